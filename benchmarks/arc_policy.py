@@ -1,17 +1,17 @@
-"""A policy that learns ARC-like puzzles from nothing: it tries rules on the examples, by Python on
-the task's data.
+"""Training of a policy for ARC-like puzzles from scratch: it tests rules on the examples by Python
+on the task's data.
 
     OMP_NUM_THREADS=1 python -m benchmarks.arc_policy [--out runs/arc] [--json FILE]
 
-A puzzle is two pairs of grids, two by two, made by one of six rules, and a grid that the rule is to
-be applied to. The policy finds the grids in its session (`session_variables`), and works as a
-person would: it writes a rule as code, tests it on the pairs, tries another one if it fails, and
-applies the one that fits. Each attempt is a tool call, and what it defines lives on until the next.
+A puzzle is two pairs of grids, two by two, made by one of six rules, and a grid to which the rule
+is applied. The policy finds the grids in its session (`session_variables`): it writes a rule as
+code, tests it on the pairs, tries another one if it fails, and applies the one that fits. Each
+attempt is a tool call, and its variables persist to the next.
 
-The cold start shows that sloppily: of its lessons some apply a rule that they have not tested, and
-some make a call that fails. What reinforcement learning (GRPO-RoC) makes of it is measured on
-puzzles of another split, by graph, sandbox and verifier as anywhere. Weights are those of the small
-policy's architecture, half a million; all is one thread's work of some minutes.
+The lessons of the cold start have errors: some apply an untested rule, and some make a call that
+fails. The effect of reinforcement learning (GRPO-RoC) is measured on puzzles of another split, with
+the usual graph, sandbox and verifier. The network has the small policy's architecture, half a
+million weights. Everything takes some minutes of one thread.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ RULES: dict[str, str] = {
     "right": "[list(row) for row in zip(*g[::-1])]",
     "left": "[list(row) for row in zip(*g)][::-1]",
 }
-"""Name -> what it makes of a grid `g`, as a policy writes it."""
+"""Rules as code of a policy for the result from a grid `g`, by name."""
 PAIRS, SIDE = 2, 2
-"""Pairs of a puzzle; rows and columns of its grids. More of both cost a cold start several times as
-long.
+"""Pairs of a puzzle, and rows and columns of its grids. Larger values make the cold start several
+times as long.
 """
 CONTEXT = {"session_variables": True, "max_turns": 10}
 BATCH = 16
-"""Lessons of a step of the cold start."""
+"""Lessons in a step of the cold start."""
 COLD_START = SftConfig(batch_size=BATCH, optimizer="muon", average=0.98, micro_batch_tokens=2048)
 REPORTED = ("rollout/correct", "rollout/correct_with_tool_error", "rollout/tool_calls")
-"""Of each step of reinforcement learning."""
+"""Metrics reported for each step of reinforcement learning."""
 GUESS_SHARE, SLIP_SHARE = 0.4, 0.3
-"""Of the lessons: a rule is applied untested; the first call fails."""
+"""Shares of lessons with errors: an untested rule is applied, the first call fails."""
 EVAL_SHARE = 10
-"""One puzzle in so many is held out."""
+"""Number of puzzles of which one is held out."""
 
 
 def applied(rule: str, grid: Grid) -> Grid:
@@ -79,8 +79,8 @@ def applied(rule: str, grid: Grid) -> Grid:
 
 
 def puzzles(split: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Endless puzzles of a split, each with its rule: as data, pairs of grids and the grid that is
-    asked for.
+    """Endless puzzles of a split, each with its rule and its data: pairs of grids and the grid to
+    transform.
     """
     rng = random.Random(derive_seed(seed, "arc_policy", split))
     while True:
@@ -93,7 +93,7 @@ def puzzles(split: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def fitting(data: dict[str, Any]) -> list[str]:
-    """Rules that make every pair."""
+    """Rules that explain every pair."""
     return [
         rule
         for rule in RULES
@@ -106,7 +106,7 @@ def _grid(rng: random.Random) -> Grid:
 
 
 def tasks(split: str, seed: int, count: int) -> list[Task]:
-    """`count` puzzles with their verifiers."""
+    """Tasks of `count` puzzles with their verifiers."""
     drawn = puzzles(split, seed)
     return [_task(f"{split}-{seed}-{number}", *next(drawn)) for number in range(count)]
 
@@ -124,13 +124,13 @@ def _task(name: str, rule: str, data: dict[str, Any]) -> Task:
 
 
 def prompt_of(data: dict[str, Any]) -> str:
-    """The puzzle in words."""
+    """Prompt of a puzzle."""
     shown = "\n".join(f"{before} -> {after}" for before, after in data["pairs"])
     return f"One rule makes the right grids:\n{shown}\nApply it to {data['test']}."
 
 
 def lesson(rule: str, data: dict[str, Any], rng: random.Random) -> Conversation:
-    """One puzzle solved: rules are tested in any order until one fits; or, sloppily, one is
+    """Solution of one puzzle: rules are tested in random order until one fits, or one is
     guessed.
     """
     head: list[BaseMessage] = [
@@ -185,7 +185,7 @@ def _conversation(head: list[BaseMessage], turns: list[BaseMessage], answer: Gri
 
 
 def cold_start(out: Path, seed: int, config: SftConfig) -> float:
-    """A policy from nothing; its loss."""
+    """Train a policy from scratch and return its loss."""
     rng, drawn = random.Random(seed), puzzles("train", seed + 1)
     lessons = [lesson(*next(drawn), rng) for _ in range(conversations_taken(config))]
     tokenizer = build_tokenizer(lessons[:1500])
@@ -212,7 +212,7 @@ def _told(*names: str, every: int = 1) -> Callable[[dict[str, Any]], None]:
 
 
 async def measured(policy: str, folder: Path, stage: str, count: int) -> Evaluation:
-    """On held-out puzzles, at temperature 1."""
+    """Evaluate a policy on held-out puzzles, at temperature 1."""
     config = CollectConfig(policy=policy, context=CONTEXT, max_tokens=128)
     return evaluate(await collect(config, folder, stage=stage, tasks=tasks("eval", 0, count)))
 
@@ -251,7 +251,7 @@ async def main(out: Path, lessons: int, steps: int, count: int, seed: int) -> di
 
 
 def _figures(found: Evaluation) -> dict[str, Any]:
-    """What is compared of an evaluation."""
+    """Figures of an evaluation that are compared."""
     return {
         "solved": found.pass_at_1,
         "interval": found.interval,

@@ -1,4 +1,4 @@
-"""What a recorded rollout costs: against the same loop from stock parts, and against bare sampling.
+"""Cost of a recorded rollout, compared with the same loop from stock parts and with bare sampling.
 
     python -m benchmarks.demo [--problems 256] [--repeats 3] [--json FILE]
     python -m benchmarks.demo --full [--json FILE]
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 
 def cpu_seconds() -> float:
-    """Of this process, its children, and their dead children."""
+    """CPU seconds of this process and its children, including ended children."""
     process = psutil.Process()
     family = [process, *process.children(recursive=True)]
     return sum(sum(member.cpu_times()[:4]) for member in family if member.is_running())
@@ -80,7 +80,7 @@ async def ours(problems: int, folder: Path) -> None:
 
 
 async def floor(folder: Path) -> None:
-    """The model calls of a run, turn by turn, without what stands between them."""
+    """Sample the model calls of a run turn by turn, without anything between them."""
     engine: Any = load_policy(POLICY)
     with open_store(folder) as store:
         calls = [call for trajectory in store.journal.trajectories() for call in trajectory.calls]
@@ -94,7 +94,7 @@ async def floor(folder: Path) -> None:
 
 
 class StockModel(BaseChatModel):
-    """A chat model over the engine as adapters usually are: text in, text out."""
+    """Chat model over the engine like usual adapters: text in, text out."""
 
     @property
     def _llm_type(self) -> str:
@@ -171,7 +171,7 @@ async def stock(problems: int, folder: Path) -> None:
 
 
 async def compare(problems: int, repeats: int) -> list[Row]:
-    """Medians over `repeats`, the three ways in turn."""
+    """Medians over `repeats`, with the three ways in turn."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         await ours(problems, folder / "warm")
@@ -198,7 +198,7 @@ async def compare(problems: int, repeats: int) -> list[Row]:
 
 
 async def whole() -> Row:
-    """The demo from the shipped cold start."""
+    """Measure the whole demo from the shipped cold start."""
     wall, cpu = time.perf_counter(), cpu_seconds()
     with tempfile.TemporaryDirectory() as name:
         report = await demo(DemoConfig(), Path(name) / "demo")

@@ -1,14 +1,14 @@
-"""Distillation: a weak small policy before and after it has learnt from what a hosted model did,
-role by role.
+"""Distillation: a weak small policy before and after learning from a hosted model's calls, role by
+role.
 
     python -m benchmarks.distillation [--runs 200] [--problems 256] [--student-steps 400] [--steps 150] [--json FILE]
 
-The teacher is a server in OpenAI's form on loopback: it gives texts and tool calls, and no token
-ids, as a hosted model does. Behind it stands the trained policy of the package. It does `--runs`
-problems with the graph of four roles; `hrm-agent export --format chat` writes every call of every
-role, and `hrm-agent train sft --from` learns from the runs that were right. The student is the
-package's cold start, trained for `--student-steps` in place of 1,000. It is evaluated on held-out
-problems, the same before and after, and the two are compared in pairs.
+The teacher is a server with OpenAI's API on loopback: it returns texts and tool calls without token
+ids, like a hosted model. It runs the trained policy of the package. It solves `--runs` problems
+with the graph of four roles; `hrm-agent export --format chat` writes every call of every role, and
+`hrm-agent train sft --from` learns from the correct runs. The student is the package's cold start,
+trained for `--student-steps` in place of 1,000. It is evaluated on held-out problems, the same
+before and after, and the two are compared in pairs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ TEACHER = "builtin:trained"
 
 @contextmanager
 def serving() -> Generator[str]:
-    """The teacher, in threads of this process; yields its address as OPENAI_BASE_URL wants it."""
+    """Run the teacher in threads of this process and yield its address in the form of
+    OPENAI_BASE_URL.
+    """
     teacher = policy(model=TEACHER)
 
     class Handler(BaseHTTPRequestHandler):
@@ -80,7 +82,7 @@ def serving() -> Generator[str]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """No line for each request."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -91,7 +93,7 @@ def serving() -> Generator[str]:
 
 
 def command(folder: Path, words: str) -> Row:
-    """What a command of the product prints with `--json`, the last line of it."""
+    """Run a command of the product and return the last JSON line that it prints with `--json`."""
     done = subprocess.run(
         [*PRODUCT, *words.split()], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -102,7 +104,7 @@ def command(folder: Path, words: str) -> Row:
 
 
 def measured(folder: Path, options: argparse.Namespace) -> Row:
-    """All figures; `folder` holds the runs."""
+    """All figures. `folder` holds the runs."""
     row: Row = {
         "student_steps": options.student_steps,
         "runs": options.runs,
@@ -160,7 +162,7 @@ def measured(folder: Path, options: argparse.Namespace) -> Row:
 
 
 def main() -> None:
-    """Run it once."""
+    """Run the benchmark once."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

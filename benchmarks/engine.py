@@ -1,5 +1,5 @@
-"""How fast is the in-process engine: against `generate` of transformers, and against the model
-itself.
+"""Speed of the in-process engine, compared with `generate` of transformers and with the model
+alone.
 
     python benchmarks/engine.py [--requests 256] [--threads 1] [--json FILE]
 
@@ -45,7 +45,9 @@ VOCABULARY, PROMPT, ANSWER, SAMPLES, TOOL_RESULT = 500, 80, 100, 16, 20
 
 
 class OpenEnded(ByteCodec):
-    """Answers end at the limit only, so that every way samples the same number of tokens."""
+    """Codec without stop tokens, so that answers end only at the limit and every way samples the
+    same number of tokens.
+    """
 
     end_of_turn = VOCABULARY
     control_token_ids = frozenset((VOCABULARY,))
@@ -60,7 +62,7 @@ def make_prompts(requests: int) -> list[tuple[int, ...]]:
 
 
 def settle() -> None:
-    """Wait for what a GPU has yet to do."""
+    """Wait for the pending work of a GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""What one GPU makes of the engine in process and of a training step, at the size of a real small
+"""Speed of the in-process engine and of a training step on one GPU, at the size of a real small
 model.
 
     python -m benchmarks.on_gpu [--requests 256] [--rollouts 64] [--device cuda] [--json FILE]
@@ -56,12 +56,12 @@ LARGE: dict[str, Any] = {
 }
 SMALL = {"vocab_size": VOCABULARY + 12, "bos_token_id": 1}
 BUDGET = 16_384
-"""Most tokens of a micro-batch."""
+"""Maximum tokens of a micro-batch."""
 Row = dict[str, Any]
 
 
 def network(device: str, quick: bool) -> Any:
-    """Made on the device: a CPU takes a minute for the large one."""
+    """Network created on the device, since a CPU takes a minute for the large one."""
     with torch.device(device):
         model: Any = tiny_network(**(SMALL if quick else LARGE))
     return model.to(device, torch.float32 if quick else torch.bfloat16)

@@ -1,13 +1,12 @@
-"""What worker processes gain: the same rollouts by one process and by several, around one engine.
+"""Speed-up by worker processes: the same rollouts by one process and by several, around one engine.
 
     python -m benchmarks.processes [--processes 1 2] [--problems 256] [--repeats 3] [--json FILE]
 
 Rollouts of the small policy's tool loop, as in training: store, sandbox, journal. Each number of
-processes has a run of its own, opened and warmed up before anything is timed; then they take turns,
-`--repeats` times, on the same problems. Wall clock is to be read on a quiet machine. CPU
-milliseconds are those of a rollout, in all processes: the engine's thread, the rest of the process
-that has it, the workers, and the sandboxes of all of them. The last column says whether the tokens
-are those of the first row.
+processes has its own run, opened and warmed up before timing. Then they take turns, `--repeats`
+times, on the same problems. The wall clock needs a quiet machine. CPU milliseconds are per rollout,
+over all processes: the engine's thread, the rest of its process, the workers, and all their
+sandboxes. The last column shows if the tokens are equal to those of the first row.
 """
 
 from __future__ import annotations
@@ -42,7 +41,9 @@ Tokens = dict[str, list[tuple[int, ...]]]
 
 
 def cpu_by_part(workers: RolloutWorkers | None, engine_thread: int) -> dict[str, float]:
-    """Seconds so far. Sandboxes are children, living or dead, of the processes that run graphs."""
+    """CPU seconds so far, by part. Sandboxes are living or ended children of the processes that run
+    graphs.
+    """
     ours = psutil.Process()
     engine = next(sum(each[1:]) for each in ours.threads() if each.id == engine_thread)
     graphs = [psutil.Process(pid) for pid in workers.pids] if workers is not None else []
@@ -66,7 +67,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 class Run:
-    """One run, and the processes that its graphs run in."""
+    """Run with the processes of its graphs."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class Run:
 
 
 async def compare(processes: list[int], problems: int, repeats: int) -> list[Row]:
-    """Medians over `repeats`, and the ratio of wall clocks to the first, repeat by repeat."""
+    """Medians over `repeats`, and the ratio of wall clocks to the first, per repeat."""
     engine = load_policy(POLICY)
     found: dict[int, list[Row]] = {count: [] for count in processes}
     same = dict.fromkeys(processes, True)

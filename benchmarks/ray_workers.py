@@ -1,19 +1,19 @@
-"""What rollout workers on a Ray cluster gain and cost, on local nodes of one CPU each, with a
-worker on each.
+"""Speed-up and cost of rollout workers on a Ray cluster, on local nodes of one CPU and one worker
+each.
 
     python -m benchmarks.ray_workers [--nodes 1 2 3] [--rollouts 120] [--repeats 1] [--lose 2000] [--json FILE]
 
 Three things, with an engine that answers at once:
 
-* Rollouts a second by nodes, where a turn computes (`--burn` ms of a core) and where it waits
-  (`--wait` ms). A rollout has three turns; a worker has `--each` open at a time. What is timed
-  begins when all workers have run some. What computes gains by a node only as long as the machine
-  has a core for it.
+* Rollouts a second by number of nodes, if a turn computes (`--burn` ms of a core) and if it waits
+  (`--wait` ms). A rollout has three turns, and a worker has `--each` open at a time. Timing begins
+  when all workers have run some. Computing turns gain by a node only if the machine has a core for
+  it.
 * The way to the engine: ms of a call that is made alone, and calls a second of 512 at once; on Ray,
   and over the socket of a worker process on this machine.
 * `--lose N`: of N rollouts on three nodes, a node is lost when a third has ended and another joins
-  when two have. How many rollouts and model calls are on record that should not be, and how many
-  are lacking. 0: left out.
+  when two have. Counted are rollouts and model calls that are recorded and should not be, and
+  missing ones. 0 skips this.
 
 The store is SQLite in a temporary folder. The machine that the nodes share has to have the memory:
 half a GB each.
@@ -134,7 +134,9 @@ async def ran(
 async def throughput(
     cluster: Any, folder: Path, graphs: str, nodes: int, options: argparse.Namespace
 ) -> Row:
-    """Rollouts a second of what computes and of what waits; medians over the repeats."""
+    """Rollouts a second of turns that compute and of turns that wait, as medians over the
+    repeats.
+    """
     found: dict[str, list[float]] = {"computing": [], "waiting": []}
     async with opened(folder / str(nodes), nodes, options.each, cluster.address) as run:
         warm_up = 0
@@ -162,7 +164,7 @@ async def way_to_the_engine(folder: Path, graphs: str, where: str, ray: str | No
 async def lose_a_node(
     cluster: Any, folder: Path, graphs: str, count: int, options: argparse.Namespace
 ) -> Row:
-    """What is on record of a run that loses a node and is given another."""
+    """Recorded rollouts and calls of a run that loses a node and gets another."""
     ended = Counter[str]()
 
     def happened(trajectory: Trajectory) -> None:

@@ -1,4 +1,4 @@
-"""What scoring stored runs again costs, beside a bare loop over the same rows.
+"""Cost of rescoring stored runs, compared with a bare loop over the same rows.
 
     python -m benchmarks.rescoring [--trajectories 10000] [--calls 1000] [--workers 2] [--quick] [--json FILE]
 
@@ -6,9 +6,8 @@ A store is made of trajectories of eight samples a task, each with a text of a f
 characters, a reference, two model calls with 400 tokens and a tool call. It is scored by a rubric
 that reads text and reference (only the headers are read), and by one that looks at the calls (all
 is read, on a part of the store). The floor reads the same records, calls the same functions in this
-process without any bound, and writes the same rows. Times are wall clock of one process with its
-workers; CPU seconds are of all of them together, and say more on a machine that does something
-else.
+process without limits, and writes the same rows. Times are wall clock of one process with its
+workers; CPU seconds are of all of them together, and are more reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from hrm_agent.trajectory import (
 Row = dict[str, Any]
 SAMPLES, TOKENS = 8, 400
 GOAL_SECONDS = 10.0
-"""For 10,000 trajectories by a rubric that reads text and reference."""
+"""Goal for 10,000 trajectories by a rubric that reads text and reference."""
 BY_TEXT, BY_CALLS = (
     "answer:boxed",
     f"{__name__ if __name__ != '__main__' else 'benchmarks.rescoring'}:by_calls",
@@ -55,7 +54,7 @@ BY_TEXT, BY_CALLS = (
 
 
 def few_tokens(calls: tuple[Call, ...]) -> float:
-    """A reward that looks at calls."""
+    """Reward that reads calls."""
     return 1 / (1 + sum(call.sampled_tokens for call in calls))
 
 
@@ -63,7 +62,7 @@ by_calls = Rubric([few_tokens])
 
 
 def made(store: RunStore, count: int, with_calls: int) -> None:
-    """Fill a store; the first `with_calls` trajectories have calls."""
+    """Fill a store. The first `with_calls` trajectories have calls."""
     with store.database.whole():
         for number in range(count):
             trajectory = _trajectory(number)
@@ -142,7 +141,7 @@ class _Spent:
 
 @contextmanager
 def spent() -> Generator[_Spent]:
-    """Wall-clock and CPU seconds of the block, with those of the processes that ended in it."""
+    """Wall-clock and CPU seconds of the block, including processes that ended in it."""
     found, cpu, wall = _Spent(), _cpu(), time.perf_counter()
     yield found
     found.wall, found.cpu = time.perf_counter() - wall, _cpu() - cpu
@@ -154,7 +153,7 @@ def _cpu() -> float:
 
 
 async def ours(store: RunStore, spec: str, wanted: int, workers: int) -> int:
-    """As the command does it: read, score in processes, write."""
+    """Rescore like the command: read, score in processes, write."""
     headers = store.journal.headers()[:wanted]
     async with opened_scorer(
         spec, name=f"{spec}-ours", folder=Path.cwd(), workers=workers
@@ -163,7 +162,7 @@ async def ours(store: RunStore, spec: str, wanted: int, workers: int) -> int:
 
 
 async def floor(store: RunStore, rubric: Rubric, name: str, wanted: int) -> int:
-    """The same functions called in a row, here; the same scorings written."""
+    """Call the functions of a rubric in a row in this process, and write equal scorings."""
     whole = bool(rubric.wants & {"calls", "tool_calls", "trajectory"})
     async with opened_scorer(rubric, name=name) as scorer:
         code = scorer.code

@@ -1,16 +1,16 @@
-"""An index of 50,000 chunks: build time, size, time of a question, time to add one document; beside
-the floors.
+"""Index of 50,000 chunks: build time, size, time of a question, time to add one document, compared
+with floors.
 
     python -m benchmarks.retrieval_index [--chunks N] [--questions N] [--json FILE]
 
-The corpus is what lies on every machine that runs this: the READMEs and docstrings of Python's
-library and of the installed packages, in the order of their paths, cut at the default size until
-there are enough chunks; the same packages give the same corpus. Questions are sentences out of it,
-of which six words in ten are kept, so that it is known which chunk should be found; a fixed seed
-draws them. Cutting is done once and counted apart.
+The corpus is available on every machine: the READMEs and docstrings of Python's library and of the
+installed packages, in the order of their paths, cut at the default size until there are enough
+chunks; the same packages give the same corpus. Questions are sentences out of it, of which six
+words in ten are kept, so that it is known which chunk should be found; a fixed seed draws them.
+Cutting is done once and counted apart.
 
 Floors: the same rows inserted into SQLite and nothing else; tantivy and a matrix product alone,
-without our index around them. bm25s stands beside them where it is installed
+without our index around them. bm25s is compared too if it is installed
 (`pip install --target DIR bm25s`, PYTHONPATH=DIR).
 """
 
@@ -45,7 +45,7 @@ from hrm_agent.retrieval.terms import phrases_of
 DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 Corpus = list[tuple[str, Document, Sequence[Chunk]]]
 Question = tuple[str, str, int]
-"""Text, file and first character of the chunk that it was taken from."""
+"""Text, file and first character of the chunk from which it was taken."""
 
 
 @dataclass
@@ -56,11 +56,11 @@ class Row:
     p50_ms: float | None = None
     p99_ms: float | None = None
     cpu_ms: float | None = None
-    """Median of the CPU time, all threads together: what a loaded machine leaves comparable."""
+    """Median CPU time over all threads, which stays comparable on a loaded machine."""
     hit_at_5: float | None = None
     """Share of the questions whose chunk is among the first five."""
     add_ms: float | None = None
-    """Median: one small document is put, and found."""
+    """Median time in which a small document is added and found."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -118,7 +118,9 @@ def size_of(path: Path) -> float:
 
 
 def asked(row: Row, ask: Callable[[str], list[tuple[str, int]]], drawn: list[Question]) -> None:
-    """Time of each question after a few to warm up, and whether its chunk came."""
+    """Measure the time of each question after some for warm-up, and the share whose chunk was
+    found.
+    """
     for question, _, _ in drawn[:20]:
         ask(question)
     times, works, hits = list[float](), list[float](), 0
@@ -139,8 +141,8 @@ def ours(
     engine: Engine,
     static: StaticEmbeddings | None = None,
 ) -> list[Row]:
-    """One index, asked by words, or by vectors and by both; then build and size are those of words
-    and vectors.
+    """Rows of one index: by words, or by vectors and hybrid, with build time and size of words and
+    vectors.
     """
     modes: tuple[Mode, ...] = ("vectors", "hybrid") if static else ("words",)
     rows = [Row(f"{engine}, {mode}") for mode in modes]

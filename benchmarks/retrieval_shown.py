@@ -1,12 +1,12 @@
-"""How much of the answers that a search finds its readers are shown: the searcher, and the writer.
+"""Share of the found answers that a search shows to its readers: the searcher, and the writer.
 
     python -m benchmarks.retrieval_shown [DIR] [--quick] [--strategy NAME] [--size TOKENS] [--limit N] [--json FILE]
 
-An index may find an answer, and a searcher not see it, since five hits are more than it is shown.
-DIR has corpora and questions as `hrm-agent eval-retrieval` takes them [the shared corpora]. Each
-question is asked with the research agent's own tool, `documents_search`; what stands in its reply
-is looked up in the hits, character by character. Without DIR and the shared corpora the questions
-are sentences of this project's pages with every third word left out.
+An index may find an answer that a searcher does not see, since five hits are longer than what it is
+shown. DIR has corpora and questions as `hrm-agent eval-retrieval` takes them [the shared corpora].
+Each question is asked with the research agent's own tool, `documents_search`; the text of its reply
+is located in the hits, character by character. Without DIR and the shared corpora the questions are
+sentences of this project's pages with every third word left out.
 
 Recall is over the characters of the answers, a mean over questions; its interval comes from
 resampling them.
@@ -40,22 +40,24 @@ SENTENCE = re.compile(r"(?<=[.:] )[A-Z][^.:|`*\n]{60,200}\.")
 
 @dataclass(frozen=True)
 class Shown:
-    """One question: shares of its answer."""
+    """Shares of one question's answer."""
 
     hits: float
-    """In the hits, whole."""
+    """Share in the complete hits."""
     searcher: float
-    """In what the tool's reply shows of them."""
+    """Share in the hits' text in the tool's reply."""
     writer: float
-    """In what the writer is shown of them."""
+    """Share in the hits' text that the writer is shown."""
     characters: int
-    """Of the tool's reply."""
+    """Characters of the tool's reply."""
 
 
 def measured(
     questions: QuestionSet, context: ResearchContext, chunking: Chunking, every: int = 1
 ) -> list[Shown]:
-    """Every n-th question, asked of one index of all corpora, which is made at `context.index`."""
+    """Search every n-th question in one index of all corpora, which is created at
+    `context.index`.
+    """
     with DocumentIndex(context.index or "", create=True) as index:
         for name, document in questions.documents.items():
             index.put(name, name, document, chunking(document))
@@ -89,7 +91,7 @@ async def _asked(question: RetrievalQuestion, context: ResearchContext) -> Shown
 
 
 def shown(text: str, source: Source) -> Iterator[Piece]:
-    """The parts of a source that stand in its frame."""
+    """Parts of a source that are in its frame."""
     frame = re.search(
         rf"<source ({source['id']} \w+)> [^\n]*\n(.*?)\n</source \1>", text, re.DOTALL
     )

@@ -1,10 +1,10 @@
-"""One training step on fixed trajectories: ours, TRL's GRPOTrainer, and a bare torch loop.
+"""Training step on fixed trajectories: ours, TRL's GRPOTrainer, and a bare torch loop.
 
     python -m benchmarks.training_step [--repeats 7] [--rollouts FOLDER ...] [--json FILE]
 
 All compute the same gradient from the same trajectories (its norm is compared before anything is
-timed), with forward, backward, gradient clipping and an AdamW step on the same small Qwen3. What is
-timed beyond that:
+timed), with forward, backward, gradient clipping and an AdamW step on the same small Qwen3. Timed
+beyond that:
 
 * padded, packed, tree: ours, by each way to forward a batch; everything from the stored records on,
   linearising included (`build_batches`, `policy_update`)
@@ -14,10 +14,10 @@ timed beyond that:
   gather, clip, step
 
 CPU seconds are those of the whole process over all threads. The contestants take turns within each
-repeat, so that a noisy neighbour disturbs all of them; medians are reported, and the least.
+repeat, so that a noisy neighbour affects all of them; medians and minima are reported.
 
-Beside that: the peak memory of the log-probs at a vocabulary of 150,000, in a process of its own,
-by whole logits and by chunks; and of the rollouts in the given run folders, selected as in
+Also measured: the peak memory of the log-probs at a vocabulary of 150,000, in a separate process,
+by whole logits and by chunks; and for the rollouts in the given run folders, selected as in
 training, the tokens that each way forwards.
 """
 
@@ -83,8 +83,8 @@ SHAPES = {
     "128 x about 200, a group shares 66": (128, 200, 60, 66),
     "128 x about 200, a group shares 100": (128, 200, 60, 100),
 }
-"""Rollouts, their mean length, how far lengths lie from it, and the tokens of a group's one prompt
-(0: one each).
+"""Number of rollouts, their mean length, spread of the lengths, and tokens of a group's common
+prompt (0 if each has its own).
 """
 QUICK = {"8 x 32 tokens": (8, 32, 0, 10)}
 WIDE = 150_000
@@ -96,10 +96,10 @@ def small_qwen3() -> PreTrainedModel:
 
 
 def fixed_trajectories(count: int, length: int, spread: int, common: int) -> list[Trajectory]:
-    """Groups of eight; a third of each rollout is prompt, then a turn, a tool response and a second
-    turn.
+    """Trajectories in groups of eight. A third of each rollout is prompt, then a turn, a tool
+    response and a second turn.
 
-    With `common` the prompt is so many tokens, and the same for all rollouts of a group.
+    With `common` the prompt has that many tokens and is equal for all rollouts of a group.
     """
     rng = random.Random(0)
     made: list[Trajectory] = []
@@ -159,7 +159,7 @@ def credited(trajectories: Sequence[Trajectory]) -> list[Overlay]:
 
 
 Step = Callable[[], float]
-"""Takes one optimiser step and returns the gradient's norm."""
+"""Function that takes one optimiser step and returns the gradient's norm."""
 
 
 def ours(
@@ -267,7 +267,7 @@ def _trainer() -> GRPOTrainer:
 def _trl_inputs(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], total: Tensor
 ) -> dict[str, Any]:
-    """The tensors that TRL makes of these rollouts: prompts padded on the left, completions on the
+    """Tensors that TRL makes of these rollouts: prompts padded on the left, completions on the
     right.
     """
     prompts = [
@@ -309,7 +309,7 @@ def cpu_seconds(step: Step) -> float:
 
 
 def measure(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str, float]]:
-    """CPU seconds of a step, by contestant: the median and the least."""
+    """CPU seconds of a step, by contestant: median and minimum."""
     trajectories = fixed_trajectories(*shape)
     overlays = credited(trajectories)
     steps = {name: make(trajectories, overlays) for name, make in CONTESTANTS.items()}
@@ -334,8 +334,8 @@ CONTESTANTS: dict[str, Callable[[Sequence[Trajectory], Sequence[Overlay]], Step]
 
 
 def peak_mebibytes(way: str, positions: int) -> float:
-    """Of forward and backward of `positions` log-probs at a wide vocabulary, over what the weights
-    take.
+    """Peak memory of forward and backward of `positions` log-probs at a wide vocabulary, without
+    the weights.
     """
     words = [sys.executable, __file__, "--peak-of", way, "--positions", str(positions)]
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
@@ -355,8 +355,8 @@ def _peak(way: str, positions: int) -> float:
 
 
 def _most_memory() -> float:
-    """MiB, of this program alone: what `getrusage` says a process has from the one that started
-    it.
+    """Peak memory in MiB of this program alone, since `getrusage` includes that of the process that
+    started it.
     """
     (line,) = (
         each
@@ -367,9 +367,7 @@ def _most_memory() -> float:
 
 
 def forwarded(folder: Path) -> dict[str, int]:
-    """Tokens that a step forwards, by the way it does, of the rollouts in a run folder that
-    GRPO-RoC keeps.
-    """
+    """Tokens that a step forwards, by way, for the rollouts in a run folder that GRPO-RoC keeps."""
     with open_store(folder / "store.db") as store:
         trajectories = list(store.journal.trajectories())
     groups: dict[str, list[Trajectory]] = {}

@@ -1,15 +1,16 @@
-"""How fast the pages of `hrm-agent view` are in a browser, and what they hold in memory.
+"""Speed and memory of the pages of `hrm-agent view` in a browser.
 
     python -m benchmarks.viewer [--trajectories 10000] [--steps 5000] [--tokens 100000] [--quick] [--json FILE]
 
 A store is made of many trajectories, one of which has many steps, and another one a call with many
-tokens. Chromium opens each page anew; its first content is there when the first row, step or token
-can be seen, counted from the beginning of the navigation by the page's own clock. Once all is read
-it is scrolled, a step a frame, and the 95th percentile of the times between frames is kept: 16.7 ms
-are 60 frames a second. Memory is the resident set of the renderer and of the server after that.
+tokens. Chromium opens each page anew; its first content is the first visible row, step or token,
+timed from the beginning of the navigation by the page's own clock. When everything is loaded the
+page is scrolled, a step per frame, and the 95th percentile of the times between frames is kept:
+16.7 ms are 60 frames a second. Memory is the resident set of the renderer and of the server after
+that.
 
-The floor beside it is a plain HTML file with the same rows, in a table or in one span each, without
-server, search, filters or a token's details.
+The floor is a plain HTML file with the same rows, in a table or in one span each, without server,
+search, filters or a token's details.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from hrm_agent.trajectory import (
 Row = dict[str, Any]
 RUN, MANY_STEPS, MANY_TOKENS = "measured", "t-steps", "t-tokens"
 PATIENCE = 120_000
-"""Milliseconds."""
+"""Time-out in milliseconds."""
 SCROLL = """async ([selector, frames]) => {
   const box = document.querySelector(selector) || document.scrollingElement;
   const times = [];
@@ -78,16 +79,16 @@ watch.observe(document, { childList: true, subtree: true });
 
 
 class PageCase(NamedTuple):
-    """A page, and how it is known that it shows something."""
+    """Page, with selectors of its content."""
 
     name: str
-    """In the report."""
+    """Name in the report."""
     route: str
-    """Of the viewer."""
+    """Route of the viewer."""
     seen: str
     """CSS of the first content."""
     scrolled: str
-    """CSS of what is scrolled; the document where nothing is found."""
+    """CSS of the scrolled element (the document if it matches nothing)."""
 
 
 CASES = (
@@ -100,7 +101,7 @@ CASES = (
 
 
 def identity(thread: str, task: str, node: str) -> GraphIdentity:
-    """Where in a graph a call was made."""
+    """Position of a call in a graph."""
     return GraphIdentity(
         thread_id=thread,
         checkpoint_id="c",
@@ -112,7 +113,7 @@ def identity(thread: str, task: str, node: str) -> GraphIdentity:
 
 
 def model_call(thread: str, task: str, tokens: int, parent: str | None, at: float) -> Call:
-    """A call that adds so many tokens, half of them sampled."""
+    """Call that adds `tokens`, half of them sampled."""
     half = tokens // 2
     return Call(
         id=call_id(thread, task, 0, 0),
@@ -139,7 +140,7 @@ def model_call(thread: str, task: str, tokens: int, parent: str | None, at: floa
 
 
 def tool_call(thread: str, task: str, at: float) -> ToolCall:
-    """A call of the sandbox, one in fifty of which fails."""
+    """Call of the sandbox, one in fifty of which fails."""
     failed = int(task) % 50 == 0
     return ToolCall(
         id=tool_record_id(thread, task, f"tc-{task}"),
@@ -155,7 +156,7 @@ def tool_call(thread: str, task: str, at: float) -> ToolCall:
 
 
 def trajectory(id_: str, number: int) -> Trajectory:
-    """A rollout of eight to a task."""
+    """Rollout, eight of which belong to a task."""
     return Trajectory(
         id=id_,
         thread_id=f"thread-{id_}",
@@ -181,7 +182,7 @@ def trajectory(id_: str, number: int) -> Trajectory:
 
 
 def overlay(made: Trajectory, number: int) -> Overlay:
-    """What a step made of a rollout."""
+    """Result of a training step for a rollout."""
     kept = number % 2 == 0
     return Overlay(
         run_id=RUN,
@@ -202,7 +203,7 @@ def overlay(made: Trajectory, number: int) -> Overlay:
 
 
 def fill(store: RunStore, trajectories: int, steps: int, tokens: int) -> str:
-    """The store of all pages. Gives back the id of the call with many tokens."""
+    """Fill the store of all pages. Return the id of the call with many tokens."""
     with store.database.whole():
         names = [MANY_STEPS, MANY_TOKENS, *(f"t-{number:05}" for number in range(2, trajectories))]
         made = [trajectory(name, number) for number, name in enumerate(names)]
@@ -220,7 +221,7 @@ def fill(store: RunStore, trajectories: int, steps: int, tokens: int) -> str:
 
 
 def plain_pages(folder: Path, trajectories: int, steps: int, tokens: int) -> dict[str, Path]:
-    """The same rows as plain HTML."""
+    """Plain HTML pages with as many rows."""
     cells = "".join(
         f"<tr class=row><td>t-{n:05}<td>completed<td>{n % 3 > 0:d}<td>kept<td>0.5<td>{n // 256}<td>sums"
         f" sum-{n // 8}"
@@ -248,7 +249,7 @@ def plain_pages(folder: Path, trajectories: int, steps: int, tokens: int) -> dic
 
 @contextmanager
 def served(store: Path) -> Generator[tuple[str, int]]:
-    """The address of a viewer with its token, and its process."""
+    """Address of a viewer with its token, and its process."""
     words = [sys.executable, "-m", "hrm_agent", "view", str(store), "--no-browser"]
     server = subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -266,7 +267,7 @@ def served(store: Path) -> Generator[tuple[str, int]]:
 
 
 class Measured:
-    """One browser, which opens each page in a window of its own."""
+    """Browser that opens each page in a separate window."""
 
     def __init__(self, playwright: Any, frames: int) -> None:
         found = next(
@@ -286,8 +287,8 @@ class Measured:
         self._frames = frames
 
     def page(self, url: str, seen: str, scrolled: str, before: str | None = None) -> Row:
-        """Open it once; `before` is an address that leaves what it needs (the token) in the same
-        window.
+        """Open a page once. `before` is an address that is opened first in the same window, for
+        what the page needs (the token).
         """
         context = self._browser.new_context(viewport={"width": 1440, "height": 900})
         page = context.new_page()
@@ -327,7 +328,7 @@ class Measured:
         return row
 
     def _renderer(self) -> float:
-        """Of the largest renderer that is alive."""
+        """Memory in MB of the largest running renderer."""
         import psutil
 
         sizes = [
@@ -353,7 +354,7 @@ def middle(rows: list[Row]) -> Row:
 
 
 def measure(trajectories: int, steps: int, tokens: int, repeats: int, frames: int) -> list[Row]:
-    """All pages, ours and plain."""
+    """Measure all pages, ours and plain."""
     import psutil
     from playwright.sync_api import sync_playwright
 
@@ -384,7 +385,7 @@ def measure(trajectories: int, steps: int, tokens: int, repeats: int, frames: in
 
 
 def report(rows: list[Row], console: Console) -> None:
-    """A table for a terminal."""
+    """Print a table to a terminal."""
     table = Table("page", "by", "first content", "frame p50", "frame p95", "renderer", "server")
     for row in rows:
         server = "" if row["server_mb"] is None else f"{row['server_mb']:.0f} MB"

@@ -1,4 +1,4 @@
-r"""An ARC-like puzzle: the hierarchical agent as one node of a graph of one's own.
+r"""ARC-like puzzle: the hierarchical agent as one node of a custom graph.
 
     hrm-agent run invert --graph examples.arc_toy:graph --policy scripted:examples/arc_toy.jsonl
     hrm-agent eval --graph examples.arc_toy:graph --policy scripted:examples/arc_toy.jsonl --count 1 \
@@ -6,7 +6,7 @@ r"""An ARC-like puzzle: the hierarchical agent as one node of a graph of one's o
 
 The task is the name of a puzzle. `pose` puts it into words; `reason` is the built-in graph, which
 plans, solves by code in the sandbox, criticises and writes the answer. The subgraph's steps and
-calls are on the same record as the rest. The puzzles are tasks with their grids as answers, and the
+calls are recorded like the others. The puzzles are tasks with their grids as answers, and the
 rubric compares the grid. Each command takes some 5 seconds.
 
 The script holds the answers of a model that can do it, for the puzzle `invert`. The policies that
@@ -41,9 +41,7 @@ PUZZLES: dict[str, tuple[list[tuple[Grid, Grid]], Grid, Grid]] = {
         [[8, 7], [9, 0]],
     ),
 }
-"""Pairs of grids that show a rule, the grid that it is to be applied to,
-and what it makes of it.
-"""
+"""Pairs of grids that show a rule, the grid to which it is applied, and the result."""
 
 
 def pose(state: MessagesState) -> dict[str, Any]:

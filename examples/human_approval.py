@@ -1,4 +1,4 @@
-r"""Nothing runs before a person has seen it: an interrupt between the policy's call and the
+r"""Approval of code by a user before it runs: an interrupt between the policy's call and the
 sandbox.
 
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --thread farm \
@@ -10,8 +10,8 @@ The run stops with the code as its question, and the process may end: the thread
 `graph.invoke(Command(resume="yes"), config)`. The policy's own calls are not sampled anew on
 resume. Each command takes some 10 seconds.
 
-The small policy writes the code and goes on after `yes`. It has never been refused anything: told
-no, it makes of the refusal what it can.
+The small policy writes the code and goes on after `yes`. It was not trained on refusals, so its
+reaction to one is arbitrary.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Several models for several roles: two that answer side by side, and the policy in force as judge
-where they differ.
+"""Several models for several roles: two that answer in parallel, and the current policy as judge if
+they differ.
 
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --graph examples.models_by_role:graph
     hrm-agent run "What is 6 * 7?" --graph examples.models_by_role:graph --context second=openai:gpt-5
 
 `policy()` is the policy that the command names; `policy(model=...)` is another one by its string,
-loaded when it is first asked. Only calls of the policy in force are trained on. The built-in
-hierarchical graph takes a model for each of its roles:
+loaded on its first call. Only calls of the current policy are trained on. The built-in hierarchical
+graph takes a model for each of its roles:
 `--graph reasoning --context 'models={planner = "openai:gpt-5"}'`.
 
 By default both models are small policies that come with the package, before and after reinforcement
@@ -32,7 +32,7 @@ from hrm_agent.tools import python
 
 @dataclass(frozen=True)
 class Models:
-    """The run's options: a model for each role."""
+    """Options of the run: a model for each role."""
 
     first: str = "builtin:cold-start"
     second: str = "builtin:trained"

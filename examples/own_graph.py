@@ -1,10 +1,10 @@
-"""A LangGraph agent of one's own: recorded by every command, and trained by `hrm-agent train rl`.
+"""Custom LangGraph agent, recorded by every command and trained by `hrm-agent train rl`.
 
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --graph examples.own_graph:graph
     hrm-agent train rl --graph examples.own_graph:graph --steps 5
 
-It is plain LangGraph. The one thing to know is `policy()`: the chat model of whatever policy the
-command names. On two cores the first command takes some 10 seconds, the training a minute.
+It is plain LangGraph. Only `policy()` is special: the chat model of the policy that the command
+names. On two cores the first command takes some 10 seconds, the training a minute.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""An agent that says "Final answer: 226", scored and trained by rewards of one's own.
+"""Agent that answers "Final answer: 226", scored and trained by custom rewards.
 
     hrm-agent eval --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --count 64
     hrm-agent train rl --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --steps 20
 
-The agent writes its answer in words of its own, so the tasks' verifier, which reads a box, would
-find every one of them wrong. The rubric reads the last number instead, takes a little away for each
-call of the interpreter that failed, and gives a little for using it at all. What is right decides
-which rollouts count as correct; the weighted sum is what the training maximises. On two cores the
+The agent writes its answer in its own format, so the tasks' verifier, which reads a box, would
+reject all of them. The rubric reads the last number instead, takes a little away for each call of
+the interpreter that failed, and gives a little for using it at all. The correct answer decides
+which rollouts count as correct, and training maximises the weighted sum. On two cores the
 evaluation takes some 15 seconds, the training some minutes.
 """
 
@@ -27,20 +27,20 @@ __all__ = ["graph", "rubric"]
 
 
 def say(state: LoopState) -> LoopState:
-    """The answer as this agent's users read it."""
+    """Answer in the format for this agent's users."""
     found = final_answer(state["messages"][-1].text)
     return {"messages": [AIMessage(f"Final answer: {found}" if found else "I found no answer.")]}
 
 
 def few_failures(tool_calls: Sequence[ToolCall]) -> float:
-    """0 for a run without a failed call, less for each."""
+    """Penalty for failed calls: 0 without one, less for each."""
     return -float(
         sum(call.status is not None and call.status.is_policy_failure for call in tool_calls)
     )
 
 
 def uses_python(tool_calls: Sequence[ToolCall]) -> bool:
-    """Whether anything was computed at all."""
+    """True if Python was called at all."""
     return bool(tool_calls)
 
 

@@ -1,15 +1,15 @@
-r"""A role of one's own: behind the solver a checker of units, who sends the answer back once.
+r"""Custom role: a checker of units after the solver, which sends the answer back once.
 
     hrm-agent run "A tank of 2 cubic metres leaks 150 L. How many liters are left?" \
         --graph examples.own_role:graph --policy scripted:examples/own_role.jsonl
 
-A role is a system turn and the form of its answers. `ask_role` reads them whatever a model wraps
-around its JSON, asks once more where it cannot, and gives None where that does not help either:
-what this means is for the graph to say. Here an answer that nobody could check is let through.
+A role is a system turn and the form of its answers. `ask_role` parses them with any text around the
+JSON, asks once more if that fails, and returns None if it fails again. The graph decides what None
+means: here an unchecked answer is accepted.
 
-The script holds the answers of a model that errs first and is put right. The policies that come
-with the package have never seen this role: they solve word problems of their own kind, and what
-they say as a checker cannot be read. It takes some 3 seconds.
+The script holds the answers of a model that errs first and is then corrected. The policies that
+come with the package were not trained for this role: they solve word problems of their own kind,
+and their answers as a checker cannot be parsed. It takes some 3 seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_TRIES = 2
 
 
 class Verdict(BaseModel):
-    """What the checker answers with."""
+    """Answer of the checker."""
 
     fits: bool
     complaint: str = ""

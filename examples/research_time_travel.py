@@ -1,24 +1,23 @@
-"""A conversation with the research agent, and a journey through it when its wiki is gone. Two
+"""Conversation with the research agent, and time travel through it after its wiki is gone, in two
 processes:
 
     python -m examples.research_time_travel talk
     python -m examples.research_time_travel travel
 
-Without either word both run, one after the other. The first asks two questions over a small wiki of
-its own and ends; the wiki goes with it. The second has nothing but the record. It shows what
-happened, plays it again without a model or a wiki, asks the first question otherwise from the
-moment before the answer was written (for which the sources on record are enough) and talks on
-there, and searches anew, for which the wiki would be needed: the agent is told that it is out of
-reach, and says so. The same by commands:
+Without an argument both run, one after the other. The first asks two questions over its own small
+wiki and ends, and the wiki with it. The second has only the record. It shows the history and
+replays it without a model or a wiki. It changes the first question at the moment before the answer
+was written (for which the recorded sources are enough) and continues there. And it searches again,
+which would need the wiki: the agent gets an error that it is unreachable, and reports it. The same
+by commands:
 
     hrm-agent history whales --store runs/research_time_travel.db
     hrm-agent replay whales --store runs/research_time_travel.db
     hrm-agent show whales --sources --store runs/research_time_travel.db
 
 The model is a script, so that this runs anywhere, in some 10 seconds.
-`hrm-agent chat --graph research` with
-`--policy openai:gpt-5 --context wiki=en user_agent='NAME/1.0 (you@example.org)'` is the same with a
-model and Wikipedia.
+`hrm-agent chat --graph research` with `--policy openai:gpt-5 --context wiki=en user_agent='NAME/1.0
+(you@example.org)'` is the same with a model and Wikipedia.
 """
 
 from __future__ import annotations
@@ -66,7 +65,9 @@ IN_FEET = "How long is a blue whale, in feet?"
 
 
 def answers(messages: Sequence[BaseMessage]) -> str:
-    """Plans one question, searches for its page, reads it, and answers with a quote."""
+    """Script of the model: plans one question, searches for its page, reads it, and answers with a
+    quote.
+    """
     role, newest = messages[0].text, messages[-1].text.rpartition("Newest message: ")[2]
     if role == RESEARCH_PLANNER_PROMPT:
         at_hand = "Sources at hand: none" not in messages[-1].text and "krill" not in newest
@@ -109,7 +110,7 @@ def _searcher(messages: Sequence[BaseMessage]) -> str:
 
 
 async def talk(runner: EpisodeRunner) -> None:
-    """Two turns on one thread, over a wiki that is there for as long as this takes."""
+    """Run two turns on one thread, over a wiki that exists only during this call."""
     with LocalWiki(_written()) as wiki:
         episode = _episode({"wiki": wiki.url, "user_agent": USER_AGENT})
         for turn in (await runner.run(episode), await runner.run(episode, say=SECOND)):
@@ -133,7 +134,7 @@ def _episode(context: dict[str, Any]) -> Episode:
 
 
 async def travel(runner: EpisodeRunner) -> None:
-    """What can be done with the record alone, and what cannot."""
+    """Show what works with the record alone, and what does not."""
     store = runner.store
     for moment in history(store, THREAD).lineage():
         ran, then = ", ".join(moment.ran.nodes) or moment.source, ", ".join(moment.next) or "end"
@@ -145,13 +146,12 @@ async def travel(runner: EpisodeRunner) -> None:
         f" {found.verdict.value}."
     )
 
-    # What the writer needs is on record: the wiki is not missed.
+    # The sources that the writer needs are recorded, so the wiki is not needed.
     (other,) = fork(store, THREAD, "before:write", edit=Edit(messages={0: IN_FEET}), seed=1)
     show(await runner.run(other), IN_FEET)
     show(await runner.run(other, say="How many feet was that?"))
 
-    # Whoever searches anew needs the wiki. That it is gone is an outcome like any other, not the
-    # end of the run.
+    # A new search needs the wiki. Its absence is a normal result, not the end of the run.
     (again,) = fork(store, THREAD, "before:search", seed=1)
     ended = await runner.run(again)
     show(ended)
@@ -161,7 +161,7 @@ async def travel(runner: EpisodeRunner) -> None:
 
 
 def show(trajectory: Trajectory, asked: str = "") -> None:
-    """What was asked last, and what came of it."""
+    """Print the last question, and its answer or error."""
     print(
         f"\n[{trajectory.thread_id}]"
         f" {asked or trajectory.prompts[-1]}\n{trajectory.error or trajectory.answer}"

@@ -1,14 +1,16 @@
-"""The hierarchical agent from a program: two word problems, with the shipped policy or any other.
+"""Hierarchical agent called from a program: two word problems, with the shipped policy or any
+other.
 
     python -m examples.word_maths
     python -m examples.word_maths --policy openai:gpt-5
 
 Every run is a thread of the store that it prints: `hrm-agent show tank --store runs/word_maths.db`
-tells who said what, and the same command again reads the answers back instead of asking once more.
+shows the conversation of the roles, and the same command again reads the stored answers instead of
+asking again.
 
 The small policy that comes with the package knows problems of this kind (those of
-`hrm_agent.training.tasks.word_problems`) over numbers that it has never seen, and nothing else. It
-takes some 10 seconds.
+`hrm_agent.training.tasks.word_problems`), also with unseen numbers, and nothing else. It takes some
+10 seconds.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ PROBLEMS = {
     "tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"),
     "farm": (FARM, "826"),
 }
-"""By the thread's name: what is asked, and the answer."""
+"""Questions and answers by name of the thread."""
 
 
 async def solve(policy: str) -> list[Trajectory]:
-    """Both problems, one after the other."""
+    """Solve both problems, one after the other."""
     with open_store(STORE) as store:
         async with EpisodeRunner.open(store, policy, RunSettings(temperature=0.0)) as runner:
             return [

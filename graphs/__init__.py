@@ -1,4 +1,4 @@
-"""The agents: ordinary LangGraph graphs to run, read and copy. Imported as `hrm_agent.graphs`."""
+"""Agents as ordinary LangGraph graphs to run, read and copy, imported as `hrm_agent.graphs`."""
 
 if __name__ != "hrm_agent.graphs":
     raise ImportError(

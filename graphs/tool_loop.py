@@ -1,15 +1,15 @@
-"""The tool loop: reason, call the Python tool, read the result, answer.
+"""Tool loop: reason, call the Python tool, read the result, answer.
 
     START -> reason -> tools -> reason -> ... -> END
 
 The loop ends when the policy answers without a tool call, or when a budget is used up;
-`stop_reason` says which. Where a program reads the answer, as it does a solver's, one that it
-cannot read is sent back once (`remind`). The system turn is not part of the state: it belongs to
-the role, not to the conversation. A model that cannot call tools writes its code in fenced blocks
-(`Budget.tool_format`), whose results come back as a human message. No node reads a clock: how long
-models and tools took stands in their messages, so that a replay decides as the run did. In a
-conversation each turn has the whole budget. What takes no time is async all the same: LangGraph
-hands a plain function to a thread.
+`stop_reason` names the cause. If a program reads the answer, as a solver's, an unreadable one is
+sent back once (`remind`). The system turn is not part of the state: it belongs to the role, not to
+the conversation. A model that cannot call tools writes its code in fenced blocks
+(`Budget.tool_format`), whose results come back as a human message. No node reads a clock. The
+durations of model and tool calls are in their messages, so that a replay decides as the run did. In
+a conversation each turn has the whole budget. Functions that take no time are async too, since
+LangGraph runs a plain function in a thread.
 """
 
 from __future__ import annotations
@@ -52,30 +52,34 @@ _OWN = (_SENT_BACK, RESULTS)
 
 @dataclass(frozen=True)
 class Budget:
-    """What one loop may use for a turn of the person. Passed as LangGraph's run context."""
+    """Limits and options of one loop for a turn of the person, passed as LangGraph's run
+    context.
+    """
 
     max_turns: int = 8
     """Answers of the policy, the last one included."""
     max_tokens: int = 4096
-    """Sampled tokens over all turns."""
+    """Sampled tokens of all answers."""
     max_seconds: float = 600.0
-    """Time in which models and tools were at work for this turn, in this run; checked between
-    answers.
+    """Time during which models and tools were running for this turn, in this run, in seconds. It is
+    checked between answers.
     """
     max_cost: float | None = None
-    """Money over all turns, by `prices`; None: no limit."""
+    """Money for all answers, by `prices` (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion
-    tokens.
+    """Model name as in its answers (`*` for all others) -> prices of a million prompt tokens and of
+    a million completion tokens.
     """
     model: str | None = None
-    """Another model than the current policy, by its string."""
+    """Model string of another model than the current policy."""
     temperature: float | None = None
-    """None: the policy's own."""
+    """Sampling temperature (None: that of the policy)."""
     tool_format: ToolFormat = "native"
-    """How the model calls the Python tool: `native`, or `fenced` for one that cannot call tools."""
+    """Form of calls of the Python tool: `native`, or `fenced` for a model that cannot call
+    tools.
+    """
     session_variables: bool = False
-    """The session begins with the state's `variables`, and the system turn names them."""
+    """Begin the session with the state's `variables`, and name them in the system turn."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for an invalid limit or tool format."""
@@ -84,28 +88,26 @@ class Budget:
 
 
 class LoopState(TypedDict):
-    """The conversation, and why it ended."""
+    """Conversation, and the reason for its end."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    """The conversation: the task, the policy's replies, and the tool's results."""
+    """Conversation: the task, the policy's replies, and the tool's results."""
     stop_reason: NotRequired[str | None]
-    """A `StopReason` as plain text, which a checkpoint can hold; None while the loop goes on."""
+    """`StopReason` as plain text, which a checkpoint can hold (None while the loop continues)."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that the session can begin with: `data`,
-    where the task comes with some.
-    """
+    """JSON values by name that the session can begin with: `data`, if the task has some."""
 
 
 def build_tool_loop(
     prompt: str, complaint: Callable[[str], str] | None = None
 ) -> CompiledStateGraph[LoopState, Budget, LoopState, LoopState]:
-    """The loop under another system turn: a solver is this loop with the solver's prompt.
+    """Return the loop with another system turn. A solver is this loop with the solver's prompt.
 
-    `complaint`: from the text of an answer, what is wrong with it; empty if nothing is.
+    `complaint`: text of an answer -> its error; empty if there is none.
     """
 
     def unread(messages: Sequence[AnyMessage]) -> str:
-        """What is wrong with the last answer; empty where it was sent back before, which makes a
+        """Complaint about the last answer; empty if an answer was sent back before, which makes a
         second human turn.
         """
         once = not any(_sent_back(message) for message in messages)
@@ -161,12 +163,12 @@ async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
 
 
 def _variables(state: LoopState, budget: Budget) -> dict[str, Any]:
-    """What the session begins with."""
+    """Variables that the session begins with."""
     return state.get("variables", {}) if budget.session_variables else {}
 
 
 def _asks(answer: AIMessage, budget: Budget) -> bool:
-    """Whether an answer calls the tool, in the form that its model has for calls."""
+    """True if an answer calls the tool, in the tool format of its model."""
     return (
         bool(fenced_calls(answer, python.name))
         if budget.tool_format == "fenced"
@@ -175,7 +177,7 @@ def _asks(answer: AIMessage, budget: Budget) -> bool:
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
-    """From what the person said last."""
+    """Messages from the person's newest one on."""
     said = (
         i
         for i, m in enumerate(messages)

@@ -25,10 +25,10 @@ os.environ.setdefault(_STRICT, "true")
 
 
 def __getattr__(name: str) -> Any:
-    """`record` is imported when it is asked for: it brings LangGraph with it.
+    """Import `record` on first use, since it imports LangGraph.
 
-    A program that is only watched keeps its own checkpointers as they are, so the flag is withdrawn
-    before that.
+    A program that is only recorded keeps its checkpointers unchanged, so the flag is removed before
+    that import.
     """
     if name == "record":
         if _SET_HERE and "langgraph" not in sys.modules:

@@ -1,9 +1,9 @@
 """Configurations: one pydantic object per command, filled from a TOML file and then from flags.
 
-The config classes stand in `hrm_agent.training.config.commands` and `hrm_agent.runtime.settings`;
-this is what they share. An unknown key is refused with the nearest one that exists. The
-configuration of a run is saved beside it as `config.toml`, which `--config` reads, and a run is not
-resumed under another one.
+The config classes are in `hrm_agent.training.config.commands` and `hrm_agent.runtime.settings`.
+This module has the code that they share. An unknown key is refused, with the nearest known key as a
+hint. The configuration of a run is saved beside it as `config.toml`, which `--config` reads. A run
+is not resumed with a different configuration.
 
 TOML has no null: a key that may be None is written and read as "none".
 """
@@ -46,22 +46,18 @@ __all__ = [
 
 CONFIG_FILE = "config.toml"
 COMMAND_KEY = "command"
-"""A config file may say which command it is for; the file saved beside a run always does."""
+"""Key that names the command of a config file. It is optional, and always set in a saved file."""
 
 COMPARED = "compared"
-"""Context in which two configurations are compared: an unset key counts as the value that it has by
-default.
-"""
+"""Context in which two configurations are compared: an unset key counts as its default."""
 ON_RECORD = "on record"
 """Context in which a config class is built from the values of a run on record."""
 
 ONE_BY_ONE = "one by one"
-"""Marks a list of which each item has a flag of its own: what follows the flag may be something
-else.
-"""
+"""Marks a list of which each item has its own flag: another value may follow the flag."""
 
 BY_MODEL = "by model"
-"""Marks a key whose default depends on the model: None stands for it until the model is known."""
+"""Marks a key whose default depends on the model. It is None until the model is known."""
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -70,14 +66,14 @@ _SECRET = re.compile(
     r"|authorization|(?:access|auth|api|bearer|refresh|session|id|hf|github|gitlab|slack)_?token)$|^token$",
 )
 _JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+")
-"""Boundaries of words in a name: `openaiApiKey`, `x-api-key`."""
+"""Word boundaries in a name: `openaiApiKey`, `x-api-key`."""
 _LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
-"""An address with a password."""
+"""Address that contains a password."""
 
 
 def secret_in(context: Mapping[Any, Any]) -> str | None:
-    """The first option that is named like a secret, or holds an address with a password, at any
-    depth.
+    """Dotted path of the first option that is named like a secret or holds an address with a
+    password, at any depth (None if there is none).
     """
     for name, value in context.items():
         if _SECRET.search(_JOINT.sub("_", str(name)).lower()) or (
@@ -96,8 +92,8 @@ def secret_in(context: Mapping[Any, Any]) -> str | None:
 
 
 class ConfigPart(BaseModel):
-    """A table of a configuration. Its keys are unique within the whole, so that each is a flag by
-    its own name.
+    """Table of a configuration. Its keys are unique in the whole configuration, so that each is a
+    flag by its own name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -106,9 +102,9 @@ class ConfigPart(BaseModel):
 def in_tables(
     model: type[BaseModel], values: Mapping[str, Any], renamed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """`values` with each key that stands beside the tables and belongs to one of them put there.
+    """Move each top-level key of `values` that belongs to a table into that table.
 
-    `renamed`: what keys were called before.
+    `renamed`: current names of renamed keys.
     """
     renamed = renamed or {}
     tables = {
@@ -137,10 +133,10 @@ def _parts(model: type[BaseModel]) -> dict[str, type[ConfigPart]]:
 def build_config(
     model: type[Config], values: Mapping[str, Any], where: str, *, on_record: bool = False
 ) -> Config:
-    """`model` from plain values over its defaults. `on_record`: they stand beside a run, and are
-    not given now.
+    """Build `model` from plain values over its defaults. `on_record`: the values were saved with a
+    run, not given now.
 
-    Raises `ConfigError`, which says `where` the key stands and what was meant perhaps.
+    Raises `ConfigError`, which names `where` the key is and the nearest known key.
     """
     try:
         merged = merge_values(model, model().model_dump(), _from_none(model, values))
@@ -155,9 +151,9 @@ def build_config(
 def merge_values(
     model: type[BaseModel], old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`old` with the values of `new`. What holds a config class is merged key by key.
+    """Merge `new` into `old`. Tables of a config class are merged key by key.
 
-    Any other table is replaced as a whole: the options of one graph mean nothing to another.
+    Any other table is replaced as a whole, since options of one graph mean nothing to another.
     """
     merged = {**old, **new}
     for key, field in model.model_fields.items():
@@ -209,14 +205,14 @@ def _model_at(model: type[BaseModel], place: list[str]) -> type[BaseModel]:
 
 
 def nested_model(annotation: Any) -> type[BaseModel] | None:
-    """The config class that a field holds; None for a plain value."""
+    """Config class that a field holds (None for a plain value)."""
     return (
         annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
     )
 
 
 def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with None where the text none stands for it."""
+    """Replace the text "none" in `values` by None for keys that allow it."""
     read: dict[str, Any] = {}
     for key, value in values.items():
         field = model.model_fields.get(key)
@@ -238,7 +234,7 @@ def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, A
 
 
 def read_config_file(path: Path, command: str) -> dict[str, Any]:
-    """The values of a TOML file. Raises `ConfigError` for a file that cannot be read, or is for
+    """Read the values of a TOML file. Raises `ConfigError` for a file that cannot be read or is for
     another command.
     """
     try:
@@ -255,7 +251,9 @@ def read_config_file(path: Path, command: str) -> dict[str, Any]:
 
 
 def read_config_text(text: str, command: str, where: str) -> dict[str, Any]:
-    """The same for the text of such a file, which stands at `where`."""
+    """Parse the text of a config file. `where` names the file in errors. Raises `ConfigError` for
+    invalid TOML or another command.
+    """
     try:
         values = tomllib.loads(text)
     except ValueError as error:
@@ -275,7 +273,7 @@ def _no_toml(where: str, error: Exception) -> ConfigError:
 
 
 def to_toml(config: BaseModel, command: str) -> str:
-    """All keys of `config` with their values, as TOML."""
+    """Format all keys of `config` with their values as TOML."""
     return tomli_w.dumps({COMMAND_KEY: command, **_without_null(config.model_dump(mode="json"))})
 
 
@@ -289,7 +287,7 @@ def _without_null(value: Any) -> Any:
 
 
 def save_config(config: BaseModel, command: str, folder: Path) -> Path:
-    """Write `config.toml` beside a run."""
+    """Write `config.toml` beside a run and return its path."""
     path = folder / CONFIG_FILE
     with replacing(path) as part:
         part.write_text(to_toml(config, command), encoding="utf-8")
@@ -299,10 +297,10 @@ def save_config(config: BaseModel, command: str, folder: Path) -> Path:
 def compare_on_resume(
     config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset()
 ) -> None:
-    """Raise `RunError` where a run in `folder` has other values.
+    """Raise `RunError` if the run in `folder` was made with other values.
 
-    The keys of `free` may differ; one within a config class is named `outer.key`. A run of which
-    half was made with one configuration and half with another is not what either of them says.
+    The keys of `free` may differ. A key of a nested config class is named `outer.key`. A run made
+    half with one configuration and half with another would match neither.
     """
     path = folder / CONFIG_FILE
     if path.exists() and (
@@ -318,8 +316,8 @@ def compare_on_resume(
 def changed_keys(
     config: BaseModel, values: Mapping[str, Any], where: str, free: frozenset[str] = frozenset()
 ) -> str:
-    """In which keys, but those of `free`, a configuration differs from the values at `where`, in
-    words.
+    """Differences between a configuration and the values at `where`, as text. Keys of `free` are
+    ignored.
     """
     before, now = (
         _leaves(build_config(type(config), values, where, on_record=True)),
@@ -330,7 +328,7 @@ def changed_keys(
 
 
 def _leaves(config: BaseModel, prefix: str = "") -> dict[str, Any]:
-    """The keys of `config` with their values; those of a config class within it as `outer.key`."""
+    """Keys of `config` with their values. Keys of a nested config class are named `outer.key`."""
     leaves: dict[str, Any] = {}
     for key, value in config.model_dump(mode="json", context=COMPARED).items():
         inner = getattr(config, key)

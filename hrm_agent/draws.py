@@ -1,29 +1,27 @@
-"""Clock, `uuid` and `random` as a node reads them: recorded with its task, and given back when the
+"""Record what a node reads from the clock, `uuid` and `random`, and return the same values when its
 task runs again.
 
-Inside a recording, what the code of a node takes from these is written to the record. A task that
-is resumed or replayed gets the same values again, so that a prompt with the time in it is the
-prompt that was answered. Nothing has to be changed in the code:
+Inside a recording, each value that a node's code reads from these sources is recorded. A task that
+is resumed or replayed gets the same values again, so that a prompt with the time in it is
+unchanged. The code needs no changes:
 
 * The clock: `time.time`, `datetime.now`, `date.today` and their kin, wherever their names were
-  bound (time-machine exchanges them in C). Live they say what they always say.
+  bound (time-machine replaces them in C). In a live run they return the actual time.
 * `uuid.uuid4`, wherever its name was bound.
-* `random`: a task has a generator of its own, whose seed is drawn from the global one and recorded;
-  a `random.Random()` without a seed gets a recorded one.
+* `random`: each task has its own generator, whose seed is drawn from the global one and recorded.
+  A `random.Random()` without a seed gets a recorded seed.
 
-Not reached: monotonic clocks, `secrets`, `os.urandom` and `random.SystemRandom` (they make keys,
-which no record should hold), numpy's and torch's generators, compiled libraries that ask the system
-themselves (UUIDs of version 7 made in Rust), child processes, threads that a node starts by itself,
-and `from random import random, seed, getrandbits` of a module that was imported before the first
-recording. Wrap those in `drawn`, which records any value.
+Not recorded: monotonic clocks, `secrets`, `os.urandom` and `random.SystemRandom` (they make keys,
+which no record should hold), numpy's and torch's generators, compiled libraries that call the
+system directly (UUIDs of version 7 made in Rust), child processes, threads that a node starts, and
+`from random import random, seed, getrandbits` in a module imported before the first recording. Wrap
+those in `drawn`, which records any value.
 
-What LangChain, LangGraph and this project draw for themselves is left alone; so is everything
-outside of a node, and what a model or a tool draws while it answers, since its answer is recorded
-as a whole.
+Draws of LangChain, LangGraph and this project are left alone. So is everything outside of a node,
+and draws of a model or a tool while it answers, since its answer is recorded as a whole.
 
-Which task asks is found in the context of the caller, so that tasks side by side, in one event loop
-or in threads, do not get in each other's way. Installed once per process, when the first recording
-is opened.
+The task is found in the context of the caller, so that parallel tasks in one event loop or in
+threads do not mix. Installed once per process, when the first recording is opened.
 """
 
 from __future__ import annotations
@@ -64,33 +62,31 @@ _FRAMEWORK = frozenset(
         "tempfile",
     )
 )
-"""Packages whose own draws are not the node's: what they draw depends on tracing and levels of
-logs, say.
+"""Packages whose own draws are not recorded: these draws depend on settings such as tracing and log
+levels.
 """
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _urandom = os.urandom
 _seed = random.Random.seed
 _log = logging.getLogger("hrm_agent.record")
 _resolving = threading.local()
-"""Its `now` is True in a thread that looks for its task:
-what that itself draws belongs to nobody.
-"""
+"""`now` is True in a thread that looks up its task. Draws of the lookup itself are not recorded."""
 
 
 def drawn(draw: Callable[[], T]) -> T:
-    """What `draw` returns, recorded with the running task: a task that runs again gets the first
-    value back.
+    """Return the value of `draw`, recorded with the running task: a task that runs again gets the
+    first value back.
 
-    For what is not recorded by itself, such as `drawn(lambda: float(generator.normal()))`. The
-    value has to be JSON: text, numbers, None, and lists and dicts of them; anything else is a
-    `GraphError`. Outside of a recorded node it is just drawn.
+    Use it for values that are not recorded automatically, such as `drawn(lambda:
+    float(generator.normal()))`. The value has to be JSON (text, numbers, None, and lists and dicts
+    of them), else `GraphError` is raised. Outside of a recorded node, `draw` is just called.
     """
     task = _task_of(_frame(1))
     return draw() if task is None else task.value(lambda: _as_json(draw))
 
 
 def _as_json(draw: Callable[[], T]) -> T:
-    with while_answered(_namespace()):  # what it draws on the way is part of its value
+    with while_answered(_namespace()):  # its own draws are part of the value
         value = draw()
     try:
         same = json.loads(json.dumps(value)) == value
@@ -108,20 +104,20 @@ def _as_json(draw: Callable[[], T]) -> T:
 
 @functools.cache
 def record_draws() -> None:
-    """From now on, what nodes draw inside a recording is recorded. Once per process."""
+    """Record, from now on, the draws of nodes inside a recording. Call once per process."""
     os.urandom = _uuid_bytes
     _route_random()
     _route_clock()
 
 
 def _namespace() -> str:
-    """Of the running task; empty outside of a graph."""
+    """Checkpoint namespace of the running task (empty outside of a graph)."""
     config = var_child_runnable_config.get() or {}
     return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", ""))
 
 
 def _task_of(frame: FrameType | None) -> OpenDraws | None:
-    """The draws of the task whose node runs the code of `frame`; None where nothing is recorded."""
+    """Draws of the task whose node runs the code of `frame` (None if nothing is recorded)."""
     recording = open_recording()
     if recording is None or frame is None or getattr(_resolving, "now", False):
         return None
@@ -148,7 +144,7 @@ def _attempt(configurable: Mapping[str, Any]) -> int:
 
 
 def _caller(frame: FrameType | None, module: str) -> FrameType | None:
-    """The innermost frame from `frame` on whose code is not the module's."""
+    """Innermost frame, from `frame` outwards, whose code is not in the module."""
     while frame is not None and frame.f_globals.get("__name__") == module:
         frame = frame.f_back
     return frame
@@ -158,7 +154,7 @@ def _caller(frame: FrameType | None, module: str) -> FrameType | None:
 
 
 def _uuid_bytes(size: int, /) -> bytes:
-    """`os.urandom`, which `uuid.uuid4` looks up in each call."""
+    """Replacement for `os.urandom`, which `uuid.uuid4` looks up in each call."""
     frame = _frame(1)
     if frame.f_globals.get("__name__") != "uuid":
         return _urandom(size)
@@ -170,8 +166,8 @@ def _uuid_bytes(size: int, /) -> bytes:
 
 
 class _TaskRandom(random.Random):
-    """The class of the generator behind the functions of `random`:
-    in a node it is the task's own.
+    """Class of the global generator behind the functions of `random`. In a node it draws from the
+    task's generator.
     """
 
     def _own(self) -> random.Random | None:
@@ -188,7 +184,7 @@ class _TaskRandom(random.Random):
 
     @property
     def gauss_next(self) -> float | None:
-        """The second of two numbers that `gauss` draws at a time."""
+        """Second of the two numbers that `gauss` draws at a time."""
         own = self._own()
         return self.__dict__.get("gauss_next") if own is None else cast("Any", own).gauss_next
 
@@ -202,8 +198,8 @@ class _TaskRandom(random.Random):
 
 
 def _seeding(self: random.Random, a: Any = None, version: int = 2) -> None:
-    """`Random.seed`: in a node, none from the system, and that of the global generator is the
-    task's, too.
+    """Replacement for `Random.seed`. In a node, a missing seed is drawn once and recorded, and
+    seeding the global generator also seeds the task's.
     """
     task = _task_of(_caller(_frame(1), "random"))
     if task is not None and a is None:
@@ -226,7 +222,7 @@ def _route_random() -> None:
 
 
 def _replaced_clocks() -> Iterator[str]:
-    """Those of the functions that time-machine exchanges which are no longer C's."""
+    """Names of clock functions that the program has replaced, so that they are not C's any more."""
     of_time = (
         "clock_gettime",
         "clock_gettime_ns",
@@ -243,11 +239,11 @@ def _replaced_clocks() -> Iterator[str]:
 
 
 def _route_clock() -> None:
-    """By time-machine, whose destination is the task's own time, and for everybody else the
-    present.
+    """Patch the clock through time-machine: recorded time for a task, actual time for all other
+    code.
 
-    It writes into the functions of C, so where a program has put others in their place the process
-    would end there.
+    time-machine writes into the C functions. If the program has replaced them, the process would
+    crash, so the clock is then left alone.
     """
     if replaced := [*_replaced_clocks()]:
         _log.warning(

@@ -1,10 +1,10 @@
-"""Every error that this project raises on purpose.
+"""Errors that this project raises on purpose.
 
-    HrmError                   something a person can mend; the command line prints it and exits with 2
+    HrmError                   something a user can fix; the command line prints it and exits with 2
     ├── ConfigError            a key, a value or a file of a configuration is wrong
     ├── GraphError             a graph is unknown, does not import, or is no LangGraph graph
     ├── TaskError              a task family is unknown, or a task file is malformed
-    ├── ModelError             a model cannot be found, loaded or asked for what is needed
+    ├── ModelError             a model cannot be found or loaded, or lacks a needed capability
     │   ├── ContextLengthError a conversation no longer fits into the model's context window
     │   └── TemplateRefusalError the model's chat template refuses a conversation
     ├── QueueFullError         an environment has as many calls waiting as it takes
@@ -17,9 +17,8 @@
         ├── LeaseLostError     another process took over the thread; what this one did since is not recorded
         └── UnstorableError    a value of a graph's state has no stored form: the run fails
 
-What a *policy* does wrong (a snippet that fails, a call that cannot be decoded, a budget that runs
-out) is no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` and
-`StopReason`.
+Faults of a *policy* (a snippet that fails, a call that cannot be decoded, a budget that runs out)
+are never exceptions. They are data, typed by `hrm_agent.trajectory.ToolStatus` and `StopReason`.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 
 
 class HrmError(Exception):
-    """Base of all errors that a person can mend.
+    """Base of all errors that a user can fix.
 
-    `message` says what is wrong and where; `hint` is the next thing to do, best a command that can
-    be pasted.
+    `message` states the problem and its place. `hint` is the next step, if possible a command to
+    paste.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -86,23 +85,23 @@ class TaskError(HrmError):
 
 
 class ModelError(HrmError):
-    """A model cannot be found, loaded, or asked for what is needed."""
+    """A model cannot be found or loaded, or lacks a needed capability."""
 
 
 class ContextLengthError(ModelError):
-    """A conversation no longer fits into the model's context window: a limit reached,
-    not a fault.
+    """A conversation no longer fits into the model's context window. This is a limit, not a
+    fault.
     """
 
 
 class TemplateRefusalError(ModelError):
-    """The model's chat template refuses a conversation. Once the policy has written in it, that is
-    the run's end and not the command's.
+    """The model's chat template refuses a conversation. If the policy has already written in it,
+    only that run ends, not the command.
     """
 
 
 class QueueFullError(HrmError):
-    """An environment has as many calls waiting as it takes: come back later."""
+    """An environment has as many waiting calls as it takes. Try again later."""
 
 
 class RetrievalError(HrmError):
@@ -122,8 +121,8 @@ class StoreVersionError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """Pages of the store's file cannot be read: a fault of a disk, or something else has written
-    into it.
+    """Pages of the store's file cannot be read: a disk fault, or another program has written into
+    the file.
     """
 
 
@@ -132,8 +131,8 @@ class StoreFullError(StoreError):
 
 
 class LeaseLostError(StoreError):
-    """Another process took over a thread while this one did not renew its lease: this one writes
-    nothing more to it.
+    """Another process took over a thread whose lease this process did not renew in time. This
+    process writes nothing more to the thread.
     """
 
     def __init__(
@@ -142,29 +141,27 @@ class LeaseLostError(StoreError):
         super().__init__(message, hint)
         self.thread_id = thread_id
         self.key = key
-        """The row of the lease."""
+        """Row of the lease."""
         self.epoch = epoch
-        """As which the lease was taken that was lost:
-        this process may have taken it again since.
-        """
+        """Epoch of the lost lease. This process may have taken the lease again since."""
 
 
 class UnstorableError(StoreError, TypeError):
     """A value of a graph's state has no stored form, or is nested too deeply to be read back. The
-    store is well.
+    store itself is intact.
     """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"Did you mean 'x'?"` for the known name closest to `name`, else an empty string."""
+    """Return `"Did you mean 'x'?"` for the known name closest to `name`, else an empty string."""
     match = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {match[0]!r}?" if match else ""
 
 
 @cache
 def to_install(*extras: str) -> str:
-    """The `pip` command that adds extras to this installation, from its source, which need not be
-    an index.
+    """The `pip` command that adds extras to this installation from its source, which may not be an
+    index.
     """
     import json
     from importlib import metadata
@@ -174,7 +171,7 @@ def to_install(*extras: str) -> str:
     try:
         text = metadata.distribution("hrm-agent").read_text("direct_url.json")
         source: dict[str, Any] = json.loads(text) if text else {}
-    except (metadata.PackageNotFoundError, ValueError):  # a checkout on the path of Python
+    except (metadata.PackageNotFoundError, ValueError):  # a checkout on Python's path
         source = {"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}}
     url = str(source.get("url", ""))
     if vcs := source.get("vcs_info"):
@@ -194,8 +191,8 @@ def to_install(*extras: str) -> str:
 
 
 def place_of(error: BaseException) -> str | None:
-    """`file.py:LINE in function`: the innermost line outside of what is installed, else the
-    innermost of all.
+    """Place of an error as `file.py:LINE in function`: the innermost line outside of installed
+    packages, else the innermost of all.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]

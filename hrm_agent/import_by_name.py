@@ -1,9 +1,9 @@
-"""Import a user's module by name or by file: the first part of `package.module:attribute` and
+"""Import a user's module by name or by file, as in `package.module:attribute` and
 `./file.py:attribute`.
 
 A module that is loaded from its file, or run as a program, has another name in this process than in
 its project. Stored types carry the name in the project (the natural name), so that they are found
-after it is moved or run another way.
+after the module is moved or run another way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PROGRAM = "__main__"
 _PREFIX = "user_graph_"
 _LOADED_FROM_FILE = re.compile(rf"{_PREFIX}(.+)_[0-9a-f]{{8}}")
 LOCAL_NAMES = (_PROGRAM.encode(), _PREFIX.encode())
-"""Module names that differ from the natural one contain one of these."""
+"""Parts of module names that differ from the natural name."""
 _PROJECT_FILES = ("pyproject.toml", "langgraph.json")
 _importing = threading.RLock()
 
@@ -50,17 +50,18 @@ class NoFileError(ConfigError):
 
 
 def search_in(folder: str) -> None:
-    """Find modules in a folder, as `python -m` does:
-    a user's code lies where the command is typed.
+    """Search modules in a folder, as `python -m` does, since a user's code is where the command is
+    typed.
     """
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
 def import_by_name(name: str, folder: str) -> ModuleType:
-    """Import a module, or a file whose name ends in `.py`. `folder`: where the command was typed.
+    """Import a module, or a file whose name ends in `.py`. `folder`: the working directory
+    of the command.
 
-    Raises whatever the module raises; `NoFileError` for a file that is not there.
+    Raises whatever the module raises, and `NoFileError` for a missing file.
     """
     search_in(folder)
     return (
@@ -69,13 +70,13 @@ def import_by_name(name: str, folder: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the
-    place of ours.
+    """Load a file as a module under a unique name, so that a user's `graphs.py` does not replace
+    one of this package.
 
-    It is run once, as any module: two graphs of one file share its classes, by which their states
-    are read back.
+    It is run once, as any module is. So two graphs of one file share its classes, which are needed
+    to read their states.
     """
-    # Python locks its own imports: another thread would be given a module that is half run
+    # Python locks its own imports. Without this lock another thread would get a half-run module
     with _importing:
         return _imported(path, f"{_PREFIX}{path.stem}_{content_hash(str(path.resolve()))[:8]}")
 
@@ -92,7 +93,7 @@ def _imported(path: Path, module_name: str) -> ModuleType:
     root, name = _place_in_project(str(path))
     for folder in (path.resolve().parent, root):
         if str(folder) not in sys.path:
-            # where Python finds the modules beside a program, and its project's packages
+            # Python searches here for modules beside a program, and for its project's packages
             sys.path.append(str(folder))
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
     _refuse_modules_of_others(path.resolve(), package)
@@ -108,8 +109,8 @@ def _imported(path: Path, module_name: str) -> ModuleType:
 
 
 def _refuse_modules_of_others(path: Path, package: str) -> None:
-    """Raises `ImportError` if an import of the file would find another project's module, not the
-    one beside it.
+    """Raise `ImportError` if an import of the file would find another project's module instead of
+    the one beside it.
     """
     try:
         statements = ast.parse(path.read_bytes()).body
@@ -140,8 +141,8 @@ def _refuse_modules_of_others(path: Path, package: str) -> None:
 
 
 def file_named(name: str) -> str:
-    """Normalise `package.module:attribute` and `./file.py:attribute` to the file's path; unchanged
-    without a file.
+    """Normalise `package.module:attribute` and `./file.py:attribute` to the file's path (unchanged
+    if there is no file).
     """
     module, colon, attribute = name.rpartition(":")
     if not colon:
@@ -160,7 +161,7 @@ def file_named(name: str) -> str:
 
 
 def natural_name(module: str) -> str:
-    """Name of a loaded module within its project; unchanged if it has no other."""
+    """Name of a loaded module within its project (unchanged if it has no other)."""
     found = sys.modules.get(module)
     if module == _PROGRAM and (spec := getattr(found, "__spec__", None)) is not None:
         return str(spec.name)
@@ -174,9 +175,9 @@ def natural_name(module: str) -> str:
 
 @cache
 def _place_in_project(file: str) -> tuple[Path, str]:
-    """The folder from which a file's module is imported, and its name there.
+    """Folder from which a file's module is imported, and the module's name there.
 
-    It is the folder around the file's packages; without packages, the nearest folder of a project,
+    It is the folder around the file's packages. Without packages it is the nearest project folder,
     or its `src`.
     """
     path = Path(file).resolve()
@@ -194,7 +195,7 @@ def _place_in_project(file: str) -> tuple[Path, str]:
 
 
 def stem_of(module: str) -> str:
-    """Last part of a module's natural name; for a stored local name, the stem of the file that it
+    """Last part of a module's natural name. For a stored local name, the stem of the file that it
     was loaded from.
     """
     found = _LOADED_FROM_FILE.fullmatch(natural_name(module))
@@ -202,16 +203,16 @@ def stem_of(module: str) -> str:
 
 
 def local_modules(natural: str) -> list[str]:
-    """Local names that modules of this process have instead of the `natural` one."""
+    """Local names of modules in this process whose natural name is `natural`."""
     names = [name for name in list(sys.modules) if name == _PROGRAM or name.startswith(_PREFIX)]
     return [name for name in names if name != natural and natural_name(name) == natural]
 
 
 def types_by_name(names: Iterable[str]) -> list[str]:
-    """Names of `--allow` (`package.module:Type`, `./file.py:Type`), and those by which their values
-    are stored.
+    """Names given to `--allow` (`package.module:Type`, `./file.py:Type`), with the names under
+    which their values are stored.
 
-    Raises `ConfigError` for one that is no type here: its values would be lost.
+    Raises `ConfigError` for a name that is not a type here, since its values would be lost.
     """
     known = list[str]()
     for name in names:
@@ -224,7 +225,7 @@ def types_by_name(names: Iterable[str]) -> list[str]:
             found = getattr(import_by_name(module, str(Path.cwd())), attribute, None)
         except NoFileError:
             raise
-        except Exception as error:  # whatever the user's module raises
+        except Exception as error:  # the user's module may raise anything
             raise ConfigError(
                 f"--allow {name!r} does not import: {type(error).__name__}: {error}.",
                 "Name it as its module is imported.",
@@ -242,8 +243,8 @@ def types_by_name(names: Iterable[str]) -> list[str]:
 
 
 def imported_files() -> list[str]:
-    """Files that were imported so: who is handed objects of their classes in another process has to
-    import them too.
+    """Files imported by path. A process that receives objects of their classes has to import them
+    too.
     """
     found = [
         module.__file__ for name, module in list(sys.modules.items()) if name.startswith(_PREFIX)

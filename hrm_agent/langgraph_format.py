@@ -1,9 +1,9 @@
-"""LangGraph's private names, in one place: keys of a config, channels of a checkpoint, reserved
-writes, ids of tasks.
+"""LangGraph's private names: keys of a config, channels of a checkpoint, reserved writes, ids of
+tasks.
 
-None of them is part of LangGraph's public interface. They stand in stored checkpoints, though, so
-they have to be read here as they were written, also with a LangGraph that names them otherwise.
-`tests/test_langgraph_format.py` says which of them the installed one has changed.
+None of them is part of LangGraph's public interface. But stored checkpoints contain them, so they
+have to be read as they were written, even if a later LangGraph renames them.
+`tests/test_langgraph_format.py` reports which of them the installed LangGraph has changed.
 """
 
 from __future__ import annotations
@@ -87,94 +87,94 @@ __all__ = [
     "with_deltas",
 ]
 
-# writes of a task that are no values of channels
+# writes of a task that are not values of channels
 INTERRUPT = "__interrupt__"
-"""Its questions; the "node" of an update that tells them, too."""
+"""Questions of a task. Also the "node" of an update that reports them."""
 UPDATE_METADATA = "__metadata__"
-"""The "node" of an update that marks results of tasks which had ended before."""
+""""Node" of an update that marks results of tasks which had ended before."""
 RESUME = "__resume__"
-"""The answers that it has been given."""
+"""Answers to the questions of a task."""
 ERROR = "__error__"
 ERROR_SOURCE = "__error_source_node__"
-"""Beside an error: the node that failed, where another node of the graph handles that."""
+"""Node that failed, written beside an error that another node of the graph handles."""
 RETURN = "__return__"
 """Return value of a task of the functional API."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""Stands for the task of writes that belong to none: the input of a run, an answer to whichever
-question waits.
+"""Task id of writes that belong to no task: the input of a run, an answer to any waiting question.
 """
 
-# nodes that are none
+# names of nodes that do not exist
 START = "__start__"
-"""Also the channel that holds the input until the graph has read it."""
+"""Entry node. Also the channel that holds the input until the graph has read it."""
 END = "__end__"
 INPUT = "__input__"
-"""In `versions_seen`: the input."""
+"""Entry in `versions_seen` for the input."""
 SNAPSHOT_BUMPS = "__snapshot_bumps__"
-"""In `versions_seen`: versions that snapshots have raised."""
+"""Entry in `versions_seen` for versions that snapshots have raised."""
 
 # channels
 SENDS = "__pregel_tasks"
-"""The tasks that `Send` asks for in the next step."""
+"""Tasks that `Send` requests for the next step."""
 ROOT = "__root__"
-"""The whole state, where it is not a mapping."""
+"""Channel of the whole state if that is not a mapping."""
 _BRANCH = "branch:to:"
-"""A channel whose presence triggers the node named after it."""
+"""Prefix of a channel that triggers the node named after it."""
 _JOIN = "join:"
-"""`join:a+b:c` holds the names of those of a and b that have ended; with both it triggers c."""
+"""Prefix of a join channel: `join:a+b:c` holds the names of those of a and b that have ended, and
+triggers c once it holds both.
+"""
 _INTERNAL = ("__", "branch:", "join:", "start:")
 
-# how a task came about
+# origin of a task
 PUSH = "__pregel_push"
-"""By a `Send`."""
+"""Task started by a `Send`."""
 PULL = "__pregel_pull"
-"""By its channels."""
+"""Task triggered by its channels."""
 
 # keys of config["configurable"]
 RUNTIME = "__pregel_runtime"
-"""The `Runtime`, which knows the running task."""
+"""`Runtime` of the running task."""
 READ = "__pregel_read"
-"""A function that gives a node the value of a channel."""
+"""Function that reads a channel's value for a node."""
 TASK = "__pregel_task_id"
-"""The task that a graph is run for; an outermost graph has none."""
+"""Id of the task that runs a graph (missing for an outermost graph)."""
 CHECKPOINTER = "__pregel_checkpointer"
-"""A checkpointer that goes before the graph's own."""
+"""Checkpointer that takes precedence over the graph's own."""
 SCRATCHPAD = "__pregel_scratchpad"
 """Counters of a task (questions, subgraphs, functional tasks), and the answers to its questions."""
 SEND = "__pregel_send"
-"""A function that takes writes of the running task."""
+"""Function that takes writes of the running task."""
 CALL = "__pregel_call"
-"""A function that runs a functional task for the running one."""
+"""Function that runs a functional task for the running one."""
 _CHECKPOINT_MAP = "checkpoint_map"
 
 # namespaces of checkpoints
 _BETWEEN_PARTS, _BEFORE_TASK = "|", ":"
 _FRAMES = 16
-"""Most frames between an `interrupt()` and its counter: one for each tool around it."""
+"""Maximum number of frames between an `interrupt()` and its counter: one for each tool around it.
+"""
 
 
 class NamespacePart(NamedTuple):
-    """A task of a graph, as the namespace `node:task_id|node:task_id` of a subgraph or of a call
-    names it.
-    """
+    """Task of a graph in the namespace `node:task_id|node:task_id` of a subgraph or of a call."""
 
     node: str
-    """Its node. Or a number, which tells several subgraphs of the task before it apart."""
+    """Node of the task, or a number that distinguishes several subgraphs of the task before it."""
     task_id: str
-    """Empty for a number, and for a subgraph that keeps its state between runs
+    """Task id. Empty for a number, and for a subgraph that keeps its state between runs
     (`compile(checkpointer=True)`).
     """
     around: str
-    """The namespace of its graph."""
+    """Namespace of its graph."""
 
     @property
     def is_number(self) -> bool:
-        """Whether it tells subgraphs apart and names no node."""
+        """True if the part distinguishes subgraphs and names no node."""
         return not self.task_id and bool(self.around) and self.node.isdecimal()
 
 
 def namespace_parts(namespace: str) -> tuple[NamespacePart, ...]:
-    """From the outermost task to the innermost; none of the outermost graph's own namespace."""
+    """Tasks in a namespace, outermost first (empty for the outermost graph)."""
     parts = list[NamespacePart]()
     around = list[str]()
     for text in namespace.split(_BETWEEN_PARTS) if namespace else ():
@@ -192,24 +192,22 @@ def named_nodes(namespace: str) -> str:
 
 
 def namespace_around(namespace: str) -> str:
-    """Of a task's namespace, that of the graph that the task belongs to."""
+    """Namespace of the graph that contains a task, from the task's namespace."""
     return namespace.rpartition(_BETWEEN_PARTS)[0]
 
 
 def task_of_namespace(namespace: str) -> str:
-    """The id of the innermost task."""
+    """Id of the innermost task."""
     return namespace.rpartition(_BEFORE_TASK)[2]
 
 
 def is_internal(channel: str) -> bool:
-    """Whether a channel is LangGraph's own, and no part of the state as its author knows it."""
+    """True if a channel is LangGraph's own, not part of the state that the author defined."""
     return channel.startswith(_INTERNAL) and channel != ROOT
 
 
 def is_reserved(write: str) -> bool:
-    """Whether a write is a note of LangGraph's own (a question, an error), and not a value for a
-    channel.
-    """
+    """True if a write is LangGraph's own note (a question, an error), not a value for a channel."""
     return write.startswith("__")
 
 
@@ -228,8 +226,8 @@ def triggered_nodes(channels: Mapping[str, Any]) -> tuple[str, ...]:
 
 # channels whose value is folded from writes
 _COUNTERS = "counters_since_delta_snapshot"
-"""Key in a checkpoint's metadata: `DeltaChannel`s without a snapshot there, with counts since the
-last one.
+"""Metadata key of a checkpoint: `DeltaChannel`s without a snapshot there, with counts since the
+last snapshot.
 """
 
 
@@ -256,7 +254,7 @@ class _Checkpointed(Protocol):
 
 def unstored_channels(found: _Checkpointed) -> list[str]:
     """Names of written channels whose value is not in the checkpoint but folded from the writes of
-    ancestors.
+    its ancestors.
     """
     held = found.checkpoint["channel_values"]
     versions = found.checkpoint["channel_versions"]
@@ -264,7 +262,7 @@ def unstored_channels(found: _Checkpointed) -> list[str]:
 
 
 def is_delta(channel: Any) -> bool:
-    """Whether the value of a graph's channel can be folded from writes."""
+    """True if the value of a graph's channel can be folded from writes."""
     from langgraph.channels import BinaryOperatorAggregate
     from langgraph.channels.delta import DeltaChannel
 
@@ -305,14 +303,14 @@ def snapshot_value(held: Any) -> Any:
 
 
 def checkpoint_of_root(configurable: Mapping[str, Any], own: str) -> str:
-    """Id of the outermost graph's checkpoint, as a task of a subgraph sees it; `own` where there is
-    none around it.
+    """Checkpoint id of the outermost graph, as a task of a subgraph sees it (`own` if there is no
+    outer graph).
     """
     return str(configurable.get(_CHECKPOINT_MAP, {}).get("", own))
 
 
 def task_id_of(checkpoint_id: str, namespace: str, step: int, node: str, *made_by: str) -> str:
-    """The id of a task of `node`. `made_by`: `PUSH` and its index, or `PULL` and all its triggers,
+    """Id of a task of `node`. `made_by`: `PUSH` and its index, or `PULL` and all its triggers,
     sorted.
     """
     own = f"{namespace}{_BETWEEN_PARTS}{node}" if namespace else node
@@ -324,8 +322,8 @@ def task_id_of(checkpoint_id: str, namespace: str, step: int, node: str, *made_b
 
 
 def ticks_of(checkpoint_id: str) -> int:
-    """The time of an id that LangGraph made, in tenths of microseconds since 1582; 0 for one in
-    another form.
+    """Time of an id that LangGraph made, in tenths of microseconds since 1582 (0 for an id in
+    another form).
     """
     try:
         uuid = UUID(checkpoint_id)
@@ -350,8 +348,8 @@ def continue_ids_after(checkpoint_id: str) -> None:
 
 
 def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
-    """What a graph makes of its own config, the one it is given,
-    and the one of the task around it.
+    """Config that a graph uses, from its own config, the given one, and the one of the surrounding
+    task.
     """
     from langgraph._internal._config import ensure_config  # pyright: ignore[reportPrivateUsage]
 
@@ -359,10 +357,8 @@ def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
 
 
 def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None] | None:
-    """The question of the `interrupt()` call a few frames above `frame`, and the schema of its
-    answer.
-
-    None if there is no such call.
+    """Question of the `interrupt()` call a few frames above `frame`, and the schema of its answer
+    (None if there is no such call).
     """
     from langgraph.types import interrupt
 
@@ -377,8 +373,8 @@ def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None]
 
 
 def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
-    """The checkpointer that a run of a graph uses, allowed to read the types of its state; None if
-    it has none.
+    """Checkpointer that a run of a graph uses, allowed to read the types of its state (None if it
+    has none).
 
     `config`: result of `config_in_force`.
     """
@@ -386,11 +382,10 @@ def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[A
 
 
 def collect_declared_types() -> None:
-    """Have LangGraph tell a checkpointer, from now on, which types the graphs that it is compiled
-    into declare.
+    """Have LangGraph pass to each checkpointer, from now on, the types that its graphs declare.
 
-    It does so under an environment variable that it reads at its import, which would make other
-    checkpointers strict too. For those the list changes nothing.
+    LangGraph does so itself under an environment variable that it reads at import, which would make
+    other checkpointers strict too. For those the list changes nothing.
     """
     from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 
@@ -399,11 +394,11 @@ def collect_declared_types() -> None:
 
 @cache
 def await_missing_checkpoints() -> None:
-    """Let a subgraph without checkpoints run inside a graph with durability `sync`, once per
+    """Let a subgraph without checkpoints run inside a graph with durability `sync`. Call once per
     process.
 
-    LangGraph waits after each step for the checkpoint that was written last, and raises an
-    `AttributeError` where a graph that was compiled with `checkpointer=False` has written none.
+    LangGraph waits after each step for the last written checkpoint, and raises an `AttributeError`
+    if a graph compiled with `checkpointer=False` has written none.
     """
     from langgraph.pregel import _loop  # pyright: ignore[reportPrivateUsage]
 
@@ -413,7 +408,7 @@ def await_missing_checkpoints() -> None:
 
 
 class _Nothing:
-    """Is over, as a future of either kind."""
+    """Completed future, for both sync and async use."""
 
     def __await__(self) -> Iterator[None]:
         yield from ()
@@ -424,7 +419,7 @@ class _Nothing:
 
 @cache
 def stop_of(first: int, recursion_limit: int) -> int:
-    """The step that LangGraph does not go beyond, in an invocation whose first step is `first`.
+    """Last step that LangGraph may reach in an invocation whose first step is `first`.
 
     Managed values (`RemainingSteps`, `IsLastStep`) count down to it.
     """
@@ -436,8 +431,8 @@ _stop: ContextVar[int | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def stopping_at(stop: int | None) -> Generator[None]:
-    """Have outermost graphs that run in this context count down to `stop`, wherever they begin;
-    None: as usual.
+    """Have outermost graphs that run in this context count down to `stop`, wherever they begin
+    (None: no change).
     """
     _count_down_to_another_stop()
     before = _stop.set(stop)
@@ -463,7 +458,8 @@ def _count_down_to_another_stop() -> None:
 
 
 def substitute_caches(substitute: Callable[[BaseCache[Any]], BaseCache[Any]]) -> None:
-    """Replace the cache of every run by `substitute(cache)`, in subgraphs too; once per process.
+    """Replace the cache of every run by `substitute(cache)`, in subgraphs too. Call once per
+    process.
 
     No config replaces the cache that a subgraph was compiled with.
     """
@@ -501,9 +497,9 @@ def types_of_schemas(schemas: Iterable[Any]) -> set[tuple[str, ...]]:
 def subgraphs_of(
     graph: Pregel[Any, Any, Any, Any],
 ) -> Iterator[tuple[str, Pregel[Any, Any, Any, Any]]]:
-    """Each subgraph at any depth with the nodes that lead to it, as `named_nodes` has them.
+    """Subgraphs at any depth, each with the nodes that lead to it in the format of `named_nodes`.
 
-    A node can have several, of which LangGraph's own `get_subgraphs` yields the first.
+    A node can have several subgraphs, of which LangGraph's own `get_subgraphs` yields the first.
     """
     from langgraph.pregel import Pregel
 
@@ -518,14 +514,14 @@ def subgraphs_of(
 
 
 def is_safe_type(module: str, name: str) -> bool:
-    """Whether LangGraph reads values of a type without being asked to allow it."""
+    """True if LangGraph reads values of a type without explicit permission."""
     from langgraph.checkpoint.serde import _msgpack  # pyright: ignore[reportPrivateUsage]
 
     return (module, name) in _msgpack.SAFE_MSGPACK_TYPES
 
 
 def is_safe_method(module: str, name: str, method: str) -> bool:
-    """Like `is_safe_type`, for values that a method of a type makes."""
+    """True if LangGraph reads values made by a method of a type without explicit permission."""
     from langgraph.checkpoint.serde import _msgpack  # pyright: ignore[reportPrivateUsage]
 
     return (module, name, method) in _msgpack.SAFE_MSGPACK_METHODS

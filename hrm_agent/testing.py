@@ -1,4 +1,4 @@
-r"""For tests of your own agents, without a model, a wiki or a network.
+r"""Helpers to test your own agents without a model, a wiki or a network.
 
     from hrm_agent.testing import ScriptedEngine, loopback_only
 
@@ -6,14 +6,15 @@ r"""For tests of your own agents, without a model, a wiki or a network.
         ...
 
 * `ScriptedEngine` answers from a list or a function, as exact tokens, so that such runs are
-  recorded like any.
+  recorded like any other.
 * `LocalWiki` serves a folder of texts as a wiki.
 * `tiny_model` writes a real model with random weights, for code that samples or trains;
   `tiny_network` is the model alone, in memory.
-* `wait_until` waits for an event and not for a time, `block_until` does so where nothing is
-  awaited; `loopback_only` refuses connections to other machines.
+* `wait_until` waits for a condition, not for a fixed time. `block_until` does so in synchronous
+  code.
+* `loopback_only` refuses connections to other machines.
 
-`docs/testing.md` has a whole test.
+`docs/testing.md` has a complete test.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ _SECONDS_BETWEEN_LOOKS = 0.01
 
 
 async def wait_until(condition: Callable[[], T | Awaitable[T]], seconds: float = _LONG) -> T:
-    """Return what `condition` gives, once that is true.
+    """Wait until the value of `condition` is true, and return it.
 
-    Raises `TimeoutError` with the condition's name or source after so many seconds, which only a
-    hang should meet.
+    Raises `TimeoutError` with the condition's name or source after `seconds`, a limit that only a
+    hang should reach.
     """
     limit = asyncio.timeout(seconds)
     try:
@@ -76,8 +77,10 @@ async def wait_until(condition: Callable[[], T | Awaitable[T]], seconds: float =
 
 
 def block_until(condition: Callable[[], T], seconds: float = _LONG) -> T:
-    """`wait_until` for what another thread or process does:
-    the calling thread sleeps in between.
+    """Wait for another thread or process until the value of `condition` is true, and return it. The
+    calling thread sleeps in between.
+
+    Raises `TimeoutError` after `seconds`.
     """
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -99,9 +102,9 @@ def _in_vain(condition: Callable[[], object], seconds: float) -> TimeoutError:
 
 @contextmanager
 def loopback_only() -> Generator[list[str]]:
-    """Sockets of this process reach this machine alone; others are as if there were no network.
+    """Restrict sockets of this process to this machine. Other addresses fail as without a network.
 
-    Gives the addresses that were tried, for a test to find none in it.
+    Yields the list of refused addresses, which a test can assert to be empty.
     """
     tried: list[str] = []
     connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
@@ -130,12 +133,12 @@ def loopback_only() -> Generator[list[str]]:
 
 
 def tiny_network(seed: int = 0, **sizes: Any) -> PreTrainedModel:
-    """A causal language model with random weights, in memory: of the small policy's architecture, a
-    Qwen3.
+    """Causal language model with random weights, in memory. Its architecture is that of the small
+    policy, Qwen3.
 
     `sizes` are settings of its configuration, such as
-    `hidden_size=32, num_hidden_layers=1, vocab_size=64`. Needs the extra `train`. A function of its
-    arguments; the global random state is left as it was.
+    `hidden_size=32, num_hidden_layers=1, vocab_size=64`. Needs the extra `train`. Equal
+    arguments give equal weights. The global random state is unchanged.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -150,10 +153,10 @@ def tiny_network(seed: int = 0, **sizes: Any) -> PreTrainedModel:
 
 
 def tiny_model(folder: Path, seed: int = 0, **sizes: Any) -> Path:
-    """Write a `tiny_network` to `folder`, with the small policy's tokenizer and chat template; the
-    folder.
+    """Write a `tiny_network` to `folder`, with the small policy's tokenizer and chat template.
+    Return the folder.
 
-    A vocabulary smaller than the tokenizer's 1022 tokens is none that it can be asked in.
+    The vocabulary must not be smaller than the tokenizer's 1022 tokens for prompts to work.
     """
     from transformers import AutoTokenizer
 

@@ -1,12 +1,12 @@
-"""What all tests share: the data sets, two servers, a browser, and that nothing waits for a
-terminal or a network.
+"""Shared parts of all tests: the data sets, two servers, a browser, and a guard against waiting for
+a terminal or a network.
 
 Tests that read the shared data sets are marked `shared_data`, those on published tokenizers
-`real_tokenizers`; those on PostgreSQL or MediaWiki are recognised by their fixtures and parameters,
-and marked `server`; those in a browser by the fixture `browser`; those that ask a real model by the
-fixture `real_model`; those that need a delegated cgroup are marked `cgroup`. Where the data, the
-tokenizers, a server, the browser, the model or a cgroup is missing they are deselected, and one
-line says how many and what to do; where `CI=true` all are demanded but the cgroup.
+`real_tokenizers`, those that need a delegated cgroup `cgroup`. Tests on PostgreSQL or MediaWiki are
+recognised by their fixtures and parameters, and marked `server`. Tests in a browser are recognised
+by the fixture `browser`, those that ask a real model by the fixture `real_model`. Tests whose data,
+tokenizers, server, browser, model or cgroup is missing are deselected, and one line reports how
+many and what to do. With `CI=true` all parts but the cgroup are required.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def shared_data_folder() -> Path | None:
-    """The folder of the shared data sets, or None."""
+    """Folder of the shared data sets (None if it is missing)."""
     named = os.environ.get("HRM_SHARED_DATA")
     folder = Path(named) if named else PROJECT.parent / "shared" / "data"
     return folder if folder.is_dir() else None
@@ -71,7 +71,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def no_network() -> Iterator[None]:
-    """No test reaches another machine from this process."""
+    """Assert that no test reaches for another machine from this process."""
     with loopback_only() as tried:
         yield
     assert tried == []
@@ -85,8 +85,8 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 
 @pytest.fixture(scope="session")
 def environment() -> Iterator[LocalEnvironment]:
-    """One for all tests of a process: a call leaves nothing behind. Tests that close or kill it
-    open their own.
+    """Environment for all tests of a process: a call leaves nothing behind. Tests that close or
+    kill it open their own.
     """
     opened = LocalEnvironment()
     yield opened
@@ -141,8 +141,8 @@ def wiki_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServer
 
 
 def parts_of(item: pytest.Item) -> set[str]:
-    """What a test wants that a machine may lack. A test with a parameter for its database wants the
-    one named there.
+    """Parts that a test needs and a machine may lack. A test with a parameter for its database
+    needs the one named there.
     """
     fixtures: Sequence[str] = getattr(item, "fixturenames", ())
     callspec = getattr(item, "callspec", None)
@@ -165,7 +165,7 @@ def parts_of(item: pytest.Item) -> set[str]:
 
 
 def missing(part: str) -> str:
-    """What to do where this machine lacks a part; empty where it is there."""
+    """Advice if this machine lacks a part (empty if it exists)."""
     match part:
         case "data":
             return (
@@ -197,7 +197,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After `-m` and `-k` have chosen: of what they chose, what cannot be had here."""
+    """Put long tests first, and deselect those that lack a part here. Runs after `-m` and `-k` have
+    selected.
+    """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     wanted = {part for item in items for part in parts_of(item)}
     lacking = {part: advice for part in sorted(wanted) if (advice := missing(part))}
@@ -216,8 +218,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made lives until the end: the collector of garbage need not look at it again
-    and again.
+    """Freeze what collection made. It lives until the end, so the garbage collector need not visit
+    it again and again.
     """
     gc.collect()
     gc.freeze()
@@ -227,7 +229,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """End the process, and say where it stood, a minute after a test's time is over.
+    """End the process with a traceback, a minute after a test's time limit.
 
     pytest-timeout ends a test by a thread of Python, which never runs where the interpreter's lock
     is never given back.

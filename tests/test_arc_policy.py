@@ -20,8 +20,8 @@ from hrm_agent.trajectory.lint import lint
 
 
 async def test_a_lesson_is_a_run(store: RunStore, environment: LocalEnvironment) -> None:
-    """Its answers, played by a script, get the results that it shows, to the byte, and the reward
-    that it should.
+    """Answers of a lesson, played by a script, get exactly the results that it shows, and the
+    expected reward.
     """
     rng, held_out = random.Random(1), tasks("eval", 0, 12)
     correct: list[float] = []

@@ -1,5 +1,5 @@
-"""Which package may import which, read from the source; and what stays out of memory until it is
-needed.
+"""Imports that each package may have, read from the source, and modules that stay out of memory
+until needed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ FRONT_DOORS = {
     "hrm_agent.runtime.selection",
     "hrm_agent.runtime.settings",
 }
-"""All of agents, and of what runs them, that a trainer knows."""
+"""Modules of agents, and of what runs them, that a trainer may import."""
 
 
 def home_of(module: str) -> str:
@@ -146,10 +146,8 @@ def test_training_reaches_agents_only_through_the_front_door() -> None:
 
 
 def test_no_package_goes_round_in_a_circle() -> None:
-    """In every package, its modules and packages can be put in an order in which each imports
-    earlier ones only.
-    """
-    pairs = arrows()
+    """Modules and packages of every package can be ordered so that each imports only earlier ones."""
+    pairs = arrows(for_types=False)
     packages = [module_of(path) for path in SOURCES if path.name == "__init__.py"]
     assert {package: found for package in packages if (found := circle(package, pairs))} == {}
 
@@ -166,7 +164,7 @@ KEPT_OUT = {
     ),
     "import hrm_agent.training.rollout.collect, hrm_agent.training.evaluation.evaluate": HEAVY,
 }
-"""What is not imported by a program, nor by those above it: all run in one process."""
+"""Program -> modules that neither it nor the programs above it import. All run in one process."""
 
 
 @pytest.mark.whole
@@ -183,7 +181,7 @@ def test_what_stays_out_of_memory() -> None:
 
 
 def loaded(program: str, names: set[str]) -> str:
-    """Those of `names` that are imported when a program has run."""
+    """List of the `names` that are imported when a program has run."""
     check = f"import sys; {program}; print(sorted({names!r} & sys.modules.keys()))"
     done = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=PROJECT
@@ -229,11 +227,11 @@ def test_names_that_are_loaded_when_asked_for_are_there(package: str) -> None:
 
 
 SAME_NAME: dict[str, str] = {}
-"""Public classes that stand in two modules all the same -> why."""
+"""Public class that two modules define -> reason."""
 
 
 def test_a_public_class_is_the_only_one_of_its_name() -> None:
-    """So that a search for `class NAME` finds the one that is meant."""
+    """Searches for `class NAME` find the one that is meant."""
     homes = defaultdict[str, list[str]](list)
     for path in SOURCES:
         for node in parsed(path.read_text(encoding="utf-8")).body:
@@ -256,7 +254,7 @@ def exported(path: Path) -> list[str]:
 
 
 def test_exports_are_sorted_and_single() -> None:
-    """That they are defined is pyright's business."""
+    """Pyright checks that they are defined."""
     names = {module_of(path): exported(path) for path in SOURCES}
     assert any(names.values())
     assert {
@@ -301,7 +299,7 @@ RECORDS = {
 }
 """Bases and decorators that make the names in a class its fields."""
 WITHOUT_FIELD_DOCSTRINGS: dict[str, str] = {}
-"""Public classes whose fields need no docstrings -> why."""
+"""Public class whose fields need no docstrings -> reason."""
 LEANING = re.compile(r"likewise|as above|as below|here and below|so the next", re.IGNORECASE)
 """Phrases that refer to a neighbouring docstring: each field's docstring has to be complete by
 itself.
@@ -327,7 +325,7 @@ def classes_in(source: str) -> list[ast.ClassDef]:
 
 @cache
 def classes() -> dict[str, list[ast.ClassDef]]:
-    """By module."""
+    """Classes by module."""
     return {module_of(path): classes_in(path.read_text(encoding="utf-8")) for path in SOURCES}
 
 
@@ -402,7 +400,7 @@ def docstrings_of_attributes(path: Path) -> Iterator[str]:
 
 
 def test_each_docstring_of_a_field_stands_by_itself() -> None:
-    """It is read alone: in `--help`, in a tooltip, in a row of a table."""
+    """Readers see it alone: in `--help`, in a tooltip, in a row of a table."""
     leaning = {
         module_of(path): list(filter(LEANING.search, docstrings_of_attributes(path)))
         for path in SOURCES

@@ -46,7 +46,7 @@ QUICK = {
     "training_step": "--quick --repeats 1",
     "viewer": "--quick",
 }
-"""What makes each short: its figures are not looked at."""
+"""Options that make each benchmark short. Its figures are not checked."""
 LONGEST = {
     "distillation",
     "engine_share",

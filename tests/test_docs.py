@@ -64,9 +64,7 @@ def has_slow_blocks(page: Path) -> bool:
 
 
 def front_matter(page: Path) -> dict[str, str]:
-    """What stands at the top of a page about it: `description`, which search engines show, and
-    `after`.
-    """
+    """Front matter of a page: `description`, which search engines show, and `after`."""
     found = _FRONT_MATTER.match(page.read_text(encoding="utf-8"))
     return yaml.safe_load(found[1]) if found else {}
 
@@ -185,7 +183,7 @@ def test_blocks_are_found() -> None:
 
 
 def test_each_page_says_what_it_is_for() -> None:
-    """In one line of plain text, for search engines."""
+    """Descriptions are one line of plain text, for search engines."""
     for page in PAGES:
         if page.name != "README.md":
             words = front_matter(page)["description"]
@@ -210,8 +208,8 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page: lower case, without punctuation, hyphens for
-    spaces.
+    """Anchors that GitHub gives to the headings of a page: lower case, without punctuation, hyphens
+    for spaces.
     """
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
@@ -229,8 +227,8 @@ LINKED = {"graphs", "training"}  # imported as packages of hrm_agent only
 
 
 def test_files_and_modules_that_are_named_are_there() -> None:
-    """In the pages, in the cards of the small policies, and in the docstrings and comments of the
-    code.
+    """Names are checked in the pages, configurations and cards of the small policies, and in the
+    docstrings and comments of the code.
     """
     texts = [
         *PAGES,
@@ -257,7 +255,7 @@ def test_files_and_modules_that_are_named_are_there() -> None:
 
 
 def can_be_run(module: str) -> bool:
-    """Whether `python -m` takes it."""
+    """True if `python -m` can run a module."""
     home = PROJECT.joinpath(*module.split("."))
     there = home.with_suffix(".py").is_file() or (home / "__main__.py").is_file()
     return there and module.partition(".")[0] not in LINKED
@@ -265,7 +263,7 @@ def can_be_run(module: str) -> bool:
 
 @cache
 def is_named(name: str) -> bool:
-    """Whether a dotted name is a module of the package, or is defined at the top of one."""
+    """True if a dotted name is a module of the package, or is defined at the top of one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         home = PROJECT.joinpath(*parts[:length])
@@ -279,8 +277,8 @@ def is_named(name: str) -> bool:
 
 @cache
 def names_in(module: Path) -> set[str]:
-    """What a module defines or imports; under TYPE_CHECKING too, where packages name what they load
-    when asked.
+    """Names that a module defines or imports, also under TYPE_CHECKING, where packages list what
+    they load on demand.
     """
     names: set[str] = set()
     nodes = list[ast.AST](ast.parse(module.read_text(encoding="utf-8")).body)
@@ -307,7 +305,7 @@ def names_in(module: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_the_pages_import_is_there(page: Path) -> None:
-    """Without running them, which takes minutes."""
+    """Imports are checked without running the pages, which takes minutes."""
     trees = [ast.parse(block.code) for block in blocks(page) if block.language == "python"]
     imports = [
         node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)

@@ -194,7 +194,7 @@ PRIVATE = (
 
 
 def test_nobody_else_knows_them() -> None:
-    """What changes in LangGraph is mended in one file."""
+    """Changes of LangGraph need a fix in one file only."""
     wrong = list[str]()
     for path in (
         path

@@ -1,4 +1,4 @@
-"""What an installation brings: one name at the top, whatever form it has, and room for packages
+"""Contents of an installation: one name at the top, whatever form it has, and room for packages
 called as ours are.
 """
 
@@ -39,7 +39,7 @@ builder.add_edge(START, "answer")
 graph = builder.compile()
 """
 STARTUP = "hrm_agent_record.pth"
-"""Read by Python at its start; no name that could be imported."""
+"""File that Python reads at its start. Its name cannot be imported."""
 STARTUP_SOURCE = "hrm_agent/runtime/recording/startup/" + STARTUP
 MADE_BY_TOOLS = {"__pycache__", ".ruff_cache"}
 OWN_EMBEDDINGS = """
@@ -125,14 +125,16 @@ def test_a_wheel_has_one_name_at_the_top_and_everything_below_it(built: Built) -
 
 
 def written_files(folder: Path) -> Iterator[Path]:
-    """Files that people wrote, or a training: no bytecode, and nothing that was compiled."""
+    """Files written by people or by a training: no bytecode, nothing compiled."""
     for path in folder.rglob("*"):
         if path.is_file() and not MADE_BY_TOOLS.intersection(path.parts) and path.suffix != ".so":
             yield path
 
 
 def test_the_sdist_makes_the_same_wheel(built: Built) -> None:
-    """To the byte, so that what holds for one installed holds for the other."""
+    """Files are equal to the byte, except compiled ones and RECORD: what holds for one installed
+    holds for the other.
+    """
     with zipfile.ZipFile(built.from_sdist) as one, zipfile.ZipFile(built.from_checkout) as other:
         assert set(one.namelist()) == set(other.namelist())
         differing = [name for name in one.namelist() if one.read(name) != other.read(name)]
@@ -142,9 +144,7 @@ def test_the_sdist_makes_the_same_wheel(built: Built) -> None:
 
 
 def test_what_is_built_can_be_uploaded(built: Built) -> None:
-    """By the rules of the Python Package Index: metadata that it takes, and a description that it
-    can show.
-    """
+    """Rules of the Python Package Index hold: it accepts the metadata and can show the description."""
     run(
         sys.executable,
         "-m",

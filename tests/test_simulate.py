@@ -31,8 +31,8 @@ SMALL = Workload(
 @given(st.integers(0, 10**6))
 @settings(max_examples=100, deadline=None)
 def test_blocks_add_up(seed: int) -> None:
-    """Whatever is held, kept and handed out again; and what a sequence finds of itself is no more
-    than it had.
+    """Blocks held, kept and handed out again add up. A sequence finds no more of itself than it
+    had.
     """
     chance, blocks = random.Random(seed), Blocks(40, 4)
     running: dict[str, tuple[int, int]] = {}
@@ -61,8 +61,8 @@ def test_blocks_add_up(seed: int) -> None:
 
 
 def iteration_by_iteration(turns: list[tuple[int, int]], model: EngineModel) -> list[float]:
-    """When turns of (prompt, sampled tokens) end that all fit and are asked for at once, one token
-    at a time.
+    """End times of turns of (prompt, sampled tokens) that all fit and are requested at once,
+    simulated one token at a time.
     """
     now, first, ends = 0.0, True, [0.0] * len(turns)
     tokens, left = [prompt for prompt, _ in turns], [sampled for _, sampled in turns]
@@ -147,8 +147,8 @@ def test_preempting_is_what_a_reserve_avoids() -> None:
 
 
 def test_what_the_scheduler_is_for() -> None:
-    """At the constants of a GPU and a cache of 0.3, two engines; `docs/scale.md` has the paper's
-    size.
+    """Compared with the constants of a GPU, a cache of 0.3 and two engines. `docs/scale.md` has the
+    paper's size.
     """
     model = read_model(ENGINES / "mi300x-qwen3-14b.json")
     cases = cases_of(model, 2, Workload(groups=16), 1, 0.3, ["static_rollouts", "expected_peak"])

@@ -1,13 +1,13 @@
-"""Rows of conversations in the forms that people write them in, brought to one: OpenAI's.
+"""Conversation rows in common formats, converted to OpenAI's.
 
-Taken are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and `value`;
-calls with or without an id, a `type` and the wrapper `function`, arguments as an object or as JSON
-in a text; results that name their call by its id or by the tool, or stand in the calls' order;
-`tools` as a list or as JSON in a text. Ids that are missing are made up, `call_0`, `call_1` and so
-on. Null stands for a field that is not there, as tables fill it in; arguments that come as text
-keep it. Thoughts of an answer are taken from `reasoning_content`, `reasoning` or `thinking`, and
-from parts of its content. What could mean two things, or is no field of a message, is refused: it
-would vanish, and something else be learnt than the row says.
+Accepted are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and
+`value`. Calls may lack an id, a `type` and the wrapper `function`, with arguments as an object or
+as JSON text. Results name their call by its id or by the tool, or follow the order of calls.
+`tools` is a list or JSON text. Missing ids are generated, `call_0`, `call_1` and so on. Null counts
+as a missing field, as tables fill it in, but is kept in arguments that come as text. Thoughts of an
+answer are taken from `reasoning_content`, `reasoning` or `thinking`, and from parts of its content.
+Ambiguous rows and unknown fields are refused: they would be dropped silently, and something else
+would be learned than the row contains.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _ROLES = {
     "user": "user",
 }
 _THOUGHTS = (REASONING, "reasoning", "thinking")
-"""Fields of an answer for its thoughts; the second and third are also types of parts of its
-content.
-"""
+"""Fields of an answer's thoughts. The second and third are also types of content parts."""
 _OF_MESSAGES = {
     *("annotations", "audio", "content", "from", "function_call", "id", "name", "refusal", "role"),
     *("tool_call_id", "tool_calls", "type", "value", "weight"),
@@ -58,7 +56,7 @@ _OF_CALLS = {"args", "arguments", "function", "id", "index", "name", "parameters
 
 
 class _Calls:
-    """The calls of a conversation, and those that still wait for a result."""
+    """Calls of a conversation, and those without a result yet."""
 
     def __init__(self) -> None:
         self._all: list[Fields] = []
@@ -69,9 +67,10 @@ class _Calls:
         self._waiting.append(call)
 
     def answered(self, message: Fields, place: str) -> Fields:
-        """The call that a result is of, which is given the id that the result names it by.
+        """Return the call of a result, which takes the id that the result gives.
 
-        One that is named by an id may be of a call that the row does not hold.
+        A result with an unknown id may belong to a call outside of the row. Raises `ValueError` if
+        no call matches a result without an id.
         """
         id_, name = message.get("tool_call_id"), message.get("name")
         call = next((each for each in self._waiting if id_ is not None and each["id"] == id_), None)
@@ -88,7 +87,7 @@ class _Calls:
         return call
 
     def number(self) -> None:
-        """Ids for those that have none."""
+        """Generate missing ids."""
         taken = {call["id"] for call in self._all}
         fresh = (
             f"call_{number}"
@@ -100,7 +99,7 @@ class _Calls:
 
 
 def chat_of(row: Any) -> tuple[list[Fields], list[Fields]]:
-    """(messages, tools) of a row in OpenAI's form, calls with an id and arguments as text.
+    """Convert a row to (messages, tools) in OpenAI's form, calls with an id and arguments as text.
 
     Raises `ValueError` or `TypeError`, which name the field.
     """
@@ -170,10 +169,10 @@ def _message(given: Fields, place: str, calls: _Calls) -> Fields:
 
 
 def _apart(given: Fields, content: Any, place: str) -> tuple[str, Any]:
-    """Thoughts of an answer, and its content without them."""
+    """Separate the thoughts of an answer from its content: (thoughts, content)."""
     fields = [key for key in _THOUGHTS if key in given]
     stated = given[fields[0]] if fields else ""
-    # servers send one text under two names
+    # some servers send the same text under two names
     others = [key for key in fields if given[key] != stated]
     if others:
         raise ValueError(f"{place} has other thoughts in {fields[0]} than in {others[0]}")
@@ -231,9 +230,7 @@ def _call(given: Any, place: str) -> Fields:
 
 
 def _arguments(given: Any, place: str, *, as_text: bool) -> Fields:
-    """The arguments of a call. Null is one that was given where they came as text: no table has
-    filled it in.
-    """
+    """Arguments of a call. A null is kept if they came as text, since no table has filled it in."""
     fields = _object(given, place)
     return cast("Fields", given) if as_text else fields
 
@@ -263,7 +260,7 @@ def _tool(tool: Fields, place: str) -> Fields:
 
 
 def _text(content: Any, place: str) -> str:
-    """A text, or the texts of its parts one after the other."""
+    """Text of a content, with the texts of its parts joined."""
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[str] = []
@@ -282,7 +279,9 @@ def _text(content: Any, place: str) -> str:
 
 
 def _one_of(given: Fields, keys: tuple[str, ...], place: str, *, needed: bool = True) -> Any:
-    """The value of the one key of several that is there."""
+    """Value of the only present key of several (None if none is present and not `needed`). Raises
+    `ValueError` for two of them.
+    """
     there = [key for key in keys if key in given]
     if len(there) > 1:
         raise ValueError(f"{place} has both {there[0]} and {there[1]}")
@@ -292,7 +291,7 @@ def _one_of(given: Fields, keys: tuple[str, ...], place: str, *, needed: bool = 
 
 
 def _decoded(value: Any, place: str) -> Any:
-    """Value of a text that is JSON; anything else unchanged."""
+    """Decode a text as JSON. Other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,20 +1,20 @@
-"""Checkpoints of a training run: the last few, each whole or not used.
+"""Checkpoints of a training run: the last few, each complete or not used.
 
-    RUN/checkpoints/step-000012/    what the next step depends on, and manifest.json
-    RUN/checkpoints/step-000011/    the one before, in case something happened to the newest
+    RUN/checkpoints/step-000012/    everything that the next step depends on, and manifest.json
+    RUN/checkpoints/step-000011/    the previous one, in case the newest is damaged
 
 A checkpoint is written beside its place: every file, then the manifest with the size and SHA-256 of
-each, everything synced to the disk, and then the folder is renamed to its name. So a kill or a
-power cut leaves the checkpoints before it as they were. What renaming cannot prevent (a lost
-sector, a copy that broke off, a file deleted by hand) is found by the manifest: before a checkpoint
-is loaded each of its files is held against it, and a damaged one is passed over for the one before,
-with a line on stderr. The manifest carries a hash of itself.
+each, everything synced to the disk, and then the folder is renamed. So a kill or a power cut leaves
+earlier checkpoints unchanged. Damage that renaming cannot prevent (a lost sector, a copy that broke
+off, a file deleted by hand) is detected by the manifest: before a checkpoint is loaded, each of its
+files is checked, and a damaged checkpoint is skipped for the previous one, with a line on stderr.
+The manifest carries a hash of itself.
 
-Steps that were taken after the checkpoint that a run goes on from are taken again. They come out as
-they were: see `hrm_agent.training.grpo` and `hrm_agent.training.sft`.
+Steps after the restored checkpoint are taken again, with the same result: see
+`hrm_agent.training.grpo` and `hrm_agent.training.sft`.
 
 A run folder of an earlier version has one folder `checkpoint` without a manifest. It is used if it
-can be loaded, and removed once enough others are there.
+can be loaded, and removed once enough others exist.
 """
 
 from __future__ import annotations
@@ -39,61 +39,59 @@ if TYPE_CHECKING:
 __all__ = ["MANIFEST", "Checkpoints", "damage", "has_model", "keep_model", "save_policy"]
 
 MANIFEST = "manifest.json"
-"""Written last; a folder without it is not whole."""
+"""Name of the manifest, which is written last. A folder without it is incomplete."""
 _EARLIER = ("checkpoint", "checkpoint.old")
-"""Folders of earlier versions, the newer one first."""
+"""Checkpoint folders of earlier versions, the newer one first."""
 _NAME = re.compile(r"step-(\d+)")
 _OURS = re.compile(r"step-\d+(\.part|\.gone)*")
 _CHUNK = 1 << 20
 _EDITABLE = {".jinja", ".json", ".md", ".txt"}
-"""Suffixes of the files of a model that a person may write to: its card, its settings, its chat
-template.
-"""
+"""Suffixes of model files that users may edit: its card, its settings, its chat template."""
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of the run in a folder. Written by one process of a run;
-    read by all of them.
+    """Checkpoints of the run in a folder, written by one process of a run and read by all of
+    them.
     """
 
     run: Path
-    """The run's folder; they lie in `checkpoints` below it."""
+    """Run folder, which has them in `checkpoints`."""
     keep: int = 2
-    """How many are kept."""
+    """Number of checkpoints kept."""
     every: int = 1
-    """Steps from one to the next."""
+    """Steps from one checkpoint to the next."""
 
     @property
     def folder(self) -> Path:
-        """Where they lie."""
+        """Folder of the checkpoints."""
         return self.run / "checkpoints"
 
     @property
     def newest_step(self) -> int:
-        """Steps behind the newest checkpoint, whole or not; 0 without any."""
+        """Step of the newest checkpoint, complete or not (0 without any)."""
         return max((step_in_name(path) for path in self._numbered()), default=0)
 
     def is_due(self, step: int, steps: int) -> bool:
-        """Whether there is to be one after `step` of `steps` steps: after every so many, and after
+        """True if a checkpoint is due after `step` of `steps` steps: every `every` steps, and after
         the last.
         """
         return step % self.every == 0 or step == steps
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Keep what `write` writes to the folder that it is given as the checkpoint after `step`
-        steps.
-        """
+        """Save the checkpoint after `step` steps. `write` writes its files to a given folder."""
         path = write_whole(self.folder / f"step-{step:06}", step, write)
         self._remove_all_but_the_last(step)
         return path
 
     def restore(self, load: Callable[[Path], State]) -> State | None:
-        """What `load` returns for the newest whole checkpoint; None if there is no checkpoint yet.
+        """Load the newest complete checkpoint by `load`, and return its result (None if there is no
+        checkpoint yet).
 
-        One that is damaged is passed over, with a line on stderr. Raises `RunError` if all are.
+        A damaged one is skipped, with a line on stderr. Raises `RunError` if all are damaged, or if
+        a complete one cannot be loaded.
         """
         passed: list[str] = []
         for path in self._candidates():
@@ -102,8 +100,8 @@ class Checkpoints:
                 try:
                     state = load(path)
                 except Exception as error:
-                    # Torn files raise what they like: safetensors, pickle, zip and JSON have errors
-                    # of their own.
+                    # Damaged files can raise any error: safetensors, pickle, zip and JSON have
+                    # their own.
                     fault = _told(error)
                     if path.name not in _EARLIER or isinstance(error, MemoryError):
                         raise _unloadable(path, fault) from error
@@ -127,7 +125,7 @@ class Checkpoints:
             )
 
     def _candidates(self) -> Iterator[Path]:
-        """The newest first."""
+        """Checkpoints, newest first."""
         yield from sorted(self._numbered(), key=step_in_name, reverse=True)
         yield from self._earlier()
 
@@ -138,7 +136,9 @@ class Checkpoints:
         return [path for name in _EARLIER if (path := self.run / name).is_dir()]
 
     def _remove_all_but_the_last(self, step: int) -> None:
-        """What is newer than `step` was passed over when the run was resumed: it is taken again."""
+        """Remove old checkpoints, and those newer than `step`, which were skipped when the run was
+        resumed and are taken again.
+        """
         kept = sorted(
             (path for path in self._numbered() if step_in_name(path) <= step), key=step_in_name
         )[-self.keep :]
@@ -151,14 +151,14 @@ class Checkpoints:
 
 
 def step_in_name(path: Path) -> int:
-    """12 for `step-000012`."""
+    """Step number in a folder name: 12 for `step-000012`."""
     found = _NAME.fullmatch(path.name)
     return int(found[1]) if found else 0
 
 
 def write_whole(path: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """A folder that is either whole or not there: what `write` writes, with a manifest, in place of
-    what was there.
+    """Write a folder by `write`, with a manifest, and replace the previous one. The folder is
+    complete or does not exist.
     """
     part = path.with_name(path.name + ".part")
     _remove(part)
@@ -181,11 +181,10 @@ def write_whole(path: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 
 def keep_model(run: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """`RUN/model`, what a run comes to after `step` steps; not written again where it is that
-    already.
+    """Write `RUN/model`, the result of a run after `step` steps, unless it is there already.
 
-    What is there otherwise and was not left as it was written, somebody may want: it goes under
-    another name.
+    Another folder there that was changed since it was written is renamed, since the user may want
+    it.
     """
     path = run / "model"
     if has_model(run, step):
@@ -204,7 +203,7 @@ def keep_model(run: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 
 def has_model(run: Path, step: int) -> bool:
-    """Whether the run's model is of so many steps, and its weights are as they were written."""
+    """True if the run's model is that of `step` steps, with its weights unchanged."""
     path = run / "model"
     return damage(path, _EDITABLE) is None and (_read_manifest(path) or {}).get("step") == step
 
@@ -219,7 +218,7 @@ def _is_changed(path: Path) -> bool:
 
 
 def damage(path: Path, editable: Collection[str] = ()) -> str | None:
-    """What is wrong with a folder that `write_whole` wrote; None if nothing is.
+    """Damage of a folder that `write_whole` wrote (None if it is intact).
 
     `editable`: suffixes of files that may have other contents.
     """
@@ -247,13 +246,13 @@ def damage(path: Path, editable: Collection[str] = ()) -> str | None:
 
 
 def _manifest(body: dict[str, Any]) -> str:
-    """JSON that ends with a hash of itself, so that no bit of it can change unseen."""
+    """JSON of `body` with a hash of itself, which detects any change."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps(body | {"sha256": digest}, sort_keys=True, indent=1) + "\n"
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
-    """None for one that is damaged; a missing one raises `OSError`."""
+    """Read the manifest (None if it is damaged). Raises `OSError` if it is missing."""
     written = (path / MANIFEST).read_bytes()
     try:
         body = cast("dict[str, Any]", json.loads(written))
@@ -264,7 +263,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _told(error: Exception) -> str:
-    """The first line of an error, with its kind."""
+    """Kind and first line of an error."""
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -286,9 +285,7 @@ def _hash(file: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """A folder goes under another name, which no reader looks for, before it goes away file by
-    file.
-    """
+    """Remove a file or a folder. A folder is first renamed to a name that no reader looks for."""
     if path.is_dir() and not path.is_symlink():
         going = (
             path if path.name.endswith((".part", ".gone")) else path.with_name(path.name + ".gone")
@@ -310,11 +307,11 @@ def _sync(path: Path) -> None:
 
 
 def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str) -> None:
-    """Weights (safetensors), configuration, tokenizer with chat template, and the model card as
-    README.md.
+    """Save weights (safetensors), configuration, tokenizer with chat template, and the model card
+    as README.md.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # one file: a checkpoint is read back from it
+    # a single file, which a checkpoint is read back from
     model.save_pretrained(folder, max_shard_size="100TB")
     tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")

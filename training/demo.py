@@ -1,10 +1,10 @@
-"""The demo: a task goes in at one end, an improved policy comes out at the other, and then does
-something for you.
+"""Demo from a task to an improved policy, which then solves a problem.
 
-    cold start -> evaluation -> GRPO-RoC through graph, sandbox and checkpointer -> evaluation -> the hierarchical graph
+    cold start -> evaluation -> GRPO-RoC through graph, sandbox and checkpointer -> evaluation
+    -> the hierarchical graph
 
-Everything lies in one folder. Called again on it, the demo goes on where it stood: evaluation and
-training find what is on record. It is a function of its configuration; the command line shows it.
+Everything lies in one folder. Called again on it, the demo resumes: evaluation and training find
+the record. It depends only on its configuration; the command line shows its progress.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ __all__ = ["DemoReport", "OnProgress", "demo"]
 
 Stage = Literal["cold_start", "before", "train", "after", "solve"]
 OnProgress = Callable[[Stage, int, int, dict[str, Any]], None]
-"""(stage, done, of, newest facts): called often, from the loop; must be quick."""
+"""Progress callback (stage, done, total, newest facts). Called often, from the event loop, so it
+must be quick.
+"""
 
 
 class DemoReport(BaseModel):
-    """What the demo found; saved as `report.json`."""
+    """Results of the demo, saved as `report.json`."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
@@ -50,17 +52,17 @@ class DemoReport(BaseModel):
     (`hrm_agent.training.evaluation.evaluate.Evaluation`).
     """
     steps: int
-    """Optimiser steps made."""
+    """Number of optimiser steps."""
     groups_rejected: float
-    """Share of groups without a signal, mean over the steps."""
+    """Mean share of groups without a signal, over the steps."""
     cpu_seconds: dict[str, float]
-    """By phase of training, over all steps."""
+    """CPU seconds by phase of training, over all steps."""
     solved: str
     """Id of the trajectory of the hierarchical graph."""
     answer: str
-    """What the hierarchical graph answered; empty if nothing."""
+    """Answer of the hierarchical graph (empty if none)."""
     rounds: int
-    """Plans that the hierarchical graph made."""
+    """Number of plans that the hierarchical graph made."""
     model: str
     """Folder of the trained model."""
 
@@ -76,7 +78,7 @@ class DemoReport(BaseModel):
         ]
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """HTML summary for notebooks."""
         from hrm_agent.basics.markup import fragment, pairs, table
 
         facts = [
@@ -97,8 +99,8 @@ async def demo(
     on_progress: OnProgress | None = None,
     on_update: OnUpdate | None = None,
 ) -> DemoReport:
-    """Run, or resume, the demo in `folder`.
-    `on_update` sees the hierarchical graph node by node.
+    """Run, or resume, the demo in `folder`. `on_update`: called with updates of the hierarchical
+    graph, node by node.
     """
     tell = on_progress or (lambda stage, done, of, facts: None)
     start = _cold_start(folder, tell) if config.from_scratch else config.train.policy

@@ -1,23 +1,22 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv
 2508.20722, section 3).
 
-A step: draw prompts, roll out a group of episodes for each through the graph, verify, select,
-credit, update, publish. Four parts do it, and `train` below joins them: a `TaskSource` draws tasks
-and goes from stage to stage; a `Collector` rolls out groups; a `Learner` has weights, optimiser and
-engine; a `Keeper` has the run's folder.
+A step draws prompts, rolls out a group of episodes for each through the graph, verifies, selects,
+credits, updates and publishes. `train` below joins four parts: a `TaskSource` draws tasks and goes
+from stage to stage; a `Collector` rolls out groups; a `Learner` has weights, optimiser and engine;
+a `Keeper` has the run's folder.
 
-Kill it anywhere. Every model and tool call of the step under way is on record, and the weights
-before it are in a checkpoint: `train` called again on the same folder takes up the step where it
-stood. With one seed it samples the same tokens (the noise of a call is a function of its place, not
-of time), and since an on-policy step takes its own log-probs as the old ones, the update depends on
-the tokens alone. So a run whose newest checkpoint is damaged takes the steps since the one before
-again, from the rollouts on record, to the same weights; and `train` with more steps than a run has
-taken continues it, to the weights of a run that was begun with so many, if the learning rates
-agree.
+A run can be killed at any time. Every model and tool call of the current step is on record, and the
+weights before it are in a checkpoint: `train` on the same folder resumes the step. With one seed it
+samples the same tokens (the noise of a call depends on its place, not on time), and since an
+on-policy step takes its own log-probs as the old ones, the update depends on the tokens alone. So a
+run whose newest checkpoint is damaged repeats the steps since the previous one, from the rollouts
+on record, and reaches the same weights. `train` with more steps than a run has taken continues it,
+to the weights of a run begun with that number, if the learning rates agree.
 
-With `versions_behind` rollouts of coming steps are under way while a step is taken
-(`hrm_agent.training.rollout.ahead`). Which weights sample a token is then a matter of time, so two
-such runs differ; what is on record is trained on as it is.
+With `versions_behind` rollouts of coming steps run during a step
+(`hrm_agent.training.rollout.ahead`). The weights that sample a token then depend on timing, so two
+such runs differ; recorded rollouts are trained on as they are.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 __all__ = ["Settled", "TrainingRun", "mini_batches", "train"]
 
 _LEAST_BUDGET = 64
-"""Tokens of a micro-batch that is not made smaller for the sake of ranks."""
+"""Token budget of a micro-batch below which it is not reduced further to give each rank one."""
 
 
 async def train(
@@ -90,10 +89,10 @@ async def train(
     on_rollout: Callable[[Trajectory], None] | None = None,
     on_step: Callable[[Row], None] | None = None,
 ) -> Path:
-    """Train, or resume, the run in `folder`; returns the folder of the trained model.
+    """Train, or resume, the run in `folder`. Return the folder of the trained model.
 
     In one of several processes, take part in the training that the first of them leads
-    (`optim.sharding`). What the configuration leaves to the model follows from its policy.
+    (`optim.sharding`). Keys that the configuration leaves to the model are fitted to its policy.
     """
     config = fit(config)
     if config.source:
@@ -185,7 +184,9 @@ async def _train(
 
 @asynccontextmanager
 async def _opened_engine(learner: Learner) -> AsyncGenerator[Engine]:
-    """What samples, until the run is over: it may be servers that this process has started."""
+    """Open the sampling engine, and close it at the end of the run. It may be servers started by
+    this process.
+    """
     engine = await asyncio.to_thread(lambda: learner.engine)
     try:
         yield engine
@@ -195,41 +196,39 @@ async def _opened_engine(learner: Learner) -> AsyncGenerator[Engine]:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The rollouts of a step: as they ended, or scored and judged already."""
+    """Rollouts of a step, unscored, or already scored and judged."""
 
     unscored: list[Attempts]
-    """As they ended."""
+    """Rollouts before scoring."""
     attempts: list[Attempts]
-    """Scored ones, with `overlays`."""
+    """Scored rollouts, with `overlays`."""
     overlays: list[Overlay]
-    """Their verdicts."""
+    """Verdicts of `attempts`."""
     cut_off: int = 0
-    """How many more there were, which their groups have gone on without."""
+    """Number of rollouts that were cut off from their groups."""
     carried: Carried = field(default_factory=Carried)
-    """What the step before has cut off, and has ended in this one."""
+    """Rollouts cut off in the previous step that have ended in this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun(ABC):
-    """The parts of a run, and how they take a step together. Where its rollouts come from, a
-    subclass says.
-    """
+    """Parts of a run, and a step with them. A subclass provides the rollouts."""
 
     run_id: str
-    """Its name, in overlays."""
+    """Run id in overlays."""
     source: TaskSource
-    """What each step is to be."""
+    """Plans of the steps."""
     learner: Learner
     """Weights and optimiser."""
     keeper: Keeper
-    """Its folder."""
+    """Run folder."""
     score: Score
-    """Rewards of rollouts that have none."""
+    """Function that scores rollouts."""
     write_overlays: Callable[[Sequence[Overlay]], None]
-    """Keeps the verdicts of a step."""
+    """Function that stores the verdicts of a step."""
 
     async def take(self, plan: StepPlan) -> Row:
-        """One step; its row. A step that is taken again finds its rollouts on record."""
+        """Take one step, and return its row. A repeated step finds its rollouts on record."""
         phases, config = Phases("evaluation"), plan.config
         with phases("rollout"):
             settled = await self.settled(plan)
@@ -281,14 +280,16 @@ class TrainingRun(ABC):
 
     @abstractmethod
     async def settled(self, plan: StepPlan) -> Settled:
-        """The rollouts of a step."""
+        """Collect the rollouts of a step."""
 
     async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
-        """Metrics of the step's update."""
+        """Update the weights, and return metrics."""
         return {**self.learner.update(batches, rate), "update_overlap": 0.0}
 
     async def evaluated(self, config: GrpoConfig) -> Row:
-        """Accuracy on held-out problems, where there is any."""
+        """Evaluate on held-out problems, if due. None for both values otherwise, as always in this
+        base class.
+        """
         del config
         return {"eval/correct": None, "eval/best": None}
 
@@ -301,10 +302,10 @@ class _SamplingRun(TrainingRun):
     under_way: StepsUnderWay
     carry_over: CarryOver
     thread: ThreadPoolExecutor | None
-    """Where the weights are used while rollouts are under way; None: nothing is under way then."""
+    """Thread for updates while rollouts run (None if no rollouts run meanwhile)."""
 
     async def begin(self, stage: TrainingStage) -> None:
-        """What comes before the first step of a stage."""
+        """Prepare for the first step of a stage."""
         if stage.reset_optimizer:
             self.learner.begin_optimizer_afresh()
         if stage.leave_out_solved:
@@ -314,8 +315,8 @@ class _SamplingRun(TrainingRun):
             self.source.leave_out([problem for problem, each in right.items() if all(each)])
 
     async def settled(self, plan: StepPlan) -> Settled:
-        """The groups of a step. Where rejected ones are replaced, each is scored and judged as it
-        ends.
+        """Collect the groups of a step. With `refill`, each group is scored and judged as it ends,
+        and rejected ones are replaced.
         """
         config, refill = plan.config, plan.config.rollout.refill
         groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
@@ -347,27 +348,27 @@ class _SamplingRun(TrainingRun):
         )
 
     async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
-        """Metrics of the step's update, and in what share of its time rollouts of coming steps were
-        under way.
+        """Update the weights, and return metrics with the share of time during which rollouts of
+        coming steps ran.
 
-        Raises `ModelError` where what sampled the step was another policy.
+        Raises `ModelError` if the step was sampled by another policy.
         """
         began = time.monotonic()
         metrics = await self.apart(self.learner.update, batches, rate)
         limit = self.source.config.loss.engine_difference_limit
-        # its draws part the trainer from engines
+        # dropout makes the trainer's log-probs differ from the engine's
         if limit is not None or not self.source.config.adapter.lora_dropout:
             refuse_difference(metrics, self.learner.formats(), limit)
         return {**metrics, "update_overlap": self.under_way.share_busy(began)}
 
     async def apart(self, do: Callable[..., Any], *given: Any) -> Any:
-        """What `do` gives; while rollouts are under way, in a thread of its own."""
+        """Return the result of `do`, which runs in the learner thread if rollouts run meanwhile."""
         if self.thread is None:
             return do(*given)
         return await asyncio.get_running_loop().run_in_executor(self.thread, do, *given)
 
     async def _rolled_out(self, stage: str, tasks: list[Task], samples: int) -> list[Trajectory]:
-        """Rollouts that nothing is learnt from, scored."""
+        """Roll out and score tasks that are not trained on."""
         config = self.source.config
         async with self.collector.groups(stage, config, tasks, samples=samples) as under_way:
             groups = sorted([group async for group in under_way], key=lambda group: group.place)
@@ -378,7 +379,7 @@ class _SamplingRun(TrainingRun):
         ]
 
     async def evaluated(self, config: GrpoConfig) -> Row:
-        """Accuracy on held-out problems, where an evaluation is due; the best weights are kept."""
+        """Evaluate on held-out problems if due, and keep the best weights."""
         taken, options = self.learner.version, config.evaluation
         if not options.eval_every or (taken % options.eval_every and taken != config.steps):
             return {"eval/correct": None, "eval/best": None}
@@ -402,7 +403,7 @@ def _right_by_problem(rollouts: Sequence[Trajectory]) -> dict[str, list[bool]]:
 
 
 def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) -> Row:
-    """How many further prompts were drawn, and how many groups a step lacks that it was to have."""
+    """Number of further prompts that were drawn, and of groups that the step lacks."""
     groups = len({each.group_id for each in rollouts})
     kept = groups - round(found["select/groups_rejected"] * groups)
     return {
@@ -419,13 +420,10 @@ def mini_batches(
     forward: ForwardName,
     ranks: int = 1,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each optimiser step of a batch; a part in which no token is trained has
-    none.
+    """Micro-batches of each optimiser step of a batch (empty for a part without trained tokens).
 
-    Smaller ones than configured where there would be fewer than `ranks`, which compute them side by
-    side.
-
-    Raises `ModelError` if something was kept but none of it can be trained on.
+    They are smaller than configured if there would be fewer than `ranks`, which compute them in
+    parallel. Raises `ModelError` if something was kept but none of it can be trained on.
     """
     loss = config.loss
     build = partial(

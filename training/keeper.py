@@ -1,10 +1,10 @@
-"""What a training keeps in its folder: metrics, checkpoints with all that the next step depends on,
-and its models.
+"""Run folder of a training: metrics, checkpoints with all that the next step depends on, and
+models.
 
-RUN/metrics.jsonl                   a row a step
-RUN/checkpoints/step-000012/        weights, optimiser, and how far the run has come
-RUN/best/                           the best weights by held-out problems, where it evaluates
-RUN/model/                          the weights after the last step
+    RUN/metrics.jsonl                   a row per step
+    RUN/checkpoints/step-000012/        weights, optimiser, and progress of the run
+    RUN/best/                           the best weights by held-out problems, if the run evaluates
+    RUN/model/                          the weights after the last step
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ __all__ = ["Keeper"]
 
 _STATE = "state.json"
 _SCHEDULE = "schedule.json"
-"""How many steps the run is to take. A checkpoint says so, too, but steps after it may be those of
-a longer run.
+"""File with the planned number of steps. A checkpoint has it, too, but steps after it may be those
+of a longer run.
 """
 
 
 class Keeper:
-    """The folder of a run."""
+    """Run folder of a training."""
 
     def __init__(self, folder: Path, config: GrpoConfig, learner: Learner) -> None:
         self.folder, self.config, self._learner = folder, config, learner
         self._log: MetricsLog | None = None
 
     def restore(self, with_rollouts: Callable[[], int] = lambda: 0) -> RunProgress:
-        """Go on from the newest whole checkpoint, if there is one; how far the run has come.
+        """Restore the newest complete checkpoint, if there is one, and return the progress of the
+        run.
 
-        `with_rollouts`: how many steps are behind the newest rollouts on record, which are not
-        sampled again. Runs of earlier versions drew their tasks from one block of all of them, and
-        go on so (a `mix:` of tasks does not: they drew from it in another way): `config` says it.
-        Raises `RunError` where no checkpoint is whole, or where the steps that were taken are not
-        the first of those that are asked for now.
+        `with_rollouts`: returns the number of steps with rollouts on record, which are not sampled
+        again. Runs of earlier versions drew their tasks from one block of all of them, and continue
+        so (except a `mix:` of tasks, which they drew in another way); `config` is changed
+        accordingly. Raises `RunError` if no checkpoint is complete, or if the steps taken are not
+        the first of those asked for now.
         """
         checkpoints, config = self._checkpoints, self.config
         state = checkpoints.restore(self._read)
@@ -72,7 +73,7 @@ class Keeper:
         )
 
     def keep(self, row: Row, progress: RunProgress) -> None:
-        """Append the row of a step, and save a checkpoint where one is due."""
+        """Append the row of a step, and save a checkpoint if one is due."""
         if self._log is None:
             self._log = MetricsLog(self.folder / METRICS_FILE, before_step=int(row["step"]))
         self._log.append(row)
@@ -80,18 +81,18 @@ class Keeper:
         self.checkpoint(progress)
 
     def checkpoint(self, progress: RunProgress) -> None:
-        """Keep everything that the next step depends on, where a checkpoint is due."""
+        """Save everything that the next step depends on, if a checkpoint is due."""
         version = self._learner.version
         if self._checkpoints.is_due(version, self.config.steps):
             self._checkpoints.save(version, lambda folder: self._write(folder, progress))
 
     def best(self) -> Path:
-        """Keep the weights as the best ones so far."""
+        """Save the weights as the best ones so far."""
         return write_whole(self.folder / "best", self._learner.version, self._learner.save)
 
     def end(self) -> Path:
-        """The folder of the trained model, written where it is not there. Raises `RunError` where
-        no step that had something to learn from could be taken.
+        """Return the folder of the trained model, which is written if missing. Raises `RunError` if
+        none of the steps with something to learn from could be taken.
         """
         skipped = self._learner.skipped
         skipped.taken_before = any(
@@ -124,8 +125,8 @@ class Keeper:
 
 
 def _steps_before(run: Path) -> int | None:
-    """`steps` of the run when it was last resumed; None for a new run, or one of an earlier
-    version.
+    """Planned `steps` of the run when it was last resumed (None for a new run, or one of an earlier
+    version).
     """
     text = read_whole(run / _SCHEDULE)
     return int(json.loads(text)["steps"]) if text is not None else None

@@ -1,11 +1,10 @@
-"""What a run writes down while it goes on: one row a step, with the time that each phase took.
+"""Metrics of a run in progress: one row per step, with the time of each phase.
 
-A row is appended before the checkpoint of its step. Where a run goes on from a checkpoint, the
-steps after it are taken again and their old rows are dropped, so that the file never holds a step
-twice.
+A row is appended before the checkpoint of its step. When a run resumes from a checkpoint, later
+steps are taken again and their old rows are dropped, so that the file never has a step twice.
 
-Whoever reads the file reads its lines by `parse_row`, and names what stands in tables within a row
-by `flattened`.
+Readers of the file parse its lines by `parse_row`, and name the values of nested tables by
+`flattened`.
 """
 
 from __future__ import annotations
@@ -36,15 +35,17 @@ __all__ = [
 ]
 
 METRICS_FILE = "metrics.jsonl"
-"""In a run's folder."""
+"""Name of the metrics file in a run's folder."""
 NOT_FINITE = "the gradient is not finite"
-"""Why a step was not taken: the value of `skipped`."""
+"""Value of `skipped`: reason why a step was not taken."""
 Row = dict[str, Any]
-"""Metrics of a step by name: numbers, and `skipped` and `errors`, each a text or None."""
+"""Metrics of a step by name: numbers, nested tables, and the texts `skipped` and `errors` (None if
+absent).
+"""
 
 
 class MetricsLog:
-    """`metrics.jsonl`, from step 0 up to and without `before_step`, then growing."""
+    """Writer of `metrics.jsonl`, which keeps the rows before `before_step` and appends new ones."""
 
     def __init__(self, path: Path, *, before_step: int = 0) -> None:
         self.path = path
@@ -57,13 +58,15 @@ class MetricsLog:
             file.write(json_line(row) + "\n")
 
     def sync(self) -> None:
-        """Called before a checkpoint, after which these rows are not made again."""
+        """Sync the file to disk, before a checkpoint after which these rows are not made again."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All whole rows of a metrics file; a last line that a kill cut short is left out."""
+    """Rows of a metrics file up to the first line that is no row, such as one cut short by a
+    kill.
+    """
     if not path.exists():
         return []
     rows: list[Row] = []
@@ -76,7 +79,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def parse_row(line: str | bytes) -> Row | None:
-    """A line of a metrics file; None for one that is no row."""
+    """Parse a line of a metrics file (None if it is no row)."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -87,7 +90,7 @@ def parse_row(line: str | bytes) -> Row | None:
 
 
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row but its step, by name: those of a role are `roles/ROLE/NAME`. Text and
+    """Numbers of a row by name, without its step. Those of a role are `roles/ROLE/NAME`. Text and
     nan are left out.
     """
     named = {name: _number(value) for name, value in flattened(row).items() if name != "step"}
@@ -95,7 +98,7 @@ def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within tables as `outer/inner`."""
+    """Flatten nested tables to names `outer/inner`."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -113,12 +116,10 @@ def _number(value: Any) -> float:
 
 
 class Phases:
-    """Wall-clock and CPU seconds by phase; the CPU time of child processes (the sandbox) is
-    included.
-    """
+    """Wall-clock and CPU seconds by phase, including CPU time of child processes (the sandbox)."""
 
     def __init__(self, *names: str) -> None:
-        """`names`: phases that are told even if they do not come."""
+        """`names`: phases that are reported even if they do not occur."""
         self._spent = {
             f"{name}{kind}": 0.0 for name in names for kind in ("_seconds", "_cpu_seconds")
         }
@@ -133,13 +134,15 @@ class Phases:
             self._spent[f"{name}_cpu_seconds"] = _cpu_seconds() - cpu
 
     def seconds(self) -> dict[str, float]:
-        """`{phase}_seconds` and `{phase}_cpu_seconds` of the phases that have ended."""
+        """`{phase}_seconds` and `{phase}_cpu_seconds` of the phases that have ended, and 0 for
+        named ones that have not.
+        """
         return dict(self._spent)
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process, its threads, its living children,
-    and those children's dead ones.
+    """CPU time of this process, its threads, its living children, and the finished children of
+    those.
     """
     total = time.process_time()
     for child in psutil.Process().children(recursive=True):

@@ -1,18 +1,18 @@
 """Supervised fine-tuning on conversations: the cold start before reinforcement learning.
 
-A conversation is cut into tokens by the codec, turn by turn, exactly as a rollout is: the prompt is
+A conversation is tokenised by the codec, turn by turn, exactly as a rollout is: the prompt is
 encoded once, each answer is appended, and after it only what the chat template inserts. So the
 policy is trained on sequences as it will meet them, and on its own turns alone (their end-of-turn
 tokens included). If the template rewrites earlier turns, the conversation continues as a second
 example, as a rollout continues with a new root.
 
-One optimiser step is one batch, however it is cut into micro-batches: the loss is the mean over the
-batch's trained tokens, in all micro-batches and processes together. Micro-batches hold
-conversations of similar length, side by side; or they are packed, one conversation after the other
-in one sequence, in which each sees itself alone. On one thread of one machine the weights are a
-function of the seed, to the bit. The batch, the learning rate and the dropout of a step follow from
-its number; weights, optimisers and the running mean are in the checkpoint. So a run that is
-resumed, however it ended, comes to the same weights as one that was never interrupted.
+One optimiser step is one batch, whatever its micro-batches: the loss is the mean over the batch's
+trained tokens, in all micro-batches and processes together. Micro-batches hold conversations of
+similar length, side by side; or they are packed, one conversation after the other in one sequence,
+in which each sees itself alone. On one thread of one machine the weights are a function of the
+seed, to the bit. The batch, the learning rate and the dropout of a step follow from its number;
+weights, optimisers and the running mean are in the checkpoint. So a resumed run, however it ended,
+reaches the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A written conversation; the policy learns its AI messages."""
+    """A conversation whose AI messages the policy learns."""
 
     messages: tuple[BaseMessage, ...]
-    """The turns in order, AI messages and others."""
+    """Messages in order, from the AI and others."""
     tools: tuple[dict[str, Any], ...] = ()
-    """In OpenAI's form."""
+    """Tools in OpenAI's form."""
 
 
 def train_sft(
@@ -87,15 +87,17 @@ def train_sft(
     adapter: Adapter | None = None,
     progress: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines
-    as they come.
+    """Train `model` in place. Return one row of metrics per step, also written to `metrics_path` as
+    JSON lines during the run.
 
-    With `checkpoints` the run goes on from the newest whole one, and keeps its own. The rows are
-    those of the steps that are taken now. Raises `RunError` where the checkpoints are of other
-    conversations, or the steps that were taken are not the first of those that are asked for now,
-    and where no step could be taken. A step whose gradient is not finite is left out, and its row
-    says so: `stepped` is 0. `adapter` is what is trained in the model, if not all. What the
-    configuration leaves to the model follows from it here.
+    With `checkpoints` the run resumes from the newest complete one, and saves its own. The rows are
+    those of the steps taken in this call. `adapter`: the trained adapter (None: all weights are
+    trained). Keys that the configuration leaves to the model are fitted here.
+
+    A step whose gradient is not finite is skipped, and `stepped` is 0 in its row. Raises `RunError`
+    if the checkpoints belong to other conversations, if the steps taken are not the first of those
+    asked for now, or if no step could be taken. Raises `ConfigError` for a batch smaller than the
+    number of processes, and `TaskError` if there is no answer to learn from.
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     config = _fitted(config, model, adapter, len(conversations))
@@ -111,7 +113,7 @@ def train_sft(
         example for conversation in conversations for example in tokenize(conversation, codec)
     ]
     if config.forward == "packed":
-        # nothing is asked of the others
+        # packed sequences need only examples that are trained on
         examples = [example for example in examples if any(example.mask[1:])]
     if not examples:
         raise TaskError(
@@ -156,7 +158,7 @@ def _fitted(
 
 
 class _Course:
-    """What a run of fine-tuning holds from step to step."""
+    """State of a fine-tuning run between steps."""
 
     def __init__(
         self,
@@ -188,14 +190,14 @@ class _Course:
 
     @cached_property
     def _fingerprint(self) -> str:
-        """Tells other conversations, or another tokenizer."""
+        """Digest of the tokens, which differs for other conversations or another tokenizer."""
         digest = hashlib.sha256()
         for example in self._examples:
             digest.update(array("q", example.token_ids).tobytes() + bytes(example.mask))
         return digest.hexdigest()
 
     def step(self, step: int, batch: Sequence[Example]) -> Metrics:
-        """Take one step, counted from 1; its row."""
+        """Take one step, counted from 1, and return its row."""
         began, config = time.perf_counter(), self._config
         share = self._schedule.share(step - 1)
         for group, rate in zip(self._groups, self._rates, strict=True):
@@ -220,7 +222,7 @@ class _Course:
         self._model.eval()
 
     def write(self, step: int, folder: Path) -> None:
-        """Everything that the next step depends on, and what tells whether a run is this one."""
+        """Write everything that the next step depends on, and data to recognise the run."""
         self._model.save_pretrained(folder) if self._adapter is None else self._adapter.save(folder)
         kept = {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
         torch.save(
@@ -232,7 +234,7 @@ class _Course:
         (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """Go on from what `write` wrote."""
+        """Restore the state that `write` wrote, and return its metadata."""
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         kept = torch.load(folder / _OPTIMIZERS, weights_only=True)
         if self._adapter is None:
@@ -243,11 +245,11 @@ class _Course:
             optimizer.load_state_dict(each)
         if self._mean is not None:
             self._mean.load_state_dict(kept["mean"])
-        self._skipped.taken_before = state.get("taken", True)  # an earlier version did not say
+        self._skipped.taken_before = state.get("taken", True)  # missing in earlier versions
         return state
 
     def refuse_another(self, taken: dict[str, Any], checkpoints: Checkpoints) -> None:
-        """Raise `RunError` where what is on record is not the beginning of this run."""
+        """Raise `RunError` if the record is not the beginning of this run."""
         if taken["examples"] != self._fingerprint:
             raise RunError(
                 f"The run in {checkpoints.run} was begun on other conversations.",
@@ -258,9 +260,7 @@ class _Course:
 
 
 def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
-    """The token sequences of a conversation: one, or more where the template does not leave earlier
-    turns alone.
-    """
+    """Token sequences of a conversation: one, or more if the template rewrites earlier turns."""
     examples: list[Example] = []
     ids: list[int] = []
     mask: list[bool] = []
@@ -285,8 +285,8 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
 def _continue(
     codec: Codec, conversation: Conversation, i: int, answered: int | None, ids: Sequence[int]
 ) -> list[int] | None:
-    """Prompt tokens between the last answer and the i-th message; None if a new sequence has to
-    begin.
+    """Prompt tokens between the last answer and the i-th message (None if a new sequence has to
+    begin).
     """
     if answered is None:
         return None
@@ -299,12 +299,12 @@ def _continue(
 
 
 def read_chats(path: Path) -> list[Conversation]:
-    """Conversations of a JSONL file: rows `{"messages": [...], "tools": [...]}`, tools optional.
+    """Read conversations from a JSONL file: rows `{"messages": [...], "tools": [...]}`, tools
+    optional.
 
-    `hrm_agent.training.chat_rows` has the forms of messages, calls and tools.
-
-    An assistant message with `"weight": 0` is context: `export --format chat` marks what another
-    row teaches.
+    Forms of messages, calls and tools: see `hrm_agent.training.chat_rows`. An assistant message
+    with `"weight": 0` is context: `export --format chat` marks answers that another row teaches.
+    Raises `TaskError` for a row that is no conversation.
     """
     try:
         # splitlines() would cut at U+2028, which JSON may hold
@@ -324,7 +324,7 @@ def _read_chat(line: str, place: str) -> Conversation:
         messages = convert_to_messages(written)
         conversation = Conversation(tuple(messages), tuple(tools))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        # of LangChain's errors, without the link to its pages
+        # first line of LangChain's errors, without the link to its pages
         first = str(error).partition("\n")[0]
         raise TaskError(
             f"{place} is not a conversation: {type(error).__name__}: {first}.",
@@ -341,7 +341,7 @@ def _read_chat(line: str, place: str) -> Conversation:
 def _batches(
     examples: Sequence[Example], steps: int, batch_size: int, seed: int
 ) -> Iterator[list[Example]]:
-    """One batch per step, drawn from reshuffled passes over the examples; the same in every
+    """One batch per step, drawn from reshuffled passes over the examples, equal in every
     process.
     """
     rng = random.Random(seed)

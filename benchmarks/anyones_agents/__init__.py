@@ -1,1 +1,1 @@
-"""Agents of other people, recorded, replayed and trained: `python -m benchmarks.anyones_agents`."""
+"""Third-party agents, recorded, replayed and trained: `python -m benchmarks.anyones_agents`."""

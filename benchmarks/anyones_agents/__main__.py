@@ -1,4 +1,4 @@
-"""Agents that nobody here wrote: recorded, replayed, and a first step of reinforcement learning.
+"""Third-party agents: recorded, replayed, and a first step of reinforcement learning.
 
     python -m benchmarks.anyones_agents [--only NAME ...] [--packages FOLDER] [--repositories FOLDER]
         [--lightning PYTHON] [--no-train] [--quick] [--json FILE]
@@ -6,13 +6,14 @@
 Agents come as packages of the registry, unchanged; the packages are installed into a temporary
 folder (or are in `--packages`). Each is a program of some lines (`agents.py`). It runs under
 `hrm-agent record` against a server on loopback that counts its requests (one that is no graph is
-run by `hrm-agent run`); it is captured if the record has as many model calls. Then the record is
-replayed, and `train rl` takes a step with the small policy in the model's place. The commands stand
-in the file of numbers.
+run by `hrm-agent run`); it is captured if the record has the same number of model calls. Then the
+record is replayed, and `train rl` takes a step with the small policy in the model's place. The
+commands are in the results file.
 
 `--repositories`: a folder with checkouts of the repositories in `agents.py`, by their names, which
 are run as well. `--lightning`: the interpreter of an environment with agent-lightning and what the
-agents need; its tracer watches the same programs, and its spans of model calls are counted beside.
+agents need; its tracer runs the same programs, and its spans of model calls are counted for
+comparison.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ except BaseException as error:
     said = f"{type(error).__name__}: {error}"[:300]
 print("traced", json.dumps([[span.name for span in tracer.get_last_trace()], said]))
 """
-"""A program under agent-lightning's tracer, and what it has seen."""
+"""Script that runs a program under agent-lightning's tracer and reports what it has recorded."""
 
 RUBRIC = """from hrm_agent.rewards import Rubric
 
@@ -71,18 +72,18 @@ def brief(text):
 
 rubric = Rubric([brief])
 """
-"""A rubric of one's own that tells answers apart, which a small policy does not get right in
-another's prompts.
+"""Custom rubric that distinguishes answers, which a small policy does not get right with another
+agent's prompts.
 """
 
 
 class Place:
-    """A folder with the programs, and the variables that they run with."""
+    """Folder with the programs, and the environment variables for them."""
 
     def __init__(self, folder: Path, packages: Path, server: ScriptedServer) -> None:
         self.folder, self.server = folder, server
         self.kept = folder
-        """Where stores and runs are written."""
+        """Folder for stores and runs."""
         mine = {
             "PYTHONPATH": f"{packages}:{PROJECT}",
             "OPENAI_BASE_URL": server.url,
@@ -96,12 +97,14 @@ class Place:
         }
 
     def runs(self, command: str) -> tuple[int, str, str]:
-        """Exit status and both outputs of a command of the product."""
+        """Run a command of the product and return exit status, stdout and stderr."""
         words = [sys.executable if word == "python" else word for word in shlex.split(command)]
         return self._run([*PRODUCT, *words], self.environment)
 
     def traced(self, python: Path, program: str) -> tuple[int, str, str]:
-        """The same of a program under agent-lightning's tracer, in its environment."""
+        """Run a program under agent-lightning's tracer in its environment. Return exit status,
+        stdout and stderr.
+        """
         theirs = {
             **self.environment,
             "PYTHONPATH": self.environment["PYTHONPATH"].removesuffix(f":{PROJECT}"),
@@ -122,7 +125,7 @@ class Place:
 
 
 class Checkout(Place):
-    """A repository, in whose folder commands are typed; what they write lies with the programs."""
+    """Checkout of a repository as working directory. Outputs go to the folder of the programs."""
 
     def __init__(self, folder: Path, repository: Repository, programs: Place) -> None:
         self.folder, self.server, self.kept = folder, programs.server, programs.folder
@@ -131,7 +134,7 @@ class Checkout(Place):
 
 
 def measured(name: str, place: Place, *, train: bool, lightning: Path | None) -> Row:
-    """The row of an agent of a package."""
+    """Row of a package's agent."""
     agent = AGENTS[name]
     (place.folder / f"agent_{name}.py").write_text(agent.program)
     row: Row = {"agent": name, "package": agent.package, "made_by": agent.made_by}
@@ -146,7 +149,7 @@ def measured(name: str, place: Place, *, train: bool, lightning: Path | None) ->
 
 
 def measured_repository(repository: Repository, place: Place, *, train: bool) -> Row:
-    """The row of an agent of a repository, which is run in its checkout."""
+    """Row of a repository's agent, which runs in its checkout."""
     name = repository.name
     row: Row = {
         "agent": name,
@@ -190,7 +193,7 @@ def _recorded(name: str, command: str, place: Place) -> Row:
 
 
 def _replayed(name: str, whole: str, place: Place) -> Row:
-    """By the record alone, and with the graph named where that does not do."""
+    """Replay from the record alone, or with the graph named if that fails."""
     command, code, told, errors = whole, 1, "", ""
     for command in dict.fromkeys((whole.partition(" --graph")[0], whole)):
         code, told, errors = place.runs(command)
@@ -217,8 +220,8 @@ def _trained(name: str, command: str, place: Place) -> Row:
 
 
 def _traced(program: str, agent: Agent, python: Path, place: Place) -> Row:
-    """A runnable that is no graph is asked under the tracer as its users ask it, which its program
-    does not.
+    """Run a program under the tracer. A runnable that is not a graph is called as its users call
+    it, which its program does not.
     """
     if not agent.is_graph:
         path = place.folder / program
@@ -238,12 +241,12 @@ def _traced(program: str, agent: Agent, python: Path, place: Place) -> Row:
 
 
 def _end(text: str) -> str:
-    """The last lines, which say what failed."""
+    """Last lines of an output, which have the error."""
     return text.strip()[-1500:]
 
 
 def installed(folder: Path) -> Path:
-    """The packages, in a folder of their own."""
+    """Install the packages into a separate folder."""
     words = (
         "-m",
         "pip",
@@ -259,7 +262,7 @@ def installed(folder: Path) -> Path:
 
 
 def versions(packages: Path) -> dict[str, str]:
-    """Versions of the packages that agents come from, and of what they stand on."""
+    """Versions of the packages of the agents, and of their dependencies."""
     return {
         found.metadata["Name"]: found.version
         for found in distributions(path=[*sys.path, str(packages)])
@@ -268,7 +271,7 @@ def versions(packages: Path) -> dict[str, str]:
 
 
 def show(rows: list[Row], known: dict[str, str]) -> None:
-    """The table of the documentation."""
+    """Print the table of the documentation."""
     table = Table("agent", "version", "captured", "replay", "first RL step", "agent-lightning")
     for row in rows:
         version = f"{row['package']} {known.get(row['package'], '')}"

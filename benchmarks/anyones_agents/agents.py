@@ -1,7 +1,7 @@
-"""Programs around agents that come as packages: what a newcomer writes, with nothing of this
-project in it.
+"""Programs around agents from packages, as a newcomer would write them, without any code of this
+project.
 
-`react` and `functional` need no package but those that the tests' environment has.
+`react` and `functional` need only packages that the tests' environment has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PACKAGES = (
     "typing-inspect==0.9.0",
     "mypy-extensions==1.2.0",
 )
-"""Installed without what they ask for, which is in the environment: those that fit its version of
+"""Packages installed without their dependencies, which the environment has. These versions fit its
 langchain-core.
 """
 
@@ -68,19 +68,19 @@ if __name__ == "__main__":
 
 
 class Agent(NamedTuple):
-    """A program of an agent's package."""
+    """Program of a package's agent."""
 
     package: str
-    """Whose version the table shows."""
+    """Package whose version the table shows."""
     made_by: str
     body: str
     tail: str = _TAIL
     is_graph: bool = True
-    """False for a runnable that is no graph: `hrm-agent run` runs it as one."""
+    """False for a runnable that is not a graph. `hrm-agent run` runs it as one."""
 
     @property
     def program(self) -> str:
-        """The whole file."""
+        """Source of the whole file."""
         return f"{_HEAD}\n{self.body.strip()}\n\n{self.tail}"
 
 
@@ -388,7 +388,7 @@ graph = create_agent(model, [multiply], middleware=middleware)
 
 
 class Repository(NamedTuple):
-    """A public repository with an agent, which is run as it is in its checkout."""
+    """Public repository with an agent, which runs unchanged in its checkout."""
 
     owner: str
     name: str
@@ -397,9 +397,9 @@ class Repository(NamedTuple):
     """Folder of its packages."""
     graph: str
     options: str
-    """Of `run` and `train rl`: by which the agent asks an OpenAI model."""
+    """Options of `run` and `train rl` that make the agent use an OpenAI model."""
     asked: str = "'What is 6 times 7?'"
-    """What `run` is asked."""
+    """Question for `run`."""
 
 
 REPOSITORIES = (

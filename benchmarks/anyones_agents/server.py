@@ -1,4 +1,4 @@
-"""A server in OpenAI's form on loopback: answers by rule, at once, and counts what it was asked."""
+"""Server with OpenAI's API on loopback that answers by rule, at once, and counts requests."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ LAST_RESORT = {"think", "manage_memory"}
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """Its address is `url`; `asked` counts requests for an answer."""
+    """Scripted server at the address `url`. `asked` counts requests for an answer."""
 
     asked = 0
     _lock = threading.Lock()
 
     def count(self) -> int:
-        """One request more: its number."""
+        """Count a request and return its number."""
         with self._lock:
             self.asked += 1
             return self.asked
 
     @property
     def url(self) -> str:
-        """As OPENAI_BASE_URL wants it."""
+        """Address in the form of OPENAI_BASE_URL."""
         return f"http://127.0.0.1:{self.server_port}/v1"
 
 
 @contextmanager
 def serving() -> Generator[ScriptedServer]:
-    """The server, in a thread of its own."""
+    """Run the server in a separate thread."""
     with ScriptedServer(("127.0.0.1", 0), _Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -61,11 +61,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """No line for each request."""
+        """Log nothing."""
 
 
 def _answer(body: Json, number: int) -> Json:
-    """A call of the tool that comes first by `_wanted`, if it has not been called; else a text."""
+    """Answer with a call of the tool that `_wanted` chooses, if it has not been called, or else
+    with a text.
+    """
     messages: list[Json] = body["messages"]
     tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
     called = {
@@ -91,8 +93,8 @@ def _answer(body: Json, number: int) -> Json:
 
 
 def _wanted(tools: Iterable[str], called: set[str], choice: Any) -> str | None:
-    """Handing on comes first, then sums, then what is left where nothing was called, or a call is
-    demanded.
+    """Choose the next tool: handoffs first, then sums, then any other if none was called or a call
+    is required.
     """
     if isinstance(choice, dict):
         return str(choice["function"]["name"])
@@ -107,7 +109,7 @@ def _wanted(tools: Iterable[str], called: set[str], choice: Any) -> str | None:
 
 
 def _instance(schema: Json, root: Json) -> Any:
-    """The least value that the schema takes."""
+    """Smallest value that is valid for the schema."""
     if "$ref" in schema:
         target: Any = root
         for part in str(schema["$ref"]).lstrip("#/").split("/"):

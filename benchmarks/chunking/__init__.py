@@ -1,3 +1,3 @@
-"""Our chunks beside other libraries' and beside the tokenizer alone:
+"""Our chunks compared with other libraries' and with the tokenizer alone:
 `python -m benchmarks.chunking`.
 """

@@ -1,15 +1,15 @@
-"""What cutting a text costs beside tokenizing it once, and whether what comes out can be cited.
+"""Cost of cutting a text relative to tokenizing it once, and faults of the chunks.
 
     python -m benchmarks.chunking [--megabytes 0.5] [--fuzz 10000] [--quick] [--json FILE]
 
 `passes` is the CPU time of a way of cutting over that of counting the same text's tokens once with
 the same tokenizer, which is the floor; libraries count with it too. Chunks of 512 tokens, 15 %
 overlap, on the docstrings of numpy, langchain-core and langgraph. tiktoken's vocabularies are
-measured where they are on disk (TIKTOKEN_CACHE_DIR).
+measured if they are on disk (TIKTOKEN_CACHE_DIR).
 
-`pairs with 10-20 %`: neighbours that share as many tokens, of the limit; libraries' wrong spans are
-mended for it. `fuzz`: texts of everything that Unicode joins, hides or reserves, over all
-strategies and tokenizers, with overlap and without, checked from outside. `Pk`: how well topic
+`pairs with 10-20 %`: neighbours that share this part of the limit. Wrong spans of libraries are
+corrected for it. `fuzz`: texts of everything that Unicode joins, hides or reserves, over all
+strategies and tokenizers, with and without overlap, checked independently. `Pk`: how well topic
 boundaries are found (`benchmarks.chunking.segments`).
 """
 
@@ -39,9 +39,7 @@ from hrm_agent.retrieval.chunking.libraries import LIBRARIES
 
 _PAGES = Path(__file__).parents[2] / "docs"
 _SIZES = (24, 48, 64, 128)
-"""Limits in tokens that fuzz texts are cut to; the smallest holds any one code point of any
-tokenizer.
-"""
+"""Token limits for fuzz texts. The smallest holds any code point of any tokenizer."""
 
 
 def speed(text: str, known: dict[str, Tokenizer]) -> list[Row]:
@@ -58,7 +56,7 @@ def speed(text: str, known: dict[str, Tokenizer]) -> list[Row]:
 
 
 def fuzzed(known: dict[str, Tokenizer], count: int) -> list[Row]:
-    """How many of `count` texts are cut without a fault."""
+    """Numbers of `count` texts that are cut without a fault."""
     rows: list[Row] = []
     for label, overlaps in (("without overlap", [0.0]), ("with overlap", [0.1, 0.15, 0.2, 0.5])):
         right = sum(_is_right(seed, list(known.values()), overlaps) for seed in range(count))
@@ -74,7 +72,9 @@ def fuzzed(known: dict[str, Tokenizer], count: int) -> list[Row]:
 
 
 def _is_right(seed: int, known: Sequence[Tokenizer], overlaps: Sequence[float]) -> bool:
-    """Strategies and tokenizers take turns, so that each pair of them gets its share."""
+    """True if a text is cut without a fault. Strategies and tokenizers alternate, so each pair gets
+    its share.
+    """
     text, rng = fuzz_text(seed), random.Random(seed)
     strategy, tokenizer = (
         [*STRATEGIES][seed % len(STRATEGIES)],
@@ -87,7 +87,9 @@ def _is_right(seed: int, known: Sequence[Tokenizer], overlaps: Sequence[float]) 
 
 
 def _library_is_right(seed: int, name: str, tokenizer: Tokenizer, overlap: float) -> bool:
-    """White space may be missing; an error is no answer."""
+    """True if a library's chunks have no fault. White space may be missing. An error counts as a
+    fault.
+    """
     text = fuzz_text(seed)
     try:
         return tally(text, cut(text, name, tokenizer, 48, overlap), tokenizer, 48).total == 0
@@ -115,7 +117,7 @@ def without_spaces(known: dict[str, Tokenizer], size: int) -> list[Row]:
 
 
 def topics(count: int) -> list[Row]:
-    """Mean Pk over `count` texts; none where the shared corpora are not."""
+    """Mean Pk over `count` texts (empty without the shared corpora)."""
     if (data := shared_data()) is None:
         return []
     rows: list[Row] = []

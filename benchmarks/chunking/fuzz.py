@@ -1,5 +1,5 @@
-"""Texts that nobody would write, from a seed: what joins, what is invisible, what a library may
-take for a command.
+"""Fuzz texts from a seed: joining and invisible characters, and text that a library may take for a
+command.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _PLANES = [
 
 
 def fuzz_text(seed: int) -> str:
-    """Up to some hundred characters; every third text is of one kind of parts only."""
+    """Text of up to about a hundred characters. Every third text has parts of one kind only."""
     rng = random.Random(seed)
     kinds = [rng.choice(_KINDS)] if seed % 3 == 0 else _KINDS
     return "".join(_part(rng, kinds) for _ in range(rng.randrange(120)))

@@ -1,10 +1,10 @@
-"""Texts whose topics are known to change: passages of different documents, one after the other.
+"""Texts with known changes of topic: passages of different documents, one after the other.
 
-Documents: the articles, the conversations and the speech of the shared corpora; this project's own
-pages are one more, as they are all about one thing. A passage is so many sentences in a row, a text
-ten passages, each of another document than the one before, joined as sentences are: nothing but the
-words tells where one ends. What was tuned was tuned on every second document; the figures are those
-of the others.
+The documents are the articles, the conversations and the speech of the shared corpora, and this
+project's own pages as one more, since they all have one topic. A passage is a number of consecutive
+sentences. A text is ten passages, each of another document than the previous one, joined like
+sentences, so that only the words show the boundaries. Parameters were tuned on every second
+document, and the figures are from the others.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from hrm_agent.retrieval.chunking.sentences import Prose
 __all__ = ["Segmented", "boundaries", "documents", "pk", "segmented"]
 
 _NOTABLE, _AROUND = 0.25, 2
-"""A boundary's depth, in deviations above the mean, and the gaps to either side of which it is the
-deepest.
+"""Minimum depth of a boundary, in deviations above the mean, and gaps on either side among which it
+is the deepest.
 """
 _LEAST = 30
-"""Sentences of a document that is used."""
+"""Minimum sentences of a document."""
 _PASSAGES = 10
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Segmented:
-    """A text and the positions where its topic changes."""
+    """Text with the positions at which its topic changes."""
 
     text: str
     units: list[int]
-    """Where each sentence starts."""
+    """Start of each sentence."""
     changes: list[int]
-    """Where each passage but the first starts."""
+    """Start of each passage but the first."""
 
 
 def documents(data: Path, pages: Path) -> list[list[str]]:
@@ -69,7 +69,7 @@ def _said(line: str) -> str:
 def segmented(
     documents: Sequence[Sequence[str]], seed: int, sizes: tuple[int, int] = (5, 20)
 ) -> Segmented:
-    """Ten passages of `sizes[0]` to `sizes[1]` sentences."""
+    """Text of ten passages of `sizes[0]` to `sizes[1]` sentences."""
     rng = random.Random(seed)
     text, units, changes, last = "", list[int](), list[int](), -1
     for _ in range(_PASSAGES):
@@ -84,7 +84,9 @@ def segmented(
 
 
 def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
-    """Positions where another topic begins, whatever the sizes: valleys deeper than most."""
+    """Positions at which the topic changes, independent of chunk sizes: valleys deeper than
+    most.
+    """
     level = topics(Prose(text), embeddings)
     if level.strength is None:
         return []
@@ -98,8 +100,8 @@ def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
 
 
 def pk(given: Segmented, found: Sequence[int]) -> float:
-    """Share of pairs of sentences half a mean passage apart that are wrongly taken for one topic,
-    or for two.
+    """Pk: share of pairs of sentences half a mean passage apart that are wrongly taken for one
+    topic, or for two.
 
     Beeferman, Berger and Lafferty 1999.
     """
@@ -111,7 +113,7 @@ def pk(given: Segmented, found: Sequence[int]) -> float:
 
 
 def _topic(units: Sequence[int], changes: Sequence[int]) -> np.ndarray:
-    """A number for each unit that is another after each change."""
+    """Topic number of each unit, increased after each change."""
     starts = np.zeros(len(units) + 1, dtype=np.int64)
     starts[np.searchsorted(units, sorted(changes))] = 1
     return starts[:-1].cumsum()

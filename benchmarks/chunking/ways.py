@@ -1,4 +1,4 @@
-"""What is cut, what it is counted with, and what one way of cutting comes to."""
+"""Texts, tokenizers and measurements of the chunking benchmark."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ Row = dict[str, Any]
 
 SIZE, OVERLAP = 512, 0.15
 _DOCUMENTED = ("numpy", "langchain_core", "langgraph")
-"""Dependencies of the base install with much to read in them."""
+"""Dependencies of the base install with long docstrings."""
 _DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 
 
 def documentation(characters: int) -> str:
-    """English documentation: the docstrings of libraries that every install has, one after the
-    other.
-    """
+    """English documentation: the docstrings of libraries that every install has, concatenated."""
     return "\n\n".join(_docstrings())[:characters]
 
 
@@ -47,7 +45,7 @@ def _docstrings() -> Iterator[str]:
 
 
 def shared_data() -> Path | None:
-    """The folder of the shared corpora; None where it is not."""
+    """Folder of the shared corpora (None if it is missing)."""
     folder = (
         Path(os.environ.get("HRM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
         / "retrieval"
@@ -56,8 +54,8 @@ def shared_data() -> Path | None:
 
 
 def tokenizers(text: str, folder: Path) -> dict[str, Tokenizer]:
-    """`pieces`, a vocabulary of each of two libraries learnt from the text, and what tiktoken has
-    on disk.
+    """Tokenizers: `pieces`, a vocabulary of each of two libraries learnt from the text, and
+    tiktoken's that are on disk.
     """
     found = {"pieces": load_tokenizer("pieces")}
     found["tokenizers, byte pairs"] = train_tokenizer("bpe", [text], folder / "pairs.json")
@@ -69,7 +67,7 @@ def tokenizers(text: str, folder: Path) -> dict[str, Tokenizer]:
 
 
 def cpu(work: Callable[[], Any], repeats: int = 2) -> tuple[float, Any]:
-    """CPU seconds of the best of a few runs, and what came of it."""
+    """Minimum CPU seconds of a few runs, and the result."""
     best, result = float("inf"), None
     for _ in range(repeats):
         begun = time.process_time()
@@ -86,7 +84,9 @@ def cut(
 
 
 def measured(text: str, name: str, tokenizer: Tokenizer) -> Row:
-    """The floor is measured before and after, as neighbours on the machine come and go."""
+    """Row of one way to cut. The floor is measured before and after, since the load of the machine
+    changes.
+    """
     try:
         cut(text[:2_000], name, tokenizer)
         before, _ = cpu(lambda: tokenizer.count(text))

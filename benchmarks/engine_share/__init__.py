@@ -1,3 +1,3 @@
-"""How much of a rollout is the engine, over the size of the network:
+"""Share of the engine in the cost of a rollout, by the size of the network:
 `python -m benchmarks.engine_share`.
 """

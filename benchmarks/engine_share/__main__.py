@@ -1,22 +1,21 @@
-"""The share of the bare engine: how much of a rollout's cost is the model's own.
+"""Share of the bare engine in the cost of a rollout.
 
     python -m benchmarks.engine_share [--sizes 0.5M,5M,25M,100M] [--rollouts 64] [--repeats 3] [--threads 1]
                                       [--peers PYTHON] [--json FILE] [--picture FILE]
 
-Word problems, once recorded with the shipped small policy, are had again with random networks of
-several sizes, whose answers are the recorded ones, token by token. `bare`: the in-process engine
-alone is given the recorded prompts, each conversation's next one as soon as the one before is
+Word problems, once recorded with the shipped small policy, are repeated with random networks of
+several sizes, which return the recorded answers, token by token. `bare`: the in-process engine
+alone is given the recorded prompts, each conversation's next one as soon as the previous one is
 answered. `whole`: `collect` from an empty folder to a closed store, with the graph `tool_loop`,
 checkpoints, record, and every call of the tool in the sandbox. The share is the bare engine's CPU
-seconds over those of the whole; they are those of a cgroup where one can be made, so that no
-process of the sandbox is missed. The two take turns; the median of the repeats counts.
+seconds over those of the whole; they are read from a cgroup if possible, so that no process of the
+sandbox is missed. The two take turns; the median of the repeats counts.
 
-Each size has a process of its own. `OMP_NUM_THREADS` is what `--threads` says, on both sides:
+Each size runs in a separate process. `OMP_NUM_THREADS` is what `--threads` says, on both sides:
 threads of torch that wait for one another would count as work of the engine.
 
-PYTHON is the interpreter of a virtual environment that has `trl` and `smolagents`: what they take
-over the bare `generate` of transformers, given the same networks and answers (`peers_driver.py`
-says how).
+PYTHON is the interpreter of a virtual environment that has `trl` and `smolagents`: their cost over
+the bare `generate` of transformers, with the same networks and answers (see `peers_driver.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from benchmarks.engine_share.peers import peers
 from hrm_agent.basics.plotting import new_figure, save_figure
 
 GOAL = 0.85
-"""Of the CPU seconds, from 100 million parameters on."""
+"""Share of the CPU seconds that is the goal, from 100 million parameters on."""
 OURS = "hrm-agent"
 Row = dict[str, Any]
 
@@ -79,7 +78,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    """Medians; the range of the share by CPU is that of the repeats."""
+    """Table of medians. The range of the CPU share is over the repeats."""
     names = (
         "by",
         "parameters",
@@ -105,7 +104,7 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The share over the number of parameters."""
+    """Draw the share over the number of parameters."""
     figure = new_figure(8, 4.5, "The share of the bare engine")
     axes = figure.add_subplot()
     for by in dict.fromkeys(row["by"] for row in rows):

@@ -1,8 +1,8 @@
-"""One size in a process of its own: a recording, then the framework and the bare engine in turn.
-Prints a line of JSON.
+"""Measurement of one size in a separate process: a recording, then the framework and the bare
+engine in turn. It prints a line of JSON.
 
-The recording is of the shipped small policy; see `benchmarks.engine_share.networks` for how a
-network of another size gives its answers.
+The recording is of the shipped small policy. See `benchmarks.engine_share.networks` for how a
+network of another size returns its answers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def recorded_in(folder: Path) -> Recorded:
 
 
 def collected(count: int, folder: Path, engine: Any) -> list[Any]:
-    """The whole thing, from an empty folder to a closed store; a run's seeds do not hang on where
-    its folder lies.
+    """Run `collect` from an empty folder to a closed store. The seeds of a run do not depend on its
+    folder.
     """
     config = CollectConfig(
         policy=POLICY, graph="tool_loop", count=count, max_tokens=MAX_TOKENS, seed=0
@@ -61,8 +61,8 @@ def collected(count: int, folder: Path, engine: Any) -> list[Any]:
 
 
 def timed(engine: RecordedEngine, cpu: Callable[[], float], work: Callable[[], Any]) -> Seconds:
-    """With an empty cache, as a run finds it. `engine` is its thread, `loop` the one that the
-    graphs run in.
+    """Seconds of a piece of work, with an empty cache as in a new run. `engine` is its thread,
+    `loop` the thread of the graphs.
     """
     engine.publish(0)
     steps, fed, sampled = engine.steps, engine.fed_tokens, engine.sampled_tokens

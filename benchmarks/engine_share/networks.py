@@ -1,9 +1,8 @@
-"""Networks of several sizes with random weights, and an engine whose answers are those of a
-recording.
+"""Networks of several sizes with random weights, and an engine that returns recorded answers.
 
-A random network babbles, so that nobody would call a tool. Here it runs in full, and its own tokens
-are sampled as always; then the recorded token takes the sampled one's place, and that is what the
-cache is fed and the caller gets. So every size has the same conversations, token by token.
+A random network would never call a tool. Here it runs in full, and its own tokens are sampled as
+always. Then the recorded token replaces the sampled one, in the cache and for the caller. So every
+size has the same conversations, token by token.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from hrm_agent.testing import tiny_network
 __all__ = ["SIZES", "Recorded", "RecordedEngine", "network"]
 
 Recorded = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
-"""A request's seed, which no other has -> its prompt and its answer."""
+"""Prompts and answers by the request's seed, which is unique."""
 
 SIZES: dict[str, dict[str, int]] = {
     "0.5M": {},
@@ -28,13 +27,14 @@ SIZES: dict[str, dict[str, int]] = {
     "25M": {"hidden_size": 512, "num_hidden_layers": 8},
     "100M": {"hidden_size": 768, "num_hidden_layers": 14},
 }
-"""What is changed in the shipped policy's configuration. The feed-forward layer is thrice as wide
-as the hidden one, as there; a head has 64 numbers and two heads share keys and values.
+"""Changes to the shipped policy's configuration, by size. The feed-forward layer is three times as
+wide as the hidden one, as in the shipped policy. A head has 64 numbers, and two heads share keys
+and values.
 """
 
 
 def network(size: str) -> Any:
-    """A Qwen3 with random weights, float32."""
+    """Qwen3 with random weights in float32."""
     changed: dict[str, Any] = dict(SIZES[size])
     if changed:
         hidden, layers = changed["hidden_size"], changed["num_hidden_layers"]
@@ -48,7 +48,7 @@ def network(size: str) -> Any:
 
 
 class RecordedEngine(TransformersEngine):
-    """Does all that the engine does, and answers with what is on record."""
+    """Engine that does its full work, and returns recorded answers."""
 
     def __init__(self, size: str, codec: Any, recorded: Recorded, threads: int) -> None:
         super().__init__(network(size), codec, name=size, threads=threads)
@@ -56,7 +56,9 @@ class RecordedEngine(TransformersEngine):
         self.steps = 0
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """Refuses what was not asked in the recording: a tool's result may have been another."""
+        """Submit a request. Raise `RuntimeError` if its prompt differs from the recorded one, e.g.
+        by another tool result.
+        """
         seed = request.sampling.seed
         if seed is None or self.recorded[seed][0] != request.prompt_ids:
             raise RuntimeError("the prompt is another than the recorded one")

@@ -1,4 +1,4 @@
-"""What the peers are given, and their driver in the interpreter that has them."""
+"""Inputs of the peers, and calls of their driver in the interpreter that has them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _PROMPT = re.compile(
 def peers(
     size: str, python: Path, rollouts: int, repeats: int, threads: int
 ) -> list[dict[str, Any]]:
-    """A row of each. One conversation after another takes long: smolagents has one repeat, of many
-    short turns.
+    """Row of each peer. smolagents has one repeat, since it runs one conversation after another in
+    many short turns.
     """
     driver = str(Path(__file__).with_name("peers_driver.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -63,7 +63,7 @@ def _tokenizer() -> Any:
 
 @cache
 def _conversations(rollouts: int) -> list[dict[str, Any]]:
-    """As texts, recorded with the shipped policy."""
+    """Conversations as texts, recorded with the shipped policy."""
     tokenizer = _tokenizer()
     policy: Any = load_policy(POLICY)
     found: list[dict[str, Any]] = []

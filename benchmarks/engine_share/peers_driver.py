@@ -1,10 +1,10 @@
-"""Run by the interpreter of a virtual environment that has TRL and smolagents: the same
-conversations by them.
+"""Driver of TRL and smolagents for the same conversations, run by the interpreter of a virtual
+environment that has them.
 
 Reads from stdin the folder of a network with the shipped tokenizer, and conversations: system text,
 problem, and the answers as text. A logits processor makes every call of `generate` give the
-recorded answers, in theirs and in the bare one alike. `bare` is `model.generate` alone, given the
-very tensors that the peer gave it. Both have the network of `transformers` and float32. Standard
+recorded answers, in the peer's run and in the bare one. `bare` is `model.generate` alone, with the
+same tensors that the peer passed. Both have the network of `transformers` and float32. Standard
 library, torch, transformers and the peers only.
 
 * TRL: `GRPOTrainer._generate_and_score_completions`: rendering, `generate` on the whole batch turn
@@ -34,15 +34,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 Jobs = list[Callable[[], Any]]
-"""What is timed as one, right before the bare generation of the same; the first is done once
-before, untimed.
+"""Jobs that are timed one by one, each right before the bare generation of the same calls. The
+first runs once before, untimed.
 """
 ANSWER, OPENING = "\\boxed{", "<|im_start|>assistant\n"
 FAR = 1e4
 
 
 class RecordedTokens(LogitsProcessor):
-    """Raises the recorded token above all others; the row's prompt says whose turn it is."""
+    """Logits processor that raises the recorded token above all others. The prompt of a row
+    identifies its conversation.
+    """
 
     def __init__(self, tokenizer: Any, answers: dict[str, list[list[int]]]) -> None:
         self.tokenizer, self.answers = tokenizer, answers
@@ -68,7 +70,7 @@ class RecordedTokens(LogitsProcessor):
 
 
 class Recorder:
-    """`generate` of a network, with the recorded answers; keeps what it was given."""
+    """Wrapper of `generate` with the recorded answers, which keeps its arguments."""
 
     def __init__(self, model: Any, forced: RecordedTokens) -> None:
         self.model, self.forced, self.given = model, forced, []
@@ -84,7 +86,7 @@ class Recorder:
         return self._generate(*given, **named, logits_processor=LogitsProcessorList([self.forced]))
 
     def bare(self) -> None:
-        """All of that again. What stops an answer early is the peer's, not the network's."""
+        """Repeat all calls of `generate`. Early stopping belongs to the peer and is left out."""
         with torch.no_grad():
             for given, named in self.given:
                 self.run(

@@ -1,3 +1,3 @@
-"""The environment service against its peers and against a bare fork:
+"""Environment service compared with its peers and with a bare fork:
 `python -m benchmarks.environment`.
 """

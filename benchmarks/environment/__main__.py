@@ -1,19 +1,19 @@
-"""What a call costs here, in a new interpreter, under bubblewrap, at the peers', and at least: a
-bare fork.
+"""Cost of a call in our environment, in a new interpreter, under bubblewrap, in the peers'
+services, and in a bare fork as the floor.
 
     python -m benchmarks.environment [--quick] [--only floor calls late] [--clients 1 8 64] [--json FILE]
         [--smolagents PYTHON] [--code-judge CHECKOUT PYTHON] [--sandbox-fusion CHECKOUT PYTHON]
 
-Peers are measured where they are named; PYTHON is the interpreter of a virtual environment of
-theirs that has numpy and sympy too. How they are started is told in `peers`.
+Peers are measured if they are named. PYTHON is the interpreter of their virtual environment, which
+needs numpy and sympy too. See `peers` for how they are started.
 
 `floor`: ours and ours without its layers against a fork of the same warm interpreter that does
 nothing (`floor`), in turns, the best repeat of each. `calls`: every way with every snippet; clients
-wait for their answer before they ask again. `late`: how long after its limit of 1 s an endless loop
-is over. `good/s` counts right answers. CPU is of all processes, the client's among them, per right
-answer. A goal is a ratio within one run. `python -m benchmarks.environment.queue` measures a queue
-of 45,000 calls, `python -m benchmarks.environment.load` a server that 20,000 mixed calls, attacks
-and strangers come to.
+wait for their answer before the next call. `late`: time after its limit of 1 s at which an endless
+loop ends. `good/s` counts right answers. CPU is of all processes, the client's among them, per
+right answer. A goal is a ratio within one run. `python -m benchmarks.environment.queue` measures a
+queue of 45,000 calls, `python -m benchmarks.environment.load` a server under 20,000 mixed calls,
+attacks and idle connections.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from benchmarks.environment.workloads import ENDLESS, WORKLOADS, Workload
 
 Options = argparse.Namespace
 MANY = 64
-"""Clients of everything that is asked over HTTP."""
+"""Number of clients for everything over HTTP."""
 LATE_CALLS = 16
-"""One at a time for each core: an endless loop that shares its core is late by no fault of who ends
-it.
+"""Number of calls of `late`, one at a time for each core, since an endless loop that shares its
+core ends late for another reason.
 """
 
 
@@ -117,7 +117,7 @@ async def _calls(name: str, opened: Opened, clients: Iterable[int], effort: Effo
     rows: list[Row] = []
     async with opened as call:
         for workload in WORKLOADS:
-            # What is made once (a fork server, a session's process, a file cache) is made before.
+            # One-time costs (a fork server, a session's process, a file cache) come before timing.
             await measured(name, call, workload, 1, Effort(1, 0.0))
             for number in clients:
                 if not name.startswith(PEERS):
@@ -127,8 +127,8 @@ async def _calls(name: str, opened: Opened, clients: Iterable[int], effort: Effo
 
 
 def _peers(options: Options) -> list[tuple[str, Opened, Sequence[int]]]:
-    """Asked by few clients too: with many, their own time limits make them lose much of what is
-    slow.
+    """Peers that are named. They are also called by few clients, since with many their own time
+    limits lose many slow calls.
     """
     found: list[tuple[str, Opened, Sequence[int]]] = []
     if options.code_judge:
@@ -141,11 +141,11 @@ def _peers(options: Options) -> list[tuple[str, Opened, Sequence[int]]]:
 
 
 PEERS = ("subprocess", "bubblewrap", "code-judge", "SandboxFusion")
-"""Names of ways that make nothing which a second round would find there."""
+"""Names of ways that leave nothing behind for a second round."""
 
 
 def smolagents(python: Path, workloads: Sequence[Workload], effort: Effort) -> list[Row]:
-    """In a process of its own interpreter, one call at a time."""
+    """Rows of smolagents, in a process of its interpreter, one call at a time."""
     given = {
         "calls": effort.calls,
         "seconds": effort.seconds,
@@ -180,7 +180,7 @@ def smolagents(python: Path, workloads: Sequence[Workload], effort: Effort) -> l
 
 
 def goals(found: dict[str, list[Row]]) -> list[Row]:
-    """Ratios within this run and their bounds, of what was measured."""
+    """Ratios within this run with their bounds, for what was measured."""
     return [
         *_floor_goals(found.get("floor", [])),
         *_call_goals(found.get("calls", [])),
@@ -289,7 +289,7 @@ def _at_most(name: str, value: float, bound: float, by_cpu: float | None = None)
 
 
 def left_out(options: Options) -> list[str]:
-    """Who is not compared, and what it would take."""
+    """Ways that are not compared, with what they would need."""
     lines = [] if bubblewrap() else ["bubblewrap is not installed (apt-get install bubblewrap)"]
     peers = ("smolagents", "code_judge", "sandbox_fusion")
     return lines + [
@@ -341,7 +341,9 @@ def parsed() -> Options:
 
 
 def _path(text: str) -> Path:
-    """Absolute, but with its links: a virtual environment's interpreter is one."""
+    """Absolute path with its links kept, since the interpreter of a virtual environment is a
+    link.
+    """
     return Path(os.path.abspath(text))  # noqa: PTH100
 
 

@@ -1,9 +1,8 @@
-"""The same fork servers put to other uses: the floor, which forks and does nothing, and slots
-without their layers.
+"""Fork servers for other uses: the floor, which forks and does nothing, and slots without their
+layers.
 
-A fork server is started as ever, with `within_zygote` read into it at the last moment. So the floor
-is a fork of the very process that slots are forks of: same imports, same warm memory, same
-namespaces.
+A fork server is started as usual, and loads `within_zygote` at the last moment. So the floor forks
+the same process as slots do: same imports, same warm memory, same namespaces.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WITHIN = Path(__file__).with_name("within_zygote.py")
 
 @contextmanager
 def _put_to(use: str) -> Generator[None]:
-    """Fork servers that are started in the block."""
+    """Use for the fork servers that are started in the block."""
     plain = process.bare_python
 
     def command(module: str, *words: str) -> list[str]:
@@ -46,8 +45,8 @@ def _put_to(use: str) -> Generator[None]:
 
 
 def floors(effort: Effort, clients: Sequence[int], repeats: int) -> list[Row]:
-    """Floor, ours, and ours without layers, in turns; of each the repeat with the shortest clock
-    counts.
+    """Rows of the floor, of ours, and of ours without layers, in turns. The repeat with the
+    shortest time counts.
     """
     best: dict[tuple[str, ...], Row] = {}
     for _ in range(repeats):

@@ -1,23 +1,23 @@
-"""A server under a mixed load, with attacks among the calls and strangers at the door: what is
-lost, wrong, or left.
+"""Server under a mixed load, with attacks among the calls and idle connections: calls that are lost
+or wrong, and resources that are left.
 
     python -m benchmarks.environment.load [--calls 20000] [--clients 64] [--attacks 0.05] [--strangers 1024]
         [--alternate] [--quick] [--json FILE]
 
 A server process, and clients (`load_clients`) whose calls are drawn; a given share are attacks of
-`tests/environment/attacks/corpus`. What each has to come to is known. `lost` is a call without an
-answer, or with `infrastructure`; `doubled` one that ran twice: its two answers differ, its
+`tests/environment/attacks/corpus`. The expected result of each is known. `lost` is a call without
+an answer, or with `infrastructure`; `doubled` one that ran twice: its two answers differ, its
 session's counter is ahead, or the server counts more outcomes than there were calls. Clients leave
 and come back, each time by a new connection.
 
 `--alternate` makes as many calls again without attacks, phase by phase in turn, and the attacks are
 those of `load_attacks`, by a client with a quota: on the server's messages and threads as well as
-by snippets. Then it says how long the calls of the others took with attacks, and without.
+by snippets. Then it reports how long the other clients' calls took with and without attacks.
 
-Strangers hold connections on which they say nothing, or half a header, and open another whenever
+Strangers hold connections on which they send nothing, or half a header, and open another whenever
 the server closes one.
 
-What the server has is compared before (warm) and after: processes, descriptors, locks, memory,
+Resources of the server are compared before (warm) and after: processes, descriptors, locks, memory,
 sessions, queue. The exit status is 1 if anything was lost, wrong, doubled or left.
 """
 
@@ -49,22 +49,22 @@ from tests.environment.attacks.host import descendants, is_running, open_descrip
 
 ATTACKERS = "a token for attacks alone"
 PHASES = 10
-"""Pairs of phases, without attacks and with them."""
+"""Pairs of phases, one without and one with attacks."""
 SETTLE_SECONDS = 30.0
-"""For slots that are being replaced, and processes on their way out."""
+"""Maximum wait for slots that are being replaced, and for processes that are ending."""
 REST_SECONDS = 1.0
-"""What has ended is mostly gone by then."""
+"""Pause between two checks, after which ended processes are mostly gone."""
 SAMPLES = 10
-"""Looks at the memory while the calls run."""
+"""Number of memory samples while the calls run."""
 ALLOWED = {"RSS of the server, MiB": 32.0, "Pss of all, MiB": 40.0, "answers kept": 10_000.0}
-"""So much more there may be at the end; of all else, nothing. The outcomes that the server keeps
-for calls that are submitted again, 10,000 at most, take 20 MiB.
+"""Allowed increase at the end, and 0 for everything else. The outcomes that the server keeps for
+calls that are submitted again, at most 10,000, take 20 MiB.
 """
 
 
 @contextmanager
 def server() -> Generator[tuple[subprocess.Popen[str], str, Path]]:
-    """The process, its address, and the file that it writes what it has to say to."""
+    """Start the server and yield its process, its address, and the file of its output."""
     with tempfile.TemporaryDirectory() as folder:
         known, said = Path(folder) / "clients", Path(folder) / "said"
         others, attacker = (
@@ -86,7 +86,9 @@ def server() -> Generator[tuple[subprocess.Popen[str], str, Path]]:
 
 @contextmanager
 def strangers(url: str, number: int) -> Generator[list[int]]:
-    """Have so many at the door. After the block the list says how many connections they opened."""
+    """Hold `number` idle connections. After the block the list has the number of connections that
+    were opened.
+    """
     command = [sys.executable, "-m", "benchmarks.environment.strangers", url, str(number)]
     opened: list[int] = []
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
@@ -126,7 +128,7 @@ def _pss(path: Path) -> float:
 
 
 async def standing(pid: int, environment: Environment) -> dict[str, float]:
-    """What the server has."""
+    """Resources of the server."""
     found, below = await gauges(environment), descendants(pid)
     names = ("running", "waiting", "outside", "sessions_living", "sessions_known")
     return {
@@ -150,7 +152,7 @@ def grown(before: dict[str, float], after: dict[str, float]) -> list[str]:
 
 
 async def warm_up(environment: Environment, slots: int) -> None:
-    """Each slot of both kinds is there, and has run something; so has a session."""
+    """Run a call in each slot of both kinds and in a session."""
     for imports in ("", "import numpy, sympy\n"):
         for _ in range(5):
             code = f"{imports}import time\ntime.sleep(0.1)"
@@ -162,7 +164,7 @@ async def warm_up(environment: Environment, slots: int) -> None:
 
 
 async def at_rest(pid: int, environment: Environment) -> dict[str, float]:
-    """When what the warm-up has ended is gone."""
+    """Resources once everything that the warm-up ended is gone."""
     looks: list[dict[str, float]] = [{}]
 
     async def nothing_ends() -> bool:
@@ -177,7 +179,7 @@ async def at_rest(pid: int, environment: Environment) -> dict[str, float]:
 
 
 async def settled(pid: int, environment: Environment, before: dict[str, float]) -> dict[str, float]:
-    """As soon as all is as before, or after a while."""
+    """Resources once they are as before, or after `SETTLE_SECONDS`."""
 
     async def as_before() -> bool:
         return not grown(before, await standing(pid, environment))
@@ -211,7 +213,9 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
     ]
     samples: list[Row] = []
     full = False
-    """As many answers are kept as ever: memory is compared with what it was then."""
+    """True once the number of kept answers has reached its maximum. Memory is compared with that
+    moment.
+    """
     phases = (
         [("attacks", options.attacks)]
         if not options.alternate
@@ -276,7 +280,7 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
 
 
 def _compared(tally: Tally) -> list[Row]:
-    """Durations of the others' calls, in seconds."""
+    """Durations of the other clients' calls, in seconds."""
     ordered = {phase: sorted(seconds) for phase, seconds in tally.seconds.items()}
     rows = [
         {

@@ -1,8 +1,8 @@
-"""Attacks on a server and on its sandbox, each by a client that has a token of its own: `load`
-mixes them in.
+"""Attacks on a server and on its sandbox, each by a client that has its own token. `load` mixes
+them in.
 
-What each has to come to is known: the outcome or refusal of its own call, never a fault of the
-infrastructure.
+The expected result of each is known: the outcome or refusal of its own call, never an
+infrastructure fault.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["QUOTA", "Attacker"]
 
 QUOTA = 4
-"""Calls of the attacker that may wait or run at once."""
+"""Maximum calls of the attacker that wait or run at once."""
 MANY = 100_000
 """Calls of one batch."""
 TRIES = 5
-"""Connections that a refused request may take."""
+"""Maximum connections for a refused request."""
 UNREAD, UNREAD_BYTES, UNREAD_SECONDS = 30, 1_000_000, 1.0
-"""Calls whose answers are not read, what each prints, and when the connection is left."""
+"""Calls whose answers are not read, bytes that each prints, and seconds until the connection is
+dropped.
+"""
 OWN = {ToolStatus.OK, ToolStatus.ERROR}
 ALL = OWN | {ToolStatus.TIMEOUT, ToolStatus.DENIED, ToolStatus.OUT_OF_MEMORY}
 PEAK = range(1024 * 1024, 4 * 1024**3)
-"""Bytes that a call's peak of memory can be."""
+"""Plausible range of a call's peak memory, in bytes."""
 PATIENT = Limits(wall_seconds=60, cpu_seconds=60)
 NAMED = "import ctypes\nctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)\n1 + 1"
 
 
 class Attacker:
-    """Makes one attack at a time, of a kind that is drawn. `calls` are those that the server may
-    count.
+    """Client that makes one attack at a time, of a random kind. `calls` is the number that the
+    server may count.
     """
 
     def __init__(self, url: str, token: str, number: int) -> None:
@@ -53,7 +55,9 @@ class Attacker:
         self.calls = 0
 
     async def attack(self, chance: random.Random) -> tuple[str, str]:
-        """Its kind, and what was wrong with what came of it; empty if nothing was."""
+        """Make an attack and return its kind and the problem with its result (empty without
+        one).
+        """
         (kind,) = chance.choices([*self._kinds], [*self._kinds.values()])
         return kind.__name__.strip("_").replace("_", " "), await kind(chance)
 
@@ -70,9 +74,7 @@ class Attacker:
         return await self._environment.run(Submission(code, limits=PATIENT, **how))
 
     async def _signal(self, chance: random.Random) -> str:
-        """A process that is ended by a signal without a name,
-        or by one that the host uses itself.
-        """
+        """End a process by a signal without a name, or by one that the host uses itself."""
         number = chance.choice([*range(34, 64), 9, 24, 31])
         result = await self._run(f"import os\nos.kill(os.getpid(), {number})\n'lives'")
         return (
@@ -82,7 +84,7 @@ class Attacker:
         )
 
     async def _name(self, chance: random.Random) -> str:
-        """A name that reads like the kernel's own line."""
+        """Print a name that resembles the kernel's own line."""
         name = chance.choice(
             [b"VmHWM: 0 kB", b"VmHWM: x", b"VmHWM:\t1e9", b"a) S 1 1 (", b"\nVmHWM: 9"]
         )
@@ -143,7 +145,7 @@ class Attacker:
         return f"/v1/{path}: no connection in {TRIES} tries"
 
     async def _many_on_a_stream(self, chance: random.Random) -> str:
-        """The attacker leaves before they have ended."""
+        """Submit many calls and leave before they have ended."""
         await self._leave(
             [{"key": key, "run": {"code": "1"}} for key in range(MANY // 2)], chance.random()
         )
@@ -165,7 +167,9 @@ class Attacker:
 
 
 def _sound(result: ExecutionResult) -> str:
-    """Its own outcome, and a peak of memory that can be."""
+    """Problem with a result that is not its own outcome or has an impossible peak of memory (empty
+    without one).
+    """
     if result.status in ALL and result.peak_memory_bytes in PEAK:
         return ""
     return f"a name: {result.status}, peak {result.peak_memory_bytes} bytes, {result.stderr[-100:]}"

@@ -1,9 +1,9 @@
-"""Clients of a loaded server, and what each of their calls has to come to: `load` starts them.
+"""Clients of a loaded server, with the expected result of each of their calls. `load` starts them.
 
-Each makes one call after the other, of a kind that is drawn: cheap ones, numpy, sympy, cells of
-sessions, calls that are submitted twice under one id, calls that are cancelled, errors, time-outs,
-too much memory or output, and attacks. What is drawn, and which numbers are computed, is the same
-in every run.
+Each makes one call after the other, of a random kind: cheap ones, numpy, sympy, cells of sessions,
+calls that are submitted twice under one id, calls that are cancelled, errors, time-outs, too much
+memory or output, and attacks. The random choices and the numbers that are computed are the same in
+every run.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ MIB = 2**20
 SEED = 7
 TOKEN = "a token for the load alone"
 PATIENT = Limits(wall_seconds=300, cpu_seconds=300)
-"""Of what is to end by itself: no busy machine makes a time-out of it."""
+"""Limits of calls that end by themselves, long enough for a busy machine."""
 ANSWER_SECONDS = 300.0
-"""A call that is not answered by then is lost."""
+"""Seconds after which a call without an answer counts as lost."""
 STAY = 50
 """Calls that a client makes before it leaves and comes back."""
 BACK_SECONDS = 1.0
-"""Before a client that was turned away tries again."""
+"""Seconds before a refused client tries again."""
 CELLS = 20
-"""Of one session."""
+"""Maximum cells of one session."""
 ATTACK_SECONDS = 0.7
-"""An attack that may take longer by its own word is left to the corpus' own test."""
+"""Maximum seconds of an attack. Attacks that may take longer are left to the corpus' own test."""
 TIMED = ("plain", "numpy", "error", "cell")
-"""Kinds of calls that end as soon as they can."""
+"""Kinds of calls that end as soon as possible."""
 ENDLESS = "import time\nwhile True: time.sleep(60)"
 
 
 class Tally:
-    """What came of the calls."""
+    """Counts of calls and of their faults."""
 
     def __init__(self) -> None:
         self.made, self.faults = (
@@ -55,12 +55,12 @@ class Tally:
         )
         self.told: list[str] = []
         self.outcomes = 0
-        """That the server has to count: calls whose answer somebody waited for."""
+        """Outcomes that the server has to count: calls with a client waiting for their answer."""
         self.seconds: dict[str, list[float]] = {}
         """Seconds from submission to answer, by phase, of each call that is not an attack."""
         self.phase = ""
         self.attacks = Counter[str]()
-        """By kind, of those that an `Attacker` made."""
+        """Attacks of an `Attacker`, by kind."""
 
     def blame(self, fault: str, kind: str, what: str, times: int = 1) -> None:
         self.faults[fault][kind] += times
@@ -97,7 +97,7 @@ class Tally:
 
 
 class Client:
-    """Makes calls one after the other, and knows what each has to come to."""
+    """Client that makes one call after the other and checks each result."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Client:
         tally: Tally,
         attacker: Attacker | None = None,
     ) -> None:
-        """`attacker`: makes the attacks in place of the calls of `attacks`."""
+        """Create a client. An `attacker` makes the attacks in place of the calls of `attacks`."""
         self._url, self._number, self._attacks, self._tally = url, number, attacks, tally
         self._attacker = attacker
         self.share = 0.0
@@ -124,7 +124,7 @@ class Client:
         }  # fmt: skip
 
     async def make(self, numbers: range, done: Callable[[], None]) -> None:
-        """The calls of one phase."""
+        """Make the calls of one phase."""
         for number in numbers:
             if self._made % STAY == 0:
                 await self._come_back()
@@ -233,7 +233,9 @@ class Client:
         self._tally.judge("attack", result, good=good)
 
     async def _twice(self, number: int) -> None:
-        """Under one id, at once or one after the other: it runs once, or draws other bytes."""
+        """Submit a call twice under one id, at once or in sequence, and check that it runs once by
+        its random bytes.
+        """
         code, name = (
             f"import os\nprint({number})\nos.urandom(8).hex()",
             f"{SEED} {self._number} {number}",
@@ -297,7 +299,9 @@ class Client:
         await self._cancel(f"{ENDLESS}  # {number}", None)
 
     async def _cancelled_cell(self, number: int) -> None:
-        """The session's process dies of it, and is built anew without it."""
+        """Cancel a cell, which kills the session's process, and check that the session is rebuilt
+        without it.
+        """
         await self._cancel(f"count = -1\n{ENDLESS}  # {number}", self._name)
 
     async def _cancel(self, code: str, session: str | None) -> None:
@@ -317,7 +321,7 @@ def _same(result: ExecutionResult, status: str, stdout: str, value: str | None) 
 
 
 def short_attacks() -> list[Call]:
-    """Of one call, soon over, and without anything of the host in them."""
+    """Attacks of one short call that do not depend on the host."""
     calls = [snippet.calls[0] for snippet in read_folder(CORPUS) if len(snippet.calls) == 1]
     light = [call for call in calls if call.session is None and not call.heavy and call.copies == 1]
     short = [

@@ -1,5 +1,5 @@
-"""Clients that call one after the other, and what that cost: clock, and CPU of every process that
-was in it.
+"""Measurement of clients that call one after the other: wall clock, and CPU of every process
+involved.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["Call", "Effort", "Row", "at", "cpu_seconds", "measured", "row"]
 
 Row = dict[str, Any]
 Call = Callable[[Workload, int], Awaitable[Sequence[Answer]]]
-"""One request of a client, with what came of the calls in it: one call, or a batch."""
+"""Request of a client, one call or a batch, that returns the results of its calls."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Clients stop asking at whichever comes first. Each asks at least once."""
+    """Limits of a measurement, whichever comes first. Each client makes at least one call."""
 
     calls: int
     seconds: float
 
 
 def cpu_seconds() -> float:
-    """Of this process and all below it, the dead ones included: whoever waited for them has their
-    seconds.
+    """CPU seconds of this process and its descendants, including ended ones, whose seconds their
+    parents have.
     """
     process = psutil.Process()
     total = 0.0
@@ -44,7 +44,7 @@ def cpu_seconds() -> float:
 
 
 async def measured(way: str, call: Call, workload: Workload, clients: int, effort: Effort) -> Row:
-    """Of `clients` that each wait for their answer before they ask again."""
+    """Measure `clients` that each wait for their answer before the next call."""
     latencies: list[float] = []
     verdicts: Counter[str] = Counter()
     used, started = cpu_seconds(), time.perf_counter()
@@ -72,8 +72,8 @@ def row(
     seconds: float,
     cpu: float,
 ) -> Row:
-    """`good/s` counts right answers only; CPU is shared out among them too, since what is lost has
-    to be paid for.
+    """Row of a measurement. `good/s` counts right answers only. CPU is divided by them too, since
+    lost calls cost as well.
     """
     ordered, good = sorted(latencies), verdicts["good"]
     return {
@@ -91,5 +91,5 @@ def row(
 
 
 def at(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the others do not exceed; 0 of none."""
+    """Quantile at `share` of ordered values (0 without values)."""
     return ordered[round(share * (len(ordered) - 1))] if ordered else 0.0

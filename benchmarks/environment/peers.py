@@ -1,11 +1,10 @@
-"""Peers from checkouts of theirs: code-judge and SandboxFusion, each started as its README says, at
-its own defaults.
+"""Peers from their checkouts: code-judge and SandboxFusion, each started as in its README, with its
+defaults.
 
-Checkouts and their virtual environments are the reader's to make
-(`python -m benchmarks.environment --help`), and nothing of them is kept here. Snippets run in the
-interpreter that `python` is in the PATH that the server was given: that of the virtual environment,
-which needs numpy and sympy. SandboxFusion asks conda for an environment of the name
-`sandbox-runtime`; a folder `condabin` above its virtual environment, with a script
+The user has to create checkouts and virtual environments
+(`python -m benchmarks.environment --help`). Snippets run in the `python` of the server's PATH: that
+of the virtual environment, which needs numpy and sympy. SandboxFusion asks conda for an environment
+of the name `sandbox-runtime`; a folder `condabin` above its virtual environment, with a script
 `bin/activate NAME`, does as well.
 """
 
@@ -39,7 +38,7 @@ _FAR = aiohttp.ClientTimeout(total=120)
 async def code_judge(
     checkout: Path, python: Path, *, batches: bool = False
 ) -> AsyncGenerator[Call]:
-    """Redis, the API and the workers; one call per request, or `BATCH` of them."""
+    """Start Redis, the API and the workers. One call per request, or `BATCH` of them."""
     redis = shutil.which("redis-server")
     if redis is None:
         raise FileNotFoundError("redis-server")
@@ -106,7 +105,7 @@ def _of_code_judge(answer: Mapping[str, Any] | None) -> Answer:
 
 @asynccontextmanager
 async def sandbox_fusion(checkout: Path, python: Path) -> AsyncGenerator[Call]:
-    """One server process, as `make run` starts it."""
+    """Start one server process like `make run`."""
     port = _free_port()
     (checkout / "docs" / "build").mkdir(parents=True, exist_ok=True)
     words = [
@@ -150,7 +149,7 @@ async def _posted(
 
 @asynccontextmanager
 async def _asked(url: str, ping: str) -> AsyncGenerator[aiohttp.ClientSession]:
-    """A client of a server, once that answers."""
+    """Wait until a server answers and yield a client of it."""
     loop = asyncio.get_running_loop()
     async with aiohttp.ClientSession(
         url, connector=aiohttp.TCPConnector(limit=0), timeout=_FAR
@@ -171,7 +170,7 @@ async def _asked(url: str, ping: str) -> AsyncGenerator[aiohttp.ClientSession]:
 async def _running(
     words: Sequence[str], folder: Path | None = None, variables: Mapping[str, str] | None = None
 ) -> AsyncGenerator[Process]:
-    """A server without its log, ended with all that it started."""
+    """Run a server without its log, and end it with all its processes."""
     process = await asyncio.create_subprocess_exec(
         *words,
         cwd=folder,
@@ -195,7 +194,7 @@ async def _running(
 
 
 def _variables(python: Path) -> dict[str, str]:
-    """What a shell with the virtual environment in its PATH has."""
+    """Environment variables with the virtual environment in PATH."""
     return {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
 
 

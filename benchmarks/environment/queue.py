@@ -1,17 +1,17 @@
-"""A whole step's calls at once while slots are killed, and the arrival rate at which the mean
-latency stays bearable.
+"""Calls of a whole step at once while slots are killed, and the highest arrival rate with an
+acceptable mean latency.
 
     python -m benchmarks.environment.queue [--calls 45000] [--quick] [--json FILE]
 
 `flood`: all calls are submitted at once; once a second a slot's process is killed. Every call
-prints a number of its own, so that an answer that belongs to another call is seen; every fourth one
-needs numpy. Told are the calls that were lost (`infrastructure`), answered wrongly, answered twice
-(by the environment's own count), run again because a slot died, and begun before one that was
-submitted earlier. The memory is this process's, in which the queue lives.
+prints a unique number, so that an answer of another call is detected; every fourth one needs numpy.
+Reported are the calls that were lost (`infrastructure`), answered wrongly, answered twice (by the
+environment's own count), run again because a slot died, and begun before one that was submitted
+earlier. The memory is this process's, in which the queue lives.
 
 `rates`: calls arrive at random (Poisson), whether or not earlier ones are answered, at rising
-shares of what the flood got through. Held is the highest rate with a mean latency of at most 0.3 s,
-the mean of the paper's service.
+shares of the flood's rate. The result is the highest rate with a mean latency of at most 0.3 s, the
+mean of the paper's service.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHARES = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35)
 
 
 class Asked:
-    """A call, and when what happened to it."""
+    """Call with the times of its events."""
 
     __slots__ = ("answered", "asked", "number", "result", "taken")
 
@@ -135,8 +135,8 @@ def flood(calls: int, timeout: float) -> Row:
 
 
 def out_of_order(calls: Sequence[Asked]) -> int:
-    """Calls that began before one submitted earlier. A call that is run again goes before others
-    rightly.
+    """Number of calls that began before an earlier one, without calls that are run again, which
+    rightly go first.
     """
     latest, found = 0.0, 0
     for call in calls:
@@ -149,14 +149,14 @@ def out_of_order(calls: Sequence[Asked]) -> int:
 
 
 def outcomes(environment: LocalEnvironment) -> int:
-    """Answers that the environment has given, by its own count."""
+    """Number of answers that the environment has given, by its own count."""
     lines = asyncio.run(environment.metrics()).splitlines()
     return sum(int(line.rpartition(" ")[2]) for line in lines if "_calls_total{status=" in line)
 
 
 @contextmanager
 def _killing() -> Generator[list[int]]:
-    """Once a second, of the processes that fork servers have forked. Yields their number so far."""
+    """Kill a process of the fork servers once a second. Yield the number so far."""
     killed, stop, chance = [0], threading.Event(), random.Random(0)
 
     def kill() -> None:
@@ -177,7 +177,9 @@ def _killing() -> Generator[list[int]]:
 
 
 def _slots() -> list[int]:
-    """What was started here starts the fork server, which forks slots."""
+    """Process ids of the slots. A child of this process starts the fork server, which forks
+    slots.
+    """
     return [
         slot
         for started in _children(os.getpid())
@@ -196,7 +198,7 @@ def _children(pid: int) -> list[int]:
 
 @contextmanager
 def _watching(process: psutil.Process) -> Generator[list[int]]:
-    """The most memory that the process held."""
+    """Maximum memory of the process during the block."""
     highest, stop = [0], threading.Event()
 
     def look() -> None:
@@ -213,9 +215,7 @@ def _watching(process: psutil.Process) -> Generator[list[int]]:
 
 
 def rates(most: float, seconds: float) -> list[Row]:
-    """At rising shares of `most` calls/s,
-    until the latency is no longer bearable at two of them.
-    """
+    """Rows at rising shares of `most` calls/s, until the latency is too high at two of them."""
     environment = LocalEnvironment()
     rows: list[Row] = []
     try:
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="3,000 calls, and shorter rates")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
-    # A call costs some ms; what takes more than 50 is stuck.
+    # A call costs some ms. One that takes more than 50 is stuck.
     calls = 3_000 if options.quick else options.calls
     flooded = flood(calls, timeout=120 + calls * 0.05)
     show("flood", [{"figure": name, "value": value} for name, value in flooded.items()])

@@ -1,13 +1,13 @@
-"""What a short session costs: one that is opened, runs one small cell and is closed, as a rollout
-with a tool has it.
+"""Cost of a short session that is opened, runs one small cell and is closed, as in a rollout with a
+tool.
 
     python -m benchmarks.environment.short_sessions [--against COMMIT ...] [--sessions 300] [--beside 16]
         [--pause 0 30] [--cell expression] [--repeats 5] [--json FILE]
 
 CPU milliseconds a session, of this process and of the sandbox's. `pause`: milliseconds between a
 cell's answer and the session's end, while a rollout's model writes on. Each measurement is a
-process of its own, and a warm-up comes first. COMMIT is checked out beside and measured in turn
-with this tree; of all repeats the median counts.
+separate process and begins with a warm-up. COMMIT is checked out separately and measured in turn
+with this tree. The median of the repeats counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hrm_agent.environment.local.environment import LocalEnvironment
 HERE = Path(__file__).parents[2]
 SUM = "total = 0\nfor part in (12, 7):\n    total += part * 7\n"
 CELLS = {"expression": SUM + "print(total)", "block": SUM + "if total:\n    print(total)"}
-"""By their last statement: where that is an expression on a line of its own, a cell is compiled
+"""Cells by their last statement. A cell that ends with an expression on its own line is compiled
 without a tree.
 """
 RIGHT = "133\n"
@@ -64,7 +64,7 @@ async def short_sessions(
 
 
 def child_seconds() -> float:
-    """Of all processes below; of the dead ones those that wait for them have it."""
+    """CPU seconds of all descendants, including ended ones, whose seconds their parents have."""
     own = psutil.Process()
     total = sum(own.cpu_times()[2:4])
     for child in own.children(recursive=True):
@@ -89,7 +89,7 @@ async def spent(count: int, beside: int, pause: float, cell: str) -> Row:
 
 
 def measured(tree: Path, options: argparse.Namespace, pause: float) -> Row:
-    """In milliseconds a session, in a process under `tree`."""
+    """CPU milliseconds per session, measured in a process under `tree`."""
     # -P: this folder has names of the library
     command = [sys.executable, "-P", __file__, "--measure", str(pause)]
     command += [

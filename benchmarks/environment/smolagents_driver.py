@@ -1,8 +1,8 @@
-"""Run by the interpreter of a virtual environment that has smolagents: its in-process interpreter,
-call after call.
+"""Driver of smolagents' in-process interpreter, call after call, run by the interpreter of a
+virtual environment that has it.
 
-Reads workloads as JSON from stdin and writes what became of each. A new executor for each call, as
-for each of ours there is a new process; imports stay, since the process does. Standard library and
+It reads workloads as JSON from stdin and writes the result of each. Each call has a new executor,
+as each of ours has a new process. Imports stay, since the process does. Standard library and
 smolagents only.
 """
 
@@ -19,7 +19,7 @@ from smolagents.local_python_executor import InterpreterError, LocalPythonExecut
 
 
 def ran(workload: dict[str, Any]) -> tuple[str, str]:
-    """`ok`, `error` or `timeout`, and what was printed."""
+    """Outcome (`ok`, `error` or `timeout`) and output of a workload."""
     executor = LocalPythonExecutor(["*"], timeout_seconds=int(workload["seconds"]))
     executor.send_tools({})
     try:

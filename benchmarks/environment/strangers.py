@@ -1,11 +1,11 @@
-"""Connections without a token that never ask anything: half of them say nothing, half send half a
-header.
+"""Connections without a token that never make a request: half of them send nothing, half send half
+a header.
 
     python -m benchmarks.environment.strangers URL NUMBER
 
-A process of its own: in the clients' loop they would keep the clients from sending what they have
-connected for. Whenever the server closes one, another is opened after a pause. When standard input
-ends, prints how many were opened.
+They run in a separate process, since in the clients' loop they would delay the clients' requests.
+If the server closes one, another is opened after a pause. When standard input ends, the number of
+opened connections is printed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 PAUSE_SECONDS = 1.0
-"""A stranger's mean pause before it comes back."""
+"""Mean pause in seconds before a closed connection is opened again."""
 HALF_A_HEADER = b"POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"
 
 
 async def hold(url: str, number: int) -> int:
-    """Hold `number` connections until standard input ends. Returns how many were opened."""
+    """Hold `number` connections until standard input ends. Return the number that were opened."""
     where, opened = urlsplit(url), 0
 
     async def come(each: int) -> None:

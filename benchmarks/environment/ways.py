@@ -1,9 +1,9 @@
-"""Ways to run a snippet: ours in three forms, a new interpreter per call, and one inside a sandbox
-of bubblewrap's.
+"""Ways to run a snippet: ours in three forms, a new interpreter per call, and one in a bubblewrap
+sandbox.
 
-Each opens as a `Call`. `python -I` per call has no isolation at all; bubblewrap's has new
-namespaces and a read-only view of the files, without a filter of system calls. Both run twice as
-many at once as there are cores.
+Each opens as a `Call`. `python -I` per call has no isolation at all. bubblewrap has new namespaces
+and a read-only view of the files, without a filter of system calls. Both run twice as many calls at
+once as there are cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _SANDBOX = (
     "--as-pid-1 --ro-bind / / --dev /dev --proc /proc --tmpfs /tmp"
     " --unshare-all --die-with-parent --new-session --clearenv"
 )
-"""With `--as-pid-1` the CPU seconds of what runs inside are told to who waits for it."""
+"""Options of bubblewrap. With `--as-pid-1` the parent gets the CPU seconds of the sandboxed
+process.
+"""
 _TOKEN = "a token for the benchmark alone"
 
 
@@ -65,14 +67,14 @@ async def in_process(*, sessions: bool = False) -> AsyncGenerator[Call]:
 
 
 def session() -> Opened:
-    """Each client in a session of its own: a process that lives on."""
+    """Way in which each client has its own session, a persistent process."""
     return in_process(sessions=True)
 
 
 @asynccontextmanager
 async def served(*, plain: bool = False) -> AsyncGenerator[Call]:
-    """From a server process, by our client, or by a plain request for each call as the peers are
-    asked.
+    """Way through a server process, by our client, or by a plain request for each call like the
+    peers.
     """
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder) / "token"
@@ -120,7 +122,7 @@ def subprocesses() -> Opened:
 
 
 def bubblewrap() -> Opened | None:
-    """None where it is not installed."""
+    """Way with bubblewrap (None if it is not installed)."""
     found = shutil.which("bwrap")
     if found is None:
         return None
@@ -161,7 +163,7 @@ async def _commands(command: Callable[[str], list[str]]) -> AsyncGenerator[Call]
 
 
 async def ended(process: asyncio.subprocess.Process, seconds: float = 10.0) -> None:
-    """Ask a process to end, and make it."""
+    """End a process, by force if necessary."""
     if process.returncode is None:
         process.terminate()
         try:

@@ -1,8 +1,8 @@
-"""Run inside a fork server, warm and fenced off as it is, before it begins to serve: what calls are
-compared with.
+"""Code for a fork server, warm and isolated, before it begins to serve: the uses with which calls
+are compared.
 
-`floor` makes it fork and wait in a loop instead of serving. `unfenced` leaves out what a slot puts
-up for itself: its user, network, ipc and host name namespaces, its /tmp, its limits, seccomp and
+`floor` makes it fork and wait in a loop instead of serving. `unfenced` leaves out a slot's own
+isolation: its user, network, ipc and host name namespaces, its /tmp, its limits, seccomp and
 Landlock. What a call itself pays for (a process-id namespace, limits, capabilities) stays; the
 floor has a row for the namespace.
 """
@@ -37,7 +37,7 @@ def _by_clone() -> None:
 
 
 class Floor(zygote.Zygote):
-    """Answers `clients calls way` with the seconds that it took: JSON, wall and CPU."""
+    """Fork server that answers `clients calls way` with the seconds it took: JSON, wall and CPU."""
 
     def serve(self) -> None:
         while data := self._control.recv(64):
@@ -51,7 +51,7 @@ class Floor(zygote.Zygote):
 
 
 def _loop(once: Callable[[], None], calls: int) -> int:
-    """As a slot is: a fork of the fork server, which forks."""
+    """Fork a loop of calls from the fork server, like a slot, which forks again."""
     pid = os.fork()
     if pid:
         return pid

@@ -1,4 +1,4 @@
-"""What is run: a snippet, and what it has to come to."""
+"""Workloads: snippets with their expected results."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 __all__ = ["ENDLESS", "PLAIN", "SCIENTIFIC", "WORKLOADS", "Answer", "Workload"]
 
 Answer = tuple[str, str] | None
-"""`ok`, `error` or `timeout`, and stdout; None where the call was lost."""
+"""Outcome (`ok`, `error` or `timeout`) and stdout (None if the call was lost)."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`wrong` and `lost` are kept apart: who answers wrongly is worse than who does not answer."""
+    """Snippet with its expected result. `wrong` and `lost` are counted separately, since a wrong
+    answer is worse than none.
+    """
 
     name: str
     code: str
     stdout: str = ""
     status: str = "ok"
     seconds: float = 10.0
-    """Wall-clock limit; ten is what both peers have by default."""
+    """Wall-clock limit. Ten seconds is the default of both peers."""
 
     def verdict(self, answer: Answer) -> str:
         if answer is None or (answer[0] == "timeout" != self.status):
@@ -46,4 +48,4 @@ WORKLOADS = (
     ),
     Workload("error", "def f(x):\n    return 1 / x\n\nprint(f(1))\nf(0)", "1.0\n", "error"),
 )
-"""Each ends within its limit; `ENDLESS` does not."""
+"""Workloads that end within their limit. `ENDLESS` does not."""

@@ -1,3 +1,3 @@
-"""What reinforcement learning makes of the small policies, over several seeds. See
+"""Effect of reinforcement learning on the small policies, over several seeds. See
 `benchmarks.learning.__main__`.
 """

@@ -1,4 +1,4 @@
-"""What reinforcement learning makes of the small policies, over several seeds: a claim each.
+"""Effect of reinforcement learning on the small policies, over several seeds, by claim.
 
     python -m benchmarks.learning [--only CLAIM ...] [--seeds 3] [--jobs 2] [--folder F] [--json FILE]
 
@@ -10,12 +10,12 @@
 * `stages`: `configs/laptop.toml`, stage by stage.
 * `behind`: the tool loop with the weights that sample at most 0, 1 and 2 versions behind those that
   learn, at equal rollouts.
-* `waiting`: the same with few rollouts of which each waits ten seconds: wall clocks, to be compared
+* `waiting`: as `behind`, with few rollouts that each wait ten seconds. Wall clocks are compared,
   with `--jobs 1`.
 
-Accuracies are on held-out problems at the temperature of training, with 95 % intervals; each
-training is one process of one thread, `--jobs` of them side by side. With `--folder` runs are kept,
-and what is there already is not run again.
+Accuracies are on held-out problems at the temperature of training, with 95 % intervals. Each
+training is one process of one thread, `--jobs` of them in parallel. With `--folder` runs are kept,
+and existing ones are not repeated.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ DEMO: dict[str, dict[str, str]] = {
     },
 }
 BOUNDS = (0, 1, 2)
-"""Of `versions_behind`."""
+"""Values of `versions_behind`."""
 QUICK = {"steps": "1", "prompts-per-step": "2", "group-size": "2"}
 
 
 def demo(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
-    """Two jobs."""
+    """Jobs of the two courses."""
 
     def job(name: str, keys: dict[str, str]) -> Row:
         place = folder / f"demo-{keys['steps']}-{seed}"
@@ -70,7 +70,7 @@ def demo(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
 
 
 def roles(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
-    """A job for each way to credit."""
+    """Jobs for each way to credit."""
     keys = {
         "policy": ROLES_POLICY,
         "graph": "reasoning",
@@ -99,7 +99,7 @@ def roles(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
 
 
 def together(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
-    """One job."""
+    """Job of the joint training."""
     graph = f"{Path(__file__).with_name('both.py')}:graph"
     keys = {
         "policy": ROLES_POLICY,
@@ -123,7 +123,7 @@ def together(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
 
 
 def stages(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
-    """One job: the configuration says how many held-out problems there are."""
+    """Job of the stages. The configuration has the number of held-out problems."""
 
     def job() -> Row:
         place = folder / f"stages-{seed}"
@@ -174,7 +174,7 @@ def stages(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
 
 
 def behind(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
-    """A job for each bound on the versions behind."""
+    """Jobs for each bound on the versions behind."""
     return [
         partial(_behind, folder / f"behind-{k}-{seed}", k, {"steps": "20"}, seed, problems, quick)
         for k in BOUNDS
@@ -182,7 +182,7 @@ def behind(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
 
 
 def waiting(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
-    """A job for each bound on the versions behind."""
+    """Jobs for each bound on the versions behind, with waiting rollouts."""
     keys = {
         "steps": "8",
         "prompts-per-step": "4",
@@ -233,7 +233,7 @@ CLAIMS = {
 
 
 def starts(folder: Path, problems: int) -> list[Job]:
-    """The accuracies that the trainings begin from."""
+    """Jobs for the accuracies before the trainings."""
 
     def job(policy: str, graph: str) -> Row:
         place = folder / f"before-{policy.partition(':')[2]}-{graph}"
@@ -267,7 +267,7 @@ def _all(jobs: Sequence[Job], side_by_side: int) -> list[Row]:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the selected claims."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

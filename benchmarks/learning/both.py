@@ -1,6 +1,4 @@
-"""A graph of both agents: a problem goes to the tool loop or to the four roles, as its text
-decides.
-"""
+"""Graph of both agents: a hash of the problem's text selects the tool loop or the four roles."""
 
 from __future__ import annotations
 
@@ -17,7 +15,9 @@ __all__ = ["graph"]
 
 
 async def route(state: LoopState) -> Literal["tool_loop", "reasoning"]:
-    """The same for all rollouts of a problem, which are compared with each other."""
+    """Select the agent of a problem, the same for all its rollouts, which are compared with each
+    other.
+    """
     return "reasoning" if crc32(state["messages"][0].text.encode()) % 2 else "tool_loop"
 
 

@@ -1,8 +1,6 @@
-"""Trainings and evaluations by the command line, each in a process of one thread, some side by
-side.
+"""Trainings and evaluations by the command line, each in a process of one thread, some in parallel.
 
-A run whose folder is there already goes on, or is only read: an interrupted benchmark is taken up
-by `--folder`.
+A run whose folder exists is continued, or only read: `--folder` resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ Row = dict[str, Any]
 
 
 def trained(folder: Path, *flags: str) -> Path:
-    """The model that `hrm-agent train rl` with these flags makes in `folder`."""
+    """Train a model in `folder` by `hrm-agent train rl` with these flags and return its path."""
     if not (folder / "model").exists():
         _run(folder, "train", "rl", *flags)
     return folder / "model"
 
 
 def evaluated(folder: Path, policy: str | Path, *flags: str) -> Row:
-    """`problems`, `pass_at_1` and its 95 % `interval` on held-out problems, at the temperature of
-    training.
+    """Evaluate a policy: `problems`, `pass_at_1` and its 95 % `interval` on held-out problems, at
+    the temperature of training.
     """
     kept = folder / "evaluation.json"
     if not kept.exists():
@@ -47,17 +45,17 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def rollouts_of(rows: Sequence[Row]) -> int:
-    """Rollouts that were sampled."""
+    """Number of sampled rollouts."""
     return sum(int(row["rollout/count"]) for row in rows)
 
 
 def share_trained(rows: Sequence[Row]) -> float:
-    """Of the rollouts that were sampled, those that had a say in the gradient."""
+    """Share of the sampled rollouts that contribute to the gradient."""
     return sum(row["select/kept"] for row in rows) / max(1, rollouts_of(rows))
 
 
 def _run(folder: Path, *words: str) -> Row:
-    """What the command prints with --json."""
+    """Run a command and return the last JSON line that it prints with `--json`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     command = [sys.executable, "-m", "hrm_agent", *words, "--out", str(folder), "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,5 +1,5 @@
-"""The tool loop as an agent with slow tools: each rollout waits for some seconds, in which it needs
-no processor.
+"""Tool loop like an agent with slow tools: each rollout waits for some seconds without using a
+processor.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a graph costs a model call, and its record: `python -m benchmarks.orchestration`."""
+"""Cost of a graph and its record per model call: `python -m benchmarks.orchestration`."""

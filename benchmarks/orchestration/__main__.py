@@ -1,14 +1,14 @@
-"""What the graph, its store and its record cost a model call that itself costs next to nothing.
+"""Cost of the graph, its store and its record per model call, with a model of almost no cost.
 
     python -m benchmarks.orchestration [--conversations 40] [--repeats 5] [--smolagents PYTHON] [--json FILE]
 
 A scripted engine answers every way alike. `tool_loop` has four model calls and three of a tool,
-`reasoning` has seven and two: planner, two solvers side by side, critic, synthesizer. The tool
-costs nothing, since the sandbox is measured by `benchmarks.environment`; one way has the real one
-beside it. PYTHON is the interpreter of a virtual environment that has smolagents.
+`reasoning` has seven and two: planner, two solvers in parallel, critic, synthesizer. The tool costs
+nothing, since the sandbox is measured by `benchmarks.environment`; one way uses the real one for
+comparison. PYTHON is the interpreter of a virtual environment that has smolagents.
 
-`floor`: the conversation in a plain Python loop. `stock LangGraph`: as its documentation would
-write the agent, without us. `ours, in memory`: our graph, recorded, nothing stored. `ours`: as
+`floor`: the conversation in a plain Python loop. `stock LangGraph`: the agent as in its
+documentation, without our code. `ours, in memory`: our graph, recorded, nothing stored. `ours`: as
 every command runs it, each step and each call in a SQLite store. `capture` is the difference that
 recording makes to a stock graph on our store.
 
@@ -67,7 +67,7 @@ def row(agent: str, name: str, calls: int, cpu: float, seconds: float) -> Row:
 
 
 def smolagents(python: Path, conversations: int) -> list[Row]:
-    """In a process of its own interpreter."""
+    """Rows of smolagents, measured by its own interpreter."""
     given = {
         "agents": list(CALLS),
         "conversations": conversations,
@@ -162,7 +162,9 @@ def parsed() -> Options:
 
 
 def _path(text: str) -> Path:
-    """Absolute, but with its links: a virtual environment's interpreter is one."""
+    """Absolute path with its links kept, since the interpreter of a virtual environment is a
+    link.
+    """
     return Path(os.path.abspath(text))  # noqa: PTH100
 
 

@@ -1,8 +1,8 @@
-"""The same agents without this project: a plain Python loop, and stock LangGraph, around the same
-scripted engine.
+"""Agents without this project for comparison: a plain Python loop, and stock LangGraph, around the
+same scripted engine.
 
-Prompts are encoded and answers parsed by the engine's codec, as ours are: that is the engine's
-work, not the graph's.
+Prompts are encoded and answers parsed by the engine's codec, like ours, since that is the engine's
+work and not the graph's.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TOOLS = [convert_to_openai_tool(python)]
 async def ask(
     engine: Engine, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
 ) -> AIMessage:
-    """One call of the engine, nothing kept."""
+    """Call the engine without recording."""
     prompt = tuple(engine.codec.encode(messages, tools))
     done = await asyncio.wrap_future(engine.submit(GenerationRequest(prompt, SAMPLING, messages)))
     parsed = engine.codec.parse(engine.codec.decode(done.token_ids))
@@ -76,7 +76,7 @@ async def ask(
 
 
 class BareModel(BaseChatModel):
-    """The engine as a LangChain chat model that keeps no record."""
+    """LangChain chat model of the engine that keeps no record."""
 
     engine: Any
 
@@ -102,7 +102,7 @@ class BareModel(BaseChatModel):
 
 
 async def plain(engine: Engine, agent: str) -> str:
-    """The floor: no graph, no callbacks, no state."""
+    """Run the floor: no graph, no callbacks, no state."""
     if agent == "tool_loop":
         return await _plain_loop(engine, TOOL_LOOP_PROMPT, PROBLEM)
     subgoals = json.loads(await _plain_ask(engine, PLANNER_PROMPT, planner_request(PROBLEM)))[
@@ -139,7 +139,7 @@ async def _plain_loop(engine: Engine, prompt: str, request: str) -> str:
 
 
 def tool_loop(model: Callable[[], BaseChatModel], prompt: str = TOOL_LOOP_PROMPT) -> Any:
-    """The tool loop as LangGraph's documentation writes it."""
+    """Tool loop as in LangGraph's documentation."""
 
     async def think(state: MessagesState) -> dict[str, Any]:
         return {
@@ -171,9 +171,7 @@ class Part(TypedDict):
 
 
 def reasoning(model: Callable[[], BaseChatModel]) -> Any:
-    """The four roles with their prompts, and nothing of what ours has beside: no repair, no
-    budgets, no revision.
-    """
+    """Graph of the four roles with their prompts, without our repair, budgets and revision."""
     solver = tool_loop(model, SOLVER_PROMPT)
 
     async def asked(prompt: str, request: str) -> AIMessage:

@@ -1,10 +1,9 @@
-"""The two conversations that every way has: what the scripted policy says, and a Python tool that
-costs nothing.
+"""Conversations that are the same for every way: the answers of a scripted policy, and a Python
+tool of no cost.
 
-`tool_loop`: three calls of the tool, then the answer. `reasoning`: a plan of two subgoals that do
-not need each other, a call and an answer for each, the critic, the synthesizer. The script is a
-function of the messages, so that it answers whoever asks; a few words in the system turn tell the
-roles apart.
+`tool_loop`: three calls of the tool, then the answer. `reasoning`: a plan of two independent
+subgoals, a call and an answer for each, the critic, the synthesizer. The script is a function of
+the messages, so it works for any caller. A few words in the system turn identify the role.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PROBLEM = "A farm keeps 23 hens and 45 cows. How many legs do they have? Answer:
 VALUE = "226"
 ANSWER = f"Answer: {VALUE} legs"
 CALLS = {"tool_loop": 4, "reasoning": 7}
-"""Model calls of each conversation."""
+"""Number of model calls of each conversation."""
 PLAN = json.dumps(
     {
         "subgoals": [
@@ -54,7 +53,7 @@ ROLES = {
 
 
 def script(messages: Sequence[BaseMessage]) -> str:
-    """What the policy says next."""
+    """Next answer of the policy."""
     prompt = messages[0].text
     if prompt in ROLES:
         return ROLES[prompt]
@@ -64,7 +63,7 @@ def script(messages: Sequence[BaseMessage]) -> str:
 
 @contextmanager
 def engine(agent: str) -> Generator[ScriptedEngine]:
-    """A new one: it remembers every request. What is divided by their number has to know it."""
+    """New engine, since it remembers every request. CPU per call is divided by their number."""
     with ScriptedEngine(script) as opened:
         yield opened
     assert opened.calls % CALLS[agent] == 0, (
@@ -73,7 +72,7 @@ def engine(agent: str) -> Generator[ScriptedEngine]:
 
 
 class Instant(Environment):
-    """Runs nothing and knows the value."""
+    """Environment that runs nothing and returns the known value."""
 
     @property
     def isolation(self) -> str:

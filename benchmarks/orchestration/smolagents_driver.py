@@ -1,5 +1,5 @@
-"""Run by the interpreter of a virtual environment that has smolagents: the same conversations with
-its agents.
+"""Driver of smolagents' agents for the same conversations, run by the interpreter of a virtual
+environment that has it.
 
 `tool_loop` is a `ToolCallingAgent` with the tool. `reasoning` is a team of them in a plain Python
 program: planner, two solvers one after the other, critic, synthesizer, each of which ends with its
@@ -38,7 +38,7 @@ CODE = {"code": "hens, cows = 23, 45\n2 * hens + 4 * cows"}
 
 
 class Scripted(Model):
-    """Asks for the tool so many times, then answers."""
+    """Model that calls the tool a fixed number of times, then answers."""
 
     def __init__(self, tool_calls: int, answer: str) -> None:
         super().__init__(model_id="scripted")
@@ -62,7 +62,7 @@ def ask(problem: str, tool_calls: int, answer: str) -> tuple[str, int]:
 
 
 def converse(agent: str, given: dict[str, str]) -> int:
-    """One conversation; the number of its model calls."""
+    """Run one conversation and return the number of its model calls."""
     problem, answer = given["problem"], given["answer"]
     if agent == "tool_loop":
         said, calls = ask(problem, 3, answer)

@@ -1,6 +1,4 @@
-"""The ways in which one conversation is had: each opens to a function that has it, and gives back
-what was said.
-"""
+"""Ways to run a conversation. Each opens to a function that runs one and returns its final text."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ from hrm_agent.trajectory import MemoryJournal, Recording, TaskRef, recording
 __all__ = ["CAPTURE", "SANDBOX", "WAYS", "Opened"]
 
 Converse = Callable[[int], Awaitable[str]]
-"""A conversation by its number, which is its thread's name -> the final text."""
+"""Function that runs a conversation by its number, which names its thread, and returns the final
+text.
+"""
 Opened = AbstractAsyncContextManager[Converse]
 STOCK: dict[str, Callable[..., Any]] = {"tool_loop": bare.tool_loop, "reasoning": bare.reasoning}
 
@@ -40,7 +40,7 @@ async def plain(agent: str, folder: Path) -> AsyncGenerator[Converse]:
 
 @asynccontextmanager
 async def stock(agent: str, folder: Path, saver: str = "") -> AsyncGenerator[Converse]:
-    """Without us, checkpointed by LangGraph's own savers or not at all."""
+    """Stock LangGraph without our code, checkpointed by its own savers or not at all."""
     async with AsyncExitStack() as stack:
         opened = stack.enter_context(engine(agent))
         graph = STOCK[agent](partial(bare.BareModel, engine=opened))
@@ -54,7 +54,7 @@ async def stock(agent: str, folder: Path, saver: str = "") -> AsyncGenerator[Con
 
 @asynccontextmanager
 async def ours_in_memory(agent: str, folder: Path) -> AsyncGenerator[Converse]:
-    """Our graph, recorded in memory; no store, no checkpoints."""
+    """Our graph, recorded in memory, without store and checkpoints."""
     with engine(agent) as opened, using_policy(opened), using_environment(Instant()):
 
         async def converse(number: int) -> str:
@@ -71,7 +71,7 @@ async def ours(
     environment: Callable[[], Environment] = Instant,
     durability: Durability = "steps",
 ) -> AsyncGenerator[Converse]:
-    """As every command runs it: an episode, with the store."""
+    """Our graph as every command runs it: an episode, with the store."""
     with open_store(folder / "store.db") as store, engine(agent) as opened:
         runner = EpisodeRunner(store, opened, "scripted", environment(), durability=durability)
 
@@ -90,8 +90,8 @@ async def ours(
 
 @asynccontextmanager
 async def captured(agent: str, folder: Path, recorded: bool) -> AsyncGenerator[Converse]:
-    """The stock graph on our store, its model's calls recorded there or not; its tool's calls are
-    not.
+    """Stock graph on our store, with its model's calls recorded or not. Its tool's calls are not
+    recorded.
     """
     with open_store(folder / "store.db") as store, engine(agent) as opened:
         model = policy if recorded else partial(bare.BareModel, engine=opened)
@@ -105,7 +105,7 @@ async def captured(agent: str, folder: Path, recorded: bool) -> AsyncGenerator[C
 
 
 async def _said(graph: Any, number: int) -> str:
-    """With LangGraph's defaults."""
+    """Run a graph with LangGraph's defaults and return the final text."""
     config = {"configurable": {"thread_id": f"thread {number}"}}
     end = await graph.ainvoke({"messages": [HumanMessage(PROBLEM)]}, config)
     return str(end["messages"][-1].text)

@@ -1,1 +1,1 @@
-"""What a rollout costs, and where: by thread, by process and by what is counted."""
+"""Cost of a rollout by thread, by process and by counted operation."""

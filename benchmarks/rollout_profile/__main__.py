@@ -1,14 +1,14 @@
-"""Where the CPU of a rollout goes: this tree, an earlier commit, and the bare engine, in one run.
+"""CPU profile of a rollout: this tree, an earlier commit, and the bare engine, in one run.
 
     python -m benchmarks.rollout_profile [--against COMMIT] [--graph tool_loop] [--rollouts 256] [--repeats 3]
                                          [--options JSON] [--json FILE]
 
-Each measurement is a process of its own: a warm-up, then a `collect` of word problems with the
+Each measurement is a separate process: a warm-up, then a `collect` of word problems with the
 shipped small policy. `engine`, `loop` and `other threads` are CPU milliseconds of threads by their
 own clocks, `children` those of the sandbox. `bare` is the engine alone, given the same prompts and
 seeds turn by turn in a closed loop. The counts are of a further run, since counting costs time.
-COMMIT is checked out beside (`git worktree`) and measured in turn with this tree; of all repeats
-the median counts. OPTIONS are further fields of `CollectConfig`.
+COMMIT is checked out separately (`git worktree`) and measured in turn with this tree. The median of
+the repeats counts. OPTIONS are further fields of `CollectConfig`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 @contextmanager
 def checked_out(commit: str) -> Generator[Path]:
-    """The tree of a commit, its compiled part built."""
+    """Tree of a commit, with its compiled part built."""
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name) / "tree"
         subprocess.run(
@@ -75,7 +75,7 @@ def measured(tree: Path, options: argparse.Namespace, *, counts: bool) -> Row:
 
 
 def per_rollout(found: list[Row]) -> Row:
-    """Medians, in milliseconds a rollout."""
+    """Medians in milliseconds per rollout."""
 
     def median(kind: str, part: str) -> float:
         return statistics.median(row[kind][part] / row["rollouts"] * 1e3 for row in found)

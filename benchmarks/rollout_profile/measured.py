@@ -1,8 +1,8 @@
-"""One measurement in a process of its own; prints one line of JSON. Runs under the tree that
+"""Measurement in a separate process that prints one line of JSON. It runs under the tree that
 PYTHONPATH names.
 
-So that it can measure an earlier commit, it uses of the project only what has been there for long:
-`collect`, `open_store`, `load_policy`, and counts by wrapping the libraries underneath.
+To measure an earlier commit, it uses only long-existing parts of the project: `collect`,
+`open_store`, `load_policy`, and counts by wrapping the libraries underneath.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ POLICY = "builtin:cold-start"
 MAX_TOKENS = 256
 _MOUNT = Path("/sys/fs/cgroup")
 total_seconds: ContextVar[Callable[[], float] | None] = ContextVar("total_seconds", default=None)
-"""The clock of `accounted`, while one is open."""
+"""Clock of `accounted`, while one is open."""
 
 
 def thread_seconds() -> dict[str, float]:
@@ -67,12 +67,12 @@ def thread_seconds() -> dict[str, float]:
 
 @contextmanager
 def accounted() -> Generator[tuple[Callable[[], float], str]]:
-    """A clock of CPU seconds of this process and all that it starts, and what it reads: a cgroup
-    where one can be made, else what processes tell.
+    """Clock of CPU seconds of this process and all its descendants, and the name of its source: a
+    cgroup if possible, otherwise the processes' own times.
 
-    The seconds of a process reach its parent when that waits for it; a sandbox that is shut down
-    takes those with it of processes that nobody has waited for yet, which are up to a quarter of a
-    short run's. A cgroup's account has all.
+    The seconds of a process reach its parent when that waits for it. A sandbox that is shut down
+    loses those of processes that were not yet waited for, up to a quarter of a short run. A cgroup
+    counts all.
     """
     for place, file, unit in _accounts():
         group = place / f"benchmark-{os.getpid()}"
@@ -94,13 +94,13 @@ def accounted() -> Generator[tuple[Callable[[], float], str]]:
 
 
 def _read(file: Path, unit: float) -> float:
-    """`cpuacct.usage` is a number, `cpu.stat` begins with its name."""
+    """Seconds in a file: `cpuacct.usage` has a number, `cpu.stat` begins with its name."""
     return float(file.read_text(encoding="ascii").splitlines()[0].split()[-1]) / unit
 
 
 def _accounts() -> Generator[tuple[Path, str, float]]:
-    """Where a cgroup may be made, the file that counts there, and how many of its units are a
-    second.
+    """Folders in which a cgroup may be created, with the name of the file that counts and its units
+    per second.
     """
     for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -123,7 +123,7 @@ def child_seconds() -> float:
 
 @contextmanager
 def counting(counts: Counter[str]) -> Generator[None]:
-    """Count inside the block; costs time, so that no seconds are taken beside it."""
+    """Count inside the block. Counting costs time, so no seconds are measured with it."""
     kept = (events.Handle._run, asyncio.BaseEventLoop.create_task, jinja2.Template.render)  # type: ignore[attr-defined]
     whole = (
         TransformersEngine._step,
@@ -170,7 +170,7 @@ def counting(counts: Counter[str]) -> Generator[None]:
 
 @cache
 def drawn(count: int, seed: int) -> list[Any]:
-    """Word problems, drawn before the clock starts: a training draws one for each group."""
+    """Word problems, drawn before timing, since a training draws one for each group."""
     return list(load_tasks("word_problems", split=CollectConfig().split, seed=seed, count=count))
 
 
@@ -184,9 +184,7 @@ async def rollouts(
 
 
 def conversations(folder: Path) -> list[list[GenerationRequest]]:
-    """What the engine was asked in a run, turn by turn;
-    turns of one trajectory follow one another.
-    """
+    """Requests to the engine in a run, turn by turn, one list per trajectory."""
     found: list[list[GenerationRequest]] = []
     with open_store(folder) as store:
         for trajectory in store.journal.trajectories(requests=False):
@@ -198,7 +196,7 @@ def conversations(folder: Path) -> list[list[GenerationRequest]]:
 
 
 def closed_loop(engine: Any, asked: list[list[GenerationRequest]]) -> None:
-    """All conversations side by side; each asks its next turn as soon as the one before is
+    """Run all conversations in parallel. Each submits its next turn as soon as the previous one is
     answered.
     """
     left, done = threading.Semaphore(0), len(asked)

@@ -1,14 +1,14 @@
-"""What a step of rollouts costs on many engines, simulated: policies of the scheduler, and the
-paper's size.
+"""Simulated cost of a step of rollouts on many engines: policies of the scheduler, and the paper's
+size.
 
     python -m benchmarks.simulate policies [--tightness 0.15 0.3 0.6] [--seeds 1] [--policies NAME ...]
     python -m benchmarks.simulate step [--times 1 10] [--json FILE] [--pictures FOLDER] [--processes 2]
 
 `policies` has one row for each policy, tightness and seed: share is the least time a step could
 have taken over the one it took, the last columns how many times as fast it is as others on the same
-work. `step` has the paper's size, 64 engines and 512 prompts x 32 with limits of 8K and 12K, and so
-many times the engines and the prompts: what engines, environment and store have to bear. Times are
-those of the model, in seconds of the real thing; `docs/scale.md` has the assumptions.
+work. `step` has the paper's size, 64 engines and 512 prompts x 32 with limits of 8K and 12K, and
+multiples of engines and prompts: the load on engines, environment and store. Times are those of the
+model, in seconds of the real thing; `docs/scale.md` has the assumptions.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from hrm_agent.errors import HrmError
 from hrm_agent.training.engines.policies import POLICIES
 
 LIMITS = {8_000: 3_000.0, 12_000: 5_000.0}
-"""Longest response -> mean response: the paper's go from 1K to 4K with the first limit, to 6K with
-the second.
+"""Mean response by longest response. The paper's grow from 1K to 4K with the first limit, to 6K
+with the second.
 """
 WATCHED = ("static_prompts", "static_rollouts", "expected_peak")
 
@@ -58,7 +58,7 @@ def policies_cases(options: argparse.Namespace) -> list[Case]:
 
 
 def step_cases(options: argparse.Namespace) -> list[Case]:
-    """At the tightness that the engine's own cache has with 12K."""
+    """Cases of `step`, at the tightness that the engine's own cache has with 12K."""
     work = Workload(groups=8 * options.engines)
     found: list[Case] = []
     for times in options.times:

@@ -1,9 +1,9 @@
-"""The blocks of an engine's key-value cache, as vLLM V1 documents them (design/prefix_caching).
+"""Blocks of an engine's key-value cache, as vLLM V1 documents them (design/prefix_caching).
 
-A block is held by a running sequence, or free. Freed ones keep what is in them until they are
-handed out again, oldest first and of one sequence the tail first, so that what is left of a
-sequence is always a prefix of it. The prompt's full blocks belong to the group: they are held once
-for all of its running rollouts.
+A block is held by a running sequence, or free. Freed ones keep their contents until they are
+allocated again, oldest first and for one sequence the tail first, so the rest of a sequence is
+always a prefix of it. The prompt's full blocks belong to the group: they are held once for all of
+its running rollouts.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a sequence would take."""
+    """Blocks that a sequence would take."""
 
     blocks: int
-    """To be handed out anew."""
+    """Blocks to allocate."""
     hits: int
-    """Found, and free until now."""
+    """Cached blocks that were free until now."""
     own: bool
-    """Whether what is left of the sequence itself can be found: its beginning, the prompt, is
-    there.
+    """True if cached blocks of the sequence itself can be found, since its beginning, the prompt,
+    is cached.
     """
     cached_tokens: int
-    """Found, and not to be computed; the last one always is."""
+    """Tokens that are cached and need no computation. The last token always does."""
 
 
 class Blocks:
-    """`free` counts blocks that nobody holds, whatever is in them."""
+    """Blocks of one engine. `free` counts those that no sequence holds, with or without
+    contents.
+    """
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size, self.free = count, size, count
@@ -41,8 +43,8 @@ class Blocks:
         return -(-tokens // self.size)
 
     def fit(self, name: str, group: str, prompt: int, tokens: int, spare: int = 0) -> Fit | None:
-        """For a sequence of so many tokens that is not running; None unless it fits and `spare`
-        blocks stay free.
+        """Fit of a sequence of `tokens` that is not running (None unless it fits and `spare` blocks
+        stay free).
         """
         shared = prompt // self.size
         if group in self._holders:
@@ -57,7 +59,7 @@ class Blocks:
         return Fit(blocks, hits, own, min(found * self.size, tokens - 1)) if fits else None
 
     def admit(self, name: str, group: str, prompt: int, tokens: int, spare: int = 0) -> Fit | None:
-        """The same, and it runs if it fits."""
+        """Run a sequence if it fits. Return its fit, or None."""
         fit = self.fit(name, group, prompt, tokens, spare)
         if fit is None:
             return None
@@ -71,7 +73,7 @@ class Blocks:
         return fit
 
     def take(self, blocks: int) -> None:
-        """Hand out so many that are free, and forget what was in them."""
+        """Allocate free blocks and forget their contents."""
         self.free -= blocks
         assert self.free >= 0
         blank = min(blocks, self._blank)
@@ -86,7 +88,7 @@ class Blocks:
             blocks -= kept
 
     def release(self, name: str, group: str, prompt: int, tokens: int) -> None:
-        """A running sequence of so many tokens runs no more."""
+        """Release the blocks of a running sequence of `tokens`."""
         shared = prompt // self.size
         own, full = self.of(tokens) - shared, tokens // self.size - shared
         self.free += own

@@ -1,11 +1,11 @@
-"""From which engine on holding rollouts back is worth it: the gain over a static split, over b.
+"""Break-even of holding rollouts back: the gain over a static split, by b.
 
     python -m benchmarks.simulate.break_even [--seeds 2] [--quick] [--json FILE]
 
-b is what a token of each sequence that fits costs when it is computed again, over an iteration that
-samples one: P n / (max(W, C n) + O). Each row has few engines, of a GPU's constants or of a server
-on a core, with short rollouts and dear tokens. `hold` is the time of `static_rollouts` over that of
-`expected_peak` without any constants; `all` over that of one that admits everybody.
+b is the cost of computing a token again for each sequence that fits, over an iteration that samples
+one: P n / (max(W, C n) + O). Each row has few engines, with the constants of a GPU or of a server
+on a core, short rollouts and expensive tokens. `hold` is the time of `static_rollouts` over that of
+`expected_peak` without any constants; `all` over that of one that admits every rollout.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is simulated: one case is one step of one policy,
-a process of its own if there are several.
+"""Cases of the simulation: one step of one policy each, in a separate process if there are
+several.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hrm_agent.training.engines.policies import LengthCurve, scheduling_policy
 
 ENGINES = Path(__file__).with_name("engines")
 FIXED_LIMITS = (0.8, 1.0, 1.2, 1.4, 1.7)
-"""Of the rollouts of mean final length that a cache holds."""
+"""Fixed limits, as shares of the rollouts of mean final length that a cache holds."""
 _STEP_BEFORE = 1_000
-"""Added to the seed of the step whose lengths are known."""
+"""Offset to the seed for the step whose lengths are known."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step to be simulated."""
+    """Step to simulate."""
 
     model: EngineModel
     engines: int
@@ -35,13 +35,13 @@ class Case:
     policy: str
     seed: int
     tightness: float
-    """Tokens of all caches over those of all rollouts when they end: 1 holds everybody."""
+    """Tightness: tokens of all caches over those of all rollouts at their end. At 1 all fit."""
     options: dict[str, float] = field(default_factory=dict[str, float])
-    """Of the policy."""
+    """Options of the policy."""
     streamed: bool = True
-    """Whether the scheduler hears of tokens as they are sampled, and not only when a turn ends."""
+    """True if the scheduler receives tokens as they are sampled, and not only when a turn ends."""
     told: bool = True
-    """Whether it is given the constants of the engine."""
+    """True if it receives the constants of the engine."""
     watch_seconds: float = 0.0
 
     @property
@@ -55,7 +55,9 @@ class Case:
 
 
 def read_model(path: Path) -> EngineModel:
-    """Raises `ConfigError` for a file that is not there or has other fields than `EngineModel`."""
+    """Read a model of an engine. Raise `ConfigError` for a file that is missing or has other fields
+    than `EngineModel`.
+    """
     try:
         return EngineModel(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -74,8 +76,8 @@ def cases_of(
     tightness: float,
     policies: Iterable[str],
 ) -> list[Case]:
-    """One of each policy; `fixed_limit` stands for all of `FIXED_LIMITS`, `safe_maximum` for both
-    ways of it.
+    """Cases of each policy: `fixed_limit` for all of `FIXED_LIMITS`, `safe_maximum` in both its
+    variants.
     """
     sized = replace(
         model, capacity_tokens=round(tightness * work.count / engines * final_tokens(work, seed))
@@ -99,7 +101,7 @@ def cases_of(
 
 
 def final_tokens(work: Workload, seed: int) -> float:
-    """Mean length of a rollout at its end, its prompt included."""
+    """Mean length of a rollout at its end, prompt included."""
     rollouts = _drawn(work, seed)
     return sum(each.prompt_tokens + each.response_tokens for each in rollouts) / len(rollouts)
 
@@ -115,7 +117,7 @@ def _curve(work: Workload, seed: int) -> LengthCurve:
 
 
 def run_case(case: Case) -> Outcome:
-    """With the lengths of another step of the same distribution as the known ones."""
+    """Simulate a case. The known lengths are those of another step of the same distribution."""
     options = {name: value for name, value in case.options.items() if name != "of the fitting"}
     return simulate(
         _drawn(case.work, case.seed),
@@ -131,7 +133,7 @@ def run_case(case: Case) -> Outcome:
 
 
 def run_cases(cases: Sequence[Case], processes: int, report: Any) -> list[Outcome]:
-    """In the order of the cases; `report` is told of each that is over."""
+    """Outcomes in the order of the cases. `report` is called after each."""
     if processes == 1:
         return [report(case, run_case(case)) for case in cases]
     with ProcessPoolExecutor(processes) as pool:
@@ -142,7 +144,7 @@ def run_cases(cases: Sequence[Case], processes: int, report: Any) -> list[Outcom
 
 
 def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
-    """For a file of results."""
+    """Row of a case for a results file."""
     model = {name: value for name, value in asdict(case.model).items() if name != "source"}
     return {
         "policy": case.policy,
@@ -157,7 +159,7 @@ def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[tuple[Case, Outcome]]:
-    """What an earlier run wrote with `row_of`."""
+    """Cases and outcomes of an earlier run, written with `row_of`."""
     found: list[tuple[Case, Outcome]] = []
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         told = {field.name: row[field.name] for field in fields(Outcome) if field.name in row}

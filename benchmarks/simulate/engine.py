@@ -1,10 +1,10 @@
-"""One engine: sequences that decode together, in a cache that may not hold them all.
+"""Simulation of one engine: sequences that decode together, in a cache that may not hold them all.
 
 An iteration with `n` sequences and `K` tokens in the cache takes max(W, C n + P p) + O + A K
 seconds, where p tokens of prompts are computed on the way. Time passes in stretches in which
-nothing changes but the lengths: until a turn ends, the blocks run out, or a turn is asked for. What
-does not fit is preempted, the last one first, and computed again when all of it fits (vLLM's
-"Optimization and Tuning"); what waits is admitted in order.
+nothing changes but the lengths: until a turn ends, the blocks run out, or a turn is submitted.
+Sequences that do not fit are preempted, the last one first, and computed again when all of it fits
+(vLLM's "Optimization and Tuning"). Waiting ones are admitted in order.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from hrm_agent.training.engines.costs import IterationCosts
 
 @dataclass(frozen=True)
 class EngineModel:
-    """The constants of an engine. A file in `engines/` has them, and where they come from."""
+    """Constants of an engine. A file in `engines/` has them with their source."""
 
     weights_s: float
     """W: seconds to read the weights."""
     overhead_s: float
-    """O: seconds beside that."""
+    """O: further seconds of an iteration."""
     cached_token_s: float
     """A: seconds to read a token's keys and values."""
     token_s: float
     """C: seconds to compute a token."""
     capacity_tokens: int
-    """Of the key-value cache."""
+    """Capacity of the key-value cache."""
     block_tokens: int = 16
     max_running: int = 256
     prompt_token_s: float = 0.0
-    """Seconds to compute a token of a prompt, where that is less than `token_s`; 0: the same."""
+    """Seconds to compute a token of a prompt, if it is less than `token_s` (0 if it is equal)."""
     source: str = ""
-    """Where the constants come from."""
+    """Source of the constants."""
 
     @property
     def fed_token_s(self) -> float:
@@ -49,12 +49,12 @@ class EngineModel:
 
     @property
     def costs(self) -> IterationCosts:
-        """What a scheduler is told of it."""
+        """Constants that a scheduler receives."""
         return IterationCosts(self.weights_s, self.overhead_s, self.token_s, self.fed_token_s)
 
     def base(self, sequences: int, fed: int = 0) -> float:
-        """An iteration without the reads of its cache; `fed` tokens of prompts are computed on the
-        way.
+        """Seconds of an iteration without reads of its cache. `fed` tokens of prompts are computed
+        with it.
         """
         return (
             max(self.weights_s, self.token_s * sequences + self.fed_token_s * fed) + self.overhead_s
@@ -63,21 +63,21 @@ class EngineModel:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A turn of a rollout on an engine."""
+    """Turn of a rollout on an engine."""
 
     name: str
     group: str
     prompt: int
     tokens: int
-    """In all, the ones that wait to be computed included."""
+    """All tokens, including those that wait to be computed."""
     left: int
-    """Still to be sampled."""
+    """Tokens still to be sampled."""
     computed: int
-    """The most that were ever computed of this rollout, anywhere."""
+    """Maximum tokens of this rollout that were ever computed, on any engine."""
 
 
 class SimulatedEngine:
-    """`ended` is called with each sequence whose turn is over."""
+    """Simulated engine. `ended` is called with each sequence whose turn ends."""
 
     def __init__(
         self, env: simpy.Environment, model: EngineModel, ended: Callable[[Sequence], None]
@@ -116,7 +116,7 @@ class SimulatedEngine:
             self._cut_short()
 
     def lengths(self) -> list[tuple[str, int]]:
-        """Of the running sequences: tokens now."""
+        """Current tokens of the running sequences."""
         done = (
             self._done(self._env.now - self._started, math.floor)
             if self._started is not None
@@ -134,9 +134,7 @@ class SimulatedEngine:
         )
 
     def _next(self) -> None:
-        """Begin a stretch, if there is anything to run. Where a sequence was preempted, none is
-        admitted.
-        """
+        """Begin a stretch, if there is anything to run. After a preemption none is admitted."""
         crowded = self._make_room()
         fresh = 0 if crowded else self._admit()
         self._make_room()
@@ -150,14 +148,16 @@ class SimulatedEngine:
         self._wake(self._seconds(self._planned))
 
     def _make_room(self) -> bool:
-        """For one iteration of what runs. Returns whether something had to go."""
+        """Free blocks for one iteration of the running sequences. Return True if one was
+        preempted.
+        """
         before = self.preemptions
         while self._running and self._taken(1) > self.blocks.free:
             self._preempt()
         return self.preemptions > before
 
     def _admit(self) -> int:
-        """Returns the tokens to be computed, beside one of each sequence."""
+        """Admit waiting sequences. Return the tokens to compute, beside one of each sequence."""
         fresh, joined, spare = 0, list[Sequence](), self._taken(1)
         while self._waiting and self.running + len(joined) < self.model.max_running:
             head = self._waiting[0]
@@ -192,7 +192,7 @@ class SimulatedEngine:
         return low
 
     def _taken(self, steps: int) -> int:
-        """Blocks that so many iterations of what runs will take."""
+        """Blocks that `steps` iterations of the running sequences take."""
         size = self.blocks.size
         spare = -self._tokens % size
         return int((np.maximum(steps + size - 1 - spare, 0) // size).sum())
@@ -207,13 +207,13 @@ class SimulatedEngine:
         self.preemptions += 1
 
     def _seconds(self, steps: float) -> float:
-        """Of the first `steps` iterations of this stretch."""
+        """Seconds of the first `steps` iterations of this stretch."""
         n = self.running
         held = self._resident * steps + n * steps * (steps - 1) / 2
         return self._prefill + steps * self.model.base(n) + self.model.cached_token_s * held
 
     def _done(self, seconds: float, rounded: Callable[[float], int]) -> int:
-        """Iterations of this stretch after so many seconds; the prompts go with the first one."""
+        """Iterations of this stretch after `seconds`. Prompts are computed with the first one."""
         seconds -= self._prefill
         if seconds <= 0:
             return min(self._planned, 1) if rounded is math.ceil else 0
@@ -223,7 +223,7 @@ class SimulatedEngine:
         return min(self._planned, max(rounded(steps - 1e-9), 1 if rounded is math.ceil else 0))
 
     def _cut_short(self) -> None:
-        """The iteration under way is the last one of the stretch: somebody is to be admitted."""
+        """End the stretch after the current iteration, since a sequence is to be admitted."""
         assert self._started is not None
         elapsed = self._env.now - self._started
         steps = self._done(elapsed, math.ceil)

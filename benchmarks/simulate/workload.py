@@ -1,8 +1,8 @@
-"""The rollouts of a step: how long they get, how many tools they call, how long a tool takes.
+"""Rollouts of a step: their lengths, numbers of tool calls and tool delays.
 
-Lengths are heavy-tailed and alike within a group: a log-normal, cut at the limit, half of whose
-log-variance belongs to the prompt (Seer, arXiv 2511.14617). A tool's delay is log-normal, too. All
-of it is drawn from one seed, so that every policy gets the same work.
+Lengths are heavy-tailed and similar within a group: a log-normal, truncated at the limit, half of
+whose log-variance belongs to the prompt (Seer, arXiv 2511.14617). A tool's delay is log-normal,
+too. All are drawn from one seed, so that every policy gets the same work.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Workload:
-    """What is drawn; the defaults are those of stage two of rStar2-Agent,
-    as far as its paper says.
+    """Distribution of the rollouts. The defaults are those of stage two of rStar2-Agent, as far as
+    its paper gives them.
     """
 
     groups: int = 512
     group_size: int = 32
     prompt_tokens: int = 200
     mean_response: float = 5_000
-    """Tokens past the prompt, tool results included, after the cut."""
+    """Mean tokens after the prompt, tool results included, after truncation."""
     max_response: int = 12_000
     sigma: float = 0.7
-    """Standard deviation of the logarithm of the response, before the cut."""
+    """Standard deviation of the logarithm of the response, before truncation."""
     group_share: float = 0.5
-    """Of the log-variance: what rollouts of one prompt have in common."""
+    """Share of the log-variance that rollouts of one prompt have in common."""
     calls: float = 2.7
-    """Tool calls of a rollout, a Poisson number, at most `max_calls`."""
+    """Mean tool calls of a rollout, a Poisson number of at most `max_calls`."""
     max_calls: int = 10
     tool_tokens: int = 100
-    """Of a tool's result, half as many to one and a half times as many."""
+    """Mean tokens of a tool's result, from half to one and a half times as many."""
     tool_seconds: float = 0.3
-    """Mean of a call's delay before the cut."""
+    """Mean delay of a call before truncation."""
     tool_sigma: float = 1.5
     tool_max_seconds: float = 10.0
 
@@ -45,13 +45,13 @@ class Workload:
         return self.groups * self.group_size
 
     def times(self, factor: float) -> Workload:
-        """With so many times the groups."""
+        """Workload with `factor` times the groups."""
         return replace(self, groups=max(1, round(self.groups * factor)))
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a rollout samples, and the tool call after it; the last turn has none."""
+    """Tokens that a rollout samples, and the tool call after it. The last turn has none."""
 
     sampled: int
     tool_tokens: int
@@ -60,7 +60,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One rollout, known to the simulator only."""
+    """Rollout whose lengths only the simulator knows."""
 
     name: str
     group: str
@@ -77,7 +77,7 @@ class Planned:
 
 
 def responses(work: Workload, chance: np.random.Generator) -> Any:
-    """Lengths past the prompt, by group and rollout."""
+    """Lengths after the prompt, by group and rollout."""
     median = _median(work)
     shared = chance.standard_normal((work.groups, 1)) * work.group_share**0.5
     own = chance.standard_normal((work.groups, work.group_size)) * (1 - work.group_share) ** 0.5
@@ -116,7 +116,7 @@ def _turns(work: Workload, length: int, chance: np.random.Generator) -> tuple[Tu
 
 
 def _median(work: Workload) -> float:
-    """That of the log-normal whose mean is `mean_response` when it is cut."""
+    """Median of the log-normal whose mean after truncation is `mean_response`."""
     quantiles = np.exp(
         work.sigma * np.array([NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)])
     )

@@ -1,3 +1,3 @@
-"""The run store against LangGraph's own savers and against bare inserts:
+"""Run store compared with LangGraph's own savers and with bare inserts:
 `python -m benchmarks.store`.
 """

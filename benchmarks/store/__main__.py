@@ -1,14 +1,14 @@
-"""What the run store costs, against LangGraph's own savers and against bare inserts of the same
+"""Cost of the run store, compared with LangGraph's own savers and with bare inserts of the same
 rows.
 
     python -m benchmarks.store [--repeats 3] [--folder DIR] [--only replays loops] [--quick] [--json FILE]
 
-Needs a PostgreSQL on the machine; a server of its own is started for the run. The contestants take
-turns within each repeat, and the best repeat counts, so that a noisy neighbour disturbs all of
-them. CPU seconds are of the process and the server together.
+Needs a PostgreSQL on the machine; a separate server is started for the run. The contestants take
+turns within each repeat, and the best repeat counts, so that a noisy neighbour affects all of them.
+CPU seconds are of the process and the server together.
 
-Compared are commits of one promise: what survives a power failure (`power`) with its like, what
-survives the death of the process (`process`) with its like. A goal is a ratio within one run.
+Commits are compared with others of equal durability: those that survive a power failure (`power`),
+and those that survive the death of the process (`process`). A goal is a ratio within one run.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from benchmarks.store.ways import Places
 from tests.support.postgres import PostgresServer
 
 SMALL, LARGE = 20, 2000
-"""Characters of the messages that a hosted model is sent."""
+"""Characters of the messages sent to a hosted model."""
 WAYS_MS = [1.0, 3.0]
-"""To the server and back."""
+"""Round-trip times to the server."""
 STEPS, MESSAGES, THREADS, CONVERSATION, TURNS = 200, 50, 10_000, 300, 100
 Found = dict[str, list[Row]]
 
 
 def measured(places: Places, repeats: int, only: list[str], shorter: int = 1) -> Found:
-    """`shorter`: by how much steps, conversations and the list of threads are."""
+    """Measure the tables. `shorter` divides steps, conversations and the list of threads."""
     steps, lengths = STEPS // shorter, [length // shorter for length in (50, 100, 200, 400)]
     tables: dict[str, Callable[[], list[Row]]] = {
         "replays": lambda: workloads.replays(places, steps, MESSAGES // shorter, repeats),
@@ -70,7 +70,7 @@ def measured(places: Places, repeats: int, only: list[str], shorter: int = 1) ->
 
 
 def goals(found: Found) -> list[Row]:
-    """Ratios within this run and their bounds, of the tables that were measured."""
+    """Ratios within this run with their bounds, for the tables that were measured."""
     rows: list[Row] = []
     for kind in ("loop", "chat") if "replays" in found else ():
         of = {row["way"]: row for row in found["replays"] if row["sequence"] == kind}
@@ -164,19 +164,19 @@ FLOOR_OF = {
     "ours, power": "bare inserts, power",
     "ours, PostgreSQL": "bare inserts, PostgreSQL",
 }
-"""Ways of ours and the floor of the same promise."""
+"""Our ways, each with the floor of the same durability."""
 LOOPS = (
     ("ours", "none", 0.7),
     ("ours, power", "none", 0.5),
     ("ours, PostgreSQL", "PostgresSaver", 1.5),
 )
-"""Ways, what each is held against (`none` is LangGraph without a checkpointer) and the share that
-is aimed at.
+"""Ways with the baseline of each (`none` is LangGraph without a checkpointer) and the ratio that is
+the goal.
 """
 
 
 def flush_ms(folder: Path) -> float:
-    """What this disk takes to flush a page: half of what the promise `power` costs."""
+    """Milliseconds in which this disk flushes a page, half of the cost of `power` durability."""
     seconds: list[float] = []
     with (folder / "page").open("wb") as file:
         for _ in range(100):

@@ -1,7 +1,7 @@
-"""Steps of a graph on a PostgreSQL that is some way off: every answer that is waited for costs the
-way there and back.
+"""Steps of a graph on a distant PostgreSQL, where each answer that is waited for costs a round
+trip.
 
-The way is made here, by a process that passes on what it is given after a delay.
+The distance is simulated by a process that forwards data after a delay.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _BYTES = 1 << 16
 
 
 def distant_loops(places: Places, ways_ms: list[float], repeats: int) -> list[Row]:
-    """Milliseconds a step of a two-node loop, by checkpointer and by how long the way there and
-    back is.
-    """
+    """Milliseconds per step of a two-node loop, by checkpointer and round-trip time."""
     graph, rows = loop_graph(_STEPS), list[Row]()
     for _ in range(repeats):
         for way_ms in ways_ms:
@@ -56,7 +54,7 @@ def distant_loops(places: Places, ways_ms: list[float], repeats: int) -> list[Ro
 
 @contextmanager
 def _away(url: str, seconds: float) -> Generator[str]:
-    """The same server, `seconds` off."""
+    """Address of a proxy to the server with a delay of `seconds`."""
     server = urlsplit(url)
     assert server.hostname is not None
     assert server.port is not None
@@ -84,7 +82,7 @@ def _serve(told: Connection, host: str, port: int, seconds: float) -> None:
 
 
 def _pass_on(one: socket.socket, other: socket.socket, seconds: float) -> None:
-    """Nothing waits for what was sent before it."""
+    """Forward data after a delay, without waiting for earlier data."""
     under_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
     def arrive() -> None:

@@ -1,5 +1,5 @@
-"""What the journal adds to the checkpoints where a hosted model answers, whose requests are
-messages and not tokens.
+"""Cost that the journal adds to the checkpoints with a hosted model, whose requests are messages
+and not tokens.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hrm_agent.trajectory import Journal, Recording, recording
 __all__ = ["growth_of_journal", "step_cost"]
 
 JOURNAL = ("model calls", "tokens", "requests")
-"""What `stats` counts of calls; the values that only requests name come on top."""
+"""Kinds in `stats` that count for calls. Values that only requests name are added."""
 
 
 class _Hosted(BaseChatModel):
-    """Answers at once, with as many characters as it is told."""
+    """Chat model that answers at once, with `size` characters."""
 
     size: int
 
@@ -68,8 +68,8 @@ async def _converse(store: RunStore, graph: Any, turns: int, size: int, *, journ
 
 
 def growth_of_journal(places: Places, lengths: Sequence[int], size: int = 100) -> list[Row]:
-    """Bytes of a conversation with a hosted model: the contents of its checkpoints, and what its
-    calls add.
+    """Bytes of a conversation with a hosted model: the contents of its checkpoints, and the
+    additions of its calls.
 
     `file` is the database after `vacuum`, with keys and indexes.
     """
@@ -97,8 +97,8 @@ def growth_of_journal(places: Places, lengths: Sequence[int], size: int = 100) -
 
 
 async def _steps(saver: Any, journal: Journal | None, messages: int, size: int) -> float:
-    """CPU seconds of a step, in the middle of those around one that sends `messages` messages of
-    `size` characters.
+    """CPU seconds of a step, as the median around one that sends `messages` messages of `size`
+    characters.
     """
     model, began = _Hosted(size=size), list[float]()
 
@@ -126,11 +126,11 @@ async def _stock_steps(saver: AbstractAsyncContextManager[Any], messages: int, s
 
 
 def step_cost(places: Places, sizes: Sequence[tuple[int, int]], repeats: int) -> list[Row]:
-    """CPU of a step whose one node asks a hosted model, by each way in turn: the best of the
+    """CPU of a step whose one node calls a hosted model, by each way in turn, as the best of the
     repeats.
 
-    `sizes`: messages of a conversation, and characters of each. Only `with_ms` has the model's
-    calls on record.
+    `sizes`: messages of a conversation, and characters of each. Only `with_ms` records the model's
+    calls.
     """
     record_external_models()
     rows: list[Row] = []

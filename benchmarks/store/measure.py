@@ -1,5 +1,5 @@
-"""Clock and CPU seconds of a piece of work, the server's included,
-and the best of a few attempts.
+"""Wall-clock and CPU seconds of a piece of work, including the server's, and the best of a few
+attempts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Row = dict[str, Any]
 
 
 class Spent:
-    """Filled in when the block ends."""
+    """Seconds of a block, set when it ends."""
 
     wall = 0.0
     cpu = 0.0
 
 
 def _cpu_seconds() -> float:
-    """Of this process, its children, and their dead children."""
+    """CPU seconds of this process and its children, including ended children."""
     process = psutil.Process()
     total = 0.0
     for member in [process, *process.children(recursive=True)]:
@@ -47,8 +47,8 @@ def spent() -> Generator[Spent]:
 
 
 def best(rows: list[Row], *given: str) -> list[Row]:
-    """Of the rows that agree in `given` the one with the shortest clock: neighbours only ever add
-    to it.
+    """Row with the shortest time among those that agree in `given`, since other load only adds to
+    it.
     """
     found: dict[tuple[Any, ...], Row] = {}
     for row in rows:

@@ -1,4 +1,6 @@
-"""What LangGraph asks of a checkpointer during a run: recorded once, given to each of them."""
+"""LangGraph's calls of a checkpointer during a run, recorded once and replayed on each
+checkpointer.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _WORDS = [
 
 
 class Recorder(InMemorySaver):
-    """Keeps what is written, with the versions that another checkpointer would give."""
+    """Saver that keeps what is written, with the versions that another checkpointer would give."""
 
     def __init__(self, versions: BaseCheckpointSaver[Any]) -> None:
         super().__init__()
@@ -58,8 +60,8 @@ class Loop(TypedDict):
 
 
 def loop_graph(steps: int) -> Any:
-    """Two nodes that take turns, `steps` in all: the smallest state, so that the checkpointer is
-    what is measured.
+    """Graph of two alternating nodes, `steps` in all, with the smallest state, so that the
+    checkpointer dominates.
     """
 
     def even(state: Loop) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def loop_graph(steps: int) -> Any:
 def chat(
     messages: int, size: int, extra: Callable[[int], dict[str, Any]] = lambda _: {}
 ) -> list[AnyMessage]:
-    """A conversation of `messages` messages of `size` characters."""
+    """Conversation of `messages` messages of `size` characters."""
     rng = random.Random(messages)
     texts = [" ".join(rng.choices(_WORDS, k=size // 4))[:size] for _ in range(messages)]
     return [
@@ -102,7 +104,7 @@ def record_loop(versions: BaseCheckpointSaver[Any], steps: int) -> list[Operatio
 
 
 def record_chat(versions: BaseCheckpointSaver[Any], said: Sequence[AnyMessage]) -> list[Operation]:
-    """A step for each message, as an agent and its tools take turns."""
+    """Record a step for each message, as an agent and its tools take turns."""
 
     def say(state: MessagesState) -> dict[str, Any]:
         return {"messages": [said[len(state["messages"])]]}
@@ -129,7 +131,7 @@ def _recorded(
 
 
 def replay(saver: BaseCheckpointSaver[Any], operations: Sequence[Operation]) -> None:
-    """Give a checkpointer what another was given."""
+    """Replay recorded operations on a checkpointer."""
     for name, given in operations:
         getattr(saver, name)(*given)
 

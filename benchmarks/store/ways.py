@@ -1,9 +1,9 @@
-"""Who is compared: ways to keep LangGraph's checkpoints, each with what its commits survive.
+"""Ways to keep LangGraph's checkpoints that are compared, each with the durability of its commits.
 
-`process`: a commit survives the death of the process; a power failure can take the newest. `power`:
-it survives that too, and waits for the disk. Stock savers say nothing of it: SQLite's default
-(`synchronous=FULL`) and PostgreSQL's are `power`. A place is a file or a database of its own for
-each measurement.
+`process`: a commit survives the death of the process, but a power failure can lose the newest.
+`power`: it survives that too, and waits for the disk. Stock savers do not document it: SQLite's
+default (`synchronous=FULL`) and PostgreSQL's are `power`. A place is a separate file or database
+for each measurement.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class Places:
 
 
 _PUBLIC = 2200
-"""The number of the schema `public` in every database."""
+"""Object id of the schema `public` in every database."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One checkpointer, as its documentation says to open it."""
+    """Checkpointer, opened as in its documentation."""
 
     name: str
     survives: str
@@ -119,7 +119,7 @@ def _ours(place: str, level: str = "") -> Generator[Saver]:
 
 
 class _Nothing(BaseCheckpointSaver[Any]):
-    """Keeps nothing: what LangGraph itself does for any checkpointer."""
+    """Checkpointer that keeps nothing: the cost of LangGraph itself for any checkpointer."""
 
     def get_tuple(self, config: Any) -> None:
         return None
@@ -138,7 +138,7 @@ def _nothing(_: str) -> Generator[Saver]:
 
 
 def _in_loop(opened: Opener) -> AsyncOpener:
-    """A checkpointer that is opened alike for both kinds of graph."""
+    """Opener for async graphs of a checkpointer that serves both kinds of graph."""
 
     @asynccontextmanager
     async def opened_async(place: str) -> AsyncGenerator[Saver]:
@@ -173,12 +173,14 @@ WAYS = {
 
 
 NOTHING = Way("a saver that keeps nothing", "", "sqlite", _nothing, _in_loop(_nothing))
-"""The floor of any checkpointer in a graph."""
+"""Floor of any checkpointer in a graph."""
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Bare inserts: the rows that ours wrote, into tables without an index, in as many commits."""
+    """Bare inserts: the rows that our store wrote, into tables without an index, in as many
+    commits.
+    """
 
     name: str
     survives: str
@@ -233,7 +235,7 @@ FLOORS = (
 def _shares(
     tables: dict[str, list[Row]], commits: int
 ) -> Iterable[Sequence[tuple[str, list[Row]]]]:
-    """The rows of each table, spread evenly over the commits."""
+    """Rows of each table, spread evenly over the commits."""
     for i in range(commits):
         shares = [
             (name, rows[i * len(rows) // commits : (i + 1) * len(rows) // commits])

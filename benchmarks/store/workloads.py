@@ -1,4 +1,4 @@
-"""What is measured, a function for each table."""
+"""Workloads of the store benchmark, a function for each table."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MESSAGE = 2000
 ROLLOUTS, TURNS = 32, 12
 TOKENS, CALLS = 1000, 25
 STOCK_UP_TO = 200
-"""Messages; beyond it only takes time."""
+"""Maximum messages for stock savers. More only takes time."""
 
 
 def loops(places: Places, steps: int, repeats: int) -> list[Row]:
-    """A two-node loop through LangGraph. `none` is the same loop without a checkpointer, `NOTHING`
-    with an idle one.
+    """Rows of a two-node loop through LangGraph. `none` is the loop without a checkpointer,
+    `NOTHING` with an idle one.
     """
     graph, rows = loop_graph(steps), list[Row]()
     for _ in range(repeats):
@@ -84,8 +84,8 @@ def _rates(used: Any, steps: int) -> Row:
 
 
 def replays(places: Places, steps: int, messages: int, repeats: int) -> list[Row]:
-    """The recorded calls of a run on the checkpointer alone, without LangGraph; and bare inserts of
-    what ours wrote.
+    """Rows of a run's recorded calls on the checkpointer alone, without LangGraph, and of bare
+    inserts of the rows that ours wrote.
     """
     rows: list[Row] = []
     for _ in range(repeats):
@@ -135,7 +135,7 @@ async def _replay_async(way: Way, place: str, kind: str, length: int) -> tuple[A
 
 
 def _tables(place: str) -> dict[str, list[Any]]:
-    """All rows that a store of ours keeps for its checkpoints."""
+    """All rows that our store keeps for its checkpoints."""
     with open_store(place) as store, store.database.read() as cursor:
         names = ("blobs", "checkpoints", "writes")
         tables = {name: cursor.execute(f"SELECT * FROM {name}").fetchall() for name in names}
@@ -157,8 +157,8 @@ def _floor(
 
 
 def conversations(places: Places, lengths: Sequence[int]) -> list[Row]:
-    """A conversation written, then opened anew and read: the newest state,
-    and the whole history.
+    """Rows of a conversation that is written, then opened again and read: the newest state, and the
+    whole history.
     """
     names = ("ours", "SqliteSaver", "ours, PostgreSQL", "PostgresSaver")
     return [_conversation(WAYS[name], places, length) for length in lengths for name in names]
@@ -197,8 +197,8 @@ def _seconds(work: Any) -> float:
 
 
 def tokens(places: Places) -> list[Row]:
-    """A run's token ids, mask and log-probs: in the journal, or in the metadata of the messages as
-    is common.
+    """Rows of a run's token ids, mask and log-probs: in the journal, or in the messages' metadata
+    as usual.
     """
     ids, logprobs = list(range(TOKENS)), [-i / 7 for i in range(TOKENS)]
     kept = {"token_ids": ids, "logprobs": logprobs}
@@ -248,7 +248,7 @@ def _call(index: int, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> Call
 
 
 def rollouts(places: Places) -> list[Row]:
-    """Rollouts side by side in one event loop, on one store."""
+    """Rows of parallel rollouts in one event loop, on one store."""
     names = ("ours", "ours, power", "AsyncSqliteSaver", "ours, PostgreSQL", "PostgresSaver")
     return [asyncio.run(_rollouts(way, places)) for way in (None, *(WAYS[name] for name in names))]
 
@@ -273,8 +273,8 @@ async def _rollouts(way: Way | None, places: Places) -> Row:
 
 
 def listing(places: Places, threads: int) -> list[Row]:
-    """The names of all threads. Stock savers have no such call:
-    their users list every checkpoint.
+    """Rows for listing the names of all threads. Stock savers have no such call, so their users
+    list every checkpoint.
     """
     rows: list[Row] = []
     for name in ("ours", "SqliteSaver NORMAL", "ours, PostgreSQL"):
@@ -304,7 +304,7 @@ def _thread(config: Any) -> str:
 
 
 async def _many_threads(saver: Any, given: Any, threads: int, *, gathered: bool) -> None:
-    """One checkpoint on each thread."""
+    """Write one checkpoint on each thread."""
     config, checkpoint, metadata, versions = given
 
     def named(i: int) -> Any:
@@ -333,8 +333,8 @@ def _trajectory(thread: str) -> Trajectory:
 
 
 def growth(places: Places, lengths: Sequence[int]) -> list[Row]:
-    """Size against the length of a conversation. Stock stores each message again in every
-    checkpoint after it.
+    """Size by the length of a conversation. Stock savers store each message again in every later
+    checkpoint.
     """
     rows: list[Row] = []
     for length in lengths:

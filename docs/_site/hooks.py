@@ -1,13 +1,13 @@
-"""What the site has beside the pages of docs/: a reference, the command line, and the files that
-pages link to.
+"""Pages of the site that are not in docs/: a reference, the command line, and the files that pages
+link to.
 
 * The reference is made from docstrings, which mkdocstrings reads without importing anything.
-  `REFERENCE` names the modules; of each, what its `__all__` names is shown.
+  `REFERENCE` names the modules; the names in `__all__` of each are shown.
 * The command line is what `--help` prints.
 * A link that leaves docs/ (`../examples/own_graph.py`) works on a code host as it is. On the site
   it leads to a page that shows the file.
-* A fence such as `python own.py`, which says under which name a block is saved, gets that name as
-  its title.
+* A fence such as `python own.py`, which gives the name under which a block is saved, gets that name
+  as its title.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OWN_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
 }
-"""File at the top of the repository -> its page. What the README says, the first page says for the
-site.
+"""Pages of the site for files at the top of the repository. The first page has the README's
+contents.
 """
 DESCRIPTIONS = {
     "CHANGELOG.md": "What changed in each version of hrm-agent, newest first.",
@@ -110,7 +110,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     ),
     "testing": ("Testing", "For tests of your own agents.", ["hrm_agent.testing"]),
 }
-"""Page -> its title, what it is about, and the modules on it."""
+"""Titles, descriptions and modules of the reference pages."""
 _FENCE = re.compile(r"^```(\w+) ([\w.-]+)$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LEAVING = re.compile(r"\]\(((?:\.\./)+)([^)#\s]+)(#[^)\s]*)?\)")
@@ -125,7 +125,7 @@ _LANGUAGES = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made from something else."""
+    """Add the generated pages."""
     made = {"reference/commands.md": commands_page()}
     made |= {f"reference/{name}.md": reference_page(*page) for name, page in REFERENCE.items()}
     made |= {OWN_PAGES[name]: at_the_top(name, about) for name, about in DESCRIPTIONS.items()}
@@ -138,7 +138,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Name the blocks that are files, and lead links that leave docs/ to pages of the site."""
+    """Name the blocks that are files, and point links that leave docs/ to pages of the site."""
     here = posixpath.dirname(page.file.src_uri)
 
     def led(found: re.Match[str]) -> str:
@@ -149,7 +149,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def linked(text: str) -> Iterator[str]:
-    """Files outside docs/ that a page links to and that are no page of the site."""
+    """Files outside docs/ that a page links to and that are not pages of the site."""
     for found in _LEAVING.finditer(_CODE.sub("", text)):
         if found[2] not in OWN_PAGES:
             yield found[2]
@@ -160,7 +160,7 @@ def file_page(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A page that shows a file, or names what is in a folder."""
+    """Page that shows a file, or lists a folder."""
     home = PROJECT / path
     if home.is_dir():
         body = "\n".join(f"* `{path.rstrip('/')}/{each.name}`" for each in sorted(home.iterdir()))
@@ -170,7 +170,7 @@ def shown(path: str) -> str:
 
 
 def at_the_top(name: str, about: str) -> str:
-    """A page of the repository's top; its links are written from there."""
+    """Page of a file at the top of the repository. Its links are relative to there."""
     text = f"---\ndescription: {about}\n---\n\n{(PROJECT / name).read_text(encoding='utf-8')}"
     return re.sub(
         r"\]\((?![a-z]+:|#)(?:docs/)?", lambda found: "](" if "docs/" in found[0] else "](../", text
@@ -193,7 +193,9 @@ def reference_page(title: str, about: str, modules: list[str]) -> str:
 
 
 def public_names(module: str) -> list[str]:
-    """`__all__` of a module, without importing it."""
+    """Names in `__all__` of a module, read without importing it. Raise `LookupError` if there is
+    none.
+    """
     home = PROJECT.joinpath(*module.split("."))
     path = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -206,7 +208,7 @@ def public_names(module: str) -> list[str]:
 
 
 def commands_page() -> str:
-    """What `--help` says, command by command."""
+    """Page with the output of `--help`, command by command."""
     sys.path.insert(0, str(PROJECT))
     from hrm_agent.cli.main import COMMAND_GROUPS
 
@@ -236,8 +238,8 @@ def help_of(*words: str) -> str:
 
 
 def actions(text: str) -> list[str]:
-    """Actions of a command that has several, such as `store`: listed before its options, if it has
-    any.
+    """Actions of a command that has several, such as `store`, which are listed before its options
+    (empty if it has none).
     """
     if not re.search(r"^usage: hrm-agent \w+ (ACTION|\{)", text):
         return []

@@ -1,1 +1,1 @@
-"""What agents share."""
+"""Parts that agents share."""

@@ -1,11 +1,11 @@
-"""What answers have cost, and what remains of a budget.
+"""Usage of model calls, and the budget that remains.
 
 All of it is computed from recorded answers: their number, sampled tokens, start and end times, and
-price. A node that read a clock would decide differently in a replay.
+price. A node that reads a clock would decide differently in a replay.
 
-Time is that in which recorded model calls and tool calls of this run were under way, those side by
-side counted once. A pause counts for nothing: between a kill and the resume, while a person is
-asked, before a fork was made.
+Time is the time during which recorded model and tool calls of this run were running; parallel calls
+count once. Pauses do not count: between a kill and the resume, while a person is asked, before a
+fork.
 """
 
 from __future__ import annotations
@@ -41,47 +41,55 @@ __all__ = [
 ]
 
 _SPANS = 32
-"""So many are kept apart, for what may still overlap with them; older ones are only counted."""
+"""Number of the newest time spans that are kept separately, since later ones may overlap with them.
+Older ones are only summed.
+"""
 Prices = Mapping[str, tuple[float, float]]
-"""Model name as in its answers, or `*` for others -> prices of a million prompt tokens and
-completion tokens.
+"""Model name as in its answers (`*` for all others) -> prices of a million prompt tokens and of a
+million completion tokens.
 """
 
 
 class Usage(TypedDict, total=False):
-    """What a run has used so far; empty before its first call."""
+    """Usage of a run so far; empty before its first call."""
 
     calls: int
     """Model calls made."""
     tokens: int
     """Completion tokens sampled."""
     cost: float
-    """In the currency of the prices."""
+    """Price of the calls, in the currency of the prices."""
     thread: str
-    """The thread that the time was spent on; empty outside of threads."""
+    """Thread that the time was spent on; empty outside of threads."""
     spans: list[list[float]]
-    """Unix times between which models and tools were at work, in order and apart."""
+    """Newest periods of work of models and tools as Unix times (start, end), in order, without
+    overlaps.
+    """
     seconds: float
-    """Time before these, in seconds."""
+    """Time before `spans`, in seconds."""
     anew: bool
-    """Replaces the thread's earlier usage instead of adding to it: a new run begins."""
+    """True if this usage replaces the thread's earlier usage instead of adding to it, since a new
+    run begins.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What may still be used."""
+    """Budget left."""
 
     calls: int
     """Model calls left."""
     tokens: int
     """Completion tokens left."""
     seconds: float
-    """Time left in which models and tools may be at work, in seconds."""
+    """Time left during which models and tools may be running, in seconds."""
     cost: float | None
-    """Money left, in the currency of the prices; None: no limit."""
+    """Money left, in the currency of the prices (None: no limit)."""
 
     def used_up(self, *, calls: int = 0) -> StopReason | None:
-        """The first limit that is reached. `calls`: kept back for later."""
+        """First limit that is reached (None if there is none). `calls`: number of calls reserved
+        for later.
+        """
         if self.calls <= calls:
             return StopReason.MAX_CALLS
         if self.tokens <= 0:
@@ -91,14 +99,16 @@ class Remaining:
         return StopReason.MAX_COST if self.cost is not None and self.cost <= 0 else None
 
     def share(self, parts: int, *, calls: int = 0) -> Remaining:
-        """The budget of each of `parts` parallel branches; time is not divided."""
+        """Budget of each of `parts` parallel branches. Time is not divided. `calls`: number of
+        calls reserved for later.
+        """
         cost = None if self.cost is None else self.cost / parts
         return Remaining((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
 
     def shares(self, parts: int, *, calls: int, answer_tokens: int) -> list[BudgetShare]:
-        """The same as plain data, for as many of `parts` branches as there is a budget for.
+        """Budgets of up to `parts` parallel branches as plain data, as many as the budget allows.
 
-        `calls`, `answer_tokens`: kept back for later; of the tokens no more than half.
+        `calls`, `answer_tokens`: reserved for later; of the tokens at most half.
         """
         if self.used_up(calls=calls):
             return []
@@ -112,45 +122,45 @@ class Remaining:
 
 
 class BudgetShare(TypedDict):
-    """What one of several parallel branches may use, as LangGraph sends it."""
+    """Budget of one of several parallel branches, as LangGraph sends it."""
 
     tokens: int
     """Completion tokens."""
     turns: int
     """Model calls."""
     seconds: float
-    """Time in which models and tools are at work, in seconds."""
+    """Time during which models and tools are running, in seconds."""
     cost: float | None
-    """Money, in the currency of the prices; None: no limit."""
+    """Money, in the currency of the prices (None: no limit)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopBudget:
-    """What one loop of answers and tool calls may use."""
+    """Budget of one loop of answers and tool calls."""
 
     max_turns: int
     """Model calls, the last one included."""
     max_tokens: int
     """Completion tokens over all turns."""
     max_seconds: float
-    """Time in which models and tools are at work, in seconds."""
+    """Time during which models and tools are running, in seconds."""
     max_cost: float | None = None
-    """Money, in the currency of the prices; None: no limit."""
+    """Money, in the currency of the prices (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion
-    tokens.
+    """Model name as in its answers (`*` for all others) -> prices of a million prompt tokens and of
+    a million completion tokens.
     """
 
     @classmethod
     def of(cls, share: BudgetShare, max_turns: int, prices: Prices) -> LoopBudget:
-        """A branch's share, of at most `max_turns` calls."""
+        """Budget of a branch from its share, with at most `max_turns` calls."""
         return cls(
             min(max_turns, share["turns"]), share["tokens"], share["seconds"], share["cost"], prices
         )
 
 
 class BudgetLimits(Protocol):
-    """The budgets of a run context."""
+    """Budgets of a run context."""
 
     @property
     def max_calls(self) -> int: ...
@@ -163,7 +173,7 @@ class BudgetLimits(Protocol):
 
 
 def remaining(limits: BudgetLimits, spent: Usage) -> Remaining:
-    """The limits less what was spent."""
+    """Limits minus usage."""
     return Remaining(
         limits.max_calls - spent.get("calls", 0),
         limits.max_tokens - spent.get("tokens", 0),
@@ -173,7 +183,7 @@ def remaining(limits: BudgetLimits, spent: Usage) -> Remaining:
 
 
 def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
-    """What the answers among `messages` have cost, and the time that they and the tools took."""
+    """Usage of the answers among `messages`, with the time of these answers and of the tools."""
     messages = list(messages)
     answers = [message for message in messages if isinstance(message, AIMessage)]
     spent = Usage(
@@ -186,15 +196,15 @@ def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
 
 
 def seconds_worked(messages: Iterable[BaseMessage]) -> float:
-    """Time in which the models and tools behind `messages` were at work, in the run that the newest
-    of them is of.
+    """Time during which the models and tools behind `messages` were running, in seconds, on the
+    thread of the newest message with times.
     """
     return _length(_work(messages)[1])
 
 
 def _work(messages: Iterable[BaseMessage]) -> tuple[str, list[list[float]]]:
-    """Thread of the newest message that says when it was made, and the spans of all that are of
-    this thread.
+    """Thread of the newest message with times, and the time spans of all messages of this
+    thread.
     """
     told = [
         message.response_metadata for message in messages if STARTED_AT in message.response_metadata
@@ -206,7 +216,7 @@ def _work(messages: Iterable[BaseMessage]) -> tuple[str, list[list[float]]]:
 
 
 def _joined(spans: Iterable[list[float]]) -> list[list[float]]:
-    """In order, those that overlap as one."""
+    """Time spans in order, with overlapping ones joined."""
     found: list[list[float]] = []
     for began, ended in sorted(spans):
         if found and began <= found[-1][1]:
@@ -221,7 +231,9 @@ def _length(spans: Iterable[list[float]]) -> float:
 
 
 def merge_usage(old: Usage, new: Usage) -> Usage:
-    """Both together. Time that was spent on another thread, before a fork, is dropped."""
+    """Sum of two usages; `new` alone if it begins a new run. Time spent on another thread, before a
+    fork, is dropped.
+    """
     if not old or new.get("anew"):
         return new
     both = Usage(
@@ -254,15 +266,15 @@ def seconds_of(spent: Usage) -> float:
 
 
 def _earlier_seconds(spent: Usage) -> float:
-    """Of a usage that names no thread: what an earlier version kept, from the first call to the
-    last.
+    """Seconds of a usage without a thread, as an earlier version stored them: from the first call
+    to the last.
     """
     told = cast("Mapping[str, float]", spent)
     return told.get("seconds", 0.0) + told.get("ended", 0.0) - told.get("began", 0.0)
 
 
 def _running_thread() -> str:
-    """The thread that this step belongs to; empty outside of a graph on a thread."""
+    """Thread that the current step belongs to; empty outside of a graph on a thread."""
     try:
         metadata: Mapping[str, Any] = get_config().get("metadata") or {}
     except RuntimeError:
@@ -276,15 +288,13 @@ def _running_thread() -> str:
 
 
 def reset_usage(spent: Usage) -> Usage:
-    """The same usage, marked so that `merge_usage` puts it in the place of the thread's earlier
-    usage.
-    """
+    """Mark a usage so that `merge_usage` replaces the thread's earlier usage by it."""
     return spent | Usage(anew=True)
 
 
 def refuse_limits(given: Any, **least: float) -> None:
-    """Raise `ConfigError` for a limit that is not a number, or below its least value (an int wants
-    a whole number).
+    """Raise `ConfigError` for a limit that is not a number or is below its minimum. An int minimum
+    requires a whole number.
 
     `max_cost` may be None. The prices are checked too.
     """
@@ -312,13 +322,13 @@ def _is_number(value: Any, whole: bool) -> bool:
 
 
 def sampled_tokens(messages: Iterable[BaseMessage]) -> int:
-    """Over all answers; one without usage metadata counts as 0."""
+    """Completion tokens of all answers. An answer without usage metadata counts as 0."""
     usages = [message.usage_metadata for message in messages if isinstance(message, AIMessage)]
     return sum(usage["output_tokens"] for usage in usages if usage)
 
 
 def _cost(answer: AIMessage, prices: Prices) -> float:
-    """The provider's own figure, else by the price list."""
+    """Cost of an answer as its provider reports it, else by the price list."""
     usage: Any = answer.response_metadata.get("token_usage")
     said = cast("Mapping[str, Any]", usage).get("cost") if isinstance(usage, Mapping) else None
     if isinstance(said, (int, float)):

@@ -1,5 +1,5 @@
-"""What loops of answers and tool calls share: their newest answer, whether it calls tools, when
-they end.
+"""Helpers of loops of answers and tool calls: the newest answer, its tool calls, the stop
+reason.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 ToolFormat = Literal["native", "fenced"]
-"""How a model calls the Python tool: as its chat template or provider has calls, or by a fenced
-block in its text.
+"""Form of a model's calls of the Python tool: `native`, the format of its chat template or
+provider, or `fenced`, a fenced block in its text.
 """
 
 
 class LoopLimits(Protocol):
-    """What one loop may use."""
+    """Limits of one loop."""
 
     @property
     def max_turns(self) -> int: ...
@@ -46,7 +46,7 @@ class LoopLimits(Protocol):
 
 
 def refuse_tool_format(given: str) -> None:
-    """Raise `ConfigError` for one that does not exist."""
+    """Raise `ConfigError` for an unknown tool format."""
     if given not in get_args(ToolFormat):
         known = " or ".join(get_args(ToolFormat))
         raise ConfigError(f"tool_format is {given!r}.", f"Give {known}.")
@@ -57,15 +57,17 @@ def last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
 
 
 def calls_tools(answer: AIMessage) -> bool:
-    """A call that cannot be decoded is one too: it is answered by an error."""
+    """True if an answer calls tools. A call that cannot be decoded counts: it is answered by an
+    error.
+    """
     return bool(answer.tool_calls or invalid_tool_calls(answer))
 
 
 def loop_stop(
     messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool
 ) -> StopReason | None:
-    """Why a loop ends after these messages, of which the last answer is `final`; None where it goes
-    on.
+    """Stop reason of a loop after these messages (None if it continues). `final`: the last answer
+    needs no reply.
     """
     answers = [message for message in messages if isinstance(message, AIMessage)]
     if was_cut(answers[-1]) or sampled_tokens(answers) >= limits.max_tokens:
@@ -87,10 +89,10 @@ def loop_stop(
 async def run_loop(
     loop: Any, messages: Sequence[AnyMessage], context: Any, **more: Any
 ) -> tuple[dict[str, Any], str]:
-    """A loop's last state, and what was wrong where the model's context window was full. `more`: of
-    its input.
+    """Last state of a loop, and the error if the model's context window was full (else empty).
+    `more`: further fields of its input.
 
-    What it has read and spent counts, however it ends.
+    Messages up to an error are kept, so that its sources and usage count.
     """
     end: dict[str, Any] = {"messages": []}
     try:

@@ -1,8 +1,8 @@
-"""The system prompts and the requests of each role.
+"""System prompts and requests of each role.
 
 The prompts are short because the small policy reads them thousands of times in training; a larger
-model follows them as well. Policies were trained on these texts: a change here makes a new cold
-start necessary.
+model follows them as well. Policies were trained on these texts, so a change here requires a new
+cold start.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ PLANNER_FORMAT_PROMPT = (
     + ' Beside "subgoals" give "answer_format": the line that the final answer is to be, '
     "with what varies in angle brackets, such as Answer: <number>."
 )
-"""System turn of a planner that says the answer's format too."""
+"""System turn of a planner that also gives the answer's format."""
 
 FENCED_NOTE = (
     "To call the python tool, write the code between a line ```python and a line ```, and end your"
     " message there; the next message has its output."
 )
-"""Added to the system turn of a loop whose model cannot call tools."""
+"""Addition to the system turn of a loop whose model cannot call tools."""
 
 SOLVER_PROMPT = (
     "You are the solver. Solve the one subgoal with the python tool, "
@@ -89,7 +89,7 @@ RESEARCH_PLANNER_PROMPT = (
     ' (reply). Answer with JSON only: {"questions": [{"question": ..., "queries": [...]}], "ask":'
     ' "", "reply": ""}'
 )
-"""System turn of a research's planner."""
+"""System turn of a research planner."""
 
 SEARCHER_PROMPT = (
     "You are the searcher. Find what sources say on the question: search with few words, read what"
@@ -107,7 +107,7 @@ WRITER_PROMPT = (
     " Write no list of sources. If the sources do not answer it, begin with NOT ANSWERED and say"
     " what is missing."
 )
-"""System turn of a research's writer."""
+"""System turn of a research writer."""
 
 SUPPORT_PROMPT = (
     "You check citations. For each statement: do the words that it cites, which stand between >>>"
@@ -126,14 +126,14 @@ VARIABLE_NOTES = {
     "data": "data (what the problem comes with)",
     "results": "results (dict of the known values by name)",
 }
-"""By the name of a variable that a session begins with: what the system turn says of it."""
+"""Name of a session variable -> its description in the system turn."""
 
 
 def loop_system_turn(prompt: str, *, fenced: bool, variables: Iterable[str] = ()) -> str:
     """System turn of a tool loop.
 
-    `fenced`: for a model that cannot call tools. `variables`: names of those that its session
-    begins with.
+    `fenced`: for a model that cannot call tools. `variables`: names of the variables that its
+    session begins with.
     """
     named = ", ".join(VARIABLE_NOTES.get(name, name) for name in variables)
     told = f"\nVariables of the python session: {named}." if named else ""
@@ -141,13 +141,13 @@ def loop_system_turn(prompt: str, *, fenced: bool, variables: Iterable[str] = ()
 
 
 def planner_request(problem: str, hint: str = "") -> str:
-    """User turn of the planner; `hint` is the critic's, from the second round on."""
+    """User turn of the planner. `hint`: the critic's hint, from the second round on."""
     return f"Problem: {problem}" + (f"\nHint: {hint}" if hint else "")
 
 
 def solver_request(problem: str, goal: str, known: Mapping[str, str], hint: str = "") -> str:
-    """User turn of a solver: the problem, its subgoal, the named values that it needs, the critic's
-    hint if any.
+    """User turn of a solver: the problem, its subgoal, the named values that it needs, and the
+    critic's hint if there is one.
     """
     values = "".join(f"\n{name} = {value}" for name, value in known.items())
     told = f"\nHint: {hint}" if hint else ""
@@ -162,7 +162,7 @@ def critic_request(problem: str, results: Mapping[str, str]) -> str:
 
 
 def synthesizer_request(problem: str, results: Mapping[str, str], final_format: str) -> str:
-    """User turn of the synthesizer; `final_format` is shown as it was given."""
+    """User turn of the synthesizer. `final_format` is shown as given."""
     listed = "".join(f"\n{name} = {value}" for name, value in results.items())
     return f"Problem: {problem}\nResults:{listed}" + (
         f"\nFormat: {final_format}" if final_format else ""
@@ -170,8 +170,8 @@ def synthesizer_request(problem: str, results: Mapping[str, str], final_format: 
 
 
 def research_request(newest: str, before: Sequence[str], at_hand: Sequence[str]) -> str:
-    """User turn of a research's planner: the conversation's earlier lines, and the sources that are
-    remembered.
+    """User turn of a research planner: the conversation's earlier lines, the remembered sources,
+    and the newest message.
     """
     lines = [
         *_conversation(before),
@@ -181,7 +181,7 @@ def research_request(newest: str, before: Sequence[str], at_hand: Sequence[str])
 
 
 def searcher_request(question: str, queries: Sequence[str], known: str) -> str:
-    """User turn of a searcher; `known`: what the remembered sources have on it."""
+    """User turn of a searcher. `known`: passages of the remembered sources about the question."""
     tried = f"\nQueries to begin with: {'; '.join(queries)}" if queries else ""
     return f"Question: {question}{tried}" + (f"\nSources at hand:\n{known}" if known else "")
 
@@ -189,9 +189,7 @@ def searcher_request(question: str, queries: Sequence[str], known: str) -> str:
 def writer_request(
     newest: str, before: Sequence[str], findings: Mapping[str, str], sources: str
 ) -> str:
-    """User turn of a research's writer: what was found for each question, and the passages that
-    matter.
-    """
+    """User turn of a research writer: the finding for each question, and the relevant passages."""
     found = [f"{question}\n{text}" for question, text in findings.items()]
     parts = [
         *_conversation(before),
@@ -203,7 +201,7 @@ def writer_request(
 
 
 def support_request(statements: Sequence[tuple[str, str]]) -> str:
-    """User turn of the check of support: each statement with the sources that it cites."""
+    """User turn of the support check: each statement with the sources that it cites."""
     shown = (
         f"Statement {number}: {said}\n{cited}"
         for number, (said, cited) in enumerate(statements, start=1)

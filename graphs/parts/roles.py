@@ -1,9 +1,9 @@
-"""Roles of an agent, and how they are asked.
+"""Roles of an agent, and requests to them.
 
-A role is a system turn, the form of its answers, and the sampling that suits it. `ask_role` puts
-one request to it. An answer that cannot be parsed is shown to the model once more, with the parse
-error; if the second cannot be parsed either, the caller decides what that means. No model output
-raises here: only what a person can mend does (a server that is gone, say), as an `HrmError`.
+A role is a system turn, a form of its answers, and sampling that suits it. `ask_role` sends one
+request to it. An answer that cannot be parsed is shown to the model once more, with the parse
+error. If the second cannot be parsed either, the caller decides. No model output raises here. Only
+errors that a person can fix do (an unreachable server, say), as an `HrmError`.
 
     class Judgement(BaseModel):
         fair: bool
@@ -33,28 +33,28 @@ from hrm_agent.trajectory import Sampling
 __all__ = ["CallOptions", "Role", "RoleReply", "ask_role", "chat_model"]
 
 MAX_COMPLAINT = 400
-"""Most characters of a parse error that a model is shown."""
+"""Maximum characters of a parse error that a model is shown."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class Role(Generic[Answer]):
-    """A part that a model plays."""
+    """Role of an agent that a model plays."""
 
     name: str
     """Name by which a graph's options (`models`, `temperatures`) refer to the role."""
     prompt: str
-    """Its system turn."""
+    """System turn of the role."""
     output: type[Answer] | None = None
-    """The form of its answers, a pydantic model: they are JSON. None: text."""
+    """Pydantic model of its answers, which are then JSON (None: text)."""
     temperature: float | None = None
-    """None: the current policy's."""
+    """Sampling temperature (None: that of the current policy)."""
     max_tokens: int | None = None
-    """Sampled tokens of one reply. None: the current policy's."""
+    """Maximum sampled tokens of one reply (None: that of the current policy)."""
 
     def read(self, text: str) -> Answer:
-        """The answer in `text`. Raises `UnparsableAnswer`."""
+        """Return the answer in `text`. Raises `UnparsableAnswer`."""
         if self.output is None:
             return _own(text)  # pyright: ignore[reportReturnType]
         return read_as(self.output, text)  # pyright: ignore[reportArgumentType, reportReturnType]
@@ -62,34 +62,34 @@ class Role(Generic[Answer]):
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Per-call overrides."""
+    """Overrides for one request to a role."""
 
     model: str | BaseChatModel | None = None
-    """A policy's string, or a chat model that the graph holds itself. None: the current policy."""
+    """Model string, or a chat model that the graph holds itself (None: the current policy)."""
     temperature: float | None = None
-    """None: the role's own."""
+    """Sampling temperature (None: that of the role)."""
     max_tokens: int | None = None
-    """Sampled tokens, a second answer included: a budget, as `PolicyModel.budget` is."""
+    """Budget of sampled tokens, a second answer included, like `PolicyModel.budget`."""
     calls: int = 2
-    """1: an answer that cannot be read is not asked for again."""
+    """Maximum model calls. With 1, an answer that cannot be parsed is not requested again."""
 
 
 @dataclass(frozen=True)
 class RoleReply(Generic[Answer]):
-    """A role's reply: its parsed value, the raw messages, and the parse error."""
+    """Reply of a role: its parsed value, the raw messages, and the parse error."""
 
     value: Answer | None
-    """None where it could not be read."""
+    """Parsed answer (None if it could not be parsed)."""
     messages: tuple[AIMessage, ...] = ()
-    """Its answers as they were sampled; two, if the first could not be read."""
+    """Answers as sampled; two if the first could not be parsed."""
     complaint: str = ""
-    """Error in the last one."""
+    """Error of the last answer."""
     context_full: bool = False
-    """The conversation no longer fitted into the model's context window."""
+    """True if the conversation no longer fitted into the model's context window."""
 
     @property
     def text(self) -> str:
-        """Its last answer."""
+        """Text of the last answer."""
         return self.messages[-1].text if self.messages else ""
 
 
@@ -100,7 +100,7 @@ async def ask_role(
     *,
     read: Callable[[str], Answer] | None = None,
 ) -> RoleReply[Answer]:
-    """Put one request to a role. `read` takes the place of the role's own reading."""
+    """Send one request to a role. `read` replaces the role's own parser."""
     options, read = options or CallOptions(), read or role.read
     turns: list[BaseMessage] = [SystemMessage(role.prompt), HumanMessage(request)]
     complaint = ""
@@ -151,10 +151,10 @@ def chat_model(
     max_tokens: int | None = None,
     budget: int | None = None,
 ) -> Any:
-    """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but
-    not by a schema.
+    """Chat model with the settings of a request. A chat model that the graph holds itself gets the
+    limits, but not the schema.
 
-    `tools`: as `convert_to_openai_tool` describes them. `budget`: tokens that are left, as of
+    `tools`: in the format of `convert_to_openai_tool`. `budget`: tokens that are left, like
     `PolicyModel.budget`.
     """
     if not isinstance(model, BaseChatModel):

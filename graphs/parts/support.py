@@ -1,5 +1,5 @@
-"""The role that says whether the words that a text cites support its sentences, and how its answer
-is read.
+"""Role that judges whether cited words support the sentences of a text, and the parser of its
+answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hrm_agent.graphs.parts.roles import Role
 __all__ = ["SUPPORT", "SupportReply", "SupportVerdict"]
 
 MAX_REASON = 300
-"""Characters."""
+"""Maximum characters of a reason."""
 Word = Literal["supported", "unsupported", "unclear"]
 _MEANT: dict[str, Word] = {
     **dict.fromkeys(
@@ -39,15 +39,16 @@ _MEANT: dict[str, Word] = {
 }
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class SupportVerdict(BaseModel):
     """The verdict on one statement."""
 
     statement: int
-    """Its number in the request, from 1."""
+    """Number of the statement in the request, from 1."""
     verdict: Word
-    """Synonyms replaced; any other word counts as unclear."""
+    """Verdict with synonyms replaced. Any other word counts as unclear."""
     reason: str = ""
-    """In one line."""
+    """Reason in one line."""
 
     @field_validator("verdict", mode="before")
     @classmethod
@@ -59,15 +60,18 @@ class SupportVerdict(BaseModel):
     @field_validator("reason", mode="before")
     @classmethod
     def _in_one_line(cls, given: Any) -> str:
-        """It is written into the writer's request, where several lines could forge what follows."""
+        """Shorten the reason to one line: it is written into the writer's request, where several
+        lines could forge the text after it.
+        """
         return one_line(str(given or ""), MAX_REASON)
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class SupportReply(BaseModel):
     """What the check answers with."""
 
     verdicts: list[SupportVerdict] = Field(default_factory=list[SupportVerdict])
-    """In any order."""
+    """Verdicts in any order."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The hierarchical reasoning agent: Planner, Solvers, Critic, Synthesizer.
+"""Hierarchical reasoning agent: Planner, Solvers, Critic, Synthesizer.
 
     START -> plan -> schedule -> solve (one per ready subgoal, side by side) -> schedule -> ...
               ^         |  ^
@@ -8,18 +8,18 @@
               +- replan +
                         +-> synthesize -> END
 
-The planner splits the problem into named subgoals that may need each other's values. `schedule`
-starts a solver for every subgoal whose needs are met; solvers that do not need each other run side
-by side, each one a tool loop of its own. The critic accepts, sends one subgoal back (which is
-solved again with what depends on it, and nothing else), wants another plan, asks a person, or gives
-up; a check of its own may overrule its consent. The synthesizer writes the final text in the format
-that was asked for.
+The planner splits the problem into named subgoals, which may need each other's values. `schedule`
+starts a solver for every subgoal whose needs are met. Solvers that do not need each other run in
+parallel, each as a tool loop of its own. The critic accepts, sends one subgoal back (it and its
+dependents are solved again, and nothing else), requests another plan, asks a person, or gives up. A
+check of its own may overrule its acceptance. The synthesizer writes the final text in the requested
+format.
 
 No model output raises: every run ends with a `stop_reason`. A role whose answer cannot be parsed is
-asked once more; after that an unreadable plan becomes the problem itself as one subgoal, an
+asked once more. After that an unreadable plan becomes the problem itself as one subgoal, an
 unreadable critique accepts, and an unreadable answer is replaced by the last result. `remarks`
 lists these repairs. All roles share one budget. When it is used up, the run ends with the best
-answer so far, and says which limit it was.
+answer so far, and reports which limit was reached.
 """
 
 from __future__ import annotations
@@ -82,17 +82,17 @@ __all__ = [
 
 NO_ANSWER = "No answer was found."
 MAX_TOLD = 2000
-"""Characters of what a person says."""
+"""Maximum characters of a person's answer."""
 PLANNER = Role("planner", PLANNER_PROMPT, PlannerAnswer)
 FORMAT_PLANNER = Role("planner", PLANNER_FORMAT_PROMPT, PlannerAnswer)
 CRITIC = Role("critic", CRITIC_PROMPT, CriticAnswer)
 SYNTHESIZER: Role[str] = Role("synthesizer", SYNTHESIZER_PROMPT)
 SOLVER = "solver"
-"""The one role that is a loop: its answers call tools."""
+"""Name of the only role that is a loop: its answers call tools."""
 
 
 def _unread(text: str) -> str:
-    """The complaint about a solver's answer without a value; empty if it has one."""
+    """Complaint about a solver's answer without a value; empty if it has one."""
     return (
         ""
         if stated_value(text)
@@ -137,14 +137,16 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
 
 
 async def schedule(state: ReasoningState) -> dict[str, Any]:
-    """A join: runs once after all solvers of a step. `after_schedule` decides what comes next."""
+    """Join: runs once after all solvers of a step. `after_schedule` returns the next nodes."""
     return {}
 
 
 async def after_schedule(
     state: ReasoningState, runtime: Runtime[ReasoningContext]
 ) -> Sequence[Send] | str:
-    """A solver for every subgoal whose needs are met; the critic when all are solved."""
+    """Return a solver for every subgoal whose needs are met, the critic when all are solved, or the
+    synthesizer when the budget is used up.
+    """
     context = _context(runtime)
     left = budget_left(state, context)
     if left.used_up(calls=1):
@@ -182,7 +184,7 @@ async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[s
 
 
 async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
-    """Critic: what is to be done with the results."""
+    """Critic: the results -> a verdict."""
     context, results = _context(runtime), ordered_results(state)
     said = await ask_role(
         CRITIC, critic_request(problem_of(state), shown(results)), _options(CRITIC, state, context)
@@ -207,8 +209,8 @@ async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) ->
 def _consequence(
     verdict: CriticAnswer, state: ReasoningState, context: ReasoningContext
 ) -> dict[str, Any]:
-    """The state update of a verdict: what is done again and with which hint,
-    or why the run stops.
+    """State update of a verdict: the subgoals to solve again and their hint, or the reason to
+    stop.
     """
     rounds, wish = state.get("rounds", 0), f"{verdict.action} {verdict.subgoal}".strip()
     match verdict.action:
@@ -228,7 +230,7 @@ def _consequence(
 
 
 async def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> str:
-    """The node that acts on the verdict, as far as the budget allows it; else the synthesizer."""
+    """Node that acts on the verdict, if the budget allows it; else the synthesizer."""
     if state.get("stop_reason") or budget_left(state, _context(runtime)).used_up(calls=1):
         return "synthesize"
     return {"revise": "schedule", "replan": "plan", "ask": "ask"}.get(
@@ -237,8 +239,8 @@ async def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContex
 
 
 def ask_person(state: ReasoningState) -> dict[str, Any]:
-    """The critic's question; what the person says is the hint, for the subgoal that is in question
-    or the next plan.
+    """Ask the critic's question. The person's answer is the hint for the subgoal in question, or
+    for the next plan.
     """
     told = interrupt(verdict_of(state, "hint"))
     hint = one_line(told if isinstance(told, str) else json.dumps(told, default=str), MAX_TOLD)
@@ -247,12 +249,12 @@ def ask_person(state: ReasoningState) -> dict[str, Any]:
 
 
 async def after_ask(state: ReasoningState) -> str:
-    """The solver of the subgoal in question, or the planner."""
+    """Next node: `schedule` for a subgoal in question, else `plan`."""
     return "schedule" if verdict_of(state, "subgoal") else "plan"
 
 
 async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
-    """Synthesizer: the best results -> the final text, or as much of it as the budget allows."""
+    """Synthesizer: the best results -> the final text, as far as the budget allows."""
     context, problem = _context(runtime), problem_of(state)
     results, left = best_results(state), budget_left(state, context)
     asked = context.final_format or (
@@ -280,8 +282,8 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
 def _without_synthesizer(
     said: RoleReply[str], wanted: AnswerFormat | None, results: Mapping[str, str]
 ) -> AIMessage:
-    """The answer where the synthesizer gave none: what has the wanted format in its replies, or the
-    last result.
+    """Answer without a text of the synthesizer: a part of its replies in the requested format, else
+    the last result.
     """
     own = (
         next(filter(None, (wanted.found_in(answer.text) for answer in said.messages)), None)
@@ -309,7 +311,7 @@ def _stop(stop: StopReason, reason: str) -> dict[str, str]:
 
 
 def _again(state: ReasoningState, subgoal: str, hint: str) -> dict[str, Any]:
-    """Solve a subgoal again, and what depends on it; all other results stand."""
+    """Solve a subgoal and its dependents again. All other results are kept."""
     affected = dependents(state.get("plan", []), subgoal)
     return {
         "results": dict.fromkeys(affected),

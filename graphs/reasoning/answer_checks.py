@@ -1,12 +1,12 @@
-"""What a critic and a synthesizer say, held against something that can be checked.
+"""Checks of the critic's and the synthesizer's answers.
 
-A *format* is derived from what was asked for: a line with places to fill in, `Answer: <number>`,
-given as the final format or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). Where none
-can be derived with certainty there is no check: a right answer must not fail a wrong one.
+A *format* is derived from the request: a line with places to fill in, `Answer: <number>`, given as
+the final format or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). If none can be
+derived with certainty, there is no check: a right answer must not fail a wrong check.
 
-A critic's *check* is a few Python asserts on the results, which stand under their subgoals' names.
-They run where all code of a model runs, through the tool layer, in an interpreter of their own; so
-they are on record, and can change nothing but themselves.
+A critic's *check* is a few Python asserts on the results, which are bound to their subgoals' names.
+They run like all model-written code, through the tool layer, in an interpreter of their own. So
+they are recorded, and can change nothing else.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["AnswerFormat", "format_of", "names_in", "run_check"]
 
 MAX_FORMAT, MAX_ANSWER = 200, 2000
-"""Characters: of a template, and of an answer that is held against it."""
+"""Maximum characters of a template, and of an answer that is compared with it."""
 MAX_CHECK = 4000
-"""Characters of a check; a longer one is none."""
+"""Maximum characters of a check. A longer one is ignored."""
 MAX_PLACES, MAX_FREE = 4, 2
-"""Of a template, and of them those that take any text;
-with more of them a search takes too long.
+"""Maximum places of a template, and of those that take any text. With more of these a search takes
+too long.
 """
 MAX_LINES = 50
-"""Of an answer in which a line of the format is looked for, from its end."""
+"""Maximum lines of an answer, from its end, in which a line of the format is looked for."""
 
 _PLACE = re.compile(r"<([^<>\n/]{1,40})>")
 _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|“([^”\n]+)”")
 _ASKS = re.compile(
     r"\b(exactly|format|form|answer with|reply with|respond with|as)\b[^.\n]{0,40}$", re.IGNORECASE
 )
-# Digits are taken all or none: a thousand of them, split in every way, would keep the search busy
-# for minutes.
+# Possessive, since a thousand digits, split in every way, would keep the search busy for minutes.
 _DIGITS = r"\d++(?:,\d{2,3}(?!\d)){0,6}"
 _NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?(?:/\d++)?"
 _INTEGER = rf"[-+]?{_DIGITS}"
@@ -59,15 +58,15 @@ _FREE = r"[^\n]+"
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """A line with places to fill in."""
+    """Line with places to fill in."""
 
     template: str
-    """The line as it was asked for: `Answer: <number>`."""
+    """Line as requested: `Answer: <number>`."""
     pattern: re.Pattern[str]
-    """Matches the whole of a line that keeps the format."""
+    """Pattern of a whole line in the format."""
 
     def read(self, text: str) -> str:
-        """The answer, if it keeps the format. Raises `UnparsableAnswer`."""
+        """Return the answer if it is in the format. Raises `UnparsableAnswer`."""
         own = own_text(text).strip()
         if not self.kept_by(own):
             raise UnparsableAnswer(f"it has to be exactly of the form {self.template}")
@@ -81,13 +80,15 @@ class AnswerFormat:
         )
 
     def found_in(self, text: str) -> str | None:
-        """The last line that keeps the format, without the quotes or stars around it."""
+        """Last line in the format, without the quotes or stars around it (None if there is
+        none).
+        """
         last = own_text(text).splitlines()[-MAX_LINES:]
         lines = (line.strip().strip("'\"`*“”").strip() for line in reversed(last))
         return next((line for line in lines if self.kept_by(line)), None)
 
     def filled(self, value: str) -> str:
-        """The template with a value in its place; the value alone, where that does not keep the
+        """Template with a value in its places; the value alone if the result is not in the
         format.
         """
         line = _PLACE.sub(lambda _: value, self.template)
@@ -95,7 +96,7 @@ class AnswerFormat:
 
 
 def format_of(final_format: str, problem: str) -> AnswerFormat | None:
-    """The format that is asked for; None where it cannot be told."""
+    """Requested format (None if it cannot be derived)."""
     quoted = [next(filter(None, found.groups())) for found in _QUOTED.finditer(final_format)]
     plain = final_format.strip()
     templates = [
@@ -139,7 +140,7 @@ def _kind(name: str) -> str:
 
 
 async def run_check(check: str, results: Mapping[str, str]) -> str:
-    """What a check has found wrong, as its traceback ends; empty where it passes, or is none."""
+    """Output of a failed check; empty if the check passes, or is not Python."""
     if not _is_python(check):
         return ""
     call = {
@@ -166,7 +167,9 @@ def _is_python(check: str) -> bool:
 
 
 def _bound(results: Mapping[str, str]) -> str:
-    """Each name bound to its value: what it is as a literal, else the text."""
+    """Code that binds each name to its value: the value as a literal if it is one, else its
+    text.
+    """
     lines = [f"    {name}=_value({value!r})," for name, value in results.items()]
     return "\n".join(
         [
@@ -185,6 +188,6 @@ def _bound(results: Mapping[str, str]) -> str:
 
 
 def names_in(check: str, names: Sequence[str]) -> list[str]:
-    """Those of `names` that a check reads."""
+    """Names of `names` that a check reads."""
     read = {node.id for node in ast.walk(ast.parse(check)) if isinstance(node, ast.Name)}
     return [name for name in names if name in read]

@@ -1,8 +1,8 @@
-"""The critic's answer, and how it is parsed.
+"""Answer of the critic, and its parser.
 
 Five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person; `give_up`. Clear synonyms
-are accepted. What cannot be done becomes `replan`: to revise a subgoal that does not exist, or to
-ask where nobody may be asked.
+are accepted. Impossible actions become `replan`: to revise a subgoal that does not exist, or to ask
+if questions are not allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Action", "CriticAnswer"]
 Action = Literal["accept", "revise", "replan", "ask", "give_up"]
 
 MAX_HINT = 500
-"""Characters."""
+"""Maximum characters of a hint."""
 _MEANT: dict[str, Action] = {
     **dict.fromkeys(
         (
@@ -50,15 +50,16 @@ _SUBGOALS = ("subgoal", "name", "target")
 _HINTS = ("hint", "reason", "feedback", "question", "comment", "message")
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class CriticAnswer(BaseModel):
     """What the critic answers with."""
 
     action: Action
     """One of the five actions, synonyms replaced."""
     subgoal: str = ""
-    """The one that is to be revised; empty: none in particular."""
+    """Name of the subgoal to revise; empty if there is none."""
     hint: str = ""
-    """A hint for the next try; of `ask`, the question; of `give_up`, the reason."""
+    """Hint for the next try. For `ask` it is the question, for `give_up` the reason."""
     check: str = ""
     """Python asserts on the results."""
 
@@ -87,13 +88,13 @@ class CriticAnswer(BaseModel):
     @field_validator("hint")
     @classmethod
     def _in_one_line(cls, hint: str) -> str:
-        """It is written into requests, where a hint of several lines could forge what follows
-        it.
+        """Shorten the hint to one line: it is written into requests, where several lines could
+        forge the text after it.
         """
         return one_line(hint, MAX_HINT)
 
     def where(self, subgoals: Sequence[str], *, may_ask: bool) -> CriticAnswer:
-        """The same, as far as it can be done with these subgoals."""
+        """Return the answer restricted to these subgoals. An impossible action becomes `replan`."""
         named = self.subgoal if self.subgoal in subgoals else ""
         action = self.action
         if (action == "revise" and not named) or (action == "ask" and not may_ask):
@@ -103,7 +104,7 @@ class CriticAnswer(BaseModel):
         )
 
     def overruled(self, wrong: str, reads: Sequence[str]) -> CriticAnswer:
-        """The verdict after a failed check: revise its subgoal if it reads only one result, else
+        """Verdict after a failed check: revise the subgoal if the check reads only one result, else
         replan.
         """
         hint = one_line(f"The check failed: {wrong.splitlines()[-1]}", MAX_HINT)

@@ -1,8 +1,7 @@
-"""A plan: a few named subgoals, some of which need the values of others.
+"""Plan: a few named subgoals, some of which need the values of others.
 
-What a planner lists is seldom a plan yet: names that no program could use, a name twice, needs that
-nobody meets, or that go round in a circle. `arranged` makes one of it, in an order in which it can
-be solved, and says what it has put right.
+A planner's list can have invalid names, duplicate names, needs that do not exist, and cycles.
+`arranged` makes a plan of it, in an order in which it can be solved, and lists its corrections.
 """
 
 from __future__ import annotations
@@ -31,19 +30,20 @@ __all__ = [
 FAILED = "failed"
 """Value of a subgoal whose solver gave no answer."""
 MAX_NAME, MAX_GOAL, MAX_FORMAT = 40, 2000, 200
-"""Characters."""
+"""Maximum characters of a name, a goal, and an answer format."""
 _LISTS = ("subgoals", "plan", "steps", "tasks", "goals")
 _GOALS = ("goal", "description", "task", "question", "subgoal")
 _NEEDS = ("needs", "depends_on", "dependencies", "requires", "inputs")
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class PlannedSubgoal(BaseModel):
     """A subgoal as the planner gives it."""
 
     name: str = ""
-    """Whatever the planner called it; empty if it gave no name."""
+    """Name as the planner gave it; empty if it gave none."""
     goal: str = Field(min_length=1)
-    """What is to be found, in one line."""
+    """Goal in one line."""
     needs: list[str] = Field(default_factory=list)
     """Names of subgoals whose values it needs, not yet checked."""
 
@@ -72,26 +72,27 @@ class PlannedSubgoal(BaseModel):
     @field_validator("goal")
     @classmethod
     def _in_one_line(cls, goal: str) -> str:
-        """A goal of several lines could forge the lines that follow it in a request."""
+        """Shorten a goal to one line: several lines could forge the text after it in a request."""
         return one_line(goal, MAX_GOAL)
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class PlannerAnswer(BaseModel):
     """What the planner answers with."""
 
     subgoals: list[PlannedSubgoal] = Field(min_length=1)
     """Subgoals in the planner's order, at least one."""
     answer_format: SkipJsonSchema[str] = ""
-    """How the final answer is to be written, in one line; empty where the planner does not say.
+    """Format of the final answer, in one line; empty if the planner gives none.
 
-    No part of the schema that constrains a plan: a request is known by its schema, and older runs
-    are to be resumed.
+    It is left out of the schema that constrains a plan, since a request is identified by its
+    schema, and older runs must remain resumable.
     """
 
     @model_validator(mode="before")
     @classmethod
     def _what_can_be_used(cls, given: Any) -> Any:
-        """The list by whatever name, without the items that are no subgoals."""
+        """Read the list under any of its names, without items that are not subgoals."""
         wanted: Any = None
         if isinstance(given, Mapping):
             fields = cast("Mapping[str, Any]", given)
@@ -112,16 +113,15 @@ def _is_subgoal(item: Any) -> bool:
 
 
 def whole_problem(problem: str) -> list[Subgoal]:
-    """The plan that needs no planner: one subgoal, the problem itself."""
+    """Plan without a planner: one subgoal, the problem itself."""
     return [Subgoal(name="answer", goal=problem, needs=[])]
 
 
 def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal], list[str]]:
-    """A plan that can be solved from its first subgoal to its last, and remarks on what was put
-    right.
+    """Plan that can be solved from its first subgoal to its last, and remarks on corrections.
 
-    A need of an earlier subgoal always stands. One of a later subgoal stands, and the order gives
-    way to it, unless it closes a circle.
+    A need of an earlier subgoal is always kept. A need of a later one is kept, and changes the
+    order, unless it closes a cycle.
     """
     remarks = (
         [f"plan: {len(listed)} subgoals, of which the first {limit} count"]
@@ -156,14 +156,14 @@ def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal
 
 
 def ready(plan: Iterable[Subgoal], results: Collection[str]) -> list[Subgoal]:
-    """Subgoals that have no result yet, and all that they need."""
+    """Subgoals without a result whose needs all have one."""
     return [
         s for s in plan if s["name"] not in results and all(need in results for need in s["needs"])
     ]
 
 
 def _names(listed: Sequence[PlannedSubgoal]) -> list[str]:
-    """Identifiers, each once."""
+    """Unique identifiers of the subgoals."""
     names: list[str] = []
     for place, given in enumerate(listed, start=1):
         name = _identifier(given.name) or f"part_{place}"
@@ -177,7 +177,7 @@ def _numbered(name: str) -> Iterable[str]:
 
 
 def _identifier(given: str) -> str:
-    """`given` as Python would have it; empty if nothing of it can be used."""
+    """Valid Python identifier made of `given`; empty if no part of it can be used."""
     name = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", given[: 4 * MAX_NAME])).strip("_")[
         :MAX_NAME
     ]
@@ -189,7 +189,7 @@ def _identifier(given: str) -> str:
 
 
 def _behind(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """`name` and all that it needs, directly or through others."""
+    """Names that `name` needs, directly or through others, itself included."""
     found, open_ = set[str](), [name]
     while open_:
         one = open_.pop()
@@ -200,7 +200,7 @@ def _behind(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """As listed, but each after what it needs."""
+    """Names in the given order, but each after its needs."""
     ordered: list[str] = []
     while len(ordered) < len(needs):
         ordered.append(

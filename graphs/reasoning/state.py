@@ -1,9 +1,7 @@
-"""What the hierarchical agent knows of a problem on its way, and what it may use: the state and the
-run context.
+"""State and run context of the hierarchical agent.
 
-The functions here say what follows from a state: the results in order, the best ones so far, what
-is left of the budget. They read nothing else, so that a run decides the same when it is resumed or
-played again.
+The functions here derive facts from a state: the results in order, the best ones so far, the
+remaining budget. They read nothing else, so that a resumed or replayed run decides the same.
 """
 
 from __future__ import annotations
@@ -50,64 +48,60 @@ __all__ = [
 
 ROLES = ("planner", "solver", "critic", "synthesizer")
 MAX_VALUE = 2000
-"""Characters of a subgoal's value as other roles are shown it."""
+"""Maximum characters of a subgoal's value that other roles are shown."""
 MAX_TASK = 2**14
-"""Characters of the problem as a variable."""
+"""Maximum characters of the problem as a session variable."""
 
 
 @dataclass(frozen=True)
 class ReasoningContext:
-    """What one run may use. Passed as LangGraph's run context."""
+    """Limits and options of one run, passed as LangGraph's run context."""
 
     max_rounds: int = 2
     """Plans and revisions, the first plan included."""
     max_subgoals: int = 8
-    """Of one plan."""
+    """Subgoals of one plan."""
     max_parallel: int = 8
-    """Solvers side by side."""
+    """Parallel solvers."""
     max_turns: int = 6
     """Answers of one solver."""
     max_answer_tokens: int = 1024
     """Sampled tokens of one solver, and of one answer of another role."""
     max_calls: int = 100
-    """Answers of all roles; one of them is kept back for the synthesizer."""
+    """Answers of all roles. One of them is reserved for the synthesizer."""
     max_tokens: int = 32768
     """Sampled tokens of all roles."""
     max_seconds: float = 1800.0
-    """Time in which models and tools were at work in this run, side by side counted once; checked
-    between answers.
+    """Time during which models and tools of this run were running, in seconds; parallel calls count
+    once. It is checked between answers.
     """
     max_cost: float | None = None
-    """Of all answers, in the currency of `prices`; None: no limit."""
+    """Money for all answers, in the currency of `prices` (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says
-    what it took.
+    """Model name (`*` for all others) -> prices of a million prompt tokens and of a million
+    completion tokens. They apply if the provider reports no cost.
     """
     final_format: str = ""
-    """How the answer is to be written, where the problem does not say it itself."""
+    """Format of the answer, if the problem does not state it."""
     planned_format: bool = False
-    """The planner is asked for the answer's format; where the problem or `final_format` has one,
-    that counts.
+    """Ask the planner for the answer's format. A format in `final_format` or in the problem has
+    priority.
     """
     ask_person: bool = False
-    """The critic may ask: the run then waits for an answer (LangGraph's `interrupt`)."""
+    """Let the critic ask a person. The run then waits for an answer (LangGraph's `interrupt`)."""
     models: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Role -> its own model, as a string; the others are the current policy."""
+    """Role -> model string. The other roles use the current policy."""
     temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Role -> its own temperature."""
+    """Role -> sampling temperature."""
     tool_format: ToolFormat = "native"
-    """How solvers call the Python tool: `native`,
-    or `fenced` for a model that cannot call tools.
+    """Form of the solvers' calls of the Python tool: `native`, or `fenced` for a model that cannot
+    call tools.
     """
     session_variables: bool = False
-    """Each solver's session begins with `task`, `results` and, where the task comes with some,
-    `data`.
-    """
+    """Begin each solver's session with `task`, `results` and, if the task has some, `data`."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit or tool format, and for a role that does not
-        exist.
-        """
+        """Raise `ConfigError` for an invalid limit or tool format, and for an unknown role."""
         refuse_limits(
             self, max_rounds=1, max_subgoals=1, max_parallel=1, max_turns=1, max_answer_tokens=1, max_calls=0,
             max_tokens=0, max_seconds=0.0, max_cost=0.0,
@@ -122,9 +116,7 @@ class ReasoningContext:
 
 
 def _merged(old: dict[str, str], new: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Values side by side; None in the place of one takes it away, None in the place of all begins
-    a new plan.
-    """
+    """Merge values by name. None for a name removes it; None for all begins a new plan."""
     return (
         {name: value for name, value in {**old, **new}.items() if value is not None}
         if new is not None
@@ -137,65 +129,63 @@ def _listed(old: list[str], new: list[str] | None) -> list[str]:
 
 
 class ReasoningState(TypedDict):
-    """One problem on its way through the roles."""
+    """State of one problem."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    """The problem comes in as the last human message; the final answer is appended."""
+    """Messages: the problem is the last human message; the final answer is appended."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that solvers' sessions can begin with: `data`, where the task comes with
-    some.
-    """
+    """JSON values by name that solvers' sessions can begin with: `data`, if the task has some."""
     plan: NotRequired[list[Subgoal]]
-    """In an order in which it can be solved."""
+    """Subgoals in an order in which they can be solved."""
     answer_format: NotRequired[str]
-    """How the final answer is to be written, as the planner says it."""
+    """Format of the final answer, as the planner gives it."""
     results: NotRequired[Annotated[dict[str, str], _merged]]
     """Value of each solved subgoal of this plan, by name."""
     hints: NotRequired[Annotated[dict[str, str], _merged]]
-    """The critic's, for subgoals that are solved again, by name."""
+    """Critic's hints for subgoals that are solved again, by name."""
     best: NotRequired[dict[str, str]]
-    """The fullest results that a critic has seen."""
+    """Results with the largest solved share that a critic has seen."""
     critique: NotRequired[str]
-    """What the critic said last, as it said it."""
+    """Critic's last answer, as sampled."""
     verdict: NotRequired[dict[str, str]]
-    """What follows from it: `action`, `subgoal`, `hint`, `check`. Empty until a plan's results are
+    """Verdict in force: `action`, `subgoal`, `hint`, `check`. Empty until a plan's results are
     judged.
     """
     hint: NotRequired[str]
-    """The critic's, or a person's, for the next plan."""
+    """Hint of the critic or of a person for the next plan."""
     rounds: NotRequired[int]
     """Plans and revisions so far."""
     spent: NotRequired[Annotated[Usage, merge_usage]]
-    """By all roles."""
+    """Usage of all roles."""
     remarks: NotRequired[Annotated[list[str], _listed]]
-    """What could not be read or followed, and what was done instead."""
+    """Answers that could not be parsed or followed, and the repairs."""
     stop_reason: NotRequired[str]
-    """A `StopReason` as plain text; empty while the run goes on."""
+    """`StopReason` as plain text; empty while the run continues."""
     reason: NotRequired[str]
-    """Why the run stopped, in words."""
+    """Reason for the stop, in words."""
 
 
 class SolverTask(TypedDict):
-    """What one solver is sent."""
+    """Input of one solver."""
 
     problem: str
-    """The person's problem, for context."""
+    """Problem of the person, for context."""
     subgoal: Subgoal
     """The subgoal to solve."""
     known: dict[str, str]
     """Values of the subgoals that this one needs, by name, each in one line."""
     hint: str
-    """The critic's hint for this subgoal; empty at the first try."""
+    """Critic's hint for this subgoal; empty at the first try."""
     tokens: int
-    """This solver's budget of sampled tokens."""
+    """Budget of sampled tokens."""
     turns: int
-    """This solver's budget of model calls."""
+    """Budget of model calls."""
     seconds: float
-    """This solver's budget of time."""
+    """Budget of time, in seconds."""
     cost: float | None
-    """This solver's budget of money, in the unit of the prices; None: no limit."""
+    """Budget of money, in the currency of the prices (None: no limit)."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that its session begins with, where the context wants them."""
+    """JSON values by name that its session begins with, if the context enables them."""
 
 
 def problem_of(state: ReasoningState) -> str:
@@ -213,13 +203,13 @@ def ordered_results(state: ReasoningState) -> dict[str, str]:
 
 
 def _solved(results: Mapping[str, str]) -> float:
-    """Share of the results that are there."""
+    """Share of the results that were found."""
     return sum(value != FAILED for value in results.values()) / max(len(results), 1)
 
 
 def best_results(state: ReasoningState) -> dict[str, str]:
-    """Those that were accepted; else those of this plan, or of an earlier one that had more of them
-    solved.
+    """Accepted results; else those of this plan or of an earlier one, whichever has the larger
+    solved share.
     """
     results = ordered_results(state)
     if verdict_of(state, "action") == "accept" and _solved(results):
@@ -228,9 +218,7 @@ def best_results(state: ReasoningState) -> dict[str, str]:
 
 
 def shown(results: Mapping[str, str]) -> dict[str, str]:
-    """Each value in one line, as far as others need to see it: one of several lines could forge its
-    neighbours.
-    """
+    """Values shortened to one line each: a value of several lines could forge its neighbours."""
     return {
         name: one_line(v, MAX_VALUE) if "\n" not in v else json.dumps(v[:MAX_VALUE])
         for name, v in results.items()
@@ -244,8 +232,8 @@ def budget_left(state: ReasoningState, context: ReasoningContext) -> Remaining:
 def solver_task(
     state: ReasoningState, subgoal: Subgoal, share: Remaining, *, variables: bool = False
 ) -> SolverTask:
-    """What a solver of `subgoal` is sent. `variables`: for its session too,
-    and not as text alone.
+    """Input of a solver of `subgoal`. `variables`: pass the values to its session too, not only as
+    text.
     """
     results = state.get("results", {})
     task = SolverTask(
@@ -264,8 +252,8 @@ def solver_task(
 
 
 def _session_variables(state: ReasoningState, subgoal: Subgoal) -> dict[str, Any]:
-    """JSON values, of which those that models have written are bounded: more than a session takes
-    would end the run.
+    """JSON values of a solver's session. Those written by models are bounded, since a value that is
+    too large for a session would end the run.
     """
     results, needs = state.get("results", {}), subgoal["needs"]
     longest = min(MAX_VALUE, MAX_TASK // max(len(needs), 1))

@@ -1,4 +1,4 @@
-"""The research agent: a conversation over a wiki and one's own documents, with citations of exact
+"""Research agent: a conversation over a wiki and the user's documents, with citations of exact
 spans.
 
     START -> plan -> search (one per question, side by side) -> gather -> write -> (support) -> check -> END
@@ -6,18 +6,18 @@ spans.
               |  +--- what was read before is enough -------------+         +----------------------+
               +-> reply -> END                                                once, if a citation does not stand
 
-The planner says what has to be looked up, asks the person back, or returns a courtesy. Each
-searcher is a tool loop of its own. `gather` gives what they have read names that last for the
-conversation, and keeps of their findings the quotes that stand in the sources. The writer answers
-from those; `check` holds each quote against the sources' text, and with `check_support` a model has
-said before whether it supports its sentence. A citation that is fabricated, or supports nothing, is
-sent back once with the reason, then removed, and the answer says so. An answer with no citation
-left is no answer: `answered` is false, and the state's `stop_reason` is `no_answer` (on record the
-run is completed).
+The planner lists the questions to look up, asks the person back, or returns a courtesy. Each
+searcher is a tool loop of its own. `gather` gives the sources that were read names that last for
+the conversation, and keeps only those quotes of the findings that occur in the sources. The writer
+answers from these. `check` compares each quote with the sources' text. With `check_support` a model
+has judged before whether the quote supports its sentence. A citation that is fabricated, or
+supports nothing, is sent back once with the reason, then removed, and the answer reports that. An
+answer with no citation left does not count: `answered` is false, and the state's `stop_reason` is
+`no_answer` (the recorded run is completed).
 
 No output of a model, a tool or a wiki raises: every turn ends with a `stop_reason`. All roles share
-one budget (`hrm_agent.graphs.parts.budget`); where it is used up, the turn ends with the best
-answer so far: the findings, whose quotes are checked already.
+one budget (`hrm_agent.graphs.parts.budget`). When it is used up, the turn ends with the best answer
+so far: the findings, whose quotes are checked already.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ UNSUPPORTED = "No source was cited for this."
 REMOVED = "Removed: {} that no source has."
 NO_SUPPORT = "Removed: {} that does not support its sentence."
 MAX_LISTED, MAX_LISTED_TITLE = 50, 100
-"""Sources at hand that the planner is told of, and characters of their titles."""
+"""Maximum sources at hand that the planner is shown, and maximum characters of their titles."""
 QUESTION, REPLY, UNANSWERED = "question", "reply", "no_answer"
-"""Ends of a turn beside `StopReason`'s."""
+"""Stop reasons of a turn in addition to `StopReason`."""
 
 
 def build_research(
     model: BaseChatModel | None = None, tools: Sequence[BaseTool | BaseRetriever] = ()
 ) -> Any:
-    """The graph, compiled.
+    """Return the compiled graph.
 
-    `model`: a chat model of one's own in the place of the current policy. `tools`: of one's own,
-    for the searchers, beside what the context gives them or in its place.
+    `model`: chat model in place of the current policy. `tools`: your own tools for the searchers,
+    in addition to those of the context or in place of them.
     """
     nodes = _Research(model, as_tools(tools))
     builder = StateGraph(ResearchState, context_schema=ResearchContext if tools else BuiltinContext)
@@ -116,16 +116,16 @@ def build_research(
 
 
 class _Research:
-    """The nodes that ask a model."""
+    """Nodes that ask a model."""
 
     def __init__(self, model: BaseChatModel | None, tools: Sequence[BaseTool]) -> None:
         self._model, self._tools = model, tools
         self._searcher = build_search(model, tools)
 
     async def plan(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
-        """Planner: the newest message -> questions, or what is said to the person instead."""
+        """Planner: the newest message -> questions, or a message to the person instead."""
         context, sources = _context(runtime), state.get("sources", {})
-        Toolbox(context, self._tools)  # raises what is wrong with it before a model is asked
+        Toolbox(context, self._tools)  # raises `ConfigError` before a model is asked
         gone = forgotten(sources, context.max_remembered_chars)
         at_hand = {name: source for name, source in sources.items() if name not in gone}
         fresh = ResearchState(messages=state["messages"])  # a turn has a budget of its own
@@ -162,7 +162,7 @@ class _Research:
         }
 
     async def search(self, state: SearchTask, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
-        """Searcher: one question -> what was found, and what was read for it."""
+        """Searcher: one question -> a finding, and the sources read for it."""
         context, question = _context(runtime), state["question"]["question"]
         request = searcher_request(question, state["question"]["queries"], state["known"])
         search = SearchContext(
@@ -188,7 +188,7 @@ class _Research:
     async def write(
         self, state: ResearchState, runtime: Runtime[ResearchContext]
     ) -> dict[str, Any]:
-        """Writer: findings and passages -> an answer with quotes; nothing where the budget is used
+        """Writer: findings and passages -> an answer with quotes. No update if the budget is used
         up.
         """
         context, drafts = _context(runtime), state.get("drafts", [])
@@ -213,7 +213,7 @@ class _Research:
     async def support(
         self, state: ResearchState, runtime: Runtime[ResearchContext]
     ) -> dict[str, Any]:
-        """Whether the quotes of the newest draft support the sentences that cite them."""
+        """Judge whether the quotes of the newest draft support the sentences that cite them."""
         context, sources = _context(runtime), state.get("sources", {})
         draft = await asyncio.to_thread(check, state.get("drafts", [])[-1].text, sources)
         asked = new_statements(draft.statements, state.get("support", []))
@@ -234,7 +234,9 @@ class _Research:
     def _options(
         self, state: ResearchState, context: ResearchContext, kept_back: int = 0
     ) -> CallOptions:
-        """A role's share of the budget: two answers, if the first cannot be read."""
+        """Call options of a role: its share of the budget, for two answers if the first cannot be
+        parsed.
+        """
         left = budget_left(state, context)
         calls, limit = min(2, left.calls - kept_back), min(context.max_answer_tokens, left.tokens)
         return CallOptions(
@@ -245,7 +247,9 @@ class _Research:
 async def after_plan(
     state: ResearchState, runtime: Runtime[ResearchContext]
 ) -> Sequence[Send] | str:
-    """A searcher for every question, as far as the budget allows it."""
+    """Return a searcher for every question, as far as the budget allows; `gather` if there is none,
+    `reply` if the planner has a message.
+    """
     if state.get("say"):
         return "reply"
     context, questions, sources = (
@@ -266,7 +270,7 @@ async def after_plan(
 
 
 def reply(state: ResearchState) -> dict[str, Any]:
-    """What the planner says to the person itself."""
+    """Return the planner's own message to the person."""
     asked = bool(state.get("asked_back"))
     return {
         "messages": [AIMessage(state.get("say", ""), id=_final_id(state))],
@@ -276,7 +280,7 @@ def reply(state: ResearchState) -> dict[str, Any]:
 
 
 def gather(state: ResearchState) -> dict[str, Any]:
-    """A join: names for the new sources, and findings whose quotes stand in them."""
+    """Join: name the new sources, and keep the quotes of findings that occur in them."""
     sources, findings, remarks = (
         dict(state.get("sources", {})),
         list[ResearchFinding](),
@@ -303,7 +307,9 @@ def gather(state: ResearchState) -> dict[str, Any]:
 
 
 async def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -> str:
-    """Support is looked at where it is wanted, and the budget has a call for it."""
+    """Return `support` if the check is enabled, a draft exists, and the budget has a call for it;
+    else `check`.
+    """
     context = _context(runtime)
     wanted = (
         context.check_support and state.get("drafts") and not budget_left(state, context).used_up()
@@ -312,8 +318,8 @@ async def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -
 
 
 def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
-    """Hold the newest draft against the sources: send it back with what is wrong, or end the turn
-    with the best one.
+    """Compare the newest draft with the sources. Send it back with its errors, or end the turn with
+    the best draft.
     """
     context, drafts, sources = _context(runtime), state.get("drafts", []), state.get("sources", {})
     unsupported = reasons_against(state.get("support", []))
@@ -357,7 +363,7 @@ async def after_check(state: ResearchState) -> str:
 def _complaint(
     checked: CheckedText, unsupported: Mapping[Any, str], sources: Mapping[str, Source]
 ) -> str:
-    """What the writer is told about a draft that cannot stand; empty for one that can."""
+    """Complaint to the writer about a draft; empty if the draft is acceptable."""
     if not checked.body:
         return "There is no text in it. Answer again."
     wrong = [
@@ -376,7 +382,7 @@ def _complaint(
 
 
 def _final_text(best: CheckedText) -> str:
-    """The answer as the person reads it, with what has to be said about it."""
+    """Answer for the person, with notes about it."""
     if not best.body:
         return NO_ANSWER
     body = f"{NO_ANSWER} {best.body}" if best.denies else best.body
@@ -395,7 +401,7 @@ def _final_text(best: CheckedText) -> str:
 
 
 def _end(state: ResearchState, context: ResearchContext, best: CheckedText) -> tuple[str, str]:
-    """Why the turn ends, as a name and in words."""
+    """Stop reason of the turn, as a name and in words."""
     drafts = state.get("drafts", [])
     limit = budget_left(state, context).used_up()
     short = [
@@ -443,7 +449,7 @@ def _about(question: ResearchQuestion) -> str:
 
 
 def _listed(sources: Mapping[str, Source]) -> list[str]:
-    """The newest sources by name and title, as the planner is shown them."""
+    """Newest sources by name and title, as the planner is shown them."""
     return [
         f"{name} {source['title'][:MAX_LISTED_TITLE]}"
         for name, source in [*sources.items()][-MAX_LISTED:]
@@ -451,7 +457,7 @@ def _listed(sources: Mapping[str, Source]) -> list[str]:
 
 
 def _final_id(state: ResearchState) -> str:
-    """The answer to a message is named after it: the same in every replay."""
+    """Id of the answer, made from its message's id: the same in every replay."""
     newest = next(
         (message for message in reversed(state["messages"]) if message.type == "human"), None
     )

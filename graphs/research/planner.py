@@ -1,9 +1,9 @@
-"""What a research's planner may say, and how it is understood.
+"""Answer of a research planner, and its parser.
 
-Three things: questions to be looked up; a question back to the person; a courtesy. One answer
-decides between them, because whoever knows what is unclear knows what is clear. A question back
-counts only where there is no question to look up, and not twice in a row: a person who has just
-answered is not asked again, but served with what there is.
+Three forms: questions to look up; a question back to the person; a courtesy. One answer decides
+between them, because a model that knows the unclear parts knows the clear ones too. A question back
+counts only if there is no question to look up, and not twice in a row: a person who has just
+answered is not asked again, but gets the best available answer.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from hrm_agent.retrieval.citations.quotes import CITATION_LIST
 __all__ = ["PlannedQuestion", "ResearchPlan", "earlier_lines", "reading", "whole_question"]
 
 MAX_QUESTION, MAX_QUERY, MAX_SAID = 500, 200, 1000
-"""Characters."""
+"""Maximum characters of a question, a query, and a message to the person."""
 MAX_QUERIES = 4
 MAX_EARLIER, MAX_LINE = 8, 800
-"""Earlier messages that a role is shown, and characters of each."""
+"""Maximum earlier messages that a role is shown, and maximum characters of each."""
 _LISTS = ("questions", "subquestions", "sub_questions", "plan", "steps")
 _QUESTIONS = ("question", "goal", "task", "text")
 _QUERIES = ("queries", "query", "search", "searches", "keywords")
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class PlannedQuestion(BaseModel):
     """A question as the planner gives it."""
 
     question: str = Field(min_length=1)
-    """What is to be looked up, in one line."""
+    """Question in one line."""
     queries: list[str] = Field(default_factory=list)
-    """What the planner would search for."""
+    """Search queries that the planner suggests."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +55,9 @@ class PlannedQuestion(BaseModel):
     @field_validator("question")
     @classmethod
     def _in_one_line(cls, question: str) -> str:
-        """A question of several lines could forge the lines that follow it in a request."""
+        """Shorten a question to one line: several lines could forge the text after it in a
+        request.
+        """
         return one_line(question, MAX_QUESTION)
 
     def as_question(self) -> ResearchQuestion:
@@ -64,20 +67,21 @@ class PlannedQuestion(BaseModel):
         )
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class ResearchPlan(BaseModel):
     """What the planner answers with."""
 
     questions: list[PlannedQuestion] = Field(default_factory=list[PlannedQuestion])
     """Questions to look up; empty if the planner asks back or replies."""
     ask: str = ""
-    """A question back to the person; empty if there is none."""
+    """Question back to the person; empty if there is none."""
     reply: str = ""
-    """A reply that needs no sources, such as a courtesy; empty if there is none."""
+    """Reply that needs no sources, such as a courtesy; empty if there is none."""
 
     @model_validator(mode="before")
     @classmethod
     def _what_can_be_used(cls, given: Any) -> Any:
-        """The list by whatever name, without the items that are no questions."""
+        """Read the list under any of its names, without items that are not questions."""
         fields = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
         named = next((fields[name] for name in _LISTS if name in fields), given)
         listed = cast("list[Any]", named) if isinstance(named, list) else []
@@ -97,7 +101,7 @@ class ResearchPlan(BaseModel):
 
     @property
     def say(self) -> str:
-        """What the person is told instead of an answer; empty where something is looked up."""
+        """Message to the person in place of an answer; empty if there are questions to look up."""
         return "" if self.questions else self.ask or self.reply
 
 
@@ -112,7 +116,10 @@ def _is_question(item: Any) -> bool:
 
 
 def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan]:
-    """How a plan is read in this turn."""
+    """Return the parser of a plan in this turn.
+
+    `may_ask`: a question back is allowed. `has_sources`: a plan without questions is allowed.
+    """
 
     def read(text: str) -> ResearchPlan:
         plan = read_as(ResearchPlan, text)
@@ -133,12 +140,12 @@ def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan
 
 
 def whole_question(message: str) -> list[ResearchQuestion]:
-    """The plan that needs no planner: what the person said."""
+    """Plan without a planner: the person's message as the only question."""
     return [ResearchQuestion(question=one_line(message, MAX_QUESTION), queries=[])]
 
 
 def earlier_lines(messages: Sequence[AnyMessage]) -> list[str]:
-    """What was said before the newest message, a line each: a longer one could forge its
+    """Messages before the newest one, one line each: a message of several lines could forge its
     neighbours.
     """
     newest = next((i for i in reversed(range(len(messages))) if messages[i].type == "human"), 0)

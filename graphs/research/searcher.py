@@ -1,12 +1,12 @@
-"""The search loop: one sub-question, by searching and reading, to what was found.
+"""Search loop: one sub-question -> a finding, by searching and reading.
 
     START -> reason -> tools -> reason -> ... -> END
 
-It is the tool loop with other tools, and with two things that it alone needs. The sources that are
-read leave the conversation for a channel of their own, whole, so that the messages stay as long as
-what the model was shown. And searches and reads are counted: those over the limit are answered by a
-refusal, on record like any outcome, that tells the model to end with what it has. A searcher that
-answers without having looked anywhere is told once to look.
+It is the tool loop with other tools and two additions. Sources that are read move from the
+conversation to a channel of their own, whole, so that the messages are no longer than the text that
+the model was shown. Searches and reads are counted. Those over the limit are answered by a refusal,
+recorded like any outcome, that asks the model to end with its findings so far. A searcher that
+answers without any search is reminded once.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ class SearchContext:
     """Run context of the loop that searches for one question."""
 
     research: ResearchContext
-    """Run context of the research graph: where to look, and limits of one searcher."""
+    """Run context of the research graph: sources, and limits of one searcher."""
     about: str
-    """The question."""
+    """Text of the question and its queries."""
     first_id: int
-    """New sources are numbered from here on."""
+    """Number of the first new source."""
     has_sources: bool
-    """It was shown remembered sources: it need not look anywhere."""
+    """True if the searcher was shown remembered sources, so that it need not search."""
     budget: LoopBudget
-    """What this search may use."""
+    """Budget of this search."""
 
 
 class SearchState(TypedDict):
-    """One search on its way."""
+    """State of one search."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    """The searcher's conversation: its question, its replies, and the tools' results."""
+    """Conversation of the searcher: its question, its replies, and the tools' results."""
     sources: NotRequired[Annotated[list[Source], operator.add]]
-    """In the order in which they were read."""
+    """Sources in the order in which they were read."""
     stop_reason: NotRequired[str]
-    """A `StopReason` as plain text; empty while the loop goes on."""
+    """`StopReason` as plain text; empty while the loop continues."""
 
 
 def build_search(
     model: BaseChatModel | None = None,
     tools: Sequence[BaseTool] = (),
 ) -> CompiledStateGraph[SearchState, SearchContext, SearchState, SearchState]:
-    """The loop, asking `model`, or the current policy. `tools`: of one's own, beside those that the
-    context names.
+    """Return the loop, which asks `model` (None: the current policy). `tools`: your own, in
+    addition to those that the context names.
     """
 
     async def reason(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ async def _answers(
     own: Sequence[BaseTool],
     config: RunnableConfig,
 ) -> list[ToolMessage]:
-    """All calls of the last answer at once, each with numbers of its own for what it reads."""
+    """Run all calls of the last answer in parallel, each with its own numbers for new sources."""
     answer = last_answer(messages)
     before = [
         call["name"]
@@ -150,7 +150,7 @@ async def _answers(
 
 
 def _without_invalid(answer: AIMessage) -> AIMessage:
-    """Calls that could not be decoded stand in the metadata too, where an answer was streamed."""
+    """Remove undecodable calls from the metadata, which has them too if the answer was streamed."""
     metadata = {
         name: value
         for name, value in answer.response_metadata.items()

@@ -1,14 +1,14 @@
-"""Sources: what they are, which passages of them a model is shown, and in which frame.
+"""Sources, the passages of them that a model is shown, and the frame around these.
 
-A page is longer than what a model should read of it. It is cut into passages, spans of its text; a
-model is shown the first one, which says what the page is about, and those that share most with the
-question (BM25 within the page), in the order of the text, with `[...]` where some are left out.
-Hits of a search are parts already, whose beginning says nothing: of them it is shown what matches
-the question best (`display_hits`), and the writer sees them whole while there is room. The whole
-text is kept, so that whatever is quoted can be found again to the character.
+A page is longer than a model should read. It is cut into passages, which are spans of its text. A
+model is shown the first one, which describes the page, and those that share most with the question
+(BM25 within the page), in the order of the text, with `[...]` for omitted parts. Hits of a search
+are parts already, whose beginning describes nothing. Of these a model is shown the best matches
+with the question (`display_hits`), and the writer sees them whole while there is room. The whole
+text is kept, so that each quote can be found again to the character.
 
-A source is somebody else's text. It stands in a frame, `<source S1 0f3a>` to `</source S1 0f3a>`,
-whose word does not occur in it: no text can close its own frame and go on in the voice of the
+A source is text of a third party. It has a frame, `<source S1 0f3a>` to `</source S1 0f3a>`, whose
+word does not occur in it. So no text can close its own frame and continue in the voice of the
 person or of another source.
 """
 
@@ -40,50 +40,48 @@ __all__ = [
 ]
 
 MAX_TITLE, MAX_TEXT = 300, 500_000
-"""Characters; what comes later is neither shown nor quoted."""
+"""Maximum characters of a title and of a text. The rest is neither shown nor quoted."""
 GAP = "[...]"
 Span = tuple[int, int]
 _FIRST, _FILL = 1e6, 1e-6
-"""A score above all others, and one below."""
+"""Score above all others, and score below all others."""
 _SHARE = 1 / 3
-"""Of the best passage's score: less is by chance."""
+"""Minimum score as a share of the best passage's score: less is chance."""
 _WHOLE = 1 / 6
-"""Share of the writer's room. A source of this turn up to this long, such as a hit, is shown whole
-or not at all while whole ones fit.
+"""Share of the writer's room. A source of this turn up to this length, such as a hit, is shown
+whole or not at all while whole ones fit.
 """
 
 
 class Source(TypedDict):
-    """A text that was read, as it was then."""
+    """Snapshot of a source text."""
 
     id: str
-    """`S1`, `S2` and so on, the name by which the conversation cites it; empty until it is given
-    one.
-    """
+    """Name by which the conversation cites it: `S1`, `S2` and so on; empty until it has one."""
     title: str
     """Title of the page, or path of the file, in one line."""
     url: str
-    """Of this revision, whatever becomes of the page; empty for a file."""
+    """URL of this revision, which stays valid when the page changes; empty for a file."""
     revision: str
-    """The page's revision, or the hash of the file's text."""
+    """Revision of the page, or hash of the file's text."""
     file: str
     """Path inside the indexed folder; empty for a page."""
     text: str
-    """The whole text, so that a quote can be found again."""
+    """Whole text, so that a quote can be found again."""
     offset: int
-    """Where in the page or the file the text begins: a source may be a part of it."""
+    """Offset of the text in its page or file, since a source may be a part of it."""
 
 
 def new_source(
     title: str, text: str, *, url: str = "", revision: object = "", file: str = "", offset: int = 0
 ) -> Source:
-    """A source that has no name yet. Addresses other than of the web are left out."""
+    """Return a source without a name. Addresses other than http and https are left out."""
     safe = (
         url
         if scheme(url) in ("http", "https") and not re.search(r"[\s<>\ud800-\udfff]", url)
         else ""
     )
-    text = replace_surrogates(text[:MAX_TEXT]).replace("\0", "\ufffd")  # not every store takes it
+    text = replace_surrogates(text[:MAX_TEXT]).replace("\0", "\ufffd")  # some stores reject NUL
     title, file = (
         one_line(replace_surrogates(title), MAX_TITLE) or "untitled",
         replace_surrogates(file),
@@ -94,7 +92,7 @@ def new_source(
 
 
 def scheme(place: str) -> str | None:
-    """Of an address, empty where it has none; None of what cannot be parsed as one."""
+    """Scheme of an address: empty if it has none, None if it cannot be parsed."""
     try:
         return urlsplit(place).scheme
     except ValueError:
@@ -108,13 +106,13 @@ def renamed(source: Source, name: str) -> Source:
 
 
 def same_source(one: Source, other: Source) -> bool:
-    """They are the same part of the same revision."""
+    """True if both are the same part of the same revision."""
     return renamed(one, "") == renamed(other, "")
 
 
 def display(source: Source, about: str, limit: int) -> str:
-    """A source in its frame, as a model is shown it:
-    at most about `limit` characters of its text.
+    """Source in its frame, as a model is shown it, with at most about `limit` characters of its
+    text.
     """
     (first, _), *others = scored_passages(source["text"], about) or [((0, 0), 0.0)]
     ranked = [first, *(span for span, _ in sorted(others, key=lambda one: -one[1]))]
@@ -122,8 +120,8 @@ def display(source: Source, about: str, limit: int) -> str:
 
 
 def display_hits(sources: Sequence[Source], hits: Sequence[Extract], about: str, limit: int) -> str:
-    """The hits of one search, each in the frame of its source: together at most `limit` characters
-    of their texts.
+    """Hits of one search, each in the frame of its source, with at most `limit` characters of text
+    in total.
     """
     chosen = best_passages(hits, about, limit)
     return "\n\n".join(
@@ -134,12 +132,12 @@ def display_hits(sources: Sequence[Source], hits: Sequence[Extract], about: str,
 def evidence(
     sources: Mapping[str, Source], about: str, read: Mapping[str, Sequence[int]], limit: int
 ) -> str:
-    """The passages of all sources that matter for a question, in their frames; empty if none does.
+    """Passages of all sources that are relevant to a question, in their frames; empty if none is.
 
-    `read`: the sources of this turn, each with the places that were quoted of it. Those passages go
-    first; after them what has words of the question, of other sources only what has many; what is
-    left over goes to the sources of this turn from their beginning. A short source of this turn
-    counts as one passage, as long as all of it fits.
+    `read`: the sources of this turn, each with the offsets of its quotes. Quoted passages come
+    first, then passages with words of the question (from other sources only those with many). The
+    remaining room goes to the sources of this turn from their beginning. A short source of this
+    turn counts as one passage, as long as all of it fits.
     """
     scored = {name: scored_passages(source["text"], about) for name, source in sources.items()}
     least = _SHARE * max(
@@ -168,8 +166,8 @@ def evidence(
 
 
 def around(source: Source, start: int, end: int, characters: int) -> str:
-    """A span of a source in its frame, `>>>` and `<<<` about it, with so many characters on either
-    side.
+    """Span of a source in its frame, marked by `>>>` and `<<<`, with up to `characters` characters
+    on either side.
     """
     text = source["text"]
     before, after = text[max(start - characters, 0) : start], text[end : end + characters]
@@ -179,7 +177,7 @@ def around(source: Source, start: int, end: int, characters: int) -> str:
 
 
 def _chosen(text: str, ranked: Sequence[Span], limit: int) -> list[Span]:
-    """The best passages that fit, in the order of the text; where none does, the beginning."""
+    """Best passages that fit, in the order of the text; the beginning if none fits."""
     if len(text) <= limit:
         return [(0, len(text))]
     chosen: list[Span] = []

@@ -1,14 +1,14 @@
-"""What the research agent knows of a conversation, and what it may use: the state and the run
-context.
+"""State and run context of the research agent.
 
-Two kinds of channels. `messages` and `sources` are the conversation's: the person's turns with the
-final answers, and what was read so far. All others belong to one turn; `new_turn` empties them, and
-so a thread may have any number of turns, each with the whole budget. Nobody's thoughts, requests or
-drafts are in `messages`: what a later turn is shown of an earlier one is what the person was shown.
+There are two kinds of channels. `messages` and `sources` belong to the conversation: the person's
+turns with the final answers, and the sources read so far. All others belong to one turn. `new_turn`
+empties them, so a thread may have any number of turns, each with the whole budget. Thoughts,
+requests and drafts are not in `messages`: a later turn is shown only those parts of an earlier one
+that the person was shown.
 
-A source is named `S1`, `S2`, ... for as long as the thread lives. The ones that were read or cited
-longest ago are forgotten when a turn begins, so that the spans of the newest answer can be looked
-up until the next one.
+A source is named `S1`, `S2`, ... for the lifetime of the thread. Those read or cited longest ago
+are forgotten when a turn begins, so that the spans of the newest answer can be looked up until the
+next one.
 """
 
 from __future__ import annotations
@@ -56,44 +56,42 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ResearchContext:
-    """Where one run may look, and what it may use. Passed as LangGraph's run context."""
+    """Sources, limits and options of one run, passed as LangGraph's run context."""
 
     wiki: str | None = None
-    """URL of a MediaWiki's `api.php`, or the language of a Wikipedia: `en`. None: no wiki."""
-    user_agent: str = ""
-    """Who asks the wiki, with a contact: `whales/1.0 (ann@example.org)`."""
-    cache: str | None = None
-    """Folder that keeps the wiki's answers; None: none is kept."""
-    index: str | None = None
-    """File of `hrm-agent index`: documents of one's own. None: only the wiki is searched."""
-    index_mode: str = "words"
-    """How documents are found: by `words`; or, where the index has them, by `vectors`,
-    or `hybrid`.
+    """URL of a MediaWiki's `api.php`, or the language of a Wikipedia, such as `en` (None: no
+    wiki).
     """
+    user_agent: str = ""
+    """User agent for the wiki, with a contact: `whales/1.0 (ann@example.org)`."""
+    cache: str | None = None
+    """Folder for the wiki's answers (None: they are not kept)."""
+    index: str | None = None
+    """File of `hrm-agent index` with your own documents (None: no documents are searched)."""
+    index_mode: str = "words"
+    """Search mode for documents: `words`, or `vectors` or `hybrid` if the index has vectors."""
     tools: str | Sequence[str] = ()
-    """Tools of one's own, beside wiki and documents or in their place: `package.module:attribute`,
-    or a list.
+    """Your own tools, in addition to wiki and documents or in place of them:
+    `package.module:attribute`, or a list.
     """
     check_support: bool = False
-    """A model is asked, once for each draft, whether the quotes support the sentences that cite
-    them.
-    """
+    """Ask a model, once for each draft, whether the quotes support the sentences that cite them."""
     model: str | None = None
-    """Another model than the current policy, by its string."""
+    """Model string of another model than the current policy."""
     temperature: float | None = None
-    """None: the policy's own."""
+    """Sampling temperature (None: that of the policy)."""
     max_questions: int = 4
-    """Of one turn, searched side by side."""
+    """Questions of one turn, searched in parallel."""
     max_turns: int = 8
     """Answers of one searcher, its findings included."""
     max_searches: int = 4
-    """Of one searcher."""
+    """Searches of one searcher."""
     max_pages: int = 4
     """Pages or documents that one searcher reads."""
     max_tool_calls: int = 8
-    """Calls of tools of one's own by one searcher."""
+    """Calls of your own tools by one searcher."""
     max_tool_seconds: float = 60.0
-    """Wall-clock time of one such call."""
+    """Wall-clock time of one call of your own tools, in seconds."""
     max_source_chars: int = 8000
     """Characters of a source that a searcher is shown for one read."""
     max_context_chars: int = 24_000
@@ -103,32 +101,32 @@ class ResearchContext:
     max_answer_tokens: int = 2048
     """Sampled tokens of one answer of a role."""
     max_calls: int = 40
-    """Answers of all roles in one turn; one is kept back for the writer, another for
+    """Answers of all roles in one turn. One is reserved for the writer, another for
     `check_support`.
     """
     max_tokens: int = 32_768
     """Sampled tokens of all roles in one turn."""
     max_seconds: float = 600.0
-    """Time in which models and tools were at work for one turn, in this run; checked between
-    answers.
+    """Time during which models and tools were running for one turn, in this run, in seconds. It is
+    checked between answers.
     """
     max_cost: float | None = None
-    """Of one turn, in the currency of `prices`; None: no limit."""
+    """Money of one turn, in the currency of `prices` (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says
-    what it took.
+    """Model name (`*` for all others) -> prices of a million prompt tokens and of a million
+    completion tokens. They apply if the provider reports no cost.
     """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit or choice, a user agent without a contact, or
-        what is not a tool.
+        """Raise `ConfigError` for an invalid limit or choice, a user agent without a contact, or an
+        invalid tool.
         """
         refuse_limits(
             self, max_questions=1, max_turns=1, max_searches=0, max_pages=0, max_source_chars=200,
             max_context_chars=200, max_remembered_chars=0, max_answer_tokens=1, max_calls=0, max_tokens=0,
             max_seconds=0.0, max_cost=0.0, max_tool_calls=0, max_tool_seconds=0.0,
         )  # fmt: skip
-        if cast("object", self.check_support) not in (True, False):  # a word would count as yes
+        if cast("object", self.check_support) not in (True, False):  # a string would count as true
             raise ConfigError(f"check_support is {self.check_support!r}.", "It is true or false.")
         if self.index_mode not in MODES:
             raise ConfigError(
@@ -144,12 +142,12 @@ class ResearchContext:
 
 @dataclass(frozen=True)
 class BuiltinContext(ResearchContext):
-    """Of the graph that holds no tools of its own: a place to search, or tools,
-    have to be named.
+    """Run context of the graph without tools of its own: a place to search, or tools, must be
+    named.
     """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` where there is nothing to search, too."""
+        """Raise `ConfigError` also if there is nothing to search."""
         if not self.wiki and not self.index and not self.tools:
             raise ConfigError(
                 "The research agent has nothing to search: neither a wiki nor an index of"
@@ -161,126 +159,129 @@ class BuiltinContext(ResearchContext):
 
 
 class ResearchQuestion(TypedDict):
-    """A part of what is asked, that can be looked up by itself."""
+    """Part of the request that can be looked up by itself."""
 
     question: str
-    """What is to be looked up, in one line."""
+    """Question in one line."""
     queries: list[str]
-    """What the planner would search for."""
+    """Search queries that the planner suggests."""
 
 
 class SearcherReport(TypedDict):
-    """What one searcher hands in. Its sources are named as it knew them, not yet as the
-    conversation does.
-    """
+    """Report of one searcher. Its sources have the searcher's names, not yet the conversation's."""
 
     question: str
-    """The question that it searched for."""
+    """Question of the search."""
     text: str
-    """What the searcher found, as it wrote it; quotes are not checked yet."""
+    """Findings as the searcher wrote them. Quotes are not checked yet."""
     stop: str
-    """A `StopReason` as plain text: why the search ended."""
+    """`StopReason` of the search as plain text."""
     sources: list[Source]
-    """What the searcher read, whole."""
+    """Sources that the searcher read, whole."""
 
 
 class ResearchFinding(TypedDict):
-    """What one searcher found, in the conversation's names."""
+    """Finding of one searcher, in the conversation's names."""
 
     question: str
-    """The question that was searched for."""
+    """Question of the search."""
     text: str
-    """Its quotes have been held against the sources; those that stand in none are gone."""
+    """Findings with checked quotes. Those that occur in no source are removed."""
     stop: str
-    """A `StopReason` as plain text: why the search ended."""
+    """`StopReason` of the search as plain text."""
     sources: list[str]
-    """Ids of what it read."""
+    """Ids of the sources that the searcher read."""
 
 
 class SupportCheck(TypedDict):
-    """Whether a sentence of a draft is supported by what it cites."""
+    """Verdict on whether a sentence of a draft is supported by its citations."""
 
     claim: str
-    """The sentence, without its marks."""
+    """Sentence without its marks."""
     citations: list[Citation]
-    """What it cites."""
+    """Citations of the sentence."""
     verdict: str
-    """`supported`, `unsupported` or `unclear`; only citations of an unsupported sentence are left
-    out.
+    """Verdict: `supported`, `unsupported` or `unclear`. Only citations of an unsupported sentence
+    are removed.
     """
     reason: str
     """The model's reason, in one line."""
 
 
 class SearchTask(BudgetShare):
-    """What one searcher is sent."""
+    """Input of one searcher."""
 
     question: ResearchQuestion
-    """The question to search for."""
+    """Question to search for."""
     known: str
-    """What the remembered sources have on it, as a searcher is shown sources; empty: nothing."""
+    """Passages of the remembered sources about the question, as a searcher is shown them; empty if
+    there are none.
+    """
     first_id: int
-    """New sources are numbered from here on."""
+    """Number of the first new source."""
 
 
 def _remembered(old: dict[str, Source], new: Mapping[str, Source | None]) -> dict[str, Source]:
-    """What is named anew is the newest; None in the place of a source forgets it."""
+    """Merge sources by name. Those in `new` become the newest; None for a name removes the
+    source.
+    """
     kept = {name: source for name, source in old.items() if name not in new}
     return kept | {name: source for name, source in new.items() if source is not None}
 
 
 def _listed(old: list[Any], new: list[Any] | None) -> list[Any]:
-    """Side by side; None, alone or in front, begins anew."""
+    """Append `new` to `old`. None, alone or as the first item, empties the list first."""
     if new is None:
         return []
     return new[1:] if new[:1] == [None] else [*old, *new]
 
 
 class ResearchState(TypedDict):
-    """A conversation, and its newest turn on the way."""
+    """State of a conversation and its newest turn."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    """The person's turns and the final answers, nothing else."""
+    """Turns of the person and final answers, nothing else."""
     sources: NotRequired[Annotated[dict[str, Source], _remembered]]
-    """By id, the one that was read or cited longest ago first."""
+    """Sources by id; the one that was read or cited longest ago comes first."""
     named: NotRequired[int]
-    """The highest number of a source so far: of one that is forgotten it is not given again."""
+    """Highest number of a source so far. The number of a forgotten source is not used again."""
     citations: NotRequired[list[Citation]]
-    """Of the newest answer, in the order of their marks: the first is `[1]`."""
+    """Citations of the newest answer, in the order of their marks: the first is `[1]`."""
     answered: NotRequired[bool]
-    """The newest answer rests on sources, and does not say that they have none."""
-    questions: NotRequired[list[ResearchQuestion]]
-    """The planner's questions of this turn."""
-    findings: NotRequired[list[ResearchFinding]]
-    """In the order of the questions."""
-    found: NotRequired[Annotated[list[SearcherReport], _listed]]
-    """What the searchers of this turn have handed in; empty once it is among `findings` and
-    `sources`.
+    """True if the newest answer has citations, and does not report that the sources have no
+    answer.
     """
+    questions: NotRequired[list[ResearchQuestion]]
+    """Planner's questions of this turn."""
+    findings: NotRequired[list[ResearchFinding]]
+    """Findings in the order of the questions."""
+    found: NotRequired[Annotated[list[SearcherReport], _listed]]
+    """Reports of the searchers of this turn; empty once they are in `findings` and `sources`."""
     say: NotRequired[str]
-    """What the planner says to the person itself; empty where the writer does."""
+    """Planner's own message to the person; empty if the writer answers."""
     drafts: NotRequired[list[AIMessage]]
-    """The writer's answers as they were sampled; two, if something was wrong with the first."""
+    """Writer's answers as sampled; two if the first had an error."""
     complaint: NotRequired[str]
-    """What was wrong with the first draft, as the writer was told."""
+    """Complaint about the first draft, as the writer was shown it."""
     support: NotRequired[Annotated[list[SupportCheck], _listed]]
-    """With `check_support`: the sentences of this turn's drafts that cite."""
+    """Verdicts on the sentences with citations in this turn's drafts, with `check_support`."""
     asked_back: NotRequired[bool]
-    """The newest answer is a question."""
+    """True if the newest answer is a question."""
     spent: NotRequired[Annotated[Usage, merge_usage]]
-    """By all roles in this turn."""
+    """Usage of all roles in this turn."""
     remarks: NotRequired[Annotated[list[str], _listed]]
-    """What could not be read or followed, and what was done instead."""
+    """Outputs that could not be parsed or followed, and the repairs."""
     stop_reason: NotRequired[str]
-    """`answer`; `no_answer`: the sources have none; `question`: the person is asked; `reply`:
-    nothing was to be looked up; or the limit that was reached. Empty while the turn goes on.
+    """Reason for the end: `answer`; `no_answer` (the sources have none); `question` (the person is
+    asked); `reply` (nothing to look up); or the limit that was reached. Empty while the turn
+    continues.
     """
     reason: NotRequired[str]
-    """Why the turn stopped, in words."""
+    """Reason for the end, in words."""
 
 
 def new_turn() -> dict[str, Any]:
-    """The channels of a turn, empty."""
+    """Empty channels of a turn."""
     return {
         "citations": [],
         "answered": False,
@@ -297,14 +298,14 @@ def new_turn() -> dict[str, Any]:
 
 
 def newest_request(state: ResearchState) -> str:
-    """What the person said last."""
+    """Newest message of the person."""
     return next(
         (message.text for message in reversed(state["messages"]) if message.type == "human"), ""
     )
 
 
 def forgotten(sources: Mapping[str, Source], limit: int) -> dict[str, None]:
-    """The sources that go so that the rest has at most so many characters, oldest first."""
+    """Sources to forget, oldest first, so that the others have at most `limit` characters."""
     over = sum(len(source["text"]) for source in sources.values()) - limit
     gone: dict[str, None] = {}
     for name, source in sources.items():

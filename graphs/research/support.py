@@ -1,11 +1,10 @@
-"""Whether quotes support the sentences that cite them: a second look by a model, where the context
-asks for it.
+"""Check by a model that quotes support the sentences that cite them, if the context enables it.
 
-That a quote stands in its source is certain; that it says what the sentence before it says is not:
-"The moon is made of cheese [1]" may cite a true quote about the moon. One call judges all new
-sentences of a draft. It sees each with the words that it cites, in the text around them. Only
-`unsupported` has a consequence; a sentence without a verdict is unclear. A verdict is an opinion,
-and a source may try to sway it: what it costs then is a citation, never a false one.
+It is certain that a quote occurs in its source. It is not certain that it supports the sentence
+before it: "The moon is made of cheese [1]" may cite a true quote about the moon. One call judges
+all new sentences of a draft. It sees each with the words that it cites, in the text around them.
+Only `unsupported` has a consequence; a sentence without a verdict is unclear. A verdict is an
+opinion, and a source may try to influence it. That can cost a citation, but never add a false one.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ __all__ = ["new_statements", "reasons_against", "support_checks", "support_text"
 AROUND = 400
 """Characters of a source that are shown on either side of a quote."""
 MAX_CLAIM = 600
-"""Characters."""
+"""Maximum characters of a statement."""
 
 
 def new_statements(
     statements: Iterable[Statement], known: Sequence[SupportCheck]
 ) -> list[Statement]:
-    """Those that have no verdict yet."""
+    """Statements without a verdict."""
     judged = {_key(one) for one in known}
     return [statement for statement in statements if statement.key not in judged]
 
@@ -39,7 +38,7 @@ def new_statements(
 def support_text(
     statements: Sequence[Statement], sources: Mapping[str, Source], limit: int
 ) -> tuple[str, int]:
-    """The request, and how many of the statements fit into so many characters."""
+    """Request, and the number of statements that fit into `limit` characters."""
     shown: list[tuple[str, str]] = []
     for claim, citations in statements:
         cited = "\n".join(
@@ -55,7 +54,7 @@ def support_text(
 def support_checks(
     statements: Sequence[Statement], reply: SupportReply | None
 ) -> list[SupportCheck]:
-    """The verdicts of a reply, one for each statement."""
+    """Verdicts of a reply, one for each statement."""
     said = {one.statement: one for one in reversed(reply.verdicts if reply else [])}
     none = SupportVerdict(statement=0, verdict="unclear", reason="There was no verdict.")
     judged = [said.get(number, none) for number in range(1, len(statements) + 1)]
@@ -66,7 +65,7 @@ def support_checks(
 
 
 def reasons_against(checks: Iterable[SupportCheck]) -> dict[Any, str]:
-    """By the key of each statement that what it cites does not support, why."""
+    """Key of each unsupported statement -> reason."""
     return {_key(one): one["reason"] for one in checks if one["verdict"] == "unsupported"}
 
 

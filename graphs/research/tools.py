@@ -1,13 +1,13 @@
-"""The tools of a searcher: search a wiki, read its pages; search one's own documents, read them;
-tools of one's own.
+"""Tools of a searcher: search a wiki and read its pages, search and read the user's documents, and
+the user's own tools.
 
-What a tool returns has two halves, as LangChain's `content_and_artifact` has it: the text that the
-model is shown, and the sources that it was shown parts of, whole. Both are on record, so that a
-replay has the sources without the wiki. Nothing is opened before a call is run: a call that is
-answered from the record needs neither the wiki nor the index.
+A tool returns two parts, like LangChain's `content_and_artifact`: the text for the model, and the
+whole sources behind it. Both are recorded, so that a replay has the sources without the wiki.
+Nothing is opened before a call runs: a call that is answered from the record needs neither the wiki
+nor the index.
 
-What a tool of one's own returns is somebody else's text, and a source: the documents of a retriever
-one each, any other output as a whole. The model is shown it in the frame that sources have.
+The output of a user's own tool is text of a third party, and a source: each document of a
+retriever, or any other output as a whole. The model is shown it in the frame of sources.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ __all__ = ["IDS_OF_A_CALL", "Toolbox"]
 SEARCHES = ("wiki_search", "documents_search")
 READS = ("wiki_page", "documents_read")
 IDS_OF_A_CALL = 5
-"""Sources of one call at most: hits of one search of documents."""
+"""Maximum sources of one call: hits of one search of documents."""
 MAX_SNIPPET = 300
-"""Characters."""
+"""Maximum characters of a title or a snippet."""
 Result = tuple[str, list[Source]]
 
 
 class Toolbox:
-    """The tools of one context: the wiki's, the documents', and one's own."""
+    """Tools of one context: the wiki's, the documents', and the user's own."""
 
     def __init__(self, context: ResearchContext, held: Sequence[BaseTool] = ()) -> None:
-        """`held`: tools of the graph. Raises `ConfigError` if two share a name, or if there is no
-        tool.
+        """Raise `ConfigError` if two tools share a name, or if there is no tool. `held`: tools of
+        the graph.
         """
         self._context = context
         self._ours = [*(("wiki_search", "wiki_page") if context.wiki else ())]
@@ -70,18 +70,18 @@ class Toolbox:
             )
 
     def descriptions(self) -> list[dict[str, Any]]:
-        """What a model is told of them."""
+        """Descriptions of the tools for a model."""
         return [
             *map(_description, self._ours),
             *(convert_to_openai_tool(tool) for tool in self._own),
         ]
 
     def tools(self, about: str, first_id: int, before: Sequence[str]) -> list[BaseTool]:
-        """What answers a call.
+        """Tools that answer a call.
 
         `about`: the question that sources are read for. `first_id`: the number of the first new
-        source. `before`: names of the tools that were called; one that was used as often as it may
-        answers that it was.
+        source. `before`: names of the tools called so far. A tool that has reached its limit
+        refuses the call.
         """
         reader = _PageReader(self._context, about, first_id)
         own = [tool.name for tool in self._own]
@@ -113,7 +113,9 @@ def _description(name: str) -> dict[str, Any]:
 
 @lru_cache
 def _pattern(name: str) -> BaseTool:
-    """The tool without a reader behind it: what a model is told of it is made once."""
+    """Tool without a reader, made once: its description for a model, and the template of the tools
+    that run.
+    """
     method = getattr(_PageReader(None, "", 0), name)  # pyright: ignore[reportArgumentType]
     return StructuredTool.from_function(coroutine=method, response_format="content_and_artifact")
 
@@ -126,10 +128,11 @@ async def _refused(**_: Any) -> Result:
 class _PageReader:
     context: ResearchContext
     about: str
-    """The question that is searched for: passages that have its words are shown."""
+    """Text of the question. Passages with its words are shown."""
     first_id: int
     """Number of the first new source: 7 names it `S7`."""
 
+    # Docstrings of tools are their descriptions for the model, which are hashed into each request.
     async def wiki_search(self, query: str) -> Result:
         """Search the wiki for pages whose text has the words of the query. Few words find more."""
         found = await self._wiki().asearch(query)
@@ -172,7 +175,7 @@ class _PageReader:
         return await asyncio.to_thread(display, source, f"{about} {self.about}", shown), [source]
 
     def own(self, documents: Sequence[Document]) -> Result:
-        """What a tool of one's own returned, as sources."""
+        """Output of a user's own tool, as sources."""
         found = [_source_of(document) for document in documents if document.page_content.strip()][
             :IDS_OF_A_CALL
         ]
@@ -219,7 +222,7 @@ def _line(found: SearchHit) -> str:
 
 
 def _source_of(document: Document) -> Source:
-    """Metadata keys that LangChain's loaders and splitters use."""
+    """Source of a document, by the metadata keys of LangChain's loaders and splitters."""
     known: dict[str, Any] = {
         name: value for name, value in document.metadata.items() if value not in (None, "")
     }

@@ -1,6 +1,7 @@
-"""What a model's text says: its final answer, JSON in it, subgoals of a plan, and when two answers
-are the same.
+"""Parsing of a model's text: its final answer, JSON in it, subgoals of a plan, and equality of two
+answers.
 
-A package of the core and no part of `graphs/parts`, since not graphs alone read answers: the choice
-among runs and the chat server, which may import no agent, the command line and the evaluation do.
+This is a package of the core, not part of `graphs/parts`, since answers are read outside graphs
+too: by the selection among runs, the chat server (which may import no agent), the command line and
+the evaluation.
 """

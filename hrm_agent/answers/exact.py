@@ -1,19 +1,17 @@
-r"""When two answers are equal.
+r"""Exact equality of two answers.
 
 Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field,
-accepts 100005 for
-100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`; `1\frac{1}{2}` (a
-        mixed number) and
-`1.5`. Not equal are 0.333 and 1/3.
+accepts 100005 for 100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`;
+`1\frac{1}{2}` (a mixed number) and `1.5`. Not equal are 0.333 and 1/3.
 
-Units: one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power) and a leading
-currency sign are units. A unit is ignored where only one side names one (`18` for `\$18`, `50\%`
-for `50`) and must agree where both do. So `%` never divides by 100. Words that scale
-(`\text{ million}`) are no units: such a text is not read as a number.
+Units are one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power), and a
+leading currency sign. A unit is ignored if only one side has one (`18` for `\$18`, `50\%` for `50`)
+and must agree if both have one. So `%` never divides by 100. Words that scale (`\text{ million}`)
+are not units: such a text is not read as a number.
 
-What is no number is compared as text without surrounding white space. So is anything beyond the
-bounds below: a policy may send a million digits or `1e999999999`, and neither may cost the trainer
-more than looking at it.
+A text that is not a number is compared as text without surrounding white space. So is a number
+beyond the bounds below: a policy may send a million digits or `1e999999999`, and neither may cost
+the trainer much time.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _CURRENCY = re.compile(r"(?P<sign>[+-]?)\s*(?P<unit>\\?\$|€|£)\s*(?P<value>[^
 
 
 def exact_equal(a: str, b: str) -> bool:
-    """True if both texts are the same number, or, where one is no number, the same text."""
+    """True if both texts are the same number, or the same text if one of them is not a number."""
     left, right = _quantity(a), _quantity(b)
     if left is None or right is None:
         return a.strip() == b.strip()
@@ -54,16 +52,14 @@ def exact_equal(a: str, b: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """The number that `text` writes, its unit left out; None if it writes none or exceeds the
-    bounds.
-    """
+    """Number in `text`, without its unit (None if it is not a number or exceeds the bounds)."""
     quantity = _quantity(text)
     return quantity.value if quantity else None
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
-    """The number that `text` writes and its unit, empty where it names none;
-    None as for `number`.
+    """Number in `text` and its unit, empty if there is none (None if it is not a number or exceeds
+    the bounds).
     """
     found = _quantity(text)
     return (found.value, found.unit) if found else None
@@ -73,7 +69,7 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
 class _Quantity:
     value: Fraction
     unit: str
-    """Without white space; empty if there is none."""
+    """Unit without white space (empty if there is none)."""
 
 
 def _quantity(text: str) -> _Quantity | None:
@@ -87,8 +83,8 @@ def _quantity(text: str) -> _Quantity | None:
 
 
 def _plain(text: str) -> str:
-    r"""`text` without maths delimiters and LaTeX's spacing, with one kind of minus and of thousands
-    separator.
+    r"""`text` without math delimiters and LaTeX spacing, with one kind of minus sign and of
+    thousands separator.
     """
     text = text.strip()
     if len(text) > 2 and text[0] == text[-1] == "$":

@@ -1,13 +1,11 @@
-"""Python that a model has written into its answer as fenced blocks, for models that cannot call
-tools.
+"""Python in fenced blocks of a model's answer, for models that cannot call tools.
 
-Fences are CommonMark's: three or more backticks or tildes at the beginning of a line, closed by a
-line of at least as many. What stands inside a fence of another language is text, a fence in it
-included; so is what stands in the model's reasoning, and in a tool call or a tool response that it
-writes as text. A message with an `<answer>` outside of its blocks is final: it is read for that
-answer, and nothing of it is run.
+Fences are those of CommonMark: three or more backticks or tildes at the beginning of a line, closed
+by a line of at least as many. The content of a fence of another language is text, including fences
+in it. So are the model's reasoning, and tool calls and tool responses that it writes as text. A
+message with an `<answer>` outside its blocks is final: the answer is read, and no block is run.
 
-One pass over the text: it comes from a model, and may be of any size.
+The text is read in one pass: it comes from a model and may be of any size.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from hrm_agent.answers.final_answer import HIDDEN_TAGS
 __all__ = ["MAX_BLOCKS", "FencedBlock", "python_blocks"]
 
 MAX_BLOCKS = 8
-"""Blocks of one message that can be run; of those after them one is told of, as refused."""
+"""Most blocks of one message that are run. One block beyond them is returned as refused."""
 LANGUAGES = ("python", "py", "python3")
-"""First words behind a fence that make it Python's; one without a word is text."""
+"""First words behind a fence that mark it as Python. A fence without a word is text."""
 
 _TAGS = "|".join(HIDDEN_TAGS)
 _MARK = re.compile(
@@ -36,18 +34,16 @@ _HIDDEN_TAG = re.compile(rf"</?(?:{_TAGS})>")
 
 @dataclass(frozen=True, slots=True)
 class FencedBlock:
-    """One block of Python."""
+    """Block of Python."""
 
     code: str
-    """Its source, as far as it goes."""
+    """Python source, up to the end of the message if the block is not closed."""
     problem: str = ""
-    """Why it cannot be run, in words for the model; empty where it can be."""
+    """Reason why it cannot be run, as shown to the model (empty if it can)."""
 
 
 def python_blocks(text: str) -> list[FencedBlock]:
-    """The blocks of Python in a message, in order; none where the message gives its final
-    `<answer>`.
-    """
+    """Blocks of Python in a message, in order (none if the message has a final `<answer>`)."""
     blocks: list[FencedBlock] = []
     outside: list[str] = []
     position = 0
@@ -70,7 +66,7 @@ def python_blocks(text: str) -> list[FencedBlock]:
 
 
 def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, int]:
-    """The block that a fence opens, None if it is not Python, and the position behind it."""
+    """Block that a fence opens (None if it is not Python), and the position behind it."""
     fence, begin = opening["fence"], min(opening.end() + 1, len(text))
     closing = re.compile(rf"^ {{0,3}}{fence[0]}{{{len(fence)},}}[ \t\r]*$", re.MULTILINE).search(
         text, begin
@@ -84,7 +80,7 @@ def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, 
         code = re.sub(rf"^ {{1,{len(opening['indent'])}}}", "", code, flags=re.MULTILINE)
     if closing is None:
         return FencedBlock(code, f"the block is not closed by a line {fence}"), after
-    # it is not known whether the model meant it as code or as reasoning
+    # the model may have meant it as code or as reasoning
     if tag := _HIDDEN_TAG.search(code):
         return (
             FencedBlock(

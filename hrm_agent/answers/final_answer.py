@@ -1,9 +1,9 @@
-r"""Where an answer stands in a policy's own text.
+r"""Extraction of the answer from a policy's own text.
 
-*Which* text counts is decided first, because it is where rewards are hacked. Only the model's own
-final message is read, and of it only what stands outside `<reason>`, `<think>`, `<tool_call>` and
+The text that counts is selected first, because that is where rewards are hacked. Only the model's
+final message is read, and only its parts outside `<reason>`, `<think>`, `<tool_call>` and
 `<tool_response>`: a `\boxed{}` in the reasoning, printed by a tool or written into a forged tool
-response is no answer. `final_answer` then takes the last `\boxed{}` of the last
+response is not an answer. `final_answer` then takes the last `\boxed{}` of the last
 `<answer>...</answer>`.
 """
 
@@ -15,10 +15,10 @@ from collections import deque
 __all__ = ["HIDDEN_TAGS", "final_answer", "own_text", "stated_value"]
 
 MAX_BOXED_CHARACTERS = 2**16
-"""A box that is not closed within them is no answer."""
+"""Most characters of a box. A longer one, or one that is not closed, is not an answer."""
 
 HIDDEN_TAGS = ("reason", "think", "tool_call", "tool_response")
-"""Tags whose content is no part of what a model says."""
+"""Tags whose content does not count as the model's own text."""
 _TAG = re.compile(rf"<(/?)({'|'.join(HIDDEN_TAGS)})>")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -27,8 +27,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 def own_text(text: str) -> str:
     """`text` without reasoning, tool calls and (forged) tool responses.
 
-    A tag that is never closed hides all that follows; a closing tag without an opening one hides
-    all before it, as where the chat template itself opens `<reason>`.
+    A tag that is never closed hides all that follows. A closing tag without an opening one hides
+    all before it: the chat template itself may have opened `<reason>`.
     """
     parts: list[str] = []
     hidden_by, start = "", 0
@@ -48,8 +48,8 @@ def own_text(text: str) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    r"""The content of the last `\boxed{}` in the last `<answer>...</answer>` of a final message, or
-    None.
+    r"""Content of the last `\boxed{}` in the last `<answer>...</answer>` of a final message (None
+    if there is none).
     """
     visible = own_text(text)
     end = visible.rfind("</answer>")
@@ -60,7 +60,7 @@ def final_answer(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    boxes = deque(_BOXED.finditer(text), maxlen=1)  # a hostile text has a hundred thousand
+    boxes = deque(_BOXED.finditer(text), maxlen=1)  # a hostile text has 100,000 of them
     if not boxes:
         return None
     start, depth = boxes[-1].end(), 1
@@ -72,10 +72,10 @@ def _last_boxed(text: str) -> str | None:
 
 
 def stated_value(text: str) -> str | None:
-    """What a solver says its subgoal comes to: the final answer, or what it boxes or tags as one
-    without the rest.
+    r"""Value that a solver gives for its subgoal: the final answer, else the last `\boxed{}`, else
+    the content of the last `<answer>` (None if there is none).
 
-    Nothing is rewarded for it, so it need not be strict.
+    It need not be strict, since it is not rewarded.
     """
     visible = own_text(text)
     before, _, _ = visible.rpartition("</answer>")

@@ -1,14 +1,13 @@
-"""JSON out of a model's text, put right where it can be.
+"""JSON in a model's text, repaired if possible.
 
-A model is asked for JSON and nothing else; small ones give it with prose around it, in a code
-fence, with single quotes, as a Python literal, with a comma too many, or cut off by a token limit.
-`json_values` gives every value that can be read out of such a text, best reading first: what strict
-JSON allows, then what `_Lenient` makes of the rest. Which of them is the answer is for the caller's
-own validation to say.
+A model is asked for JSON and nothing else. Small models put prose around it or a code fence, use
+single quotes or Python literals, add commas, or are cut off by a token limit. `json_values` yields
+every value that can be read from such a text, best reading first: values of strict JSON, then those
+of `_Lenient`. The caller's validation selects among them.
 
-Libraries that repair JSON (json-repair was tried) look back and ahead as they please: 8 KB of
-braces kept one busy for over a minute. A model's text is hostile input, and parsing it holds up an
-event loop. So the lenient reader here makes one pass without a way back, to a bounded depth, over a
+Libraries that repair JSON (json-repair was tried) look back and ahead without bounds: 8 KB of
+braces kept one busy for over a minute. A model's text is hostile input, and parsing it blocks an
+event loop. So the lenient reader makes one pass without backtracking, to a bounded depth, over a
 bounded text.
 """
 
@@ -25,13 +24,13 @@ from hrm_agent.basics.unicode import without_surrogates
 __all__ = ["json_values"]
 
 MAX_CHARACTERS = 2**16
-"""Of a text; what comes later is not read."""
+"""Characters of a text that are read."""
 MAX_DEPTH = 32
-"""A value nested deeper reads as its text."""
+"""Depth of nesting. A deeper value is read as text."""
 MAX_STARTS = 16
-"""Places at which a value is looked for."""
+"""Most positions at which a value is looked for."""
 MAX_STEPS = 2**14
-"""Of the lenient reader over one text; a plan of fifty subgoals takes a thousand."""
+"""Most steps of the lenient reader over one text. A plan of fifty subgoals takes a thousand."""
 
 _OPENING = re.compile(r"[{\[]")
 _SPACE = re.compile(r"(?:\s+|//[^\n]*)*")
@@ -43,20 +42,19 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""Perhaps a lone surrogate, which can be neither stored nor shown."""
+"""Escape that may be a lone surrogate, which can be neither stored nor shown."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _DECODER = json.JSONDecoder(strict=False)
 
 
 def json_values(text: str) -> Iterator[Any]:
-    """Objects and arrays in the model's own text: those that are JSON, last one first, then those
-    that may be meant.
+    """Objects and arrays in the model's own text: valid JSON, last one first, then lenient
+    readings.
 
-    The last one stands first because a model that weighs several says the one that it means at the
-    end.
+    The last one comes first because a model that weighs several options ends with its choice.
     """
     text = without_surrogates(own_text(text[: 16 * MAX_CHARACTERS]))[:MAX_CHARACTERS]
-    if not _HALF.search(text):  # the lenient reader knows what to do with them
+    if not _HALF.search(text):  # left to the lenient reader, which removes lone surrogates
         yield from reversed(list(_strict_values(text)))
     lenient = _Lenient(text)
     for start in _starts(text):
@@ -81,8 +79,8 @@ def _starts(text: str) -> Iterator[int]:
 
 
 class _Lenient:
-    """One pass over a text. Every method leaves the position behind what it has read; the end
-    closes all.
+    """Reader of one pass over a text. Every method leaves the position behind the text that it has
+    read. The end of the text closes all open values.
     """
 
     def __init__(self, text: str) -> None:
@@ -108,7 +106,7 @@ class _Lenient:
         found: dict[str, Any] = {}
         self._at += 1
         while (mark := self._peek()) and mark != "}":
-            if mark in ",:;=])([{":  # one too many
+            if mark in ",:;=])([{":  # surplus punctuation
                 self._at += 1
                 continue
             key = self._string() if mark in _QUOTES else self._take(_BARE_KEY)
@@ -125,7 +123,7 @@ class _Lenient:
         self._at += 1
         while (mark := self._peek()) and mark != closing:
             if mark in ",:;}])":
-                if mark == "}":  # the object around it ends, and this was never closed
+                if mark == "}":  # end of the object around an array that was never closed
                     return found
                 self._at += 1
                 continue
@@ -136,8 +134,8 @@ class _Lenient:
         return found
 
     def _string(self) -> str:
-        """A quote ends it if what follows could follow a string; so `"he said "no" to it"` and
-        `'it's'` are read.
+        """Read a string. A quote ends it only if the text behind could follow a string, so that
+        `"he said "no" to it"` and `'it's'` are read.
         """
         closing, parts = _QUOTES[self._text[self._at]], list[str]()
         self._at += 1
@@ -165,7 +163,7 @@ class _Lenient:
         if word.lower() in _WORDS:
             return _WORDS[word.lower()]
         try:
-            return int(word) if len(word) < 20 else word  # a longer one takes its time
+            return int(word) if len(word) < 20 else word  # a longer one takes too much time
         except ValueError:
             return word
 

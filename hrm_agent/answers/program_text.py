@@ -1,18 +1,20 @@
-"""The program that a model's answer gives, out of fences as models write them.
+"""Extraction of the program from a model's answer, with fences as models write them.
 
-It is the last block of Python. A block is Python's by the first word behind its fence, in any case:
-`python`, `python3`, `py`, `{.python}`; where no block has such a word, blocks without a word (or
-with `code`) are taken. Fences are those of CommonMark (three or more backticks or tildes, closed by
-a line of at least as many), in a list or a quote as well, at any indentation, directly behind
-`<answer>`, and with a word of Python behind other text. A closing fence stands at most three
-columns deeper than the opening one. Backticks outside of strings end a block as well, since they
-are no Python; a fence within a docstring ends none. Not taken are transcripts (`>>> f(2)`); and
-blocks that end within a bracket or a string, or that do nothing (a constant, a name, a comment),
-while an earlier one is whole. A last block without an end is taken if it is whole. A text without
-any fence outside of its strings is the program itself.
+The program is the last block of Python. The first word behind a fence marks Python, in any case:
+`python`, `python3`, `py`, `{.python}`. If no block has such a word, blocks without a word (or with
+`code`) are taken. Fences are those of CommonMark (three or more backticks or tildes, closed by a
+line of at least as many). They may also be in a list or a quote, at any indentation, directly
+behind `<answer>`, and, with a word of Python, behind other text. A closing fence is at most three
+columns deeper than the opening one. Backticks outside strings end a block too, since they are not
+Python; a fence within a docstring does not.
 
-One pass over the end of the text, one over its blocks, and few over blocks that end within a
-string: the text comes from a model, and may be of any size.
+Transcripts (`>>> f(2)`) are not taken. Blocks that end within a bracket or a string, or that do
+nothing (a constant, a name, a comment), are not taken if an earlier one is complete. A last block
+without an end is taken if it is complete. A text without any fence outside its strings is the
+program itself.
+
+There is one pass over the end of the text, one over its blocks, and a few over blocks that end
+within a string: the text comes from a model and may be of any size.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from hrm_agent.answers.final_answer import own_text
 __all__ = ["MAX_CHARACTERS", "code_in"]
 
 MAX_CHARACTERS = 2**20
-"""Length of the text's end that is read. The sandbox takes no longer program."""
+"""Characters at the end of the text that are read. The sandbox accepts no longer program."""
 MAX_WORD = 100
 """Characters behind a fence in which the name of a language is looked for."""
 MAX_LOOKS = 8
-"""Looks for a later end of a block that ends within a string."""
+"""Most searches for a later end of a block that ends within a string."""
 MAX_DEEPER = 3
-"""Columns by which a closing fence may stand deeper than its opening one, as in CommonMark."""
+"""Most columns by which a closing fence may be deeper than its opening one, as in CommonMark."""
 
 _FENCE = re.compile(
     r"^(?:(?P<before>[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]+)*(?:<answer>["
@@ -59,28 +61,28 @@ _QUOTED = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """Code up to backticks that are no Python."""
+    """Result of a scan: code up to backticks that are not Python."""
 
     end: int
-    """Index of these backticks, or the code's length."""
+    """Index of these backticks, or the length of the code."""
     whole: bool
-    """No bracket, string or statement is left open."""
+    """True if no bracket, string or statement is left open."""
     in_string: bool
     acts: bool
-    """It holds more than constants, names and comments."""
+    """True if the code holds more than constants, names and comments."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     code: str
     named: bool
-    """A word says that it is Python."""
+    """True if a word behind the fence marks it as Python."""
     closed: bool
     scan: _Scan
 
 
 def code_in(text: str) -> str | None:
-    """The program in the model's own words; None if there is none."""
+    """Program in the model's own text (None if there is none)."""
     visible = own_text(text[-MAX_CHARACTERS:])
     if ("```" not in visible and "~~~" not in visible) or _is_program(visible):
         return visible.strip() or None
@@ -93,14 +95,14 @@ def code_in(text: str) -> str | None:
 
 
 def _is_program(text: str) -> bool:
-    """True if all its fences stand within strings."""
+    """True if all fences of a text are within strings."""
     scan = _scan(text, "```")
     return scan.whole and scan.acts and scan.end == len(text) and "~~~" not in text
 
 
 def _best(blocks: list[_Block]) -> str | None:
-    """The last whole block that does something, else the last whole one,
-    else the last closed one.
+    """Code of the last complete block that does something, else of the last complete one, else of
+    the last closed one.
     """
     whole = [block for block in blocks if block.scan.whole]
     acting = [block for block in whole if block.scan.acts]
@@ -109,7 +111,7 @@ def _best(blocks: list[_Block]) -> str | None:
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """All blocks that are Python's or have no word."""
+    """Blocks that are marked as Python or have no word."""
     position, looks = 0, MAX_LOOKS
     while (opening := _FENCE.search(text, position)) is not None:
         position = opening.end()
@@ -126,7 +128,9 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _later(text: str, opening: re.Match[str], position: int) -> tuple[_Block, int] | None:
-    """The block with a later end, at which it is whole, and where it ends."""
+    """Block with a later end at which it is complete, and the position behind it (None if there is
+    none).
+    """
     for closing in islice(_closings(text, opening, position, MAX_CHARACTERS), MAX_LOOKS):
         block = _block(text, opening, closing.start(), closed=True)
         if block is not None and block.scan.whole:
@@ -169,10 +173,10 @@ def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> _Blo
 
 
 def _scan(code: str, fence: str) -> _Scan:
-    """Code up to backticks that `fence` is the start of.
+    """Scan code up to backticks that start with `fence`.
 
-    Neither a parser nor `tokenize` is asked: one may not come back from a hostile text, the other
-    takes the square of its length.
+    Neither a parser nor `tokenize` is used: the first may hang on a hostile text, the second takes
+    quadratic time.
     """
     open_, bare, position, sound = list[str](), list[str](), 0, True
     while (mark := _MARK.search(code, position)) is not None:
@@ -196,7 +200,7 @@ def _scan(code: str, fence: str) -> _Scan:
 
 
 def _takes(open_: list[str], bracket: str) -> bool:
-    """False if the bracket closes none that is open."""
+    """Push or pop a bracket; False if it closes one that is not open."""
     if bracket in _CLOSING:
         open_.append(_CLOSING[bracket])
         return True

@@ -1,29 +1,29 @@
-"""The parts of a plan, and which of them hang on which."""
+"""Subgoals of a plan, and the dependencies between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# typing.TypedDict does not suffice for LangGraph's JSON schemas before Python 3.12
 from typing_extensions import TypedDict
 
 __all__ = ["Subgoal", "dependents"]
 
 
 class Subgoal(TypedDict):
-    """One part of a plan."""
+    """Subgoal of a plan."""
 
     name: str
-    """A Python identifier; later subgoals and the critic know the value by it."""
+    """Python identifier. Later subgoals and the critic refer to the value by it."""
     goal: str
-    """What is to be found, in words."""
+    """Goal of the subgoal, in words."""
     needs: list[str]
     """Names of subgoals whose values this one needs."""
 
 
 def dependents(plan: Iterable[Subgoal], name: str) -> list[str]:
-    """`name` and all subgoals that need its value, directly or through others;
-    `plan` is in order.
+    """Names of `name` and all subgoals that need its value, directly or indirectly. `plan` must be
+    in order.
     """
     found = [name]
     for subgoal in plan:

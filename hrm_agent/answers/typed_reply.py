@@ -1,4 +1,4 @@
-"""A model's reply read as JSON of a given form, and text of its made harmless for a line of a
+"""Parsing of a model's reply as JSON of a given form, and text of a model made safe for a line of a
 prompt.
 """
 
@@ -15,20 +15,18 @@ from hrm_agent.answers.json_repair import json_values
 __all__ = ["UnparsableAnswer", "one_line", "read_as"]
 
 _SHORT = 64
-"""Characters."""
+"""Most characters of a short answer."""
 
 Form = TypeVar("Form", bound=BaseModel)
 
 
 class UnparsableAnswer(ValueError):
-    """An answer is not what was asked for; the text says in which way,
-    to the model that gave it.
-    """
+    """Error for an answer of the wrong form. Its text explains the problem to the model."""
 
 
 def read_as(form: type[Form], text: str) -> Form:
-    """The first reading of `text` as JSON that fits `form`. Raises `UnparsableAnswer`, saying what
-    the likeliest lacks.
+    """First reading of `text` as JSON that fits `form`. Raises `UnparsableAnswer` with the problem
+    of the likeliest reading.
     """
     complaint = ""
     for value in _readings(text):
@@ -42,7 +40,7 @@ def read_as(form: type[Form], text: str) -> Form:
 
 
 def _readings(text: str) -> Iterator[Any]:
-    """A short answer may be a value by itself: `accept`."""
+    """Candidate values of a text. A short answer may be a plain value, such as `accept`."""
     yield from json_values(text)
     bare = own_text(text).strip(" \t\r\n\"'`.") if len(text) <= 16 * _SHORT else ""
     if 0 < len(bare) <= _SHORT:
@@ -56,5 +54,7 @@ def _in_words(error: ValidationError) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """`text` without line breaks, cut to so many characters: it can forge no line around it."""
+    """`text` without line breaks, cut to `limit` characters: it cannot forge a line of the
+    prompt.
+    """
     return " ".join(text[: 4 * limit].split())[:limit]

@@ -1,1 +1,1 @@
-"""Helpers without a subject of their own: files, strict JSON, HTTP, intervals, plots, markup."""
+"""General helpers: files, strict JSON, HTTP, intervals, plots, markup."""

@@ -1,7 +1,7 @@
-"""Between synchronous and asynchronous code.
+"""Bridge between synchronous and asynchronous code.
 
-Run a coroutine and wait, call in a thread, keep an event loop in one, block for a moment in a loop
-that is watched.
+Run a coroutine and wait, call in a thread, keep an event loop in a thread, block for a moment in a
+loop that is watched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def may_block() -> Generator[None]:
-    """Let the code inside block for a moment, such as a commit's.
+    """Let the code inside block for a moment, such as for a commit.
 
     `langgraph dev` watches its event loop, and raises in code that blocks it.
     """
@@ -43,8 +43,8 @@ def may_block() -> Generator[None]:
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run `work` to its end, with the caller's context variables.
 
-    In a thread of its own, since the caller's may have a running event loop. That thread has ended
-    when this returns, also where the waiting was interrupted.
+    It runs in a thread, since the caller's thread may have a running event loop. The thread has
+    ended when this returns, also if the waiting was interrupted.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="run-sync") as thread:
         return thread.submit(copy_context().run, asyncio.run, work).result()
@@ -53,7 +53,7 @@ def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
 def call_in_thread(
     function: Callable[[], _Result], context: Context | None = None
 ) -> Future[_Result]:
-    """Call `function` in a daemon thread, which nobody has to wait for.
+    """Call `function` in a daemon thread, which does not have to be joined.
 
     `context`: its context variables; None copies the caller's. A future that is cancelled before
     the thread runs keeps the function from being called, and cannot be cancelled after that.
@@ -74,16 +74,14 @@ def call_in_thread(
 
 
 class ReusedThreads:
-    """Daemon threads that are used again: one that hangs is lost, and a further one is made where
-    none is idle.
-    """
+    """Pool of daemon threads. A thread that hangs is lost; a new one is made if none is idle."""
 
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]] = []
 
     def call(self, function: Callable[[], _Result]) -> Future[_Result]:
-        """Call `function` in one of them, with the caller's context variables. Its future cannot be
-        cancelled.
+        """Call `function` in a thread of the pool, with the caller's context variables. Its future
+        cannot be cancelled.
         """
         future: Future[_Result] = Future()
         future.set_running_or_notify_cancel()
@@ -105,20 +103,20 @@ class ReusedThreads:
                 result = context.run(function)
             except BaseException as raised:
                 error = raised
-            self._idle.append(asked)  # before who waits is told, who may ask for the next at once
+            self._idle.append(asked)  # before the result is set: the waiter may call again at once
             if error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            # what they hold is not kept while nothing is asked
+            # while idle, the thread keeps no reference to the arguments and the result
             del function, context, future, result, error
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread: for what belongs to one loop and is asked for from many
+    """Event loop in a daemon thread, for objects that belong to one loop and are used from many
     threads and loops.
 
-    A child of a fork has no such thread: it has to make a loop of its own.
+    A forked child does not have the thread and has to make another loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -128,19 +126,19 @@ class BackgroundLoop:
         self._thread.start()
 
     def _run(self) -> None:
-        """SystemExit in one task ends an event loop, and with it everybody's tasks: this one goes
-        on.
+        """Run the loop until it is closed. SystemExit in one task would end the loop, and with it
+        all other tasks; here the loop goes on.
         """
         while not self._over:
             with self._guard:
                 self.loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        """Begin `work` there. Cancelling the future cancels it."""
+        """Start `work` on the loop. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run `work` there and wait. An interrupt of the waiting cancels it."""
+        """Run `work` on the loop and wait. Interrupting the wait cancels it."""
         future = self.submit(work)
         try:
             return future.result()
@@ -148,13 +146,13 @@ class BackgroundLoop:
             future.cancel()
 
     async def run_async(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run `work` there without blocking the caller's loop; who is cancelled here is cancelled
-        there.
+        """Run `work` on this loop without blocking the caller's loop. Cancelling the caller cancels
+        `work`.
         """
         return await asyncio.wrap_future(self.submit(work))
 
     def close(self) -> None:
-        """What is still under way stays unfinished."""
+        """Stop the loop and its thread. Tasks that still run are left unfinished."""
         self._over = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""A dict that forgets its oldest entries."""
+"""Dict that drops its oldest entries."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ _Value = TypeVar("_Value")
 
 
 class BoundedMap(MutableMapping[_Key, _Value]):
-    """Keeps `most` entries, and as many as weigh `most_weight` together. Not thread-safe.
+    """Mapping of at most `most` entries, whose weights add up to at most `most_weight`. Not
+    thread-safe.
 
-    An entry is as old as its key: a new value leaves it where it stands, and one that is taken out
-    and put back is new.
+    An entry is as old as its key: a new value does not make it newer; a key that is removed and set
+    again is new.
     """
 
     def __init__(
         self, most: int, weigh: Callable[[_Value], int] = lambda _: 0, most_weight: float = math.inf
     ) -> None:
-        """What a value weighs must not change while it is here."""
+        """Make an empty map. `weigh`: weight of a value, which must not change while it is in the
+        map.
+        """
         self._entries: OrderedDict[_Key, _Value] = OrderedDict()
         self._most, self._weigh, self._most_weight = most, weigh, most_weight
         self._weight = 0
 
     def put(self, key: _Key, value: _Value) -> list[_Value]:
-        """Set an entry; returns what is forgotten for it."""
+        """Set an entry and return the values that are dropped for it."""
         self._weight += self._weigh(value) - (
             self._weigh(self._entries[key]) if key in self._entries else 0
         )
@@ -58,14 +61,12 @@ class BoundedMap(MutableMapping[_Key, _Value]):
         return len(self._entries)
 
     def values(self) -> ValuesView[_Value]:
-        """Straight from the dict: the inherited one looks up each key."""
+        """Values of the dict itself: the inherited view looks up each key."""
         return self._entries.values()
 
 
 def remember(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Set an entry of a dict that several threads change, and forget the oldest beyond some
-    thousand.
-    """
+    """Set an entry of a dict that several threads change, and drop the oldest beyond 1,024."""
     kept[key] = value
     while len(kept) > _REMEMBERED:
         with suppress(RuntimeError):  # another thread has changed it in between

@@ -1,7 +1,8 @@
-"""Files: whole at any moment, written by one process at a time, and JSON that every reader accepts.
+"""Files that are complete at any moment and written by one process at a time, and JSON that every
+reader accepts.
 
-A file is written beside its place, then renamed over what was there: whoever is killed half-way, or
-runs out of disk, leaves the old one as it was.
+A file is written beside its path, then renamed over the previous one. A process that is killed
+while writing, or runs out of disk, leaves the previous file unchanged.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ __all__ = ["alone_in", "json_line", "locked_folder", "read_whole", "replacing"]
 
 
 _held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
-"""Folders that this task is alone in."""
+"""Folders that this task holds the lock of."""
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A path to write to, renamed to `path` at the end and removed on failure. Makes the folder
-    where it is missing.
+    """Yield a path to write to, renamed to `path` at the end and removed on failure. Makes the
+    folder if it is missing.
     """
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield part
         with part.open("rb") as written:
-            # before its name is: a power cut would leave an empty file of this name
+            # before the rename: a power cut would leave an empty file of this name
             os.fsync(written.fileno())
         part.replace(path)
     finally:
@@ -43,7 +44,7 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def read_whole(path: Path) -> str | None:
-    """A short text; None where there is none, or a power cut has left none of it."""
+    """Text of a short file (None if the file is missing, or empty after a power cut)."""
     try:
         return path.read_text(encoding="utf-8").strip("\0 \r\n\t") or None
     except FileNotFoundError:
@@ -51,8 +52,8 @@ def read_whole(path: Path) -> str | None:
 
 
 def json_line(value: Any) -> str:
-    """One line of strict JSON. JSON has no nan: a mean over nothing is null. What it has no form
-    for becomes text.
+    """One line of strict JSON. nan and infinity become null; objects that have no JSON form become
+    text.
     """
     return json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
 
@@ -72,10 +73,10 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def alone_in(folder: Path) -> Generator[None]:
-    """Two processes in one run folder would run the same threads. The lock goes with its process,
-    however that ends.
+    """Hold the lock of a run folder: two processes in one folder would run the same threads.
 
-    Within a block that holds the folder already, it is held on.
+    The lock ends with its process, however that ends. A nested block of the same task keeps the
+    lock. Raises RunError if another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     held, place = _held.get(), folder.resolve()
@@ -98,8 +99,8 @@ def alone_in(folder: Path) -> Generator[None]:
 
 @contextmanager
 def locked_folder(folder: Path, how: int = 0) -> Generator[None]:
-    """Alone, until the block or the process ends. `LOCK_NB` raises `BlockingIOError` where another
-    is.
+    """Hold an exclusive lock of a folder until the block or the process ends. With `how=LOCK_NB`,
+    raises `BlockingIOError` if another process holds it.
     """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,11 +1,11 @@
-"""Keeps Python's garbage collector from what a long piece of work finds there when it begins, and
-from imports.
+"""Keeps Python's garbage collector from walking through imported modules and all that is alive when
+a long job begins.
 
 Torch, transformers and LangGraph leave several hundred thousand objects behind when they are
-imported, and each full collection walks through all of them; LangGraph's tasks make cycles enough
-for a collection every few rollouts. That is a fifth of the CPU of the thread that runs the graphs
-(docs/performance.md). What is left comes of collections that follow each other closely: rollouts
-are made of many small objects, most of which go without a collector.
+imported, and each full collection walks through all of them. LangGraph's tasks make enough cycles
+for a collection every few rollouts. That is a fifth of the CPU time of the thread that runs the
+graphs (docs/performance.md). The rest comes from frequent collections: rollouts are made of many
+small objects, most of which are freed without a collector.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import contextmanager
 __all__ = ["begin_program", "frozen_heap"]
 
 _OBJECTS = 50_000
-"""New objects between two collections inside the block: some 10 MB at most of what only a collector
+"""New objects between two collections inside the block: at most some 10 MB that only a collector
 frees.
 """
 _OF_IMPORTS = 200_000
-"""New objects between two collections of a program: torch and transformers make seven times as
+"""New objects between two collections of a program. torch and transformers make seven times as
 many.
 """
 _lock = threading.Lock()
@@ -33,11 +33,11 @@ _before = gc.get_threshold()
 
 @contextmanager
 def frozen_heap() -> Generator[None]:
-    """What is alive now is left out of all collections inside the block, which are rarer, and
-    looked at again after it.
+    """Exclude objects that are alive now from all collections inside the block, and collect less
+    often. Both are undone after it.
 
-    Of blocks that overlap the first one's beginning counts, and the last one's end. Who has frozen
-    a heap by `gc.freeze`, or made collections rarer yet, before the block, keeps it so.
+    Overlapping blocks count as one, from the first start to the last end. A heap that was frozen by
+    `gc.freeze` before the block stays frozen, and a higher threshold stays in force.
     """
     global _inside, _before
     with _lock:
@@ -61,10 +61,10 @@ def frozen_heap() -> Generator[None]:
 
 
 def begin_program() -> None:
-    """For a process that is ours alone: few collections while it imports, and none of all that is
-    alive at its end.
+    """Set up the garbage collector for a process that runs only our program: few collections during
+    imports, and none of live objects at exit.
 
-    A third of the CPU that a training takes to begin and to end is saved by that.
+    That saves a third of the CPU time that a training takes to start and to end.
     """
     gc.set_threshold(_OF_IMPORTS, *gc.get_threshold()[1:])
     atexit.register(gc.freeze)

@@ -1,14 +1,14 @@
-"""Keeps loops alive that serve many callers: one shape for all threads and tasks that nobody may
-end for the others.
+"""Guard for loops that serve many callers: one pattern for all threads and tasks that no single
+caller may end.
 
     guard = LoopGuard("store-commits", wake)
     while not closed:
         with guard:
             turn()
 
-Whatever a turn raises ends that turn: it is logged, counted by the loop's name (`surprises`), and
-the next turn begins. What the turn was for is told inside of it, by whoever knows the call.
-`responds` asks the loop itself whether it turns.
+An exception ends its turn: it is logged, counted by the name of the loop (`surprises`), and the
+next turn begins. The code inside the turn has to report the failure to its caller. `responds`
+checks that the loop is alive.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _counting = threading.Lock()
 
 
 def surprises() -> dict[str, int]:
-    """Loop -> turns of it that raised, in this process so far."""
+    """Turns that raised in this process so far, by name of the loop."""
     with _counting:
         return dict(_counts)
 
 
 class LoopGuard:
-    """Guard of one loop, entered once a turn. A task's cancellation passes, and what interrupts the
-    main thread.
+    """Guard of one loop, entered once a turn. Lets through cancellation of a task and interrupts of
+    the main thread.
     """
 
     def __init__(
         self, name: str, wake: Callable[[], object] = lambda: None, *, rests: bool = True
     ) -> None:
-        """`wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep after a turn that
-        raised, longer each time; not for turns of an event loop.
+        """Make a guard. `wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep
+        after a turn that raised, longer each time; not for turns of an event loop.
         """
         self._name, self._wake, self._rests = name, wake, rests
         self.surprises = 0
@@ -76,12 +76,12 @@ class LoopGuard:
         return True
 
     def call(self, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> bool:
-        """Call `function`, and catch whatever it raises. False if it raised. Not for tasks nor the
+        """Call `function` and catch whatever it raises; False if it raised. Not for tasks or the
         main thread.
         """
         try:
             function(*args, **options)
-        except BaseException as error:  # whatever a callback raises: nobody means this thread by it
+        except BaseException as error:  # whatever a callback raises is not meant for this thread
             self.caught(error)
             return False
         return True
@@ -99,11 +99,11 @@ class LoopGuard:
         self._in_a_row += 1
 
     def responds(self, seconds: float) -> bool:
-        """True if the loop begins a turn within `seconds`. Called in any other thread."""
+        """True if the loop begins a turn within `seconds`. Must be called in another thread."""
         begun, ends = threading.Event(), time.monotonic() + seconds
         self._asked.append(begun)
         while (left := ends - time.monotonic()) > 0:
-            self._wake()  # again and again: once may be just before it falls asleep
+            self._wake()  # repeatedly: one call may come just before it falls asleep
             if begun.wait(min(left, _WAKES_EVERY)):
                 return True
         with suppress(ValueError):  # it began just now
@@ -112,7 +112,7 @@ class LoopGuard:
 
 
 def _passes(error: BaseException) -> bool:
-    """True for what is meant for the thread or the task itself."""
+    """True if an exception is meant for the thread or the task itself."""
     if isinstance(error, Exception):
         return False
     if threading.current_thread() is threading.main_thread() or isinstance(error, GeneratorExit):

@@ -1,5 +1,5 @@
-"""What our HTTP clients share: how long they wait before they ask again, and a limit on what they
-read.
+"""Shared parts of the HTTP clients: waiting times between retries, and a limit of response
+sizes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _MOST_DOUBLINGS = 60
 
 
 def retry_after(value: str | None, longest: float) -> float | None:
-    """Seconds that a `Retry-After` header asks for, by number or date, at most `longest`; None if
-    it says nothing.
+    """Seconds that a `Retry-After` header requests, as a number or a date, at most `longest` (None
+    if it is missing or invalid).
     """
     if value is None:
         return None
@@ -39,7 +39,7 @@ def backoff(attempt: int, first: float, longest: float) -> float:
     """Seconds to wait after failure number `attempt`, counted from 0: doubling from `first` to
     `longest`, with jitter.
 
-    Those who were sent away together do not come back together.
+    Jitter keeps clients that failed together from retrying together.
     """
     return random.uniform(0.5, 1.0) * min(longest, first * 2.0 ** min(attempt, _MOST_DOUBLINGS))
 
@@ -47,7 +47,7 @@ def backoff(attempt: int, first: float, longest: float) -> float:
 async def bounded_body(
     parts: AsyncIterable[bytes], most: int, too_large: Exception
 ) -> AsyncIterator[bytes]:
-    """The parts of a body; raises `too_large` once they are more than `most` bytes together."""
+    """Parts of a body; raises `too_large` once they have more than `most` bytes together."""
     size = 0
     async for part in parts:
         size += len(part)

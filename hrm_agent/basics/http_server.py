@@ -1,13 +1,14 @@
-"""What our HTTP servers share: an aiohttp application with middlewares for authentication and
-errors, and limits.
+"""Shared parts of the HTTP servers: an aiohttp application with limits, and middlewares for
+authentication and errors.
 
-Who holds the token may ask; how long a refusal takes tells nothing of it. What a browser could be
-made to send is refused: an Origin, a foreign Host, any content type but JSON; a server with pages
-of its own says what its pages send (`hrm_agent.viewer.security`). A request is bounded in bytes and
-seconds. Who has not shown the token is a stranger: a stranger's connection is closed once it was
-answered, or has asked nothing for a while, and the oldest is closed where there are too many, so
-that strangers who hold theirs do not keep out those with the token. A server adds its routes and
-the form of its errors.
+A request needs the token, and the time of a refusal reveals nothing about it. Requests that a
+browser could be made to send are refused: an Origin, a foreign Host, any content type but JSON. A
+server with pages defines what its pages send (`hrm_agent.viewer.security`). A request is bounded in
+bytes and seconds.
+
+A connection that has not shown the token is a stranger. It is closed after its response or after a
+while without a request, and the oldest is closed if there are too many: strangers cannot keep out
+clients with the token. A server adds its routes and the format of its errors.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ __all__ = [
 ]
 
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
-"""Of a request's body, and of a message on a stream."""
+"""Largest size of a request's body, and of a message on a stream."""
 MAX_CONNECTIONS = 1024
-"""Of those with the token."""
+"""Connections that have shown the token."""
 MAX_STRANGERS = 256
 """Connections that have not shown the token yet."""
 SECONDS_TO_ASK = 30.0
-"""A connection's first request has to have its header within, each request its body."""
+"""Seconds for the header of a connection's first request, and for the body of each request."""
 SECONDS_BETWEEN = 75.0
-"""Between two requests of a connection."""
+"""Seconds that a connection may be idle between two requests."""
 HOLDER = web.RequestKey("holder", object)
-"""Who has a request's token."""
+"""Holder of a request's token, as `holder_of` returned it."""
 HEALTH = "health"
 """Name of the one route that is answered without a token."""
 _LOG = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ _SHOWN = 200
 
 
 class BadRequestError(Exception):
-    """A request that is answered with an error: its HTTP status, what was wrong, and what to do."""
+    """Request that is answered with an error: HTTP status, message and hint."""
 
     def __init__(self, status: int, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -76,9 +77,8 @@ class BadRequestError(Exception):
 
 
 class _Strangers:
-    """Connections without the token, the oldest first. One that went by itself stays among them
-    until it is ended: its timer keeps it in memory, and so there are never more timers than
-    `MAX_STRANGERS`.
+    """Connections without the token, oldest first. One that closed by itself stays here until its
+    timer ends: the timer keeps it in memory, so there are never more timers than `MAX_STRANGERS`.
     """
 
     def __init__(self) -> None:
@@ -88,13 +88,13 @@ class _Strangers:
         return protocol in self._timers
 
     def add(self, protocol: Any, seconds: float) -> None:
-        """It may stay for so long; where there are too many, the oldest makes room."""
+        """Add a connection that may stay for `seconds`. Closes the oldest if there are too many."""
         if len(self._timers) >= MAX_STRANGERS:
             self._end(next(iter(self._timers)))
         self._timers[protocol] = asyncio.get_running_loop().call_later(seconds, self._end, protocol)
 
     def discard(self, protocol: Any) -> None:
-        """It has shown the token."""
+        """Remove a connection that has shown the token."""
         if (timer := self._timers.pop(protocol, None)) is not None:
             timer.cancel()
 
@@ -108,8 +108,8 @@ _STRANGERS = web.AppKey("strangers", _Strangers)
 
 
 def one_token(token: str) -> Callable[[bytes], object | None]:
-    """A `holder_of` for `application` that accepts one token. Raises HrmError if the token is
-    empty.
+    """Return a `holder_of` for `application` that accepts one token. Raises HrmError if the token
+    is empty.
     """
     if not token:
         raise HrmError("A server without a token would answer anybody.", "Give it a token.")
@@ -125,11 +125,12 @@ def application(
     reject: Callable[[web.Request], None] | None = None,
     without_token: Collection[str] = (HEALTH,),
 ) -> web.Application:
-    """Without routes. `holder_of`: who has a token, None if nobody; then stands in
-    `request[HOLDER]`. `hosts`: what a request's Host header may say; anything if empty. `refuse`:
-    the answer to a request whose handling raised. `reject`: raises for what another site's page
-    could have sent, of a server that has pages itself; without it all that a browser sends is
-    refused. `without_token`: names of the routes that anybody may ask.
+    """Make an application without routes.
+
+    `holder_of`: holder of a token, which becomes `request[HOLDER]` (None if the token is unknown).
+    `hosts`: accepted Host headers; any if empty. `refuse`: response to a request whose handler
+    raised. `reject`: raises for requests that another site's page could have sent; by default all
+    requests of a browser are refused. `without_token`: names of routes that need no token.
     """
     gate = _RequestGate(holder_of, hosts)
     reject = reject or gate.reject_browsers
@@ -138,7 +139,7 @@ def application(
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             response = await handler(request)
-        except Exception as error:  # whatever it is, the client is to have an answer
+        except Exception as error:  # the client gets a response to any error
             if isinstance(error, ConnectionError) and (
                 request.transport is None or request.transport.is_closing()
             ):
@@ -162,8 +163,8 @@ def application(
 
 
 def serve_routes(app: web.Application, routes: Sequence[web.RouteDef]) -> None:
-    """Answer `routes`, and 404 for all else. No `Expect` header is answered: aiohttp would, before
-    any middleware.
+    """Answer `routes`, and 404 for all else. `Expect` headers are not answered: aiohttp would
+    answer them before any middleware.
     """
     every = (*routes, web.route("*", "/{path:(?s:.*)}", _not_there))
     quiet = {"expect_handler": _say_nothing}
@@ -181,14 +182,14 @@ async def _not_there(request: web.Request) -> web.StreamResponse:
 
 
 class _RequestGate:
-    """Who comes in."""
+    """Checks of incoming requests."""
 
     def __init__(self, holder_of: Callable[[bytes], object | None], hosts: Sequence[str]) -> None:
         self._holder_of = holder_of
         self._hosts = frozenset(hosts)
 
     def reject_browsers(self, request: web.Request) -> None:
-        """Raise for what a page in a browser could have sent."""
+        """Raise for a request that a page in a browser could have sent."""
         if "Origin" in request.headers:
             raise BadRequestError(403, "Requests with an Origin header are refused.")
         if self._hosts and _host(request.headers.get("Host", "")) not in self._hosts:
@@ -197,7 +198,7 @@ class _RequestGate:
             )
 
     def require_token(self, request: web.Request) -> None:
-        """Raise for a request without a token; notes whose it is."""
+        """Raise for a request without a valid token, else store its holder."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         holder = (
             self._holder_of(given.encode("utf-8", "surrogateescape"))
@@ -214,7 +215,7 @@ class _RequestGate:
 async def body_of(
     request: web.Request, read: Callable[[bytes], Awaitable[Any]] | None = None
 ) -> Any:
-    """The JSON that a request carries; `read` parses it, where that is not to be done at once."""
+    """JSON body of a request. `read`: parses the body, if that is not to be done at once."""
     if request.content_type != "application/json":
         raise BadRequestError(415, "The content type has to be application/json.")
     if "Content-Encoding" in request.headers:
@@ -247,7 +248,7 @@ def json_answer(record: Any, status: int = 200) -> web.Response:
 async def listening(
     app: web.Application, listener: socket.socket, drain: Callable[[], Awaitable[object]]
 ) -> AsyncGenerator[None]:
-    """Have requests answered inside the block; leaving it drains. `listener` is closed."""
+    """Serve requests inside the block. Leaving it drains the server; `listener` is closed."""
     loop = asyncio.get_running_loop()
     strangers = app[_STRANGERS]
     runner = web.AppRunner(
@@ -256,7 +257,7 @@ async def listening(
         access_log=None,
         shutdown_timeout=1.0,
         keepalive_timeout=SECONDS_BETWEEN,
-        # it would unpack a stranger's body as well, a thousand times its size
+        # it would unpack a stranger's body too, to a thousand times its size
         auto_decompress=False,
         logger=_Quiet(_LOG),
     )
@@ -281,9 +282,7 @@ async def listening(
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp says of bytes that are no request: a line for those who look for it, and no
-    traceback.
-    """
+    """Logger for aiohttp's messages on malformed requests: one debug line, without a traceback."""
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
@@ -298,8 +297,8 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
 
 def _forget_handlers() -> None:
-    """A cache in aiohttp keeps the last thousand handlers of the process, and so all that they
-    serve, however large.
+    """Clear a cache of aiohttp, which keeps the last thousand handlers of the process, and so all
+    objects that they refer to.
     """
     cached = getattr(web_app, "_cached_build_middleware", None)
     if cached is not None:
@@ -307,6 +306,6 @@ def _forget_handlers() -> None:
 
 
 def _host(header: str) -> str:
-    """`[::1]:80` -> `::1`."""
+    """Host name of a Host header: `[::1]:80` -> `::1`."""
     name = header.rpartition(":")[0] if header.rpartition(":")[2].isdecimal() else header
     return name.strip("[]").lower()

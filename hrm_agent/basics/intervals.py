@@ -1,10 +1,10 @@
 """Means with confidence intervals: numbers in, numbers out.
 
-What is measured several times on one thing (a problem, a question) is not independent, so the
-*thing* is the unit that is resampled, everywhere. Intervals are percentiles of the mean over units
-drawn with replacement (Efron 1979), from a seed; where all units agree that has no width, and
-Wilson's interval (1927) stands in its place. Two systems that were measured on the same units are
-compared by the differences, unit by unit: how hard a unit is cancels out.
+Repeated measurements of one unit (a problem, a question) are not independent, so units are
+resampled, not measurements. Intervals are percentiles of the mean over units drawn with replacement
+(Efron 1979), from a seed. If all units agree, that interval has no width, and Wilson's interval
+(1927) is used instead. Two systems that were measured on the same units are compared by their
+differences per unit, which cancels the difficulty of a unit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Estimate", "bootstrapped", "wilson_interval"]
 
 _Z95 = 1.959963984540054
 _MOST_DRAWS = 2**22
-"""Numbers that are drawn at once: 32 MiB, however many units there are."""
+"""Largest number of values drawn at once: 32 MiB, however many units there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over units with its 95 % confidence interval."""
+    """Mean over units with its 95 % confidence interval."""
 
     value: float
-    """The mean."""
+    """Mean over the units."""
     low: float
     """Lower end of the interval."""
     high: float
@@ -38,11 +38,10 @@ class Estimate:
 def bootstrapped(
     columns_MU: Sequence[Sequence[float]], *, seed: int, resamples: int, shares: bool = True
 ) -> list[Estimate]:
-    """The mean of each of M measures over U units, with its interval; nan, and (0, 1), without a
-    unit.
+    """Mean of each of M measures over U units, with its interval; without units, nan and (0, 1).
 
-    All measures see the same draws. The order of the units matters to the draws: sort them.
-    `shares`: the measures lie in [0, 1], so that there is an interval for units that agree.
+    All measures share the draws. The draws depend on the order of the units: sort them. `shares`:
+    the measures lie in [0, 1], so that there is an interval for units that agree.
     """
     values_MU = np.asarray(columns_MU, dtype=float)
     units = values_MU.shape[1] if values_MU.ndim == 2 else 0
@@ -71,7 +70,7 @@ def _estimate(values_U: Any, low: float, high: float, share: bool) -> Estimate:
 
 
 def wilson_interval(successes: float, trials: int, z: float = _Z95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; (0, 1) without a trial."""
+    """Wilson's score interval of a proportion; (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0
     share = successes / trials

@@ -1,9 +1,9 @@
-"""HTML that is right by construction: whatever is no `Html` yet is escaped when it is put into an
-element.
+"""HTML that is safe by construction: any text that is not `Html` yet is escaped when it is put into
+an element.
 
-Models and pages write what stands in records. None of it becomes a tag; terminal colours are taken
-out; characters that a browser would obey or hide (NUL, those that turn the direction of writing,
-zero width) stand there by their numbers.
+Records hold text written by models and pages. None of it becomes a tag, and terminal colours are
+removed. Characters that a browser would obey or hide (NUL, those that change the direction of
+writing, zero width) are shown by their code points.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Html(str):
 _COLOURS = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|\x1b[@-Z\\\\-_]"
 )
-"""Commands to a terminal: colours, titles, links, moves."""
+"""Terminal escape sequences: colours, titles, links, cursor moves."""
 _HIDDEN = re.compile(
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f])\\1*"
 )
 _VOID = frozenset({"br", "col", "hr", "img", "meta", "source"})
 _SHOWN = 60_000
-"""Characters of one text: a browser takes seconds to lay out megabytes in one block."""
+"""Most characters shown of one text: a browser takes seconds to lay out megabytes in one block."""
 
 
 def _escaped(text: str) -> Html:
@@ -74,10 +74,10 @@ def _attribute(value: object) -> str:
 
 
 def element(name: str, /, *inside: object, **attributes: object) -> Html:
-    """An element: `class_` stands for `class`, `aria_label` for `aria-label`; True is an attribute
-    without a value.
+    """HTML element. `class_` becomes `class`, `aria_label` becomes `aria-label`; True is an
+    attribute without a value.
 
-    None is left out, inside and of the attributes.
+    None is left out, both as content and as an attribute.
     """
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
     told = "".join(
@@ -89,7 +89,7 @@ def element(name: str, /, *inside: object, **attributes: object) -> Html:
 
 
 def join(*parts: object) -> Html:
-    """Parts one after the other; text among them is escaped."""
+    """Concatenation of parts. Text that is not `Html` is escaped."""
     return Html(
         "".join(
             part if isinstance(part, Html) else _escaped(str(part))
@@ -100,7 +100,7 @@ def join(*parts: object) -> Html:
 
 
 def cut(text: str) -> Html:
-    """A text, without its middle where it is very long."""
+    """Text as `Html`, without its middle if it is very long."""
     if len(text) <= _SHOWN:
         return join(text)
     head, tail = _SHOWN * 3 // 4, _SHOWN // 4
@@ -111,7 +111,7 @@ def cut(text: str) -> Html:
 
 
 def pairs(facts: Iterable[tuple[str, object]]) -> Html:
-    """Names and values; what has no value is left out."""
+    """List of names and values, without the empty ones."""
     shown = [
         element("div", element("dt", name), element("dd", value))
         for name, value in facts
@@ -123,7 +123,7 @@ def pairs(facts: Iterable[tuple[str, object]]) -> Html:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None
 ) -> Html:
-    """A table with a head; None is an empty cell. A column of numbers stands to the right."""
+    """Table with a header; None is an empty cell. Columns of numbers are aligned to the right."""
     cells = list(rows)
     numeric = [
         _is_number(next((row[i] for row in cells if row[i] not in (None, "")), None))
@@ -143,8 +143,8 @@ def table(
 
 
 def scrolled(label: str, *inside: object) -> Html:
-    """What may be wider than the screen: it moves by itself, by keys too, and a table in it stays
-    one.
+    """Region for content that may be wider than the screen. It scrolls alone, also by keys, and a
+    table inside keeps its columns.
     """
     return element("div", *inside, class_="wide", role="region", aria_label=label, tabindex=0)
 
@@ -154,7 +154,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _told(value: float) -> str:
-    """A mean over nothing is none."""
+    """Number as text (`none` for nan, such as a mean over no values)."""
     return (
         f"{value:,}"
         if isinstance(value, int)
@@ -165,14 +165,14 @@ def _told(value: float) -> str:
 
 
 def _cell(value: object, column: str, look: str | None) -> Html:
-    """On a narrow screen each cell stands by itself and says what it is."""
+    """Table cell. On a narrow screen each cell is shown alone, with the name of its column."""
     shown = _told(value) if _is_number(value) else value
     return element("td", shown, class_=look, data_name=column if value not in (None, "") else None)
 
 
 def fragment(*inside: object) -> Html:
-    """For a notebook: with styles of its own, which touch nothing else and take the notebook's
-    colours.
+    """Element for a notebook. Its styles affect nothing else, and it takes the colours of the
+    notebook.
     """
     return element("div", element("style", Html(_FRAGMENT_STYLE)), *inside, class_="hrm-agent")
 
@@ -243,9 +243,10 @@ article:target,details:has(:target)>summary{background:var(--block)}
 
 
 def document(title: str, *inside: object, style: str = "") -> Html:
-    """A whole file: no script, nothing that is fetched, and a policy that would forbid either.
+    """Whole HTML file, without scripts and fetched resources. Its content security policy forbids
+    both.
 
-    `style`: what the page needs beside `PAGE_STYLE`.
+    `style`: CSS of the page in addition to `PAGE_STYLE`.
     """
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action"

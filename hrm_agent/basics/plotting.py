@@ -1,4 +1,4 @@
-"""Pictures with matplotlib, which comes with the extras: without a display, without pyplot's global
+"""Plots with matplotlib, which comes with the extras: without a display and without pyplot's global
 state.
 """
 
@@ -16,7 +16,7 @@ _DOTS_PER_INCH = 120
 
 
 def new_figure(width: float, height: float, title: str = "") -> Any:
-    """An empty figure, in inches. Raises `ConfigError` where matplotlib is not installed."""
+    """Empty figure; sizes in inches. Raises `ConfigError` if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -32,14 +32,14 @@ def new_figure(width: float, height: float, title: str = "") -> Any:
 
 
 def save_figure(figure: Any, path: Path, kind: str | None = "png") -> None:
-    """Write a figure, the same bytes for the same figure; `kind` None takes the format that `path`
-    ends in.
+    """Write a figure: the same bytes for the same figure. `kind`: format; None takes the suffix of
+    `path`.
     """
     from matplotlib import rc_context
 
     is_svg = (kind or path.suffix.lower().removeprefix(".")) == "svg"
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "hrm-agent"}):
-        # a text in a script that its font lacks
+        # text in a script that the font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(
             path, dpi=_DOTS_PER_INCH, format=kind, metadata={"Date": None} if is_svg else None

@@ -1,4 +1,4 @@
-"""JSON as our servers and their clients exchange it: ASCII only, without nan and infinity."""
+"""JSON as exchanged by the servers and their clients: ASCII only, without nan and infinity."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LARGE = 64 * 1024
 
 
 def to_json(record: Any) -> str:
-    """ASCII: also for text with lone surrogates, which UTF-8 has no form for. Raises HrmError for
-    nan and infinity.
+    """`record` as ASCII JSON, also if it has lone surrogates, which UTF-8 cannot encode. Raises
+    HrmError for nan and infinity.
     """
     try:
         return _ENCODER.encode(record)
@@ -24,11 +24,10 @@ def to_json(record: Any) -> str:
 
 
 def from_json(data: bytes | str) -> Any:
-    """Raises HrmError for invalid JSON; nan and infinity are invalid."""
+    """Parse JSON. Raises HrmError for invalid JSON, including nan and infinity."""
     collects = len(data) > _LARGE and gc.isenabled()
     if collects:
-        # nothing of it is garbage, and to look for some costs up to ten times as long as to parse
-        # it
+        # all of it is alive, and a search for garbage costs up to ten times the parsing
         gc.disable()
     try:
         return _DECODER.decode(data if isinstance(data, str) else data.decode())

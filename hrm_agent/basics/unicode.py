@@ -1,8 +1,8 @@
-"""Characters that not everyone can take.
+"""Characters that some programs cannot handle.
 
-Lone surrogates are halves of characters that Python's strings and JSON can hold, and no file,
-tokenizer or URL. Control characters are commands to a terminal: a text of a model or of a page
-could clear the screen, or write to the clipboard.
+Lone surrogates are halves of characters. Python strings and JSON can hold them; files, tokenizers
+and URLs cannot. Control characters are commands to a terminal: text of a model or a page could
+clear the screen, or write to the clipboard.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["find_surrogate", "for_terminal", "replace_surrogates", "text_of", "w
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _COMMAND = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""All control characters but tab and line feed, those that turn the direction of writing, and
+"""Control characters except tab and line feed, characters that change the direction of writing, and
 surrogates.
 """
 
 
 def find_surrogate(text: str) -> int | None:
-    """Index of the first surrogate, lone or not."""
+    """Index of the first surrogate, paired or lone (None if there is none)."""
     found = None if text.isascii() else _SURROGATE.search(text)
     return found.start() if found else None
 
@@ -32,7 +32,7 @@ def without_surrogates(text: str) -> str:
 
 
 def text_of(value: object) -> str:
-    """`str(value)`, without lone surrogates. Never raises, as a program's own objects may."""
+    """Return `str(value)` without lone surrogates. Never raises, even if `__str__` does."""
     try:
         return without_surrogates(str(value))
     except Exception:
@@ -40,10 +40,10 @@ def text_of(value: object) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """`text` with U+FFFD for each surrogate, so of the same length."""
+    """`text` with U+FFFD for each surrogate, of the same length."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def for_terminal(text: str) -> str:
-    """`text` with U+FFFD for what a terminal would obey instead of showing it."""
+    """`text` with U+FFFD for each character that a terminal would obey instead of showing it."""
     return _COMMAND.sub("\ufffd", text.replace("\r\n", "\n"))

@@ -1,11 +1,10 @@
-"""`hrm-agent`: finds the command, runs it, and turns errors into what a person can read.
+"""`hrm-agent`: finds the command, runs it, and turns errors into readable messages.
 
-Nothing that a command needs is imported before the command is known, so that `hrm-agent --help`
-answers at once; each command is a module of this package with a function
-`run(arguments) -> exit code`.
+Imports of a command happen only once the command is known, so that `hrm-agent --help` answers at
+once. Each command is a module of this package with a function `run(arguments) -> exit code`.
 
-Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2
-something that the user can mend; 130 interrupted.
+Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2 an
+error that the user can fix; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "completion": "print a script that completes commands and flags in bash, zsh or fish",
     },
 }
-"""Package of `hrm_agent.cli` -> command -> what it does."""
+"""Commands by package of `hrm_agent.cli`, each with a description."""
 
 COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
 
@@ -89,13 +88,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command line; returns the exit code."""
+    """Entry point of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         begin_program()
         _find_modules_here()
     if not sys.stderr.isatty():
-        for library in ("HUB", "DATASETS"):  # read when they are imported
+        for library in ("HUB", "DATASETS"):  # read at their import
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
     if "--debug" in words:
         return _dispatch(words)
@@ -110,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(
             "Interrupted.", how or "What was recorded is kept.", 130, as_json="--json" in words
         )
-    except BrokenPipeError:  # the reader of our output has gone, as in `hrm-agent history | head`
+    except BrokenPipeError:  # the reader of the output is gone, as in `hrm-agent history | head`
         sys.stderr.close()
         return 0
     except Exception as error:
@@ -119,10 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find_modules_here() -> None:
-    """As `python -m` does: graphs, embeddings, and types of a user's own lie where the command is
-    typed.
+    """Add the working directory to the module path, as `python -m` does, since a user's graphs,
+    embeddings and types are there.
     """
-    with suppress(OSError):  # a folder that is gone
+    with suppress(OSError):  # the folder may have been removed
         if not sys.flags.safe_path and os.getcwd() not in sys.path:  # noqa: PTH109  pathlib would be imported for it
             sys.path.insert(0, os.getcwd())  # noqa: PTH109
 
@@ -144,8 +143,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def module_of(command: str) -> str:
-    """The module that holds a command; hyphens are underscores, and a keyword of Python has one
-    after it.
+    """Module that holds a command. Hyphens become underscores, and a Python keyword gets one
+    appended.
     """
     group = next(name for name, commands in COMMAND_GROUPS.items() if command in commands)
     return f"hrm_agent.cli.{group}." + (
@@ -154,7 +153,7 @@ def module_of(command: str) -> str:
 
 
 def _versions() -> str:
-    """Of this package, and of those that what is on record and what is trained hang on."""
+    """Versions of this package, and of the packages that records and training depend on."""
     from importlib import metadata
 
     found = [f"hrm-agent {__version__}", f"python {sys.version.split()[0]}"]
@@ -179,26 +178,26 @@ def _help() -> str:
 
 
 def command_list(commands: Mapping[str, str], width: int = 0) -> str:
-    """Commands or actions, one a line, each with what it does. `width`: characters of the first
-    column, at least.
+    """Commands or actions, one a line, each with its description. `width`: minimum width of the
+    first column.
     """
     width = max(width, *map(len, commands))
     return "\n".join(f"  {command:{width}}  {text}" for command, text in commands.items())
 
 
 def fitted(text: str, columns: int = 0) -> str:
-    """Lines that fit the terminal, or `columns`: broken between words alone, the rest below the
-    text of a list.
+    """Wrap lines to the terminal's width, or to `columns`. Lines break between words only, and
+    continue below the text of a list.
 
-    A command, alone on its line or in backquotes, is never broken, so that it can be copied.
+    A command alone on its line or in backquotes is never broken, so that it can be copied.
     """
     columns = columns or get_terminal_size().columns - 1
     return "\n".join(line for given in text.split("\n") for line in _broken(given, columns))
 
 
 def fitted_for(stream: TextIO, text: str) -> str:
-    """Lines that fit the terminal behind a stream; a pipe gets them as they are, unless COLUMNS
-    says a width.
+    """Wrap lines to the width of a stream's terminal. For a pipe they are unchanged, unless COLUMNS
+    is set.
     """
     return fitted(text) if stream.isatty() or os.environ.get("COLUMNS") else text
 
@@ -256,9 +255,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
 
 
 def _of_several(error: Exception) -> Exception:
-    """Of errors of tasks side by side one that we have words for, if there is one,
-    else the first.
-    """
+    """Choose one error of parallel tasks: the first one with a known message, else the first."""
     if not isinstance(error, ExceptionGroup):
         return error
     several = [_of_several(each) for each in error.exceptions]

@@ -1,5 +1,5 @@
-"""Where model-written code runs: isolated, limited, and with an outcome that the code cannot
-choose.
+"""Execution of model-written code: isolated, limited, and with an outcome that the code cannot
+forge.
 """
 
 from hrm_agent.environment.base import (

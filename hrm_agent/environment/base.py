@@ -1,6 +1,6 @@
-"""The Environment interface: `Submission` in, `ExecutionResult` out.
+"""Environment interface: `Submission` in, `ExecutionResult` out.
 
-One interface for every way of running code: on this machine (`LocalEnvironment`), on a server
+All ways of running code share it: on this machine (`LocalEnvironment`), on a server
 (`RemoteEnvironment`), on the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs
 against each.
 """
@@ -21,106 +21,108 @@ __all__ = ["Cell", "Environment", "ExecutionResult", "Limits", "SessionState", "
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one snippet may use. Enforced from outside the snippet's process."""
+    """Resource limits of one snippet, enforced from outside its process."""
 
     wall_seconds: float = 5.0
-    """Wall-clock time from the moment it begins; the time in the queue is not the snippet's."""
+    """Wall-clock limit in seconds from the start of the snippet, without the time in the queue."""
     cpu_seconds: float = 5.0
-    """CPU time of the whole tree of processes."""
+    """CPU time limit in seconds of the whole process tree."""
     memory_bytes: int = 512 * 1024 * 1024
-    """Beyond the warm interpreter, of the whole tree of processes. Of a session: fixed by its first
-    call.
+    """Memory limit in bytes of the whole process tree, beyond the warm interpreter. A session keeps
+    the limit of its first call.
     """
     output_bytes: int = 16 * 1024
-    """Of stdout and of stderr each; what is above is cut from the middle, and its size told."""
+    """Limit in bytes of stdout and of stderr each. Longer output loses its middle, and the number
+    of bytes is noted there.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """An earlier call of a session."""
+    """Earlier call of a session."""
 
     code: str
-    """Its Python source."""
+    """Python source."""
     digest: str = ""
-    """`ExecutionResult.digest` of what it came to; empty if that is not known,
-    or does not matter.
-    """
+    """`ExecutionResult.digest` of its result (empty if it is unknown or not to be compared)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One call."""
+    """One call of an environment."""
 
     code: str
     """Python source to run."""
     session: str | None = None
-    """Names calls that share their variables; None runs in a fresh process."""
+    """Name of the session whose variables the call shares (None runs in a fresh process)."""
     history: tuple[Cell, ...] | None = None
-    """The session's earlier calls, in order: where its process does not stand exactly there, they
-    are run again in a new one. None: those that the environment remembers.
+    """Earlier calls of the session, in order. If its process is not exactly in that state, they are
+    run again in a new one. None takes the calls that the environment remembers.
     """
     limits: Limits = field(default_factory=Limits)
-    """What the code may use."""
+    """Resource limits of the code."""
     id: str | None = None
-    """Submitted again under its id, a call is not run again: it is given the first answer."""
+    """Idempotency key: a second call with the same id is not run again, but gets the first
+    result.
+    """
     run: str = ""
-    """On whose behalf: among runs, slots are shared out evenly."""
+    """Run that the call belongs to. Slots are shared evenly among runs."""
     priority: int = 0
-    """Higher goes first, among the calls of one client; from -100 to 100."""
+    """Priority among the calls of one client, from -100 to 100. Higher goes first."""
     deadline_seconds: float | None = None
-    """From now, 0 to 604,800 (a week); a call that has not begun by then ends with status
+    """Seconds from now, 0 to 604,800 (a week). A call that has not begun by then ends with status
     `infrastructure`. None waits as long as it takes.
     """
     client: str = ""
-    """Set by a server: whose call it is. Slots are shared out evenly among clients first, then
-    among the runs of each. It is not sent to a server.
+    """Name of the client, set by a server and not sent to one. Slots are shared evenly among
+    clients first, then among the runs of each.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """The outcome of one snippet, as the enforcing side saw it."""
+    """Outcome of one snippet, as measured by the enforcing side."""
 
     status: ToolStatus
-    """How the snippet ended."""
+    """Status of the call: how the snippet ended."""
     stdout: str = ""
-    """What it wrote to standard output, cut in the middle where it is long."""
+    """Standard output, without its middle if it is long."""
     stderr: str = ""
-    """What it wrote to standard error, cut in the middle where it is long; at its end, how the
-    process ended.
-    """
+    """Standard error, without its middle if it is long. Its end describes how the process ended."""
     value: str | None = None
-    """repr of the last expression, else of the variable `RESULT`; None if there is neither."""
+    """`repr` of the last expression, else of the variable `RESULT` (None if there is neither)."""
     value_json: str | None = None
-    """The value as JSON; None where it has none."""
+    """Value as JSON (None if it has no JSON form)."""
     duration_seconds: float = 0.0
-    """Wall clock, from the beginning to the end of the snippet."""
+    """Wall-clock time in seconds from start to end of the snippet."""
     cpu_seconds: float = 0.0
-    """CPU time of the whole tree of processes."""
+    """CPU time in seconds of the whole process tree."""
     peak_memory_bytes: int = 0
-    """Largest resident memory, the warm interpreter's included; of a session, since it began."""
+    """Largest resident memory, including the warm interpreter. For a session: since it began."""
     stdout_bytes: int = 0
     """Bytes written to stdout, before the middle was cut."""
     stderr_bytes: int = 0
     """Bytes written to stderr, before the middle was cut."""
     isolation: str = ""
-    """The level in force: `L3` to `L0`."""
+    """Isolation level in force: `L3` to `L0`."""
     session: SessionState | None = None
-    """None outside sessions."""
+    """State of the session (None outside sessions)."""
     changed_cells: tuple[int, ...] = ()
-    """Numbers, from 1, of the session's earlier cells that gave another result when they were run
-    again for this call; the first sixteen.
+    """Numbers, from 1, of the session's earlier cells whose result changed when they were run again
+    for this call. At most the first sixteen.
     """
     queued_seconds: float = 0.0
     """Time in seconds that the call waited before it began."""
     attempt: int = 1
-    """1; 2 where the infrastructure lost the first attempt."""
+    """Number of the attempt: 1, or 2 if the infrastructure lost the first attempt."""
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
-    """System call -> how often it was refused; the sixteen most frequent."""
+    """Refused system calls: name -> number of refusals, the sixteen most frequent."""
 
     @property
     def digest(self) -> str:
-        """Equal for runs that came to the same: status, output and value, not time and memory."""
+        """Hash of status, stdout and value. Equal for runs with the same result, whatever time and
+        memory they took.
+        """
         parts = (self.status, self.stdout, self.value or "")
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -131,43 +133,43 @@ class Environment(ABC):
     @property
     @abstractmethod
     def isolation(self) -> str:
-        """The level in force: `L3` to `L0`."""
+        """Isolation level in force: `L3` to `L0`."""
 
     @abstractmethod
     async def run(self, submission: Submission) -> ExecutionResult:
-        """Run one call; never raises for what the snippet does. Cancelling kills it, and frees its
-        slot at once.
+        """Run one call; never raises for what the snippet does. Cancelling kills the snippet and
+        frees its slot at once.
 
-        Raises HrmError where the environment is closed or out of reach.
+        Raises HrmError if the environment is closed or unreachable.
         """
 
     async def execute(
         self, code: str, *, session: str | None = None, limits: Limits | None = None
     ) -> ExecutionResult:
-        """`run` for most uses."""
+        """Run `code`: a short form of `run`."""
         return await self.run(Submission(code, session=session, limits=limits or Limits()))
 
     @abstractmethod
     async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
-        """Make `target` a copy of the session `source` as it is now, on behalf of `run` (as in
-        `Submission`).
+        """Copy session `source` to `target` once its running call has ended, on behalf of `run`
+        (see `Submission`).
 
         Raises HrmError if there is no such session, or one of the two belongs to another run.
         """
 
     @abstractmethod
     async def end_session(self, session: str, *, run: str = "") -> None:
-        """Forget a session of `run`; an unknown one is no error. Raises HrmError if it belongs to
+        """End a session of `run`; an unknown one is no error. Raises HrmError if it belongs to
         another run.
         """
 
     @abstractmethod
     async def metrics(self) -> str:
-        """Counts and times so far, in Prometheus' text format."""
+        """Counts and times so far, in the text format of Prometheus."""
 
     async def check_health(self, seconds: float = 5.0) -> str:
-        """Why it cannot run calls now; empty if it can. Asks what serves them, and waits `seconds`
-        for each answer.
+        """Reason why calls cannot run now (empty if they can). Waits up to `seconds` for each part
+        that serves calls.
         """
         try:
             await asyncio.wait_for(self.metrics(), seconds)
@@ -179,4 +181,4 @@ class Environment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill whatever still runs; open calls end with status `infrastructure`."""
+        """Kill all that still runs; open calls end with status `infrastructure`."""

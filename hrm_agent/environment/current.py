@@ -1,10 +1,10 @@
-"""The environment that tools run on: the one around the current task, else one for the whole
+"""Environment that tools run on: the one set around the current task, else one for the whole
 process.
 
-The second is for graphs that somebody else runs (a notebook, `langgraph dev`): it is opened when
-the first call asks for it and closed when the process ends. HRM_AGENT_ENVIRONMENT says where, in
-the words of `--environment`; HRM_AGENT_ISOLATION is the least isolation that is accepted, which is
-never less than the default by itself.
+The second is for graphs run by other programs (a notebook, `langgraph dev`). It is opened at the
+first call and closed when the process ends. HRM_AGENT_ENVIRONMENT selects it, in the syntax of
+`--environment`. HRM_AGENT_ISOLATION is the least isolation accepted (by default
+`DEFAULT_ISOLATION`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ _WHERE, _LEAST = "HRM_AGENT_ENVIRONMENT", "HRM_AGENT_ISOLATION"
 
 _active: ContextVar[Environment | None] = ContextVar("hrm_agent_environment", default=None)
 _default: dict[int, Environment] = {}
-"""By process id: a fork may not use its parent's."""
+"""Environments by process id: a forked child may not use its parent's."""
 _lock = threading.Lock()
 
 
 def active_environment() -> Environment:
-    """The environment set by `using_environment`, or the process-wide one, opened on first use.
+    """Environment set by `using_environment`, or the process-wide one, opened on first use.
 
-    Raises HrmError where code cannot be isolated as is asked for.
+    Raises HrmError if the machine cannot isolate code as required.
     """
     return _active.get() or _process_default()
 
 
 async def ready_environment() -> Environment:
-    """`active_environment` for an event loop, which does not wait for it to open."""
+    """Return `active_environment()`, opening it in a thread so that the event loop is not
+    blocked.
+    """
     return _active.get() or _default.get(os.getpid()) or await asyncio.to_thread(_process_default)
 
 

@@ -1,8 +1,8 @@
 """Levels of isolation, and the layers that they are made of.
 
-A machine is probed when an environment starts: what it gives is what the level says, and the level
-stands in every outcome. A caller names the least that it accepts; where the machine gives less,
-nothing is run.
+A machine is probed when an environment starts. The level follows from the layers that it has, and
+every outcome carries the level. A caller names the least level that it accepts; on a machine with
+less, nothing is run.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ __all__ = [
 
 
 class Isolation(StrEnum):
-    """From the strongest to none."""
+    """Isolation levels, strongest first."""
 
     L3 = "L3"
-    """As L2, but a cgroup limits and accounts the whole process tree, instead of sampling."""
+    """Layers of L2, with a cgroup that limits and accounts the whole process tree instead of
+    sampling.
+    """
     L2 = "L2"
     """Namespaces, seccomp, Landlock and resource limits; the tree's memory is sampled."""
     L1 = "L1"
-    """No namespaces: Landlock, seccomp and resource limits."""
+    """Landlock, seccomp and resource limits, without namespaces."""
     L0 = "L0"
-    """A process of its own and resource limits: nothing that holds against hostile code."""
+    """Separate process and resource limits: no protection against hostile code."""
 
     def holds(self, least: Isolation) -> bool:
         """True if this is at least as strong as `least`."""
@@ -48,26 +50,28 @@ LESS_ISOLATION_HINT = (
     " --isolation L1 or L0 (in Python isolation=): then model-written code may reach your files and"
     " the network."
 )
-"""Where a machine gives less than is asked for."""
+"""Hint for a machine that isolates less than required."""
 
 
 class Layer(StrEnum):
-    """One thing that the kernel holds a snippet by."""
+    """One kernel mechanism that confines a snippet."""
 
     NAMESPACES = "namespaces"
-    """Own user, process ids, mounts, network, ipc and host name; a read-only root; a /tmp in
+    """Private user, pid, mount, network, IPC and UTS namespaces; a read-only root; a /tmp in
     memory.
     """
     SECCOMP = "seccomp"
-    """System calls that no snippet needs are refused."""
+    """Filter that refuses system calls no snippet needs."""
     LANDLOCK = "landlock"
-    """Files and sockets out of reach even where a path leads to them."""
+    """Access control for files and sockets, also if a path leads to them."""
     RLIMITS = "rlimits"
-    """Address space, CPU time, file size, processes, descriptors."""
+    """Limits of address space, CPU time, file size, processes and descriptors."""
     MEMORY_SAMPLING = "memory sampling"
-    """The memory of the tree is looked at every 50 ms."""
+    """Memory of the process tree, sampled every 50 ms."""
     CGROUP = "cgroup"
-    """Memory, processes and CPU time of the tree are bounded, counted and ended by the kernel."""
+    """Kernel limits and accounting of memory, processes and CPU time of the process tree, which the
+    kernel also kills.
+    """
 
 
 _NEEDED = {
@@ -84,16 +88,14 @@ _NEEDED = {
 
 
 def level_of(missing: Mapping[str, str]) -> Isolation:
-    """The level that a machine gives, whose layers are in force except those of `missing` (layer ->
-    why).
-    """
+    """Level of a machine whose layers are in force except those of `missing` (layer -> reason)."""
     return next(
         (level for level, layers in _NEEDED.items() if not layers & set(missing)), Isolation.L0
     )
 
 
 def parse_isolation(text: str) -> Isolation:
-    """`L2` -> Isolation.L2. Raises ConfigError."""
+    """Isolation level of a text, such as `L2`. Raises ConfigError."""
     try:
         return Isolation(text.upper())
     except ValueError:

@@ -1,5 +1,5 @@
-"""Where model-written code runs, by one word of a configuration: here, on a server, on a Ray
-cluster.
+"""Choice of the place where model-written code runs, by one configuration value: this machine, a
+server or a Ray cluster.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 SPARE_SECONDS = 5.0
-"""For how long processes that a training needs in its next step are kept: a step's update takes
-less.
+"""Seconds for which idle processes are kept from one training step to the next. A step's update
+takes less.
 """
 _SERVED = ("http://", "https://", "unix:")
 _FORMS = (
@@ -36,7 +36,7 @@ _FORMS = (
 
 
 def parse_where(text: str) -> str:
-    """The same text, if it has a form that an environment can be opened by. Raises ConfigError."""
+    """Return `text` unchanged if it is a valid address of an environment. Raises ConfigError."""
     if text == "ray" or (text.startswith("ray:") and text != "ray:"):
         return text
     if text.startswith(_SERVED) and text not in _SERVED:
@@ -48,9 +48,9 @@ def parse_where(text: str) -> str:
 
 
 LeastIsolation = Annotated[Isolation, BeforeValidator(lambda value: parse_isolation(str(value)))]
-"""A key of a configuration: the least isolation that is accepted."""
+"""Configuration value: the least isolation accepted."""
 Where = Annotated[str, AfterValidator(parse_where)]
-"""A key of a configuration: what `open_environment` takes."""
+"""Configuration value: an address that `open_environment` accepts."""
 
 
 def open_environment(
@@ -60,12 +60,11 @@ def open_environment(
     token: str | None = None,
     spare_seconds: float | None = None,
 ) -> Environment:
-    """The environment at `where`, None for this machine, if it isolates by `isolation` or more; the
-    caller closes it.
+    """Open the environment at `where` (None for this machine). The caller closes it.
 
-    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: as for
-    `LocalEnvironment`. Raises ConfigError for an invalid address, and HrmError for one that is out
-    of reach or isolates less.
+    `isolation`: the least isolation accepted. `token`: of a server; None takes
+    HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: see `LocalEnvironment`. Raises ConfigError for an
+    invalid address, and HrmError for an environment that is unreachable or isolates less.
     """
     environment = _open(where, isolation, token, spare_seconds)
     if not Isolation(environment.isolation).holds(isolation):
@@ -99,10 +98,10 @@ def _open(
 async def opened_environment(
     where: str | None = None, *, isolation: Isolation = DEFAULT_ISOLATION, token: str | None = None
 ) -> AsyncGenerator[Environment]:
-    """`open_environment` for many runs, closed at the end; says on stderr if its level is lower
-    than the default.
+    """Open an environment for many runs, and close it at the end. Warns on stderr if its level is
+    lower than the default.
 
-    On this machine it keeps its processes from one step of a training to the next.
+    On this machine, processes are kept from one training step to the next (`SPARE_SECONDS`).
     """
     environment = open_environment(
         where, isolation=isolation, token=token, spare_seconds=SPARE_SECONDS

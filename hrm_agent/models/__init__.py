@@ -1,4 +1,4 @@
-"""Models: the chat model that graphs call, and the engines behind it."""
+"""Models: the chat model that graphs call, and its engines."""
 
 from hrm_agent.models.call_recording import was_cut
 from hrm_agent.models.chat import PolicyModel, invalid_tool_calls, policy

@@ -1,16 +1,15 @@
-"""Folders that training writes: which model an adapter is for, how that is loaded, and how a model
-is spoken to.
+"""Folders that training writes: the base model of an adapter, its loading options, and the codec
+options of a model.
 
-A training of an adapter writes PEFT's two files, which any program that knows PEFT can use, and
-beside them the string of the model that the adapter was trained on, with the type and the
-quantization of its weights: an adapter that was trained beside weights in 4 bits makes up for their
-rounding, and is for those.
+A training of an adapter writes PEFT's two files, which any program with PEFT can use. It also
+writes the string of the base model, with the type and the quantization of its weights: an adapter
+trained on weights in 4 bits compensates their rounding, and only fits those.
 
-A whole model keeps the options of its model string by which it was spoken to in training: later it
-is spoken to in the same way.
+A whole model keeps the codec options of its model string in training, so that they are used later,
+too.
 
-Where a graph's roles have adapters of their own, each is such a folder by itself, inside the one of
-the adapter that all other roles share.
+If roles of a graph have their own adapters, each has such a folder, inside the folder of the
+adapter that all other roles share.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ __all__ = [
 ]
 
 BASE_FILE = "base.json"
-"""Names the model that an adapter was trained on; without it, PEFT's own file does."""
+"""File that names the base model of an adapter. If it is missing, PEFT's own file does."""
 _CODEC_FILE = "codec.json"
-"""File of the codec's options in training (missing if there were none)."""
+"""File with the codec options of a whole model in training (missing if there were none)."""
 _CONFIG = "adapter_config.json"
 
 
 def is_adapter_folder(path: str) -> bool:
-    """Whether a folder has an adapter, and no model of its own."""
+    """True if a folder has an adapter and no whole model."""
     return (
         is_folder(path)
         and Path(path, _CONFIG).is_file()
@@ -59,10 +58,10 @@ def is_adapter_folder(path: str) -> bool:
 
 
 def on_its_base(asked: ModelString) -> ModelString:
-    """The model of an adapter's folder, with the adapter on it; any other string names its own.
-    Raises `ModelError`.
+    """Resolve an adapter's folder to its base model with the adapter. Any other string is
+    unchanged. Raises `ModelError`.
 
-    Options that the string gives come before those of the training.
+    Options in the string take precedence over those of the training.
     """
     if asked.scheme:
         return asked
@@ -85,11 +84,13 @@ def on_its_base(asked: ModelString) -> ModelString:
         if (value := getattr(asked.options, each.name)) != getattr(usual, each.name)
     }
     options = replace(base.options, **{**given, "adapter": asked.name})
-    return ModelString(asked.text, base.scheme, base.name, options, asked.codec.over(on_its_base(base).codec))
+    return ModelString(
+        asked.text, base.scheme, base.name, options, asked.codec.over(on_its_base(base).codec)
+    )
 
 
 def rank_on_record(folder: str) -> int:
-    """Rank of the adapter in a folder. Raises `ModelError` where its configuration has none."""
+    """Rank of the adapter in a folder. Raises `ModelError` if its configuration has none."""
     try:
         return int(json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -100,8 +101,8 @@ def rank_on_record(folder: str) -> int:
 
 
 def roles_on_record(folder: str) -> tuple[str, ...]:
-    """Roles that have an adapter of their own in a subfolder, of their name; empty for an adapter
-    of all roles.
+    """Roles that have their own adapter in a subfolder of their name (empty for an adapter of all
+    roles).
     """
     try:
         text = Path(folder, BASE_FILE).read_text(encoding="utf-8")
@@ -115,16 +116,16 @@ def roles_on_record(folder: str) -> tuple[str, ...]:
 
 
 def write_base(folder: Path, model: str, roles: Sequence[str] = ()) -> None:
-    """Say in an adapter's folder which model it is for, and which roles have one of their own in a
-    subfolder.
+    """Write the base model into an adapter's folder, with the roles that have their own adapter in
+    a subfolder.
     """
     said = {"model": model, **({"roles": list(roles)} if roles else {})}
     (folder / BASE_FILE).write_text(json.dumps(said) + "\n", encoding="utf-8")
 
 
 def write_codec(folder: Path, options: CodecOptions) -> None:
-    """Keep in a model's folder how it was spoken to. A template is not: the folder's tokenizer has
-    it.
+    """Save the codec options of a model in its folder, except the template, which the folder's
+    tokenizer has.
     """
     if kept := replace(options, template=None).query():
         (folder / _CODEC_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
@@ -133,7 +134,7 @@ def write_codec(folder: Path, options: CodecOptions) -> None:
 
 
 def codec_on_record(folder: str) -> CodecOptions:
-    """How the model in a folder was spoken to in training (empty for any other text). Raises
+    """Codec options of the model in a folder during training (empty for any other text). Raises
     `ModelError`.
     """
     file = Path(folder, _CODEC_FILE)

@@ -1,10 +1,8 @@
-"""One model call, from the messages to the record, independent of LangChain's interface and of the
-engine.
+"""Recording of one model call, independent of LangChain's interface and of the engine.
 
-`open_call` decides everything that can be decided before sampling: whether the answer is on record
-already, which earlier call this one extends token by token, and with which seed. `close_call` makes
-the `Call` out of what was sampled. Everything that could differ between invoke, stream and batch
-lies outside of these two functions.
+`open_call` decides everything before sampling: if the answer is already recorded, which earlier
+call this one extends token by token, and the seed. `close_call` makes the `Call` from the sampled
+tokens. All differences between invoke, stream and batch are outside of these two functions.
 """
 
 from __future__ import annotations
@@ -56,28 +54,28 @@ __all__ = [
 ]
 
 CALL_ID, STARTED_AT, ENDED_AT, THREAD_ID = OWN_FACTS
-"""Keys in a message's `response_metadata`: the id of its call; the Unix times between which it was
-made (a node that reads them instead of a clock can be replayed); and the thread that it was made
-on, since a fork's state holds messages of the run that it left.
+"""Keys in a message's `response_metadata`. They are the id of its call, the Unix times of its start
+and end (a node that reads them instead of a clock can be replayed), and the thread of the call,
+since a fork's state holds messages of its source run.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Where a call is attached in the message forest."""
+    """Position of a call in the message forest."""
 
     inserted: list[int]
     """Prompt tokens that this call adds to its parent."""
     prompt_ids: tuple[int, ...]
-    """Everything the model sees: the parent's path, then `inserted`."""
+    """All tokens that the model sees: the parent's path, then `inserted`."""
     parent: str | None = None
-    """Id of the call that this one extends; None for a root."""
+    """Id of the call that this one extends (None for a root)."""
     branch_reason: BranchReason | None = None
-    """Why the call is a root; None exactly if it has a parent."""
+    """Reason why the call is a root (None exactly if it has a parent)."""
     branch_of: str | None = None
     """Id of the call that a root would have extended but could not."""
     thinks: bool = True
-    """False where the prompt ends with the tokens by which an answer has no thoughts."""
+    """False if the prompt ends with the tokens by which an answer has no thoughts."""
 
 
 def _now() -> float:
@@ -85,36 +83,35 @@ def _now() -> float:
 
 
 def _named_thread() -> str:
-    """The thread that the running graph was given; empty where it was given none."""
+    """Thread of the running graph (empty if it has none)."""
     return str((ensure_config().get("metadata") or {}).get("thread_id", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that has no answer yet."""
+    """Call that has no answer yet."""
 
     identity: GraphIdentity
-    """Where in the graph's run it is made."""
+    """Position of the call in the graph's run."""
     call_index: int
     """Index of the call within its LangGraph task, from 0."""
     request_hash: str
     """Hash of messages, tools in one order, and sampling."""
     messages: Sequence[BaseMessage]
-    """The messages sent."""
+    """Messages of the request."""
     context: HashedContext
-    """What the model sees of them, hashed."""
+    """Hashed context of the messages, as the model sees it."""
     tools: Sequence[dict[str, Any]]
-    """The tools offered, in the provider's form: for the policy, OpenAI's."""
+    """Offered tools, in the provider's form (OpenAI's for the policy)."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Parameters that an engine is to sample with, the call's own seed included; of no meaning for
-    other models.
-    """
+    """Sampling parameters for an engine, with the call's own seed. Other models ignore them."""
     started_at: float = field(default_factory=_now)
     """Unix time in seconds."""
     thread: str = field(default_factory=_named_thread)
-    """The graph's thread; empty on none, where `identity` has a name that is each call's own."""
+    """Thread of the graph. Empty without one, since `identity` then has a name unique to each call.
+    """
     instead_of: str | None = None
-    """Id of the failed call of an earlier run of the task that is asked again."""
+    """Id of the failed call of an earlier run of the task that this call repeats."""
 
     @property
     def call_id(self) -> str:
@@ -122,7 +119,7 @@ class PendingCall:
 
     @property
     def role(self) -> str:
-        """Who asks."""
+        """Role that makes the call."""
         return self.identity.role
 
 
@@ -134,7 +131,7 @@ def open_call(
     sampling: Sampling,
     special: Mapping[str, Any] | None = None,
 ) -> PendingCall | Call:
-    """The recorded answer to this request, or a call that is to be sampled.
+    """Recorded answer to a request, or a call to be sampled.
 
     `special`: a model or a schema that the call names. It is left out of the hash if empty, so that
     the hashes of older records stay valid.
@@ -158,11 +155,10 @@ def open_call(
 def find_prefix(
     recording: Recording, engine: Engine, pending: PendingCall, *, thinks: bool = True
 ) -> Prefix:
-    """Extend the newest recorded call of the conversation token by token; where that is impossible,
-    say why.
+    """Extend the newest recorded call of the conversation token by token.
 
-    `thinks`: False for an answer that a schema holds from its first token on, which has no place
-    for thoughts.
+    If that is impossible, the result has the reason. `thinks`: False for an answer that a schema
+    constrains from its first token on, so that it has no thoughts.
     """
     found = _prefix(recording, engine, pending)
     skipped = () if thinks else engine.codec.without_thoughts
@@ -209,8 +205,8 @@ def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefi
 
 
 def _of_this_run(parent: Call, pending: PendingCall, recording: Recording) -> bool:
-    """False for a call of another thread, whose message was copied here: its tokens are not in this
-    record.
+    """False for a call of another thread whose message was copied here, since its tokens are not in
+    this record.
     """
     return (
         parent.identity.thread_id == pending.identity.thread_id or parent.id in recording.inherited
@@ -239,7 +235,7 @@ def _root(
 def close_call(
     pending: PendingCall, prefix: Prefix, engine: Engine, completion: Completion
 ) -> tuple[Call, AIMessage]:
-    """The record of a sampled turn, and its message."""
+    """Record of a sampled turn, and its message."""
     inserted, sampled = prefix.inserted, completion.token_ids
     message = _message(pending, engine, prefix, completion)
     call = Call(
@@ -263,8 +259,8 @@ def close_call(
 
 
 def _logprob_kind(engines: LogprobKind, sampling: Sampling, completion: Completion) -> LogprobKind:
-    """What the log-probs of this call are: where nothing but the temperature acted, those sampled
-    from are tempered.
+    """Kind of a call's log-probs. Sampled ones are tempered if only the temperature changed the
+    distribution, and raw if the temperature is 0 or 1.
     """
     if (
         engines is LogprobKind.SAMPLED
@@ -287,10 +283,9 @@ def _untrainable(engine: Engine, sampling: Sampling, completion: Completion) -> 
 def close_text_call(
     pending: PendingCall, model: str, message: AIMessage, sent: SentSampling
 ) -> tuple[Call, AIMessage]:
-    """The record of a turn that a chat model without token ids answered, and its message, of its
-    own class.
+    """Record of a turn by a chat model without token ids, and its message, of its own class.
 
-    `sent`: the sampling parameters as its request named them.
+    `sent`: sampling parameters of its request.
     """
     metadata = {
         **message.response_metadata,
@@ -325,10 +320,10 @@ def _whole(message: AIMessage) -> AIMessage:
 def close_failed_call(
     pending: PendingCall, model: str, error: RaisedError, shown: AIMessage | None = None
 ) -> Call:
-    """The record of a call that raised, or whose stream was left. `shown`: what had been streamed
-    before.
+    """Record of a call that raised, or whose stream was abandoned.
 
-    It has an id of its own and no seed, since its index is free again.
+    `shown`: part that was streamed before. It has its own id and no seed, since its index is free
+    again.
     """
     response, exact, lost = pack_answer(_whole(shown)) if shown is not None else ({}, None, None)
     return Call(
@@ -354,9 +349,7 @@ def close_failed_call(
 
 
 def _who_answered(message: AIMessage) -> str | None:
-    """The model that a provider names in its answer,
-    which need not be the name that was asked for.
-    """
+    """Model that a provider names in its answer, which may differ from the requested name."""
     said = (message.response_metadata.get(key) for key in ("model_name", "model", "model_id"))
     return next((name for name in said if isinstance(name, str) and name), None)
 
@@ -433,7 +426,7 @@ def _message(
 
 
 def as_chunk(message: AIMessage) -> AIMessageChunk:
-    """A whole answer as the one chunk of a stream: LangChain makes the same message of it again."""
+    """Whole answer as the single chunk of a stream, from which LangChain makes the same message."""
     calls = [
         tool_call_chunk(name=c["name"], args=json.dumps(c["args"]), id=c["id"])
         for c in message.tool_calls
@@ -449,7 +442,7 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
 
 
 def was_cut(message: AIMessage) -> bool:
-    """True if a token limit ended the answer; providers name it differently."""
+    """True if a token limit ended the answer. Providers name it differently."""
     said = (
         message.response_metadata.get(key)
         for key in ("finish_reason", "stop_reason", "done_reason")
@@ -458,24 +451,24 @@ def was_cut(message: AIMessage) -> bool:
 
 
 def recorded_call_id(message: BaseMessage) -> str | None:
-    """Id of the call that produced a message; None for a message that no recorded call produced."""
+    """Id of the call that produced a message (None if no recorded call did)."""
     found: Mapping[str, Any] = message.response_metadata if isinstance(message, AIMessage) else {}
     return found.get(CALL_ID)
 
 
 _SECRET_OF_A_SERVER = ("headers", "authorization")
-"""Fields of a tool that names an MCP server: they hold the keys with which the provider asks it."""
+"""Fields of a tool that names an MCP server. They hold the keys for the server."""
 
 
 def offered(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-    """Tools as they go on record: JSON, without the keys of a server that a tool names."""
+    """Tools as recorded: JSON, without keys of a server that a tool names."""
     found = (plain(tool) if isinstance(tool, Mapping) else {"name": plain(tool)} for tool in tools)
     return tuple(_without_keys(tool) for tool in found)
 
 
 def in_one_order(tools: Sequence[Any]) -> list[Any]:
-    """Tools sorted by what they are. Agents that take theirs from a set offer them in another order
-    in each process: a model may answer otherwise, and yet it was asked the same.
+    """Sort tools by content. Agents that take tools from a set offer them in another order in each
+    process. The model may then answer differently, but the request counts as the same.
     """
     if len(tools) < 2:
         return list(tools)
@@ -488,8 +481,8 @@ def _without_keys(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON; the type's name for what JSON cannot hold, without memory addresses, since
-    it is hashed.
+    """Convert `value` to JSON. Values that JSON cannot hold become their type's name, without
+    memory addresses, since the result is hashed.
     """
     if value is None or isinstance(value, (str, int, float, bool)):
         return value

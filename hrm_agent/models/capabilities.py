@@ -1,8 +1,7 @@
 """Capabilities of a model, in terms of graphs, records and trainers.
 
-Whoever stands behind a model string says it of itself, so that `hrm-agent models check` and whoever
-else asks need not know one engine from another. What is missing comes with what to do about it,
-best a command.
+Each engine reports its own capabilities, so that `hrm-agent models check` and other callers need
+not distinguish engines. Each missing capability has a hint, if possible a command.
 """
 
 from __future__ import annotations
@@ -16,40 +15,40 @@ __all__ = ["Capabilities", "Fault", "Lack", "Speech"]
 
 
 class Lack(NamedTuple):
-    """A capability that is missing, and could be had."""
+    """Capability that is missing but available."""
 
     what: str
-    """In a few words: `structured output`, `4-bit loading`."""
+    """Short name: `structured output`, `4-bit loading`."""
     hint: str
-    """How to get it, as a sentence."""
+    """Sentence on how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that does not work."""
+    """Part of a model that does not work."""
 
     what: str
-    """In a few words."""
+    """Short description."""
     hint: str
     """Advice, as a sentence."""
     about_tools: bool = False
-    """It concerns who is offered tools only."""
+    """True if the fault only matters when tools are offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """Way of speaking to a model."""
+    """Conversation format of a model."""
 
     tools: str
-    """Form of its calls, and whether its template knows of tools."""
+    """Form of its calls, and whether its template knows tools."""
     thoughts: str | None
-    """Marks around its thoughts (None if its template has no thoughts)."""
+    """Spellings around its thoughts (None if its template knows none)."""
     ends: tuple[str, ...]
     """Tokens that end its answers."""
     settings: tuple[str, ...]
-    """Settings for sampling that the model's own configuration asks for, and that are not used."""
+    """Sampling settings in the model's own configuration that are not used."""
     faults: tuple[Fault, ...]
-    """Nothing, for a model that works."""
+    """Faults of the format (empty for a model that works)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +58,32 @@ class Capabilities:
     kind: str
     """Kind of its engine: `transformers`, `vllm`, `scripted` or `hosted`."""
     tools: bool | None
-    """True if it can be offered tools (None if unknown before it is loaded)."""
+    """True if it can be offered tools (None if that is unknown before it is loaded)."""
     token_ids: bool
-    """The record holds the exact tokens."""
+    """True if the record holds the exact tokens."""
     logprobs: LogprobKind
-    """Distribution that its log-probs are of (NONE if it gives none)."""
+    """Distribution of its log-probs (NONE if it gives none)."""
     streaming: bool
-    """Text is shown while it is sampled."""
+    """True if text is shown while it is sampled."""
     structured: bool
-    """An answer can be constrained to a JSON schema."""
+    """True if an answer can be constrained to a JSON schema."""
     trainable: bool
-    """`hrm-agent train` can train it, also on its runs."""
+    """True if `hrm-agent train` can train it, also on its runs."""
     quantized: str | None = None
-    """`nf4` or `int8`; None if the weights are not quantized, or it is not known."""
+    """Quantization, `nf4` or `int8` (None if the weights are not quantized, or it is unknown)."""
     dtype: str | None = None
-    """Number format of the weights, such as `bfloat16`; None if not known."""
+    """Number format of the weights, such as `bfloat16` (None if unknown)."""
     device: str | None = None
-    """Where the weights are, such as `cuda:0`; None if not known."""
+    """Device of the weights, such as `cuda:0` (None if unknown)."""
     max_length: int | None = None
-    """Most tokens of prompt and answer together; None if not known."""
+    """Maximum tokens of prompt and answer together (None if unknown)."""
     parameters: int | None = None
-    """Number of parameters; None if not known."""
+    """Number of parameters (None if unknown)."""
     memory_bytes: int | None = None
-    """Size of the weights (None unless they are in this process)."""
+    """Size of the weights in bytes (None unless they are in this process)."""
     speech: Speech | None = None
-    """Way of speaking to it, as a test of its chat template showed (None where there is no template
+    """Conversation format, as a test of its chat template showed (None if there is no template
     here).
     """
     lacks: tuple[Lack, ...] = field(default=())
-    """Capabilities that are missing and could be had."""
+    """Capabilities that are missing but available."""

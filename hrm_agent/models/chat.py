@@ -1,16 +1,14 @@
 """A LangChain chat model that records what it samples.
 
-`PolicyModel` is what a graph calls. Behind it stands a token engine (exact ids and log-probs,
-trainable) or any other LangChain chat model (recorded as text, marked as not trainable). However it
-is called (invoke, ainvoke, stream, astream, batch, through `bind_tools` or
-`with_structured_output`), the call passes `open_call` and `close_call` once, and its record is
-committed before the caller sees the answer.
+Graphs call `PolicyModel`. Its backend is a token engine (exact ids and log-probs, trainable) or any
+other LangChain chat model (recorded as text, marked as not trainable). Any call (invoke, ainvoke,
+stream, astream, batch, through `bind_tools` or `with_structured_output`) passes `open_call` and
+`close_call` once, and its record is committed before the caller sees the answer.
 
-Streaming shows text while it is sampled, up to the first tool call; tool calls and all else come
-whole, in the last chunk. Where LangChain streams behind an `invoke`, the caller is given the
-recorded message, as without streaming. A node that streams itself joins the chunks, and thereby
-drops calls that could not be decoded, so those stand in `response_metadata` there;
-`invalid_tool_calls` reads both.
+Streaming shows text while it is sampled, up to the first tool call. Tool calls and everything else
+come whole, in the last chunk. If LangChain streams behind an `invoke`, the caller gets the recorded
+message, as without streaming. A node that streams itself joins the chunks, and thereby drops calls
+that could not be decoded. So these are in `response_metadata`, and `invalid_tool_calls` reads both.
 """
 
 from __future__ import annotations
@@ -62,33 +60,33 @@ __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
 
 
 class PolicyModel(BaseChatModel):
-    """A chat model whose calls are recorded with their exact tokens."""
+    """Chat model whose calls are recorded with their exact tokens."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     backend: Any = Field(default=None, exclude=True)
-    """An engine or another chat model; None uses the current policy (`using_policy`)."""
+    """Engine or another chat model (None: the current policy, see `using_policy`)."""
     model: str | None = None
-    """Model string of another model than the current policy; loaded at the first call."""
+    """Model string of another model than the current policy, loaded at the first call."""
     answer_schema: dict[str, Any] | None = None
-    """JSON schema for the text of an answer. The reader has to parse it all the same: not every
-    engine can constrain an answer, and a call that offers tools is not constrained.
+    """JSON schema for the text of an answer. The caller still has to parse it: not every engine can
+    constrain an answer, and a call that offers tools is not constrained.
     """
     temperature: float | None = None
-    """None: the current policy's."""
+    """Sampling temperature (None: the current policy's)."""
     top_p: float | None = None
-    """None: the current policy's."""
+    """Nucleus sampling limit (None: the current policy's)."""
     max_tokens: int | None = None
-    """None: the current policy's, which is also the upper limit."""
+    """Maximum completion tokens (None: the current policy's, which is also the upper limit)."""
     budget: int | None = None
-    """Tokens that the graph has left, which end an engine's answer as `max_tokens` does. A hosted
-    model is sent them where they are fewer than the default of `Sampling`: more would only cut it
-    off while it thinks.
+    """Tokens that the graph has left. They limit an engine's answer like `max_tokens`. A hosted
+    model gets them only if they are fewer than the default of `Sampling`, since a larger limit
+    would only cut it off while it thinks.
     """
     seed: int | None = None
-    """None: the current policy's."""
+    """Seed of the calls (None: the current policy's)."""
     cache: Any = Field(default=False, exclude=True)
-    """Never LangChain's global cache: an answer from there would not be recorded."""
+    """LangChain's global cache is never used, since its answers would not be recorded."""
 
     @property
     def _llm_type(self) -> str:
@@ -96,8 +94,8 @@ class PolicyModel(BaseChatModel):
 
     @property
     def _serialized(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What callbacks are told it is. LangChain's own, which prints the whole model, costs more
-        than all else that a call does before it is asked, and graphs make a model for each call.
+        """Constant description for callbacks. LangChain's own prints the whole model, which costs
+        more than the rest of a call's preparation, and graphs make a model for each call.
         """
         return _SERIALIZED
 
@@ -110,8 +108,8 @@ class PolicyModel(BaseChatModel):
         return self.bind(tools=list(map(_openai_form, tools)), **kwargs)
 
     def _generate_with_cache(self, *given: Any, **named: Any) -> ChatResult:
-        """A streamed answer is joined by LangChain, which loses what chunks cannot say: the
-        recorded one counts.
+        """Return the recorded message of a streamed answer, since LangChain's joined chunks lose
+        parts of it.
         """
         with _opened() as jobs:
             return _as_recorded(super()._generate_with_cache(*given, **named), jobs)
@@ -120,7 +118,7 @@ class PolicyModel(BaseChatModel):
         with _opened() as jobs:
             return _as_recorded(await super()._agenerate_with_cache(*given, **named), jobs)
 
-    # the four ways in
+    # the four entry points
 
     def _generate(
         self,
@@ -178,7 +176,7 @@ class PolicyModel(BaseChatModel):
                 loop, tokens = asyncio.get_running_loop(), asyncio.Queue[int | None]()
 
                 def tell(token: int | None) -> None:
-                    with suppress(RuntimeError):  # the loop that asked is closed
+                    with suppress(RuntimeError):  # the caller's loop may be closed
                         loop.call_soon_threadsafe(tokens.put_nowait, token)
 
                 future = job.submit(tell)
@@ -216,8 +214,8 @@ class PolicyModel(BaseChatModel):
     def _sampling(
         self, base: Sampling, stop: list[str] | None, options: dict[str, Any], limits: _Limits
     ) -> Sampling:
-        """Parameters of the call, else of this model, else of the current policy; the lowest token
-        limit holds.
+        """Parameters of the call, else of this model, else of the current policy. The lowest token
+        limit applies.
         """
         own = {
             name: options.get(name, getattr(self, name))
@@ -225,7 +223,7 @@ class PolicyModel(BaseChatModel):
         }
         own["max_tokens"] = limits.lowest
         given = {name: value for name, value in own.items() if value is not None}
-        # whether anyone asked for it stays known
+        # keeps the information if a limit was requested
         if given.get("max_tokens", base.max_tokens) >= base.max_tokens:
             given.pop("max_tokens", None)
         held = base.model_dump(exclude_unset=True)
@@ -242,10 +240,10 @@ _SERIALIZED = {
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Limits of completion tokens that a graph names in a call."""
+    """Limits of completion tokens that a graph sets in a call."""
 
     asked: int | None
-    """The limit that the graph asks for: `max_tokens`."""
+    """Limit that the graph requests: `max_tokens`."""
     budget: int | None
     """Tokens that the graph has left."""
 
@@ -258,21 +256,17 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True)
 class _AskedSampling:
-    """Sampling parameters of a call before it is known who answers: an engine,
-    or a hosted model.
-    """
+    """Sampling parameters of a call before its backend is known: an engine or a hosted model."""
 
     sampling: Sampling
-    """Parameters by which the request is known on record: a limit that nobody set has the default
-    of `Sampling`.
-    """
+    """Parameters in the recorded request. An unset limit has the default of `Sampling`."""
     sent: Sampling
-    """Parameters for a hosted model, which is sent those that are set."""
+    """Parameters for a hosted model, which gets only those that are set."""
     limits: _Limits
     """Limits of the call."""
 
     def of(self, backend: Backend, drawn: Sampling) -> Sampling:
-        """The parameters that `backend` is asked with; `drawn`: the request's, with a seed."""
+        """Parameters of the request to `backend`. `drawn`: recorded parameters, with a seed."""
         if not isinstance(backend, BaseChatModel):
             return with_limit(drawn, backend, self.limits.asked, self.limits.budget)
         if self.limits.asked is None or "max_tokens" in self.sent.model_fields_set:
@@ -284,10 +278,10 @@ _forms: dict[int, tuple[BaseTool, tuple[Any, ...], dict[str, Any]]] = {}
 
 
 def _openai_form(tool: Any) -> dict[str, Any]:
-    """A tool's OpenAI schema, cached until name, description or arguments change: graphs bind tools
-    at each step.
+    """OpenAI schema of a tool, cached until name, description or arguments change, since graphs
+    bind tools at each step.
     """
-    # which may be changed in place
+    # a dict may be changed in place
     if not isinstance(tool, BaseTool) or isinstance(tool.args_schema, dict):
         return convert_to_openai_tool(tool)
     shown = (tool.name, tool.description, tool.args_schema)
@@ -299,8 +293,8 @@ def _openai_form(tool: Any) -> dict[str, Any]:
 
 
 class _PolicyCall:
-    """One call on its way through a backend. Left without an answer, it frees its place in the
-    engine and its index.
+    """Call on its way through a backend. Without an answer, it frees its place in the engine and
+    its index.
     """
 
     def __init__(
@@ -340,14 +334,14 @@ class _PolicyCall:
         return self._backend
 
     async def ready(self) -> None:
-        """Load the model if that is still to be done; weights are read off the event loop."""
+        """Load the model if it is not loaded yet. Weights are read off the event loop."""
         if isinstance(self._backend, str):
             self._backend = loaded_policy(self._backend) or await asyncio.to_thread(
                 load_policy, self._backend
             )
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
-        """Start sampling; the future gives a `Completion`, or the message of a model without
+        """Start sampling. The future gives a `Completion`, or the message of a model without
         tokens.
         """
         sampling = self._asked.of(self.backend, self.pending.sampling)
@@ -362,7 +356,7 @@ class _PolicyCall:
         return self._future
 
     def finish(self, answer: Completion | AIMessage) -> AIMessage:
-        """Commit the record, then hand out the message."""
+        """Commit the record, then return the message."""
         if isinstance(answer, AIMessage):
             assert isinstance(self.backend, BaseChatModel), "an engine answers with tokens"
             answer = answer.model_copy(update={"id": None})  # providers may give one id twice
@@ -385,7 +379,7 @@ class _PolicyCall:
 
     @property
     def thinks(self) -> bool:
-        """False for an answer that a schema holds from its first token on."""
+        """False for an answer that a schema constrains from its first token on."""
         return self._schema is None
 
     @property
@@ -409,9 +403,7 @@ class _PolicyCall:
                 self._fail(self._pending, error)
 
     def _fail(self, pending: PendingCall, error: Exception) -> None:
-        """Commit that there was no answer. If even that cannot be written,
-        the recording is broken.
-        """
+        """Record a failed call. If even that cannot be written, the recording is broken."""
         backend = self._backend
         name = (
             backend
@@ -428,7 +420,7 @@ _jobs: ContextVar[list[_PolicyCall]] = ContextVar("hrm_agent_policy_calls")
 
 @contextmanager
 def _opened() -> Generator[list[_PolicyCall]]:
-    """The calls that are opened inside the block."""
+    """Calls that are opened inside the block."""
     jobs: list[_PolicyCall] = []
     token = _jobs.set(jobs)
     try:
@@ -438,7 +430,7 @@ def _opened() -> Generator[list[_PolicyCall]]:
 
 
 def _as_recorded(result: ChatResult, jobs: Sequence[_PolicyCall]) -> ChatResult:
-    """The result with the message that is on record."""
+    """Result with the recorded message."""
     recorded = jobs[-1].recorded if jobs else None
     if recorded is not None:
         result.generations[0].message = recorded
@@ -451,9 +443,9 @@ def _identity(run_manager: Any) -> GraphIdentity:
 
 
 class _TextStream:
-    """Turns tokens into the chunks that may be shown before the turn ends.
+    """Conversion of tokens into the chunks that may be shown before the turn ends.
 
-    White space at the ends of an answer is no part of its message: it is shown when text follows,
+    White space at the ends of an answer is not part of its message: it is shown when text follows,
     and not before text.
     """
 
@@ -464,7 +456,7 @@ class _TextStream:
         self._decoder: TextStream | None = None
 
     def add(self, token: int) -> Iterator[ChatGenerationChunk]:
-        if self._decoder is None:  # only engines tell of tokens
+        if self._decoder is None:  # only engines report tokens
             engine: Engine = self._job.backend  # pyright: ignore[reportAssignmentType]
             self._decoder = engine.codec.stream(self._job.pending.tools, thinks=self._job.thinks)
         text = self._blank + self._decoder.push(token)
@@ -476,8 +468,8 @@ class _TextStream:
             yield ChatGenerationChunk(message=AIMessageChunk(content=ready, id=self._job.id))
 
     def last(self) -> ChatGenerationChunk:
-        """All of the message but the text that was shown; calls that could not be decoded in the
-        metadata.
+        """Last chunk: the message without the text already shown, and calls that could not be
+        decoded in the metadata.
         """
         message = self._job.recorded
         assert message is not None
@@ -503,12 +495,12 @@ def policy(
     schema: type[BaseModel] | Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> PolicyModel:
-    """The chat model of the current policy; `sampling` fixes temperature, top_p, max_tokens or seed
-    for its calls.
+    """Chat model of the current policy.
 
-    `sampling` may also hold `budget`, the tokens that the graph has left for an answer
-    (`PolicyModel.budget`). `model`: model string of another model, loaded at the first call.
-    `schema`: constrains the text of an answer to JSON that follows it, if the engine can.
+    `sampling` sets temperature, top_p, max_tokens or seed for its calls. `sampling` may also hold
+    `budget`, the tokens that the graph has left for an answer (`PolicyModel.budget`). `model`:
+    model string of another model, loaded at the first call. `schema`: constrains the text of an
+    answer to JSON that follows it, if the engine can.
     """
     return PolicyModel(model=model, answer_schema=_json_schema(schema), **sampling)
 

@@ -1,12 +1,12 @@
-"""The current policy: the model that `policy()` uses inside a run.
+"""Current policy: the model that `policy()` uses inside a run.
 
-A graph names no weights. It asks `policy()` for its chat model, and the caller of the graph (the
-command line, a trainer, a test) chooses the engine or chat model behind it with `using_policy`. So
-the same graph runs on a script in a test, on a hosted model in an experiment, and on the weights in
+A graph names no weights. It gets its chat model from `policy()`, and the caller of the graph (the
+command line, a trainer, a test) chooses the engine or chat model with `using_policy`. So the same
+graph runs on a script in a test, on a hosted model in an experiment, and on the weights in
 training.
 
-A part of a graph may have a model of its own, named by its string (`policy(model=...)`). It is
-loaded at its first call, and so never if all its answers are on record.
+A part of a graph may have its own model, named by its string (`policy(model=...)`). It is loaded at
+its first call, so never if all its answers are recorded.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ __all__ = ["DEFAULT_POLICY", "ActivePolicy", "Backend", "active_policy", "using_
 
 DEFAULT_POLICY = "builtin:trained"
 POLICY_VARIABLE = "HRM_AGENT_POLICY"
-"""Environment variable: the policy of graphs that nobody runs with `using_policy`, as under
+"""Environment variable with the policy of graphs that run without `using_policy`, as under
 `langgraph dev`.
 """
 Backend = Engine | BaseChatModel
-"""A token engine, or any other LangChain chat model."""
+"""Token engine, or any other LangChain chat model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivePolicy:
-    """A backend and the sampling parameters that calls use unless they name their own."""
+    """Backend, and the sampling parameters of calls that set none."""
 
     backend: Backend | str
-    """A string is loaded at the first call."""
+    """Backend. A model string is loaded at the first call."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Sampling parameters of calls that name none of their own."""
+    """Sampling parameters of calls that set none."""
     constrain: bool = True
-    """Answers are constrained to the schema that a graph asks for, if the engine can. False under a
-    trainer: tokens sampled under a mask are not samples of the policy.
+    """True if answers are constrained to the schema that a graph requests, if the engine can. False
+    under a trainer, since tokens sampled under a mask are not samples of the policy.
     """
     own_sampling: bool = False
-    """The sampling parameters are this backend's alone: a hosted model in its place is sent what
-    the graph names. True under a trainer, whose parameters are those of the policy that it
-    trains.
+    """True if the sampling parameters only apply to this backend. A hosted model in its place gets
+    those that the graph sets. True under a trainer, whose parameters are those of the policy that
+    it trains.
     """
 
 
@@ -56,9 +56,9 @@ _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", defaul
 
 
 def active_policy(model: str | None = None) -> ActivePolicy:
-    """The current policy, or `model` in its place.
+    """Current policy, or `model` in its place.
 
-    Outside a run it is the one that HRM_AGENT_POLICY names, else the one that the package ships.
+    Outside a run it is the one in HRM_AGENT_POLICY, else the one that the package ships.
     """
     active = _active.get() or ActivePolicy(os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY)
     if model is None or model == getattr(active.backend, "name", active.backend):
@@ -74,7 +74,7 @@ def using_policy(
     *,
     own_sampling: bool = False,
 ) -> Generator[ActivePolicy]:
-    """Make `backend` the policy of every graph that runs inside the block; a string is loaded at
+    """Make `backend` the policy of every graph that runs inside the block. A string is loaded at
     the first call.
 
     The options are those of `ActivePolicy`.

@@ -1,4 +1,4 @@
-"""What an engine and a codec are: the two things a recorded policy is made of.
+"""Protocols of engines and codecs, the two parts of a recorded policy.
 
 An `Engine` turns token ids into token ids. A `Codec` turns messages into token ids and an answer's
 text back into a message. Neither knows of LangGraph or of the record:
@@ -30,27 +30,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One continuation asked of an engine."""
+    """Request to an engine for one continuation."""
 
     prompt_ids: tuple[int, ...]
-    """Exactly what the model sees."""
+    """Prompt tokens, exactly as the model sees them."""
     sampling: Sampling
-    """With a seed: the caller has drawn one."""
+    """Sampling parameters, with a seed."""
     messages: Sequence[BaseMessage] = ()
-    """The conversation behind `prompt_ids`, for engines that answer from a script."""
+    """Conversation of `prompt_ids`, for engines that answer from a script."""
     on_token: Callable[[int], None] | None = None
-    """Called from the engine's thread with each sampled token; must not block."""
+    """Callback from the engine's thread for each sampled token. It must not block."""
     schema: Mapping[str, Any] | None = None
-    """JSON schema that the answer's text is to follow; an engine that cannot hold it to that
+    """JSON schema that the answer's text has to follow. An engine that cannot constrain answers
     ignores it.
     """
     role: str = ""
-    """Who asks, as `GraphIdentity.role` has it: an engine with adapters by role answers through
-    this one's.
+    """Role that makes the request, as in `GraphIdentity.role`. An engine with adapters by role uses
+    this role's adapter.
     """
     thread: str = ""
-    """The rollout that asks, by its LangGraph thread: its turns are best answered where the ones
-    before were.
+    """LangGraph thread of the rollout. Its turns are best answered by the engine that answered the
+    previous ones.
     """
     name: str = ""
     """Name of the request in an engine of another process, by which it reports progress."""
@@ -58,30 +58,30 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled. `token_ids` and `logprobs` are aligned."""
+    """Result of sampling. `token_ids` and `logprobs` are aligned."""
 
     token_ids: tuple[int, ...]
-    """Sampled tokens, the one that ended the turn included."""
+    """Sampled tokens, including the one that ended the turn."""
     logprobs: tuple[float, ...]
-    """Natural log, of the kind that the engine names."""
+    """Natural log-probs, of the engine's `logprob_kind`."""
     finish_reason: FinishReason
-    """Why sampling stopped."""
+    """Reason why sampling stopped."""
     policy_version: int
     """Version of the weights that sampled them."""
     queue_seconds: float = 0.0
     """Seconds from submission until sampling began."""
     constrained: bool = False
-    """The tokens were chosen under the request's schema; the log-probs are without it, where the
-    engine has them.
+    """True if the tokens were chosen under the request's schema. The log-probs ignore it, if the
+    engine can report these.
     """
 
 
 class Engine(Protocol):
-    """Samples continuations for many callers at once. Thread-safe."""
+    """Sampler of continuations for many callers in parallel. Thread-safe."""
 
     @property
     def name(self) -> str:
-        """The string that names the model, as stored in `Call.model`."""
+        """Model string, as stored in `Call.model`."""
         ...
 
     @property
@@ -89,22 +89,22 @@ class Engine(Protocol):
 
     @property
     def logprob_kind(self) -> LogprobKind:
-        """What its log-probs are in general: a call at temperature 1 that nothing cut has raw ones
-        all the same.
+        """General kind of its log-probs. A call at temperature 1 without truncation has raw ones in
+        any case.
         """
         ...
 
     @property
     def policy_version(self) -> int:
-        """Number of optimiser steps behind the weights in force."""
+        """Number of optimiser steps of the current weights."""
         ...
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Switch to the weights of `version`; returns once new requests are sampled with them.
+        """Switch to the weights of `version`. Returns once new requests are sampled with them.
 
-        `state_dict`: the weights, by name; None where they are shared and were changed in place.
-        Each `Completion` says which version sampled it. Raises `hrm_agent.errors.ModelError` where
-        the weights are another's.
+        `state_dict`: weights by name (None if they are shared and were changed in place). Each
+        `Completion` has the version that sampled it. Raises `hrm_agent.errors.ModelError` for
+        weights of another model.
         """
         ...
 
@@ -113,71 +113,71 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop; pending requests fail with `hrm_agent.errors.ModelError`."""
+        """Stop. Pending requests fail with `hrm_agent.errors.ModelError`."""
         ...
 
 
 @runtime_checkable
 class KeepsRollouts(Protocol):
-    """What an engine also is that keeps room for a rollout between its turns."""
+    """Engine that keeps room for a rollout between its turns."""
 
     def rollout_ended(self, thread: str, *, counted: bool = True) -> None:
-        """The rollout on `thread` asks for nothing more. `counted`:
-        it came to an end of its own.
-        """
+        """Release the room of the rollout on `thread`. `counted`: True if it ended by itself."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """An answer's text, taken apart."""
+    """Parsed text of an answer."""
 
     content: str
-    """The text without its tool calls and its thoughts."""
+    """Text without its tool calls and its thoughts."""
     tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """`{"name": str, "args": dict}` each, in order."""
+    """Calls in order, each `{"name": str, "args": dict}`."""
     invalid_tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """`{"name": str | None, "args": str, "error": str}` each: calls that could not be decoded, with
+    """Calls that could not be decoded, each `{"name": str | None, "args": str, "error": str}` with
     the reason.
     """
     reasoning: str | None = None
-    """Thoughts before the answer, where the model's template knows of any."""
+    """Thoughts before the answer (None without thoughts)."""
 
 
 class TemplateMismatch(Exception):
-    """The chat template rewrites earlier turns: the new prompt does not start with what the model
-    saw before.
+    """The chat template rewrites earlier turns: the new prompt does not start with the tokens that
+    the model saw before.
     """
 
 
 class TextStream(Protocol):
-    """The text of one answer while it is being sampled."""
+    """Text of one answer while it is being sampled."""
 
     def push(self, token_id: int) -> str:
-        """The text that can be shown now that this token is known; often empty."""
+        """Text that can be shown now that this token is known, often empty."""
         ...
 
     def finish(self) -> str:
-        """The text that was held back and turned out to be plain."""
+        """Held-back text that turned out to be plain."""
         ...
 
 
 class Codec(Protocol):
-    """Messages to token ids and back. Text inside a message can never become a control token."""
+    """Conversion of messages to token ids and back. Text inside a message can never become a
+    control token.
+    """
 
     end_of_turn: int
-    """The token that ends a written answer."""
+    """Token that ends a written answer."""
     ends: frozenset[int]
-    """All tokens that end an answer, `end_of_turn` among them."""
+    """All tokens that end an answer, including `end_of_turn`."""
     without_thoughts: tuple[int, ...]
-    """Tokens after a prompt for an answer that is to have no thoughts; empty where it begins
-    without any.
-    """
+    """Tokens after a prompt for an answer without thoughts (empty if it begins without any)."""
 
     def encode(
         self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """The whole prompt, up to and with the header of the answer. `tools` in OpenAI's form."""
+        """Token ids of the whole prompt, up to and including the header of the answer. `tools` are
+        in OpenAI's form.
+        """
         ...
 
     def extend(
@@ -188,12 +188,12 @@ class Codec(Protocol):
         ended_by: int | None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
-        """The tokens to insert after the sampled tokens of `messages[answered]`, up to the header
-        of the next answer.
+        """Tokens to insert after the sampled tokens of `messages[answered]`, up to the header of
+        the next answer.
 
-        `ended_by`: the last sampled token if it is one of `ends` (None: the answer was cut, and the
-        insertion starts with its end). Raises `TemplateMismatch` where the template does not leave
-        the earlier turns as they were.
+        `ended_by`: last sampled token if it is one of `ends` (None: the answer was cut, and the
+        insertion starts with its end). Raises `TemplateMismatch` if the template changes earlier
+        turns.
         """
         ...
 
@@ -202,14 +202,14 @@ class Codec(Protocol):
         ...
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of an answer as the model would write it (a script's), with its end."""
+        """Token ids of an answer as the model would write it (for a script), with its end."""
         ...
 
     def encode_turn(
         self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
         """Token ids of the last message, an answer that was written rather than sampled (a
-        demonstration), with its end: what the model would have had to sample after
+        demonstration), with its end. These are the tokens that the model would have to sample after
         `encode(messages[:-1], tools)`.
         """
         ...
@@ -217,19 +217,21 @@ class Codec(Protocol):
     def parse(
         self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True
     ) -> ParsedTurn:
-        """Take an answer's text apart.
+        """Parse an answer's text.
 
-        `tools`: those that were offered, which say the types of arguments. `thinks`: False where
-        `without_thoughts` stood before it.
+        `tools`: offered tools, which define the types of arguments. `thinks`: False if
+        `without_thoughts` precedes the answer.
         """
         ...
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
-        """Number of sampled tokens that hold an answer's thoughts or the marks around them, so that
-        all others hold its words, its calls and its end. Asked where `parse` found thoughts.
+        """Number of sampled tokens that hold an answer's thoughts or the marks around them. All
+        others hold its words, its calls and its end. It is used if `parse` found thoughts.
         """
         ...
 
     def stream(self, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> TextStream:
-        """A decoder for one answer that is being sampled; `tools` and `thinks` as for `parse`."""
+        """Decoder for one answer that is being sampled. `tools` and `thinks` are those of
+        `parse`.
+        """
         ...

@@ -1,5 +1,5 @@
-"""Asking another LangChain chat model in the place of a policy's engine, and what a request to such
-a model says.
+"""Requests to another LangChain chat model in place of a policy's engine, and their recorded
+sampling parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIMITS = (
     "max_new_tokens",
     "num_predict",
 )
-"""Names under which providers take the most completion tokens."""
+"""Names under which providers take the maximum number of completion tokens."""
 _OTHER = (
     *(
         "frequency_penalty",
@@ -38,7 +38,7 @@ _OTHER = (
     ),
     *("thinking_budget", "top_a", "top_k", "verbosity"),
 )
-"""Names of further parameters that change what is sampled, with plain values."""
+"""Names of further parameters that change sampling, with plain values."""
 
 
 def ask_in_thread(
@@ -46,9 +46,9 @@ def ask_in_thread(
 ) -> Future[Any]:
     """Call another chat model, in a thread, so that sync and async callers share one path.
 
-    Temperature, top-p and the token limit are passed on where somebody set them, under LangChain's
-    usual names; a seed is not, since few providers take one. A provider that refuses a parameter
-    says so itself.
+    Temperature, top-p and the token limit are passed on if they are set, under LangChain's usual
+    names. A seed is not, since few providers take one. A provider that refuses a parameter reports
+    it.
     """
     tools, choice = options.get("tools"), options.get("tool_choice")
     runnable: Any = (
@@ -62,13 +62,13 @@ def ask_in_thread(
         except Exception as error:
             raise _model_failure(model, error) from error
 
-    # the graph around it is not the provider's affair: none of its config
+    # an empty context, since the provider must not see the graph's config
     return call_in_thread(ask, Context())
 
 
 def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
-    """A provider that does not answer is no fault of the graph: the run stops,
-    and can be resumed.
+    """Error for a provider that does not answer. It is not the graph's fault: the run stops, and
+    can be resumed.
     """
     return ModelError(
         f"The model {name_of_model(model)} gave no answer: {type(error).__name__}: {error}.",
@@ -77,16 +77,16 @@ def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
 
 
 def name_of_model(backend: Any) -> str:
-    """The name by which a chat model, or an engine, goes on record."""
+    """Recorded name of a chat model or an engine."""
     name = getattr(backend, "model_name", None) or getattr(backend, "model", None)
     return str(name or type(backend).__name__)
 
 
 def policy_options(sampling: Sampling) -> dict[str, Any]:
-    """The sampling parameters that were set, under LangChain's usual names, without the seed.
+    """Sampling parameters that are set, under LangChain's usual names, without the seed.
 
     The provider chooses the others: some of its models take no temperature, or think for longer
-    than our limit.
+    than the default limit.
     """
     given = sampling.model_dump(
         include=sampling.model_fields_set & {"temperature", "max_tokens", "top_p"}
@@ -95,11 +95,10 @@ def policy_options(sampling: Sampling) -> dict[str, Any]:
 
 
 def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampling:
-    """The sampling parameters that a request to `model` names: its own, with those of the call in
-    their place.
+    """Sampling parameters in a request to `model`: its own, replaced by those of the call.
 
-    As LangChain tells its tracers, since each provider's class knows how it makes a request. What
-    it does not name was not sent, and a value of a form that we do not know is left out.
+    They are those that LangChain reports to tracers, since each provider's class knows its
+    requests. Unnamed parameters were not sent, and values of an unknown form are omitted.
     """
     stop, named = (
         options.get("stop"),
@@ -127,7 +126,7 @@ def _amount(value: Any) -> float | int | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """A text, or a number that JSON can hold."""
+    """True for a text, or a number that JSON can hold."""
     return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
 
 

@@ -1,4 +1,4 @@
-"""Facts of a model before its weights are loaded, on which defaults depend: its size, its context,
+"""Facts about a model before its weights are loaded, on which defaults depend: size, context, and
 its own defaults.
 """
 
@@ -20,14 +20,14 @@ __all__ = ["ModelFacts", "ModelSize", "facts_of", "facts_of_loaded"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Numbers that follow from a model's architecture. Unknown ones are None."""
+    """Numbers from a model's architecture (None if unknown)."""
 
     parameters: int | None = None
     """Number of weights."""
     context: int | None = None
-    """Tokens that the model takes, answer included."""
+    """Maximum number of tokens that the model takes, including the answer."""
     training_bytes_per_token: int | None = None
-    """Memory that a token of a micro-batch takes in a training, roughly."""
+    """Approximate memory of a token of a micro-batch in training, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +35,24 @@ class ModelFacts:
     """Facts that defaults depend on."""
 
     own: OwnDefaults
-    """Defaults that the model brings along."""
+    """Defaults in the model's own configuration."""
     measure: Callable[[], ModelSize]
-    """Gives the size, for which torch and transformers are imported: only asked for where a default
-    needs it.
+    """Function that returns the size. It imports torch and transformers, so it is only called for a
+    default that needs it.
     """
 
     @property
     def answer(self) -> int:
-        """Most completion tokens of an answer for which nobody named a limit."""
+        """Maximum completion tokens of an answer without an explicit limit."""
         return self.own.run.max_tokens or usual_answer(self.measure().context)
 
 
 def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
-    """Facts of a model that is to be trained, or of the one under an `adapter`; no weights are
+    """Facts about a model to be trained, or about the base model of an `adapter`. No weights are
     read.
 
-    A GGUF file is converted if it has to be (`to_be_converted`).
-    Raises `ModelError` for a model that cannot be trained.
+    A GGUF file is converted if necessary (`to_be_converted`). Raises `ModelError` for a model that
+    cannot be trained.
     """
     folder = model_folder(name, adapter=adapter)
     path = Path(folder, "config.json")
@@ -63,14 +63,14 @@ def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
         return ModelFacts(own, cache(partial(_measured, config)))
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # said better where the model is loaded
+    except (OSError, ValueError):  # loading the model reports it better
         read = {}
     own = own_defaults(cast("dict[str, Any]", read) if isinstance(read, dict) else {}, name)
     return ModelFacts(own, cache(lambda: _measured(_hub_config(folder))))
 
 
 def facts_of_loaded(model: Any) -> ModelFacts:
-    """Facts of a causal LM of transformers."""
+    """Facts about a causal LM of transformers."""
     own = own_defaults(
         {OWN_KEY: getattr(model.config, OWN_KEY, None)},
         str(getattr(model.config, "name_or_path", "")),
@@ -79,20 +79,20 @@ def facts_of_loaded(model: Any) -> ModelFacts:
 
 
 def _hub_config(path_or_name: str) -> Any:
-    """The configuration as transformers reads it (None: it cannot, which is said better where the
-    model is loaded).
+    """Configuration as transformers reads it (None if it cannot, which loading the model reports
+    better).
     """
     try:
         import transformers
 
         library: Any = transformers
         return library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False)
-    except Exception:  # whatever the files made the library raise
+    except Exception:  # the files may make the library raise anything
         return None
 
 
 def _measured(config: Any) -> ModelSize:
-    """By a model without weights, which has their shapes."""
+    """Size measured on a model without weights, which has their shapes."""
     try:
         import torch
         import transformers
@@ -102,7 +102,7 @@ def _measured(config: Any) -> ModelSize:
             return _size_of(
                 library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             )
-    except Exception:  # of an architecture that the library does not know, for example
+    except Exception:  # for example, an architecture that the library does not know
         return ModelSize()
 
 
@@ -122,8 +122,8 @@ def _size_of(model: Any) -> ModelSize:
 
 
 def _training_bytes_per_token(config: Any) -> int | None:
-    """Single precision of what layers keep for the backward pass, and of the logits with their
-    gradient.
+    """Memory of activations kept for the backward pass, in single precision, and of logits with
+    their gradient (None if unknown).
     """
     try:
         width = int(config.hidden_size)

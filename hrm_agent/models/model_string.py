@@ -1,9 +1,9 @@
-"""A model string, taken apart: what it names, and how that is to be loaded.
+"""Model strings: the parsed name of a model and its loading options.
 
 `hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4&device=cuda`: a scheme, a name, and after `?` options for
-weights that are loaded into this process. The whole string is the model's name on record, so that a
-run that is resumed loads the same model in the same way. Options are checked when the string is
-read, before anything is loaded.
+weights that are loaded into this process. The whole string is the model's recorded name, so that a
+resumed run loads the same model in the same way. Options are checked when the string is parsed,
+before anything is loaded.
 """
 
 from __future__ import annotations
@@ -26,46 +26,48 @@ __all__ = [
 ]
 
 _LOCAL = ("", "builtin", "fetched", "gguf", "hf")
-"""Schemes of weights that are loaded here; the empty one is a folder's."""
+"""Schemes of weights that are loaded here (empty for a folder)."""
 _OWN_OPTIONS = ("vllm",)
-"""Schemes whose engines read their options themselves."""
+"""Schemes whose engines parse their own options."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How weights get into this process."""
+    """Options for loading weights into this process."""
 
     load: str | None = None
-    """`nf4` (4 bits) or `int8`, by bitsandbytes; None loads them as they are."""
+    """Quantization by bitsandbytes, `nf4` (4 bits) or `int8` (None: unchanged)."""
     dtype: str = "auto"
-    """`float32`, `bfloat16`, `float16`; `auto` is what they are stored in."""
+    """Number format of the weights: `float32`, `bfloat16`, `float16`, or `auto` for the stored one.
+    """
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`; `auto` is a GPU where there is one, else the CPU."""
+    """Device of the weights: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for a GPU if there is one,
+    else the CPU.
+    """
     adapter: str | None = None
     """Folder or hub name of a LoRA adapter that PEFT knows."""
     kernel: str = "auto"
-    """How a CPU multiplies by weights in 4 bits: `plain`; `auto` is packed where it can be
+    """Multiplication with 4-bit weights on a CPU: `plain`, or `auto` for packed weights if possible
     (`hrm_agent.models.loading.load_weights`).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """How a model is spoken to, where its tokenizer alone does not say it well."""
+    """Options of the conversation format, for models whose tokenizer is not enough."""
 
     template: str | None = None
     """File of the chat template (None: the tokenizer's own)."""
     tools: str | None = None
-    """Form of tool calls by name, or `prompted` (None: it is found by what the template writes)."""
+    """Form of tool calls by name, or `prompted` (None: detected from the template's output)."""
     thoughts: str | None = None
-    """`keep` leaves the thoughts of earlier turns where they are (None: as the template has it)."""
+    """`keep` keeps the thoughts of earlier turns (None: as the template does)."""
     renderer: str | None = None
-    """Renderer of the library `renderers` in the place of the template, or `auto` (None: the
-    template).
+    """Renderer of the library `renderers` in place of the template, or `auto` (None: the template).
     """
 
     def __post_init__(self) -> None:
-        """Raises `ModelError` for a template and a renderer at once."""
+        """Raise `ModelError` if both a template and a renderer are given."""
         if self.template is not None and self.renderer is not None:
             raise ModelError(
                 f"?template={self.template} and ?renderer={self.renderer} are given at once.",
@@ -73,13 +75,13 @@ class CodecOptions:
             )
 
     def query(self) -> dict[str, str]:
-        """Options that were given, as a model string has them."""
+        """Given options, in the form of a model string."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in given if value is not None}
 
     def over(self, usual: CodecOptions) -> CodecOptions:
-        """These options, and from `usual` those that they leave open; a template also takes a
-        renderer's place.
+        """Merge these options over `usual` ones. A template also replaces a renderer, and the
+        reverse.
         """
         given = self.query()
         kept = usual.query()
@@ -101,34 +103,34 @@ _DEVICES = ("auto", "cpu", "cuda", "mps")
 
 @dataclass(frozen=True, slots=True)
 class ModelString:
-    """A model string, taken apart."""
+    """Parsed model string."""
 
     text: str
-    """The whole, as recorded."""
+    """Whole string, as recorded."""
     scheme: str
-    """`builtin`, `hf`, `gguf`, `vllm`, `scripted` or a provider's; empty for a folder, `fetched`
-    for a known model.
+    """Scheme: `builtin`, `hf`, `gguf`, `vllm`, `scripted` or a provider's. Empty for a folder,
+    `fetched` for a known model.
     """
     name: str
-    """Without scheme and options."""
+    """Name without scheme and options."""
     options: LoadOptions = field(default=LoadOptions())
-    """How weights are loaded into this process; the defaults where the string has none."""
+    """Options for loading weights into this process (defaults if the string has none)."""
     codec: CodecOptions = field(default=CodecOptions())
-    """How the model is spoken to; the defaults where the string has none."""
+    """Options of the conversation format (defaults if the string has none)."""
 
     @property
     def local(self) -> bool:
-        """It names weights that are loaded into this process."""
+        """True if it names weights that are loaded into this process."""
         return self.scheme in _LOCAL
 
     @property
     def base(self) -> str:
-        """The string without its options."""
+        """String without its options."""
         return self.name if self.scheme in ("", "fetched") else f"{self.scheme}:{self.name}"
 
 
 def parse_model(text: str) -> ModelString:
-    """Take `text` apart. Raises `ModelError` for an option or a value that means nothing."""
+    """Parse a model string. Raises `ModelError` for an invalid option or value."""
     if is_folder(text):
         return ModelString(text, "", text)
     base, asked, query = text.partition("?")
@@ -155,7 +157,7 @@ def parse_model(text: str) -> ModelString:
 
 
 def codec_options(text: str, given: Mapping[str, str]) -> CodecOptions:
-    """Options of how a model is spoken to, out of all that a string of another scheme gives. Raises
+    """Options of the conversation format, from all options of a string with another scheme. Raises
     `ModelError`.
     """
     own = {each.name: given[each.name] for each in fields(CodecOptions) if given.get(each.name)}
@@ -165,7 +167,9 @@ def codec_options(text: str, given: Mapping[str, str]) -> CodecOptions:
 
 
 def is_folder(text: str) -> bool:
-    """For any text: a path that cannot be (too long, say) is none, and raises nothing."""
+    """True if a text is the path of a folder. It never raises: an impossible path, such as one that
+    is too long, gives False.
+    """
     return os.path.isdir(text)  # noqa: PTH112
 
 

@@ -1,8 +1,8 @@
-"""Defaults that depend on the model: what its folder brings along, and how long an answer may be.
+"""Defaults that depend on the model: those in its folder, and the maximum length of an answer.
 
-A default that suits one model ruins another. A model that is no usual one says itself what suits
-it, below the key `hrm_agent` of its `config.json`: transformers keeps such a key when it saves a
-model, so that what is trained from the model has it, too.
+A default that suits one model ruins another. An unusual model has its own defaults under the key
+`hrm_agent` of its `config.json`. transformers keeps such a key when it saves a model, so trained
+copies of the model have it, too.
 
     "hrm_agent": {"run": {"max_tokens": 512}, "train_rl": {"learning_rate": 0.0005}, "train_sft": {"steps": 400}}
 """
@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 OWN_KEY = "hrm_agent"
-"""Key of a model's configuration below which its own defaults stand."""
+"""Key of a model's configuration that holds its own defaults."""
 _MOST = 2048
-"""Tokens of an answer for which nobody named a limit: room to reason, and an end to an answer that
-has none.
+"""Upper limit of tokens for an answer without an explicit limit: enough to reason, and an end for
+an endless answer.
 """
 
 
@@ -43,7 +43,7 @@ class RunDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most completion tokens of one reply (None: by the context)."""
+    """Maximum completion tokens of one reply (None: by the context)."""
 
 
 class RlDefaults(BaseModel):
@@ -54,9 +54,9 @@ class RlDefaults(BaseModel):
     learning_rate: float | None = Field(default=None, gt=0)
     """AdamW's learning rate (None: by the size)."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most completion tokens of one reply (None: as in every other command)."""
+    """Maximum completion tokens of one reply (None: as in every other command)."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one forward pass (None: by the size)."""
+    """Maximum tokens of one forward pass (None: by the size)."""
 
 
 class SftDefaults(BaseModel):
@@ -67,19 +67,19 @@ class SftDefaults(BaseModel):
     steps: int | None = Field(default=None, ge=1)
     """Optimiser steps (None: by the number of conversations)."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Conversations of one step (None: by the number of conversations)."""
+    """Number of conversations of one step (None: by the number of conversations)."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one forward pass (None: by the size)."""
+    """Maximum tokens of one forward pass (None: by the size)."""
     learning_rate: float | None = Field(default=None, gt=0)
     """AdamW's learning rate (None: by the size)."""
     matrix_learning_rate: float | None = Field(default=None, gt=0)
     """Muon's learning rate (None: by that of AdamW)."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """First steps, in which the learning rate rises (None: by the number of steps)."""
+    """Number of first steps, in which the learning rate rises (None: by the number of steps)."""
 
 
 class OwnDefaults(BaseModel):
-    """Defaults that a model brings along in its configuration."""
+    """Defaults in a model's own configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -93,19 +93,19 @@ class OwnDefaults(BaseModel):
 
 @runtime_checkable
 class UsualAnswer(Protocol):
-    """An engine that knows how long an answer of its model may be where nobody named a limit."""
+    """Engine that has a maximum length for answers without an explicit limit."""
 
     @property
     def usual_answer(self) -> int:
-        """Completion tokens."""
+        """Maximum completion tokens."""
         ...
 
 
 def usual_answer(context: int | None) -> int:
-    """Most completion tokens of an answer for which nobody named a limit: half of the context,
-    2,048 at most.
+    """Maximum completion tokens of an answer without an explicit limit: half of the context, at
+    most 2,048.
 
-    A context that is not known (None) may be a short one: then it is the default of `Sampling`.
+    An unknown context (None) may be short, so it gives the default of `Sampling`.
     """
     return Sampling().max_tokens if context is None else max(1, min(context // 2, _MOST))
 
@@ -113,10 +113,9 @@ def usual_answer(context: int | None) -> int:
 def with_limit(
     sampling: Sampling, engine: object, asked: int | None, budget: int | None
 ) -> Sampling:
-    """The parameters by which `engine` is to sample: its model's own limit of tokens where none is
-    set.
+    """Sampling parameters for `engine`, with its model's own token limit if none is set.
 
-    `asked`: a limit that the graph named in the call. `budget`: tokens that it has left.
+    `asked`: limit that the graph set in the call. `budget`: tokens that it has left.
     """
     if "max_tokens" in sampling.model_fields_set or not isinstance(engine, UsualAnswer):
         return sampling
@@ -131,9 +130,7 @@ def with_limit(
 
 
 def own_defaults(config: Mapping[str, Any], where: str) -> OwnDefaults:
-    """The defaults in a model's configuration. Raises `ModelError` for a key or a value that means
-    nothing.
-    """
+    """Defaults in a model's configuration. Raises `ModelError` for an invalid key or value."""
     try:
         return OwnDefaults.model_validate(config.get(OWN_KEY) or {})
     except ValidationError as error:

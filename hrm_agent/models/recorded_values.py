@@ -1,9 +1,9 @@
 """Stored form of a model's answers and errors.
 
-A plain answer is its JSON dump. Parts that the dump would change (bytes, tuples, objects, a class
-of one's own) are kept beside it as a JSON tree with type names. Reading imports nothing: where a
-class is not loaded, its fields come back as a mapping, and an error as one of its nearest loaded
-base class.
+A plain answer is its JSON dump. Parts that the dump would change (bytes, tuples, objects, user
+classes) are kept separately as a JSON tree with type names. Reading imports nothing: if a class is
+not loaded, its fields are returned as a mapping, and an error as one of its nearest loaded base
+class.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ __all__ = [
 OWN_FACTS = ("call_id", "started_at", "ended_at", "thread_id")
 """Keys of `response_metadata` that this project writes."""
 _TYPE = "__type__"
-"""Key in a tree for the type of a value that JSON has no form for."""
+"""Key in a tree for the type of a value that JSON cannot represent."""
 _MOST_OF_A_FACT = 4096
-"""Characters of an attribute of an error."""
+"""Maximum number of characters of an attribute of an error."""
 _TELLING = re.compile(
     "retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE
 )
-"""Headers that are kept: none names a user or holds a key."""
+"""Headers that are kept. None of them names a user or holds a key."""
 PLAIN = JsonPlusSerializer(allowed_msgpack_modules=None)
-"""Serialises the types that LangGraph allows by itself."""
+"""Serializer for the types that LangGraph allows by default."""
 
 
 class PackedAnswer(NamedTuple):
     """Fields of a `Call` that hold an answer."""
 
     response: dict[str, Any]
-    """`Call.response`."""
+    """Value of `Call.response`."""
     exact: dict[str, Any] | None
-    """`Call.exact`."""
+    """Value of `Call.exact`."""
     lost: tuple[str, ...] | None
-    """`Call.lost`."""
+    """Value of `Call.lost`."""
 
 
 class _Gone(Exception):
@@ -73,7 +73,7 @@ class _Gone(Exception):
 
 
 def pack_answer(message: AIMessage) -> PackedAnswer:
-    """An answer in stored form. Never raises: what cannot be stored is named in `lost`."""
+    """Convert an answer to its stored form. Never raises: unstorable values are named in `lost`."""
     own = type(message) is not AIMessage
     odd = odd_fields(message)
     if not odd and not own:
@@ -85,13 +85,13 @@ def pack_answer(message: AIMessage) -> PackedAnswer:
 
 
 def odd_fields(message: BaseMessage) -> dict[str, Any]:
-    """Fields of a message that JSON does not give back unchanged."""
+    """Fields of a message that JSON does not return unchanged."""
     fields = {**vars(message), **(message.__pydantic_extra__ or {})}
     return {name: value for name, value in fields.items() if not _is_json(value)}
 
 
 def unpack_answer(call: Call) -> AIMessage:
-    """The answer that a call was given."""
+    """Answer of a recorded call."""
     message = AIMessage.model_validate(call.response)
     if call.exact is None:
         return message
@@ -105,17 +105,17 @@ def unpack_answer(call: Call) -> AIMessage:
         }
     kind: Any = _loaded(str(call.exact.get("class", ""))) or AIMessage
     for each in (kind, AIMessage):
-        with suppress(Exception):  # a class that has changed since
+        with suppress(Exception):  # the class may have changed since
             return each.model_validate({**call.response, **fields})
     return message
 
 
 def _shown(message: AIMessage) -> dict[str, Any]:
-    """Dump of an answer that JSON cannot hold whole, for the record to show."""
+    """Dump of an answer that JSON cannot hold completely, for display."""
     try:
         shown = _clean(message_dump(message, lambda value: type(value).__qualname__))
         AIMessage.model_validate(shown)
-    except Exception:  # whatever a foreign object does when it is dumped
+    except Exception:  # a foreign object may raise anything when dumped
         return AIMessage(without_surrogates(str(message.text)), id=message.id).model_dump(
             mode="json"
         )
@@ -123,7 +123,7 @@ def _shown(message: AIMessage) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """JSON without lone surrogates, NaN and infinity."""
+    """Copy of JSON data without lone surrogates, NaN and infinity."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, dict):
@@ -134,7 +134,7 @@ def _clean(value: Any) -> Any:
 
 
 def _is_json(value: Any) -> bool:
-    """True if JSON gives it back unchanged."""
+    """True if JSON returns the value unchanged."""
     kind = type(value)
     if kind is str or kind is TextAccessor:  # `message.text`, which is a text
         return find_surrogate(value) is None
@@ -155,7 +155,7 @@ def _is_key(value: Any) -> bool:
 
 
 def _packed(value: Any, place: str, lost: list[str]) -> Any:
-    """A value as a tree of JSON; places of what has no form are added to `lost`."""
+    """Convert a value to a JSON tree. Places of unstorable values are added to `lost`."""
     try:
         if _is_json(value):
             return value
@@ -167,17 +167,17 @@ def _packed(value: Any, place: str, lost: list[str]) -> Any:
             if is_one(value):
                 return {_TYPE: name, **form(value, place, lost)}
         return {_TYPE: "packed", "value": serialised(value)}
-    except Exception:  # a foreign object, a circle, or too deep
+    except Exception:  # a foreign object, a cycle, or too deep
         lost.append(f"{place}: {type(value).__qualname__}")
         return {_TYPE: "lost"}
 
 
 def serialised(value: Any, serializer: JsonPlusSerializer = PLAIN) -> list[str]:
-    """The form of a value in a checkpoint, as text. Raises for a value that would come back
+    """Text of a value in the form of a checkpoint. Raises for a value that would be returned
     changed.
     """
     kind, data = serializer.dumps_typed(value)
-    if type(serializer) is JsonPlusSerializer:  # a store's own refuses such a value itself
+    if type(serializer) is JsonPlusSerializer:  # a store's own serializer refuses such a value
         loaded = serializer.loads_typed((kind, data))
         if type(loaded) is not type(value) or not bool(loaded == value):
             raise ValueError("it comes back as another value")
@@ -240,11 +240,11 @@ _FORMS: tuple[
         },
     ),
 )
-"""Name of a type in a tree, which values are of it, and the rest of their form."""
+"""Forms of values: name of the type in a tree, test for its values, and the rest of the form."""
 
 
 def _unpacked(tree: Any) -> Any:
-    """The value of a tree. Raises `_Gone` for one that is not on record."""
+    """Value of a tree. Raises `_Gone` for a value that is not on record."""
     if isinstance(tree, list):
         return [_or_none(item) for item in cast("list[Any]", tree)]
     if not isinstance(tree, dict):
@@ -316,7 +316,7 @@ def _name(kind: type) -> str:
 
 
 def _loaded(name: str) -> type[Any] | None:
-    """A class by its `_name`; None if it is not loaded."""
+    """Class by its `_name` (None if it is not loaded)."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -341,15 +341,15 @@ def _facts_of_validation(error: ValidationError) -> Iterator[tuple[str, Any]]:
 
 
 def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
-    """True for a failure of a model: no cancellation, no control flow of LangGraph, no other part's
-    error.
+    """True for a failure of a model, as opposed to a cancellation, LangGraph's control flow, or an
+    error of another part.
     """
     elsewhere = isinstance(error, HrmError) and not isinstance(error, ModelError)
     return isinstance(error, Exception) and not elsewhere and not isinstance(error, GraphBubbleUp)
 
 
 def pack_error(error: Exception) -> RaisedError:
-    """An error of a model in stored form. Never raises."""
+    """Convert a model's error to its stored form. Never raises."""
     kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
     # with the file's name
     given: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
@@ -373,9 +373,9 @@ def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
 
 
 def _said_in(response: Any) -> dict[str, Any]:
-    """Facts of an HTTP error response that programs look for: when to retry, and what was wrong."""
+    """Facts of an HTTP error response that programs read: the time of a retry, and the cause."""
     said = dict[str, Any]()
-    with suppress(Exception):  # another class of response, or its body was not read
+    with suppress(Exception):  # another response class, or its body was not read
         said["headers"] = {
             name: value for name, value in response.headers.items() if _TELLING.match(name)
         }
@@ -384,9 +384,9 @@ def _said_in(response: Any) -> dict[str, Any]:
 
 
 def raised(said: RaisedError, near: type = Exception) -> Exception:
-    """The error to raise again, of its own class if that is loaded; no constructor runs.
+    """Error to raise again, of its own class if that is loaded. No constructor runs.
 
-    `near`: the model's class. A class of a program's main file is looked for in its module, too.
+    `near`: the model's class. A class of a program's main file is also searched in its module.
     """
     error = next(
         (made for name in said.kinds if (made := _made(name, said, near)) is not None), None
@@ -412,7 +412,7 @@ def _error_class(name: str, near: type) -> type[Exception] | None:
 
 
 def _made(name: str, said: RaisedError, near: type) -> Exception | None:
-    """An error of this class; None where it cannot be made."""
+    """Error of a class (None if it cannot be made)."""
     kind = _error_class(name, near)
     if kind is None:
         return None
@@ -431,7 +431,7 @@ def _made(name: str, said: RaisedError, near: type) -> Exception | None:
 
 
 def _stand_in(above: type[Exception], said: RaisedError) -> Exception:
-    """An error with the same name and message, of a new subclass of `above`."""
+    """Error with the same name and message, of a new subclass of `above`."""
     body = {"__module__": said.kinds[0].partition(":")[0], "__str__": lambda _: said.message}
     kind = type(said.name, (above,), body)
     return _with_facts(kind.__new__(kind, *_arguments(said)), said)
@@ -449,7 +449,7 @@ def _with_facts(error: Exception, said: RaisedError) -> Exception:
 
 
 def _response(said: Any) -> Any:
-    """An HTTP response made of its status and what `_said_in` found."""
+    """HTTP response made of its status and the facts from `_said_in`."""
     httpx: Any = sys.modules.get("httpx")
     if httpx is None:
         return said

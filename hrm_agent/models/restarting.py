@@ -1,10 +1,9 @@
-"""An engine that drops the replies under way when new weights are published, and samples them
-again.
+"""Engine that drops running replies when new weights are published, and samples them again.
 
-Who asked sees nothing of it: one request, one reply, all of it by one version. A reply that was
-dropped was on no record. Prompts and seeds are the same, the weights are not.
+Callers do not notice: each request gets one reply, sampled by one version. A dropped reply was
+never recorded. Prompts and seeds are the same, only the weights differ.
 
-Requests that stream (`on_token`) are left to end on the weights that they began with: part of their
+Requests that stream (`on_token`) end on the weights that they started with, since part of their
 reply was shown.
 """
 
@@ -20,35 +19,35 @@ __all__ = ["RestartingEngine"]
 
 
 class _Asked:
-    """One request, and where it stands."""
+    """Request with its current state."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
         self.reply: Future[Completion] = Future()
-        """What was handed out."""
+        """Future that the caller got."""
         self.sampled: Future[Completion] | None = None
-        """The engine's."""
+        """Future of the engine (None while the request is not submitted)."""
 
 
 class RestartingEngine:
-    """Wraps an engine whose replies can be cancelled. Thread-safe."""
+    """Wrapper of an engine whose replies can be cancelled. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.name, self.codec, self.logprob_kind = engine.name, engine.codec, engine.logprob_kind
         self.restarted = 0
-        """Replies that were dropped and asked for again."""
+        """Number of replies that were dropped and requested again."""
         self._lock = threading.Lock()
         self._under_way: set[_Asked] = set()
         self._dropped: list[_Asked] = []
 
     def __getattr__(self, name: str) -> Any:
-        """What else the engine has."""
+        """Other attributes of the engine."""
         return getattr(self._engine, name)
 
     @property
     def policy_version(self) -> int:
-        """Of the weights in force."""
+        """Version of the current weights."""
         return self._engine.policy_version
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
@@ -61,7 +60,9 @@ class RestartingEngine:
         return asked.reply
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """As the engine's; what is under way is dropped before, and asked for again after it."""
+        """Publish weights by the engine. Running replies are dropped before, and requested again
+        afterwards.
+        """
         with self._lock:
             dropped = [asked for asked in self._under_way if asked.request.on_token is None]
         for asked in dropped:
@@ -76,7 +77,7 @@ class RestartingEngine:
                 self._ask_again(asked)
 
     def close(self) -> None:
-        """As the engine's."""
+        """Close the engine."""
         self._engine.close()
 
     def _ask(self, asked: _Asked) -> None:
@@ -95,11 +96,11 @@ class RestartingEngine:
             return
         try:
             self._ask(asked)
-        except Exception as error:  # the engine has closed: who waits is told
+        except Exception as error:  # the engine has closed: report it to the caller
             if asked.reply.set_running_or_notify_cancel():
                 asked.reply.set_exception(error)
             return
-        if asked.reply.cancelled():  # meanwhile
+        if asked.reply.cancelled():  # cancelled meanwhile
             self._free(asked)
 
     def _free(self, asked: _Asked) -> None:
@@ -107,8 +108,8 @@ class RestartingEngine:
             asked.sampled.cancel()
 
     def _ended(self, asked: _Asked, sampled: Future[Completion]) -> None:
-        """Called in the engine's thread, or where it was cancelled: by who asked,
-        or by `publish`.
+        """Handle the end of a sampled reply, in the engine's thread or in the thread that cancelled
+        it.
         """
         with self._lock:
             self._under_way.discard(asked)

@@ -1,9 +1,8 @@
-r"""An engine that answers from a script: for tests of graphs, of trainers, and of what users build
-on them.
+r"""Engine that answers from a script, for tests of graphs, trainers, and users' code.
 
-It is an engine like any other: it returns token ids and log-probs, honours `max_tokens` and stop
+It works like any other engine: it returns token ids and log-probs, honours `max_tokens` and stop
 strings, streams, fails when it is closed, and finishes its futures from other threads. Only the
-weights are missing. An answer is text in the policy's own format, tool calls included:
+weights are missing. An answer is text in the policy's own format, including tool calls:
 
     ScriptedEngine([
         '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>',
@@ -36,7 +35,9 @@ Delay = float | Callable[[Sequence[BaseMessage]], float]
 
 
 class ScriptedEngine:
-    """Answers from a sequence, in the order of the requests, or from a function of the messages."""
+    """Engine that answers from a sequence, in the order of the requests, or from a function of the
+    messages.
+    """
 
     logprob_kind = LogprobKind.RAW
 
@@ -48,14 +49,14 @@ class ScriptedEngine:
         codec: Codec | None = None,
         delay: Delay = 0,
     ) -> None:
-        """`delay`: seconds before an answer, or a function of the messages, to make answers
-        overtake each other.
+        """`delay`: seconds before an answer, or a function from the messages to them, which lets
+        answers overtake each other.
         """
         self.name = name
         self.codec: Codec = codec or ByteCodec()
         self.policy_version = 0
         self.requests: list[GenerationRequest] = []
-        """Every request, in the order of arrival."""
+        """All requests, in the order of arrival."""
         self._script = script
         self._delay = delay
         self._lock = threading.Lock()
@@ -68,7 +69,7 @@ class ScriptedEngine:
         return len(self.requests)
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """Queue a request; answers of a sequence are dealt out in the order of submission."""
+        """Queue a request. Answers of a sequence are used in the order of submission."""
         with self._lock:
             if self._closed.is_set():
                 raise _closed(self.name)
@@ -79,12 +80,12 @@ class ScriptedEngine:
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Answer under this policy version from now on. A script has no weights."""
+        """Use this policy version for answers from now on. A script has no weights."""
         del state_dict
         self.policy_version = version
 
     def close(self) -> None:
-        """Stop; pending requests fail with `ModelError`."""
+        """Stop. Pending requests fail with `ModelError`."""
         with self._lock:
             self._closed.set()
         self._pool.shutdown(wait=True)
@@ -105,7 +106,7 @@ class ScriptedEngine:
             if self._closed.wait(self._seconds(request)):
                 raise _closed(self.name)
             future.set_result(self._complete(request, index, waited))
-        except BaseException as error:  # whatever a script raises belongs to the caller
+        except BaseException as error:  # pass any error of a script to the caller
             future.set_exception(error)
 
     def _seconds(self, request: GenerationRequest) -> float:

@@ -1,4 +1,4 @@
-"""A word on stderr where a large library takes long to import, as torch does on a cold disk."""
+"""Message on stderr if a large library takes long to import, as torch does on a cold disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["told_if_slow"]
 
 @contextmanager
 def told_if_slow(what: str, seconds: float = 4.0) -> Generator[None]:
-    """Say `what` if the block takes longer than `seconds`."""
+    """Print `what` if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, lambda: sys.stderr.write(f"hrm-agent: {what}\n"))
     timer.daemon = True
     timer.start()

@@ -1,6 +1,4 @@
-"""Records as pages: one file each, without a script, to be kept,
-sent and opened by a double click.
-"""
+"""Pages of records: one file each, without a script, to keep, send and open by a double click."""
 
 from hrm_agent.pages.group import group_page, step_page
 from hrm_agent.pages.run import trajectory_page

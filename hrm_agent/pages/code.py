@@ -1,6 +1,4 @@
-"""Code with its words marked, by Pygments, which comes with rich: when the page is written, not
-when it is read.
-"""
+"""Syntax highlighting by Pygments, which comes with rich, when the page is written."""
 
 from __future__ import annotations
 
@@ -9,11 +7,11 @@ from hrm_agent.basics.markup import Html, cut, element, join
 __all__ = ["code_block"]
 
 _MOST = 20_000
-"""Characters of code that are marked; a longer one is shown as plain text."""
+"""Maximum characters of code that are highlighted. Longer code is shown as plain text."""
 
 
 def code_block(code: str, language: str = "python") -> Html:
-    """Python or JSON in a block."""
+    """Block of highlighted code in Python or JSON."""
     if len(code) > _MOST:
         return element("pre", cut(code))
     from pygments import lex

@@ -1,5 +1,5 @@
-"""The rollouts of one task side by side, and of all tasks of a training step: what was kept against
-what was not.
+"""Pages that compare the rollouts of one task, or of all tasks of a training step: kept
+ones first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hrm_agent.trajectory import Overlay, Scoring, Trajectory, Verdict
 __all__ = ["group_page", "step_page"]
 
 Scorings = Mapping[str, Sequence[Scoring]]
-"""What rubrics gave, by the id of a trajectory."""
+"""Scorings by rubrics, by the id of a trajectory."""
 _PROMPT_SHOWN = 100
-"""Characters of a prompt in the list of groups."""
+"""Maximum characters of a prompt in the list of groups."""
 _COLUMNS = ("rollout", "reward", "status", "verdict", "advantage", "tool calls", "tokens", "reason")
 
 
@@ -27,7 +27,7 @@ def group_page(
     overlays: Sequence[Overlay] = (),
     scorings: Scorings | None = None,
 ) -> str:
-    """The rollouts of one group. `overlays`: what training runs made of them. Raises `StoreError`
+    """Page of one group's rollouts. `overlays`: judgements by training runs. Raises `StoreError`
     without a rollout.
     """
     if not rollouts:
@@ -50,7 +50,7 @@ def step_page(
     overlays: Sequence[Overlay],
     scorings: Scorings | None = None,
 ) -> str:
-    """The groups of a training step. `step`: its number on record, from 0, as overlays have it.
+    """Page of the groups of a training step. `step`: its recorded number, from 0, as in overlays.
 
     Raises `StoreError` without a rollout.
     """
@@ -130,7 +130,7 @@ def _is_kept(overlays: Sequence[Overlay]) -> bool:
 
 
 def _rows(rollout: Trajectory, overlays: Sequence[Overlay]) -> list[tuple[object, ...]]:
-    """One for each training run that judged it; one at least."""
+    """Rows of a rollout, one for each training run that judged it, at least one."""
     link = element("a", rollout.sample_index, href=f"#{anchor(rollout.id)}", title=rollout.id)
     status = rollout.stop_reason.value if rollout.stop_reason else rollout.status.value
     facts = (tool_strip(rollout), rollout.used.output_tokens)

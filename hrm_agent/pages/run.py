@@ -1,4 +1,4 @@
-"""One trajectory as a page: what was made of it first, then what happened, in its order."""
+"""Page of one trajectory: its facts and judgements first, then its steps in order."""
 
 from __future__ import annotations
 
@@ -46,18 +46,22 @@ __all__ = [
 ]
 
 _LONG = 1_500
-"""Characters from which a text is folded."""
+"""Number of characters from which a text is folded."""
 _TOKENS_SHOWN = 2_000
 _STRIP_SHOWN = 24
 _SHADES = (-0.1, -0.7, -1.6, -3.0, -4.6)
-"""Log-probs below which a token is shaded darker: about 0.9, 0.5, 0.2, 0.05 and 0.01."""
+"""Log-probs below which a token is shaded darker: probabilities of about 0.9, 0.5, 0.2, 0.05 and
+0.01.
+"""
 _VERDICTS = {Verdict.KEPT: "good", Verdict.DROPPED: "quiet", Verdict.GROUP_REJECTED: "warn"}
 
 
 def trajectory_page(
     trajectory: Trajectory, overlays: Sequence[Overlay] = (), scorings: Sequence[Scoring] = ()
 ) -> str:
-    """A whole file. `overlays`, `scorings`: what training runs and rubrics made of it."""
+    """HTML file of a trajectory. `overlays`, `scorings`: judgements by training runs and
+    rubrics.
+    """
     return document(
         f"{trajectory.task.id} · {trajectory.id}",
         element("h1", "Trajectory ", trajectory.id),
@@ -66,14 +70,14 @@ def trajectory_page(
 
 
 def anchor(*names: str) -> str:
-    """Where a link leads to within the file, for ids of any characters."""
+    """Anchor of a link within the file, for ids of any characters."""
     return "-".join(quote(name, safe="", errors="replace") for name in names)
 
 
 def article(
     trajectory: Trajectory, overlays: Sequence[Overlay] = (), scorings: Sequence[Scoring] = ()
 ) -> Html:
-    """The trajectory as a part of a page, which `#ID` leads to."""
+    """Trajectory as a part of a page, with the anchor `#ID`."""
     return element(
         "article",
         _facts(trajectory),
@@ -111,14 +115,14 @@ def _judgements(overlays: Sequence[Overlay], scorings: Sequence[Scoring]) -> Htm
 
 
 def verdict_mark(overlay: Overlay) -> Html:
-    """The verdict in a word."""
+    """Verdict in a word."""
     return element(
         "span", overlay.verdict.value.replace("_", " "), class_=f"mark {_VERDICTS[overlay.verdict]}"
     )
 
 
 def outcome_mark(status: ToolStatus | None, **attributes: object) -> Html:
-    """How a tool call ended, in a word."""
+    """Outcome of a tool call in a word."""
     look = {ToolStatus.OK: "good", None: "quiet", ToolStatus.INFRASTRUCTURE: "warn"}.get(
         status, "bad"
     )
@@ -129,7 +133,7 @@ def outcome_mark(status: ToolStatus | None, **attributes: object) -> Html:
 
 
 def tool_strip(trajectory: Trajectory) -> Html:
-    """The outcomes of the tool calls in their order, each a link to its call."""
+    """Outcomes of the tool calls in order, each a link to its call."""
     calls = trajectory.own_tool_calls
     shown = [
         outcome_mark(
@@ -142,7 +146,7 @@ def tool_strip(trajectory: Trajectory) -> Html:
 
 
 def _roles(trajectory: Trajectory) -> Html | None:
-    """Who did how much, where there are several."""
+    """Table of calls and tokens by role (None for a single role)."""
     calls = Counter(call.identity.role for call in trajectory.own_calls)
     tokens, tools = (
         Counter[str](),
@@ -173,7 +177,7 @@ def _steps(trajectory: Trajectory, credit: Mapping[str, str]) -> Iterator[Html]:
 
 
 def _place(record: Call | ToolCall) -> str:
-    """The role, and the node within it where that is another one."""
+    """Role, and the node within it if that differs."""
     identity = record.identity
     return (
         identity.role
@@ -212,7 +216,7 @@ def _call(
 
 
 def _thoughts(call: Call) -> Html | None:
-    """Thoughts of the model in a block that is closed at first."""
+    """Thoughts of the model in a block that is closed at first (None without thoughts)."""
     thoughts = (thoughts_of(call.response) or "").strip()
     summary = element("summary", f"Thoughts, {len(thoughts):,} characters")
     return element("details", summary, element("pre", cut(thoughts))) if thoughts else None
@@ -264,13 +268,13 @@ def _tool_call(call: ToolCall, place: str) -> Html:
 
 
 def fact(value: object) -> Html | None:
-    """A value beside its name: a short text as it is, a long one folded."""
+    """Value beside its name: a short text as it is, a long one folded."""
     text = "" if value is None else str(value)
     return (join(text) if len(text) <= _LONG else folded(text)) if text else None
 
 
 def folded(text: str) -> Html:
-    """A text; a long one behind its first line."""
+    """Text in a block. A long one is folded behind its first line."""
     block = element("pre", cut(text))
     if len(text) <= _LONG:
         return block
@@ -279,8 +283,8 @@ def folded(text: str) -> Html:
 
 
 def _tokens(call: Call) -> Html | None:
-    """A mark for each token that was sampled: grey for a probable one, the stronger the less
-    probable it was.
+    """Strip with a mark for each sampled token (None without any): the less probable the token, the
+    stronger the mark.
     """
     sampled = [
         (token, p)

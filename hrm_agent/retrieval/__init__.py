@@ -1,4 +1,4 @@
-"""Finding text again: tokenizers, chunks that are exact spans, and what is built on them."""
+"""Retrieval of text: tokenizers, chunks that are exact spans, indexes and citations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when asked for: the command line names this package long before it cuts a text."""
+    """Load a name on first use, since the command line imports this package long before it cuts a
+    text.
+    """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

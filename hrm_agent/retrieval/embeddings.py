@@ -1,17 +1,17 @@
 """Vectors of texts: any LangChain `Embeddings` by its string, and static ones that need no
 download.
 
-A static embedding has one vector for each token of a vocabulary, and a text is the mean of its
-tokens' vectors: no model runs, the order of the words is lost, and a chunk costs about what it
-costs to tokenize. It finds a passage that puts the question in other words, which words alone do
-not; it is no match for a sentence model.
+A static embedding has one vector for each token of a vocabulary, and the vector of a text is the
+mean over its tokens. No model runs, the order of the words is lost, and a chunk costs about as much
+as its tokenization. It finds a passage that paraphrases the question, which words alone do not, but
+it is worse than a sentence model.
 
-The vectors and their vocabulary are two files in the wheel of wordllama (an extra: `vectors`). We
-read the files and leave the code: importing it takes most of a second and sets up logging for the
-whole process. The wheel is under the MIT licence. The vectors were trained from the token
-embeddings of models whose tokenizer is Llama 2's (Llama 2 70B and Phi-3 Medium, as the model card
-says), and whether the Llama 2 Community License reaches through to them is not settled. They are
-therefore nobody's default here: whoever ships a product decides for themselves.
+The vectors and their vocabulary are two files in the wheel of wordllama (extra `vectors`). Only the
+files are read: importing the package takes most of a second and sets up logging for the whole
+process. The wheel is under the MIT licence. The vectors were trained from the token embeddings of
+models whose tokenizer is Llama 2's (Llama 2 70B and Phi-3 Medium, according to the model card).
+Whether the Llama 2 Community License extends to them is not settled. They are therefore no default
+here, and each user has to decide.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ __all__ = [
 ]
 
 Vectors = NDArray[np.float32]
-"""One row per text."""
+"""Vectors, one row per text."""
 
 DIMENSIONS = (64, 128, 256)
-"""Trained so that the first 64 or 128 numbers of a vector stand for it too."""
+"""Dimensions of static vectors, which were trained so that their first 64 or 128 numbers can be
+used alone.
+"""
 _FILES = ("weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json")
 _BATCH = 256
-"""Texts that are tokenized at once."""
+"""Number of texts that are tokenized at once."""
 
 
 class StaticEmbeddings(Embeddings):
-    """Mean of the tokens' vectors, of unit length; zeros for a text without a token. Threads may
-    share it.
+    """Embeddings that are the mean of the tokens' vectors, of unit length (zeros for a text without
+    a token). Threads may share it.
     """
 
     def __init__(self, dimension: int = 256) -> None:
@@ -75,7 +77,7 @@ class StaticEmbeddings(Embeddings):
         )
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """One row per text."""
+        """Vectors of texts, one row each."""
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for first in range(0, len(texts), _BATCH):
             for row, ids in enumerate(
@@ -87,7 +89,8 @@ class StaticEmbeddings(Embeddings):
         return unit(rows)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        # a question: waking the library's threads would take longer than the work
+        # One text is a question, for which starting the library's threads takes longer than the
+        # work.
         if len(texts) == 1:
             return [self._tokenizer.encode(texts[0], add_special_tokens=False).ids]
         return [
@@ -103,8 +106,8 @@ class StaticEmbeddings(Embeddings):
 
 
 def load_embeddings(name: str) -> Embeddings:
-    """`static`, `static:64`, or `package.module:attribute` for one's own: an `Embeddings`, or what
-    makes one.
+    """Load embeddings: `static`, `static:64`, or `package.module:attribute` for an `Embeddings` or
+    a function that returns one.
     """
     kind, _, rest = name.partition(":")
     if kind == "static":
@@ -135,12 +138,12 @@ def load_embeddings(name: str) -> Embeddings:
 
 @lru_cache(maxsize=len(DIMENSIONS))
 def _static(dimension: int) -> StaticEmbeddings:
-    """Read once in a process, however often an index is opened."""
+    """Load static embeddings once per process, however often an index is opened."""
     return StaticEmbeddings(dimension)
 
 
 def name_of(embeddings: Embeddings) -> str:
-    """What vectors are put on record under: two embeddings of one name are taken for the same."""
+    """Name under which vectors are recorded. Embeddings with the same name are taken as equal."""
     kind = type(embeddings)
     model = next(
         (
@@ -158,7 +161,7 @@ def name_of(embeddings: Embeddings) -> str:
 
 
 def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
-    """Rows of unit length from any embeddings."""
+    """Vectors of unit length from any embeddings, one row per text."""
     if isinstance(embeddings, StaticEmbeddings):
         return embeddings.vectors(texts)
     try:
@@ -178,7 +181,7 @@ def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
 
 
 def unit(rows: Vectors) -> Vectors:
-    """Each row divided by its length; a row of zeros stays."""
+    """Divide each row by its length. A row of zeros is unchanged."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 

@@ -1,10 +1,9 @@
-"""The language of a text: told, or guessed offline from the text itself; and the stemmer that goes
-with it.
+"""Language of a text, given or guessed offline from the text itself, and the stemmer for it.
 
-Words of a language that is not known, or that has no stemmer here, are folded and not stemmed. The
-guess is made by langid's model (py3langid, 4.6 MB in its wheel), which takes a second to load and
-is loaded when the first document is read that nobody has told the language of; questions are never
-guessed, since they are too short.
+Words of an unknown language, or of one without a stemmer here, are folded and not stemmed. The
+guess is made by langid's model (py3langid, 4.6 MB in its wheel). It takes a second to load and is
+loaded with the first document of unspecified language. Questions are never guessed, since they are
+too short.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ __all__ = [
 ]
 
 AUTO = "auto"
-"""In the place of a language: each text's own is guessed."""
+"""Setting by which the language of each text is guessed."""
 NO_LANGUAGE = ""
-"""Of a text whose words are folded and not stemmed."""
+"""Language of a text whose words are folded and not stemmed."""
 # fmt: off
 STEMMERS = {
     "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english",
@@ -41,23 +40,23 @@ STEMMERS = {
     "tr": "turkish", "yi": "yiddish",
 }
 # fmt: on
-"""ISO 639-1 code -> Snowball's name of the algorithm."""
+"""Snowball's names of algorithms by ISO 639-1 code."""
 _NONE = "none"
 _SAME = {"pcm": "en", "grc": "el", "nn": "no"}
-"""Languages that the model tells apart, and one stemmer serves: their likelihoods are added up."""
+"""Languages of the model that share a stemmer with another. Their likelihoods are added."""
 _LEAST = 0.25
-"""Likelihood below which a language is not known, of some 130; prose has reached it after three to
-five words.
+"""Minimum likelihood of a language, of about 130. Below it the language is unknown. Prose reaches
+it after three to five words.
 """
 _WINDOWS, _WINDOW = 4, 500
-"""Parts of a long text that are looked at, and characters of each: the beginning alone may be a
-licence.
+"""Number of windows of a long text that are sampled, and characters of each. The beginning alone
+may be a licence.
 """
 
 
 def check_language(name: str) -> str:
-    """`auto`, a code of `STEMMERS`, or `NO_LANGUAGE` for `none`. Raises `ConfigError` for anything
-    else.
+    """Code of a language: `auto`, a code of `STEMMERS`, or `NO_LANGUAGE` for `none`. Raise
+    `ConfigError` for anything else.
     """
     if name in (AUTO, NO_LANGUAGE, *STEMMERS):
         return name
@@ -71,7 +70,7 @@ def check_language(name: str) -> str:
 
 
 def guess_language(text: str) -> str:
-    """A code of `STEMMERS`, or `NO_LANGUAGE`."""
+    """Guess the language of a text: a code of `STEMMERS`, or `NO_LANGUAGE`."""
     likely = dict[str, float]()
     ranked: list[tuple[str, float]] = _model().rank(_sample(text))
     for found, share in ranked:
@@ -90,7 +89,8 @@ def _sample(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _model() -> Any:
-    # it unpacks into a temporary file, which is no effect of the node that asks
+    # The model is unpacked into a temporary file, which must not be logged as an effect of the
+    # calling node.
     return Context().run(_read_model)
 
 
@@ -101,7 +101,7 @@ def _read_model() -> Any:
 
 
 def stemmer_of(language: str) -> Callable[[str], str] | None:
-    """Lower-case word -> its stem; None for a language without a stemmer."""
+    """Function from a lower-case word to its stem (None for a language without a stemmer)."""
     if language not in STEMMERS:
         return None
     from snowballstemmer import stemmer
@@ -111,8 +111,8 @@ def stemmer_of(language: str) -> Callable[[str], str] | None:
 
 @lru_cache(maxsize=1)
 def stemmer_version() -> str:
-    """What stems are made by: of another one they may be others. snowballstemmer uses PyStemmer
-    where it is.
+    """Name and version of the stemmer package. Stems of different versions may differ.
+    snowballstemmer uses PyStemmer if it is installed.
     """
     for package in ("PyStemmer", "snowballstemmer"):
         try:

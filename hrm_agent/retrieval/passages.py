@@ -1,9 +1,8 @@
-"""Passages of texts, ranked by a question: BM25 in memory and without an index.
+"""Passages of texts, ranked by a question with BM25 in memory, without an index.
 
-Two users. A long text is cut into passages, of which the best are shown (`scored_passages`). And
-the hits of a search are often more than a reader is to be shown at once: `best_passages` chooses
-among the passages of all hits together, so that a hit that has much of the answer gets more of the
-room than one that has little.
+There are two uses. `scored_passages` cuts a long text into passages, of which the best are shown.
+`best_passages` chooses among the passages of all hits of a search, which are often too long to be
+shown in full: a hit with much of the answer gets more space than one with little.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ __all__ = ["Extract", "best_passages", "scored_passages"]
 
 PASSAGE_TOKENS = 128
 _K, _B = 1.2, 0.75
-"""BM25's usual constants."""
+"""Usual constants of BM25."""
 Span = tuple[int, int]
 
 
 class Extract(Protocol):
-    """A part of a document, such as a `Hit`."""
+    """Part of a document, e.g. a `Hit`."""
 
     @property
     def file(self) -> str:
@@ -36,36 +35,35 @@ class Extract(Protocol):
 
     @property
     def start(self) -> int:
-        """Where in the document the part begins, in characters."""
+        """First character of the part in the document."""
         ...
 
     @property
     def text(self) -> str:
-        """The part itself."""
+        """Text of the part."""
         ...
 
     @property
     def language(self) -> str:
-        """Code of the document's language; empty: unknown."""
+        """Code of the document's language (empty if unknown)."""
         ...
 
 
 def scored_passages(text: str, question: str) -> list[tuple[Span, float]]:
-    """The passages of a text in its order, spans of it, each with its score; 0 where it has no word
-    of the question.
+    """Passages of a text as spans in order, each with its score (0 if it has no word of the
+    question).
     """
     passages = _passages(text)
     return list(zip(passages.spans, passages.scores(question), strict=True))
 
 
 def best_passages(hits: Sequence[Extract], question: str, limit: int) -> list[list[Span]]:
-    """What to show of hits in `limit` characters: for each of them spans of its text, in order,
-    that do not touch.
+    """Choose passages of hits to show in `limit` characters: for each hit, ordered spans of its
+    text that do not touch.
 
-    All of them where that is not too much. Else each hit's best passage comes first, those of the
-    best hits before the others', and then the best of all passages that still fit. What two hits
-    have in common counts once and is shown with the one that comes first; white space alone is not
-    shown.
+    If they fit, all are shown. Otherwise the best passage of each hit comes first, in the order of
+    the hits, and then the best of all passages that still fit. Text that two hits share counts once
+    and is shown with the first. Passages of white space alone are not shown.
     """
     parts = [(number, span) for number, spans in enumerate(_own_spans(hits)) for span in spans]
     counted = _Counted(
@@ -92,7 +90,7 @@ def best_passages(hits: Sequence[Extract], question: str, limit: int) -> list[li
 
 
 def _own_spans(hits: Sequence[Extract]) -> Iterator[list[Span]]:
-    """The passages of each hit, without what a hit before it has."""
+    """Passages of each hit, without text of a previous hit."""
     for number, hit in enumerate(hits):
         before = [
             (one.start, one.start + len(one.text)) for one in hits[:number] if one.file == hit.file
@@ -137,7 +135,7 @@ def _terms(text: str, language: str) -> list[str]:
 
 
 class _Counted:
-    """The terms of passages, ready to be asked."""
+    """Terms of passages, counted for scoring."""
 
     def __init__(self, passages: Iterable[list[str]]) -> None:
         self._counts = [Counter(terms) for terms in passages]
@@ -145,7 +143,7 @@ class _Counted:
         self._in = Counter(term for counts in self._counts for term in counts)
 
     def scores(self, asked: Iterable[str]) -> list[float]:
-        """BM25 of each passage."""
+        """BM25 score of each passage."""
         mean = sum(self._lengths) / max(len(self._lengths), 1) or 1.0
         wanted = [(term, self._rarity(term)) for term in dict.fromkeys(asked) if term in self._in]
         return [
@@ -163,7 +161,7 @@ class _Counted:
 
 
 class _Passages:
-    """The passages of one text."""
+    """Passages of one text."""
 
     def __init__(self, text: str) -> None:
         self.spans = _cut(text)

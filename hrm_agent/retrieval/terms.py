@@ -1,26 +1,25 @@
-"""Words of questions and texts as terms, for all that ranks by them: engines of an index, passages
-ranked in memory.
+"""Terms of questions and texts, for everything that ranks by words: engines of an index, and
+passages in memory.
 
-A text and a question are taken apart here, and by nothing else: an engine is handed terms with a
-space between them and looks up terms, so that FTS5 and tantivy find the same, and what a text was
-indexed by is what a question asks for. A word becomes a term in three steps. It is folded:
-compatibility forms and case as Unicode has them (`Straße` is `strasse`, a final sigma is a sigma),
-with the dotted and dotless i of Turkish as Turkish text means them. It is stemmed in the language
-of the text. And accents are taken off, since who asks often leaves them out; that comes last, as
-stemmers need them.
+Texts and questions are analysed only here. An engine receives terms with a space between them and
+looks up terms, so FTS5 and tantivy find the same, and a question uses the same terms as the index.
+A word becomes a term in three steps. First it is folded: compatibility forms and case as in Unicode
+(`Straße` is `strasse`, a final sigma is a sigma), with Turkish dotted and dotless i in Turkish
+text. Then it is stemmed in the language of the text. Last its accents are removed, since questions
+often omit them and stemmers need them.
 
-A question may meet documents of several languages, and is asked in each of them: a phrase has one
-form for each language in which it comes out otherwise.
+A question may match documents of several languages, and is asked in each of them: a phrase has one
+form for each language in which its terms differ.
 
-A question is full of what query languages reserve, so it is taken apart into words first, at
-apostrophes and hyphens too: who asks for "the president's plan" wants the president. A word that
-has several terms (`3.14`, `U.S.`) is a phrase. One phrase is enough for a hit, and BM25 decides.
-Words that only ask ("which", "did") are left out where there are others: texts seldom have them, so
-BM25 would take them for what the question is about. Other stop words are left to BM25 in an index,
-which knows how common they are; a single text is too short to tell.
+A question may have characters that query languages reserve, so it is split into words first, at
+apostrophes and hyphens too: "the president's plan" asks for the president. A word that has several
+terms (`3.14`, `U.S.`) is a phrase. One phrase is enough for a hit, and BM25 ranks the hits.
+Question words ("which", "did") are dropped if there are others: texts seldom have them, so BM25
+would weigh them heavily. In an index other stop words are left to BM25, which knows their
+frequency. A single text is too short for that.
 
 Chinese and Japanese text has hardly any white space. There each character is indexed as a word, and
-a question asks an engine for its pairs of neighbours.
+a question is asked as pairs of neighbouring characters.
 """
 
 from __future__ import annotations
@@ -39,23 +38,25 @@ from hrm_agent.retrieval.languages import NO_LANGUAGE, stemmer_of, stemmer_versi
 __all__ = ["Phrase", "analysis_version", "is_common", "phrases_of", "term_spans", "terms_of"]
 
 Phrase = tuple[str, ...]
-"""Terms that follow each other; mostly one."""
+"""Consecutive terms, mostly one."""
 
 _RULES = 1
-"""Raised when texts are taken apart in another way: what was indexed before is indexed anew."""
+"""Version of the analysis, raised when it changes. Documents of another version are indexed
+again.
+"""
 _MOST_PHRASES = 256
-"""Different phrases of one question that count; FTS5 bounds the depth of a query."""
+"""Maximum different phrases of a question. FTS5 bounds the depth of a query."""
 _LONGEST = 64
-"""Characters of a word; of a longer one the rest is no part of the term."""
+"""Maximum characters of a word. The rest is not part of the term."""
 _MOST_KEPT = 200_000
-"""Words of a language whose terms are kept in memory."""
+"""Maximum words of a language whose terms are cached."""
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _RUN = re.compile(f"[{_UNSPACED}]+")
 _WORD = regex.compile(rf"[{_UNSPACED}]|[\p{{L}}\p{{N}}\p{{M}}--[{_UNSPACED}]]+", regex.V1)
 _APART = re.compile(r"[\s\0:/|,;=()\[\]{}<>+*&^~!?\"“”„'’‘ʼ‐‑–—-]+")
 _ACCENTS = re.compile("(?<!и)\u0306|[\u0300-\u0305\u0307-\u036f\u0591-\u05c7\u064b-\u0652]")
-"""Combining accents, and the vowel points of Hebrew and Arabic. The breve of й makes it another
-letter.
+"""Combining accents, and the vowel points of Hebrew and Arabic. The breve of й is kept, since it
+makes another letter.
 """
 _PLAIN = str.maketrans(
     {
@@ -83,32 +84,30 @@ _COMMON = _ASKING | {
 
 
 def analysis_version() -> str:
-    """Terms of one version and of another have nothing to do with each other."""
+    """Version of rules and stemmers. Terms of different versions cannot be compared."""
     return f"{_RULES}, {stemmer_version()}"
 
 
 def terms_of(text: str, language: str = NO_LANGUAGE) -> list[str]:
-    """The terms of a text in their order, each without white space."""
+    """Terms of a text in order, each without white space."""
     term = _terms_in(language).__getitem__
     return [term(word) for word in _WORD.findall(_folded(text, language))]
 
 
 def term_spans(text: str, languages: Iterable[str]) -> Iterator[tuple[int, int, set[str]]]:
-    """Each word of a text: its first character, one past its last, and its terms in any of the
-    languages.
-    """
+    """Words of a text as (start, end, terms in any of the languages)."""
     terms = {language: _terms_in(language) for language in languages}
     for word in _WORD.finditer(text):
         yield *word.span(), {_joined(word[0], language, terms[language]) for language in terms}
 
 
 def is_common(term: str) -> bool:
-    """An English word that tells nothing about what a short text is about."""
+    """True for an English word that does not help to identify the topic of a short text."""
     return term in _COMMON
 
 
 def phrases_of(question: str, languages: Sequence[str] = (NO_LANGUAGE,)) -> list[Phrase]:
-    """What a question asks for in these languages, none twice; nothing where it has no word."""
+    """Phrases of a question in these languages, without duplicates (empty if it has no word)."""
     found, asking = dict[Phrase, None](), dict[Phrase, None]()
     for word in _APART.split(question):
         into = asking if word.casefold() in _ASKING else found
@@ -138,18 +137,20 @@ def _folded(text: str, language: str) -> str:
 
 
 def _joined(word: str, language: str, terms: _Terms) -> str:
-    """The term of one word, whatever it is folded to."""
+    """Term of one word. The parts of a word that folds to several are joined by a space."""
     return " ".join(terms[part] for part in _WORD.findall(_folded(word, language)))
 
 
 class _Terms(dict[str, str]):
-    """Folded word -> term, for one language. Texts repeat their words, so each is stemmed once."""
+    """Terms by folded word, for one language. Each word is stemmed once, since texts repeat their
+    words.
+    """
 
     def __init__(self, language: str) -> None:
         super().__init__()
         self._stem = stemmer_of(language)
         self._stemming = Lock()
-        """A stemmer keeps the word that it is at in itself; threads would get each other's."""
+        """Lock for the stemmer, which keeps the current word in its state."""
 
     def __missing__(self, word: str) -> str:
         if len(self) >= _MOST_KEPT:

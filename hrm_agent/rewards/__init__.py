@@ -1,4 +1,4 @@
-"""Rewards of one's own: rubrics of named functions, answer readers, comparisons, code tests, and
+"""Your own rewards: rubrics of named functions, answer readers, comparisons, code tests, and
 judges.
 """
 
@@ -51,7 +51,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when asked for: judges need LangChain, code tests the environment."""
+    """Load attributes on demand: judges need LangChain, code tests the environment."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,15 +1,14 @@
-"""Calls of libraries and patterns on a policy's text, which nobody made for hostile texts, within
-bounds of the kernel.
+"""Calls of libraries and patterns on a policy's text within limits of the kernel, since they are
+not made for hostile texts.
 
-They run in a process that does nothing else: a child of a child of this one, outside of the
-environment that model-written code runs in, tied to it by two pipes that nobody else has. It is
-sent a function's name and its arguments, and what it sends back is JSON. It ends when this process
-does.
+They run in a separate process: a grandchild of this one, outside of the environment for
+model-written code, connected by two private pipes. It receives a function's name and arguments, and
+returns JSON. It ends when this process does.
 
-Each call is a fork's, which the kernel ends when it takes more than the bounds: then the text had
-it do that, and `ExceededError` says what. CPU time is what counts, so that a busy machine changes
-nothing. What this side has seen go wrong otherwise (a process that cannot be started or is gone, a
-call that got no processor) is a `RuntimeError`: no text is to blame for it.
+Each call runs in a fork, which the kernel ends at its limits. Then the text is the cause, and
+`ExceededError` names the limit. CPU time counts, so that a busy machine changes nothing. Any other
+failure (a process that cannot be started or is gone, a call that got no processor) is a
+`RuntimeError`, which is not the text's fault.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from typing import IO, Any, NoReturn
 __all__ = ["MAX_CPU_SECONDS", "CallRaisedError", "ExceededError", "bounded_call"]
 
 MAX_CPU_SECONDS = 2.0
-"""CPU seconds of one call; right answers take some tenths."""
+"""Maximum CPU time of one call, in seconds. Right answers take some tenths."""
 MAX_WALL_SECONDS = 60
-"""Wall-clock seconds of one call, which has had less CPU time until then."""
+"""Maximum wall-clock time of one call, in seconds, for calls that get too little CPU time."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 _LENGTH = struct.Struct("<Q")
 
 
 class ExceededError(Exception):
-    """A call took more than the bounds, or ended its process."""
+    """A call exceeded its limits or ended its process."""
 
 
 class CallRaisedError(Exception):
-    """A call raised; the text is the error's kind and words."""
+    """A call raised. The text has the error's type and message."""
 
 
 def bounded_call(function: str, *arguments: Any, imports: Sequence[str] = ()) -> Any:
-    """Call `function`, as `module:name`; its result has to be JSON. `imports`: modules that it
-    needs, if installed.
+    """Call `function`, given as `module:name`. Its result has to be JSON. `imports`: modules that
+    it needs, if installed.
 
-    Raises `ExceededError`, `CallRaisedError`, and RuntimeError where the process was lost twice.
+    Raises `ExceededError`, `CallRaisedError`, and RuntimeError if the process was lost twice.
     """
     asked = pickle.dumps((function, tuple(imports), pickle.dumps(arguments)))
     answer = _servers.setdefault(os.getpid(), _Server()).ask(asked)
@@ -70,14 +69,14 @@ def bounded_call(function: str, *arguments: Any, imports: Sequence[str] = ()) ->
 
 
 class _Server:
-    """The process, made when it is needed."""
+    """Process for bounded calls, started on demand."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, asked: bytes) -> Any:
-        """None where it was lost."""
+        """Send a request and return the answer (None if the process was lost twice)."""
         with self._lock:
             for _ in range(2):
                 process = self._process = self._process or _start()
@@ -98,7 +97,7 @@ class _Server:
 
 
 _servers: dict[int, _Server] = {}
-"""By process id: a fork may not use its parent's."""
+"""Servers by process id, since a fork may not use its parent's."""
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -108,9 +107,9 @@ def _start() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,  # Ctrl+C is for this process, which may still have calls to make
+        start_new_session=True,  # Ctrl+C is for this process only, which may still make calls
     )
-    # the one that serves is its child: a process of rewards is asked whether it has left children
+    # its child does the serving: reward processes are checked for remaining children
     process.wait()
     return process
 
@@ -121,7 +120,7 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes | None:
-    """None at the end."""
+    """Next frame from a pipe (None at its end)."""
     header = pipe.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
@@ -131,7 +130,7 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def _serve(asked: IO[bytes], answers: IO[bytes]) -> None:
-    """Until the one who asks is gone."""
+    """Answer requests until the other side has closed its pipe."""
     while (question := _read(asked)) is not None:
         function, imports, arguments = pickle.loads(question)  # noqa: S301 - only the other side can write it
         if problem := _import(function.partition(":")[0], imports):
@@ -150,21 +149,23 @@ def _serve(asked: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _import(module: str, others: Sequence[str]) -> str:
-    """Before the first fork: what takes seconds is not a call's time. Empty, or why `module` does
-    not import.
+    """Import modules before the first fork, so that slow imports do not count as a call's time.
+    Return the reason why `module` does not import (empty if it does).
     """
     for name in others:
         with suppress(ImportError):
             import_module(name)
     try:
         import_module(module)
-    except Exception as error:  # of a library
+    except Exception as error:  # raised by a library
         return f"{module} does not import: {type(error).__name__}: {error}"[:1000]
     return ""
 
 
 def _ending(status: int) -> dict[str, str] | None:
-    """None where it was nobody's doing here: killed from outside, or by the clock on the wall."""
+    """Error of a call that ended its process (None if it was killed from outside or by the wall
+    clock).
+    """
     code = os.waitstatus_to_exitcode(status)
     if code in (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGTERM):
         return None
@@ -197,5 +198,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(os.dup(1), "wb") as own:
-        os.dup2(2, 1)  # what a library prints is no answer
+        os.dup2(2, 1)  # output of a library is not an answer
         _serve(sys.stdin.buffer, own)

@@ -1,9 +1,8 @@
-"""Calling reward functions, in the process that has them: every way of failing becomes a typed
-fault.
+"""Calls of reward functions in the current process. Every failure becomes a typed fault.
 
-An async function is cancelled at its timeout. A synchronous one runs in a thread, which nothing can
-end: here it is left behind after its timeout. `hrm_agent.rewards.pool` calls rubrics that have a
-name in a process that can be ended.
+An async function is cancelled at its timeout. A synchronous one runs in a thread, which cannot be
+ended, so it is abandoned at its timeout. `hrm_agent.rewards.pool` calls named rubrics in a process
+that can be ended.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _threads = ReusedThreads()
 
 
 class JudgeError(Exception):
-    """A judge gave no answer that could be read. Raised by reward functions, and typed as such."""
+    """A judge gave no readable answer. Reward functions raise it, and it becomes a typed fault."""
 
     def __init__(self, message: str, calls: Sequence[JudgeCall] = ()) -> None:
-        """`calls`: what was asked and answered all the same."""
+        """`calls`: requests to the judge so far, with their answers."""
         super().__init__(message)
         self.calls = tuple(calls)
 
@@ -38,7 +37,7 @@ class JudgeError(Exception):
 def fault_score(
     reward: Reward, fault: RewardFault, reason: str, seconds: float = 0.0
 ) -> RewardScore:
-    """The score of a function that gave no value."""
+    """Score of a function that gave no value."""
     said = storable(reason[:MAX_REASON_CHARACTERS])
     return RewardScore(
         name=reward.name, weight=reward.weight, fault=fault, reason=said, seconds=seconds
@@ -46,8 +45,8 @@ def fault_score(
 
 
 async def rollout_score(rubric: Rubric, reward: Reward, rollout: Rollout) -> RewardScore:
-    """What one function says of one rollout. Raises `HrmError` for a function that cannot work for
-    any.
+    """Score of one rollout by one function. Raises `HrmError` for a function that cannot work for
+    any rollout.
     """
     began = time.monotonic()
     given = await _outcome_of(reward, rollout, (rollout,))
@@ -57,7 +56,7 @@ async def rollout_score(rubric: Rubric, reward: Reward, rollout: Rollout) -> Rew
 async def group_scores(
     rubric: Rubric, reward: Reward, group: Sequence[Rollout]
 ) -> list[RewardScore]:
-    """What a function that compares says of each rollout of a group."""
+    """Scores of a group's rollouts by a function that compares them."""
     began = time.monotonic()
     given = await _outcome_of(reward, group[0], group)
     seconds = time.monotonic() - began
@@ -86,7 +85,7 @@ def _score(rubric: Rubric, reward: Reward, given: Any, seconds: float) -> Reward
 
 
 async def _outcome_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> Any:
-    """What the function returned, or the `RewardScore` of a fault."""
+    """Value that the function returned, or the `RewardScore` of a fault."""
     try:
         arguments = arguments_of(reward, rollout, group)
     except LookupError as error:
@@ -99,7 +98,7 @@ async def _outcome_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]
         raise
     except TimeoutError:
         spent = time.monotonic() - began
-        if spent < reward.timeout_seconds:  # the function's own
+        if spent < reward.timeout_seconds:  # raised by the function itself
             return fault_score(reward, RewardFault.RAISED, "TimeoutError", spent)
         return fault_score(
             reward, RewardFault.TIMEOUT, f"not done after {reward.timeout_seconds:g} s", spent
@@ -120,7 +119,7 @@ async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) ->
     def call() -> Any:
         try:
             return function(**arguments)
-        # would end more than the function
+        # these would end more than the function
         except (StopIteration, SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(type(error).__name__) from error
 

@@ -1,18 +1,18 @@
-"""A reward for code: the tests of the task are run on it, in the sandbox.
+"""Reward for code: the task's tests are run on it in the sandbox.
 
-What the code has to come to stays outside of the sandbox: a test says what to call, or what to
-feed, and the comparison is made here. So code that patches the harness, ends its process, or
-returns an object that equals everything, wins nothing; and it is given the input of a test when
-that test is due (`hrm_agent.rewards.tested_program`).
+The expected result stays outside of the sandbox: a test names a call or an input, and the
+comparison is made here. So code cannot win by patching the harness, ending its process or returning
+an object that equals everything. It gets the input of a test only when that test is due
+(`hrm_agent.rewards.tested_program`).
 
 A test is one of
 
 * `{"call": "f(2, 3)", "equals": 5}`: a Python expression, and a value (of JSON, or a Python literal
   as text under `"equals_literal"`);
-* `"assert f(2, 3) == 5"`: the same, where the right side is a literal; other asserts are refused,
-  since whether one holds would be decided beside the code that it tests;
-* `{"stdin": "2 3", "stdout": "5"}`: a program; white space at the ends of lines does not count, and
-  prompts of `input` count or not.
+* `"assert f(2, 3) == 5"`: an assert whose right side is a literal. Other asserts are refused, since
+  they would be evaluated beside the code under test;
+* `{"stdin": "2 3", "stdout": "5"}`: a program. White space at the ends of lines is ignored, and
+  prompts of `input` may or may not be part of the expected output.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = ["code_in", "passes_tests"]
 
 MAX_TESTS = 200
 MAX_TIMEOUTS = 5
-"""Programs of one answer that may run into their time; then the tests that are left have failed as
-well.
-"""
+"""Maximum number of programs per answer that may time out. Then the remaining tests fail, too."""
 LONGEST_SECONDS = 86_400.0
-"""Wall clock of a reward. The program's time is bounded as it is measured; the rest is waiting for
-others, and only an environment that does not answer takes so long.
+"""Wall-clock timeout of a reward, in seconds. The program's time is limited separately. The rest is
+waiting for others, and only an environment that does not answer takes this long.
 """
 MAX_PROGRAMS = 16
-"""Under test at a time: an environment has room for 64 sessions, those of its tools among them."""
+"""Maximum number of programs under test in parallel. An environment has 64 sessions, including
+those of its tools.
+"""
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -59,12 +59,12 @@ def passes_tests(
     name: str = "correct",
     weight: float = 1.0,
 ) -> Reward:
-    """A reward: 1 where the code in the final text passes all tests of the task, else 0.
+    """Reward that is 1 if the code in the final text passes all tests of the task, else 0.
 
-    `tests`: the key of the task's metadata under which they stand. `partial`: the share that
-    passes; else the first that fails is the last that is run. `seconds`: wall clock of one program,
-    and of all calls together; all programs of a text have 40 times as long. No opinion where the
-    task has no tests.
+    `tests`: key of the tests in the task's metadata. `partial`: the value is the share of passed
+    tests; otherwise testing stops at the first failure. `seconds`: wall-clock time of one program,
+    and of all calls together. All programs of a text have 40 times as long. No opinion (None) if
+    the task has no tests.
     """
 
     async def correct(text: str, task: TaskRef) -> Scored:
@@ -90,8 +90,8 @@ def passes_tests(
 async def _failures(
     code: str, tests: Sequence[CodeTest], seconds: float, *, every: bool
 ) -> list[str]:
-    """Why each test failed, empty for one that passed; without `every` none after the first
-    failure.
+    """Reasons why tests failed, in their order (empty for a passed test). Without `every`, testing
+    stops at the first failure.
     """
     failures: list[str] = []
     output_bytes = max(test.output_bytes for test in tests)
@@ -110,7 +110,9 @@ async def _failures(
 
 
 def _test(given: Any) -> CodeTest:
-    """Raises ValueError for what is no test: a mistake in the task, told as the reward's fault."""
+    """Parse a test. Raises ValueError for an invalid one: a mistake in the task, reported as the
+    reward's fault.
+    """
     test = _read(given)
     if (size := len(test.handed.encode())) > MAX_TEST_BYTES:
         raise ValueError(
@@ -146,7 +148,7 @@ def _asserted(text: str) -> CodeTest:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, in which `float("inf")` and its like may stand."""
+    """Value of a literal, which may contain `float("inf")` and similar calls."""
 
     class Named(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.expr:

@@ -1,6 +1,7 @@
-"""When an answer is the reference, by a name; and the reward made of a reader and a comparison.
+"""Comparisons of an answer with the reference, by name, and the reward made of a reader and a
+comparison.
 
-| comparison | equal are |
+| comparison | equal values |
 |---|---|
 | `exact` | the same number exactly, else the same text (`hrm_agent.answers.exact`) |
 | `text` | the same words, in any case and spacing |
@@ -26,16 +27,16 @@ from hrm_agent.rewards.rubric import Reward, Scored
 __all__ = ["Comparison", "answer_is", "comparison_of"]
 
 Comparison = Callable[[str, str], bool]
-"""(an answer, the reference) -> whether they are equal."""
+"""Function of (answer, reference) that returns True if they are equal."""
 
 MAX_EXPRESSION_CHARACTERS = 512
-"""Longer texts are not read as mathematics."""
+"""Maximum length of texts that are parsed as mathematics."""
 LEAST_SET_CHARACTERS, SET_FACTOR = 4096, 16
-"""A set that is written in more, and in more than so many times those of the reference, is another
-one.
+"""A set is unequal if its text is longer than the first number and longer than the second number
+times the reference's text.
 """
 BOUNDED_SECONDS = 600.0
-"""Seconds of a reward whose single calls are bounded, since they wait for each other."""
+"""Timeout of a reward in seconds. Its single calls are limited, but wait for each other."""
 
 
 def answer_is(
@@ -45,10 +46,10 @@ def answer_is(
     name: str = "correct",
     weight: float = 1.0,
 ) -> Reward:
-    """A reward: 1 where what `reader` finds in the final text is the task's reference answer, else
-    0.
+    """Reward that is 1 if the answer that `reader` finds in the final text is the task's reference
+    answer, else 0.
 
-    No opinion (None) where the task has no reference answer.
+    No opinion (None) if the task has no reference answer.
     """
     read, equal = reader_of(reader), comparison_of(compare)
 
@@ -66,7 +67,7 @@ def answer_is(
 
 
 def comparison_of(spec: str | Comparison) -> Comparison:
-    """The comparison that a name stands for, or the function itself. Raises `ConfigError`."""
+    """Comparison for a name, or the function itself. Raises `ConfigError`."""
     if callable(spec):
         return spec
     name, _, rest = spec.partition(":")
@@ -111,15 +112,15 @@ def _set(answer: str, reference: str) -> bool:
 
 
 class _Elements:
-    """A set in words. A comma between groups of three digits separates nothing.
+    """Set of elements, parsed from text. A comma between groups of three digits is not a separator.
 
-    Elements that `exact_equal` finds equal are one. Each is read once, and found by its number: a
-    policy may write as many as it likes.
+    Elements that `exact_equal` finds equal are one. Each is parsed once and looked up by its
+    number, since a policy may write any number of them.
     """
 
     def __init__(self, text: str) -> None:
         self.found: list[tuple[Fraction | str, str]] = []
-        """Number and unit of each, or its text."""
+        """Elements, each as (number, unit) or (text, "")."""
         self._units: dict[Fraction | str, set[str]] = {}
         inside = text.strip()
         while inside[:1] + inside[1:][-1:] in ("{}", "[]", "()"):
@@ -131,7 +132,7 @@ class _Elements:
                 self._units.setdefault(element[0], set()).add(element[1])
 
     def has(self, element: tuple[Fraction | str, str]) -> bool:
-        """A unit counts where both name one."""
+        """True if an equal element exists. Units are compared only if both have one."""
         value, unit = element
         units = self._units.get(value, ())
         return unit in units or (bool(units) and not unit) or "" in units
@@ -142,10 +143,9 @@ def _symbolic(answer: str, reference: str) -> bool:
 
 
 def _why_not_symbolic(answer: str, reference: str) -> str:
-    """Why an answer is another one, in words; empty where it is equal.
+    """Reason why an answer is not equal to the reference (empty if it is).
 
-    What an answer has the algebra do is the answer's doing. So is a text that the algebra cannot
-    read.
+    Expensive algebra is the answer's fault. So is a text that the algebra cannot parse.
     """
     if exact_equal(answer, reference):
         return ""

@@ -1,15 +1,14 @@
-"""A model as judge: it scores one answer against criteria, or ranks the siblings of a group.
+"""Judge models: they score one answer against criteria, or rank the rollouts of a group.
 
-What is judged was written by a policy that is rewarded for it, so it is handed over as JSON
-strings, which cannot close the place that they stand in, and the judge is told that they are data.
-That makes injected instructions harder, not impossible: keep a reward beside it that no text can
-talk to.
+The judged text was written by a policy that is rewarded for it. So it is sent as JSON strings,
+which cannot break out of their place, and the prompt marks them as data. That makes injected
+instructions harder, not impossible: combine it with a reward that does not read text.
 
-The judge answers in JSON. An answer that cannot be read, or that is about other candidates than it
-was given, is asked for once more, with what was wrong; then it is a fault (`RewardFault.JUDGE`),
-and so is a model that does not answer. Candidates of a ranking stand in an order drawn from the
-task, since judges prefer what comes first. Every request, its answer, and the tokens and cost that
-were reported stand on record with the score.
+The judge answers in JSON. If an answer cannot be read, or names other candidates than given, it is
+requested once more, with the mistake. A second failure is a fault (`RewardFault.JUDGE`), and so is
+a model that does not answer. Candidates of a ranking are in a random order seeded by the task,
+since judges prefer the first. Every request, its answer, and the reported tokens and cost are
+recorded with the score.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from hrm_agent.trajectory import JudgeCall, TaskRef, Trajectory, derive_seed
 __all__ = ["judged", "ranked"]
 
 MAX_TEXT_CHARACTERS = 2**15
-"""Of a task, of an answer; what is longer is cut in the middle."""
+"""Maximum length of a task, a reference or an answer. Longer texts are cut in the middle."""
 MAX_REASON_CHARACTERS = 1000
 TRIES = 2
 
@@ -76,9 +75,9 @@ def judged(
     weight: float = 1.0,
     timeout_seconds: float = 120.0,
 ) -> Reward:
-    """A reward from 0 to 1: how well a model finds the final text to meet `criteria`.
+    """Reward from 0 to 1: a model's score of how well the final text meets `criteria`.
 
-    `model`: a string that names a model, as in `--policy`, or a LangChain chat model.
+    `model`: name of a model, as for `--policy`, or a LangChain chat model.
     """
     judge = _judge(model)
 
@@ -103,10 +102,10 @@ def ranked(
     weight: float = 1.0,
     timeout_seconds: float = 300.0,
 ) -> Reward:
-    """A reward from 0 to 1 by which a model compares the answers of all rollouts of a task, in one
-    request.
+    """Reward from 0 to 1: a model compares the answers of all rollouts of a task in one request.
 
-    A rollout without a final text gets 0 and is not shown. `model` as in `judged`.
+    A rollout without a final text gets 0 and is not shown. `model`: name of a model, as for
+    `--policy`, or a LangChain chat model.
     """
     judge = _judge(model)
 
@@ -184,7 +183,9 @@ async def _ask(
     fault_of: Callable[[Form], str],
     calls: list[JudgeCall],
 ) -> Form:
-    """The judge's answer in `form`; what was asked is added to `calls`. Raises `JudgeError`."""
+    """The judge's answer in `form`. Requests and answers are added to `calls`. Raises
+    `JudgeError`.
+    """
     messages = list(asked)
     for _ in range(TRIES):
         answer = await _answer(judge, messages, calls)
@@ -211,7 +212,7 @@ async def _answer(
     began = time.monotonic()
     try:
         reply = await judge.ainvoke(list(messages))
-    except Exception as error:  # every provider has errors of its own
+    except Exception as error:  # every provider has its own errors
         raise JudgeError(
             f"the judge did not answer: {type(error).__name__}: {error}", calls
         ) from error

@@ -1,10 +1,10 @@
-"""Rubrics by one string: a user's own, and those that need no code.
+"""Rubrics from one string: a user's own, and those that need no code.
 
 | string | rubric |
 |---|---|
 | `package.module:attribute`, `./file.py:attribute` | a `Rubric`, a list of functions, one function |
-| `answer:READER` | 1 where what READER finds in the final text is the reference answer |
-| `answer:READER,COMPARISON` | the same, compared in another way than exactly |
+| `answer:READER` | 1 if the answer that READER finds in the final text equals the reference |
+| `answer:READER,COMPARISON` | 1 if that answer equals the reference by COMPARISON |
 
 Readers and comparisons: `hrm_agent.rewards.readers`, `hrm_agent.rewards.comparison`.
 """
@@ -28,9 +28,10 @@ _WRITE = "Write package.module:attribute, ./file.py:attribute, or answer:last_nu
 
 
 def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
-    """The rubric that `spec` names, and a digest of its source (empty where there is none to read).
+    """Load the rubric that `spec` names, with a digest of its source (empty if that cannot be
+    read).
 
-    `folder`: where names are relative to; None: the working directory. Raises `ConfigError`.
+    `folder`: base of relative names (None: the working directory). Raises `ConfigError`.
     """
     if spec.startswith(_ANSWER):
         reader, _, comparison = spec.removeprefix(_ANSWER).rpartition(",")

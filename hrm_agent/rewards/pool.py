@@ -1,12 +1,12 @@
-"""Processes in which a named rubric's functions run, and what becomes of those that hang in one or
-are ended by it.
+"""Processes that run the functions of a named rubric, and the handling of functions that hang in
+one or end it.
 
 A reward function is a user's code on a policy's text: it may loop, sleep, fork, or end its process.
-Whoever calls it must not be held up, and must know which function did it. Each process says which
-function it begins; where one has not answered long after its time, the process is ended with all
-that it has started. Which of those that ran there side by side was at fault cannot be told: each is
-called once more, in a process of its own, and what ends or stops that one is its own fault. A
-process in which a function has left a thread or a child behind gets no further work.
+The caller must not be blocked, and must know which function is at fault. Each process reports which
+function it begins. If a function has not answered long after its timeout, the process is ended with
+all its children. The function at fault cannot be identified among those that ran there in parallel.
+So each is called once more in a separate process, and a failure there is its own fault. A process
+in which a function has left a thread or a child behind gets no further work.
 """
 
 from __future__ import annotations
@@ -34,33 +34,35 @@ from hrm_agent.trajectory import RewardFault, RewardScore
 __all__ = ["RewardPool"]
 
 GRACE_SECONDS = 2.0
-"""Beyond a function's timeout, which the process itself keeps where it can."""
+"""Seconds beyond a function's timeout, which the process itself enforces if it can."""
 MAX_JOBS = 32
-"""Jobs that one process has at a time: a judge takes seconds, and nothing of this process."""
+"""Maximum number of parallel jobs of one process. A judge takes seconds, but little of this
+process.
+"""
 _OPEN_SECONDS = 120.0
-"""For the import of a user's module."""
+"""Seconds that a process may take to start, for the import of a user's module."""
 
 
 @dataclass(eq=False)
 class _Job:
-    """Some rollouts and the functions that are to be called for them, one after the other."""
+    """Rollouts, and the functions to call for them one after the other."""
 
     data: bytes
-    """The rollouts, as they are handed over."""
+    """Rollouts, pickled."""
     count: int
     """Number of rollouts."""
     names: list[str]
-    """Those without an answer, in their order."""
+    """Names of the functions without an answer yet, in order."""
     done: asyncio.Future[None]
     scores: dict[str, list[RewardScore]] = field(default_factory=dict[str, "list[RewardScore]"])
     began: str | None = None
-    """The function that is under way."""
+    """Name of the function that is running (None between calls)."""
     deadline: float = 0.0
-    """When that has to be done, on the monotonic clock."""
+    """Deadline of the running function on the monotonic clock."""
 
 
 class RewardPool:
-    """Processes with one rubric loaded. Use as an async context manager."""
+    """Processes that have one rubric loaded. Use as an async context manager."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class RewardPool:
         workers: int = 2,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`rubric` has been loaded by `spec`, which is relative to `folder`; `environment`: further
-        variables.
+        """`rubric` was loaded from `spec`, which is relative to `folder`. `environment`: additional
+        environment variables.
         """
         self._spec, self._folder = spec, folder
         self._variables = {**os.environ, **(environment or {})}
@@ -95,12 +97,12 @@ class RewardPool:
     async def score(
         self, rollouts: Sequence[Rollout], names: Sequence[str]
     ) -> dict[str, list[RewardScore]]:
-        """The scores of each of `names`, one for each rollout. Raises `HrmError` for a rubric that
-        cannot work.
+        """Scores of each function in `names`, one for each rollout. Raises `HrmError` for a rubric
+        that cannot work.
         """
         try:
             data = pickle.dumps(rollouts)
-        except Exception as error:  # of a state, which may hold anything
+        except Exception as error:  # a state may hold any object
             return {name: self._not_handed_over(name, error, len(rollouts)) for name in names}
         job = _Job(data, len(rollouts), list(names), asyncio.get_running_loop().create_future())
         async with self._gate:
@@ -108,7 +110,7 @@ class RewardPool:
             await worker.run(job)
             for _ in range(2 * len(self._rewards)):
                 if not job.names:
-                    break  # else its process was ended, by this job or by another
+                    break  # otherwise this job or another has ended the process
                 await self._alone(job)
             if job.names:
                 raise HrmError(
@@ -124,7 +126,7 @@ class RewardPool:
         return [fault_score(self._rewards[name], RewardFault.RAISED, reason)] * count
 
     async def _shared(self) -> _Worker:
-        """The process that has fewest jobs, of those that still take some."""
+        """Process with the fewest jobs among those that accept more."""
         async with self._opening:
             usable = [worker for worker in self._idle if worker.usable]
             self._idle = usable
@@ -135,7 +137,7 @@ class RewardPool:
             return free
 
     async def _open(self, *, alone: bool = False) -> _Worker:
-        if self._closed:  # a job that its run has given up
+        if self._closed:  # a job that its run has abandoned
             raise asyncio.CancelledError
         worker = _Worker(self._rewards, alone=alone)
         self._all.add(worker)
@@ -147,7 +149,7 @@ class RewardPool:
         try:
             job.done, job.began = asyncio.get_running_loop().create_future(), None
             await worker.run(job)
-            if job.began is not None:  # nothing else ran there
+            if job.began is not None:  # nothing else ran in this process
                 reason = "it ended the process that it ran in, alone"
                 _give_up(job, self._rewards, RewardFault.PROCESS_ENDED, reason)
         finally:
@@ -156,7 +158,7 @@ class RewardPool:
 
 
 def _give_up(job: _Job, rewards: Mapping[str, Reward], fault: RewardFault, reason: str) -> None:
-    """The function under way gets a fault; those after it are still to be called."""
+    """Score the running function as a fault. The functions after it still have to be called."""
     assert job.began is not None
     reward = rewards[job.began]
     job.scores[job.began] = [fault_score(reward, fault, reason)] * job.count
@@ -165,10 +167,10 @@ def _give_up(job: _Job, rewards: Mapping[str, Reward], fault: RewardFault, reaso
 
 
 class _Worker:
-    """One process."""
+    """Process that calls a rubric's functions."""
 
     def __init__(self, rewards: Mapping[str, Reward], *, alone: bool) -> None:
-        """`alone`: it has one job, so that what happens to the process is that job's doing."""
+        """`alone`: the process has only one job, so that its failure is that job's fault."""
         self._rewards, self._alone = rewards, alone
         self._jobs: dict[int, _Job] = {}
         self._numbers = 0
@@ -177,7 +179,9 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._ended = False
         self._soiled = False
-        """A function has left a thread or a process behind: no further job is given to this one."""
+        """True if a function has left a thread or a process behind. Then the process gets no
+        further job.
+        """
 
     @property
     def usable(self) -> bool:
@@ -199,7 +203,7 @@ class _Worker:
             start_new_session=True,
         )
         # In CPython 3.11 `create_subprocess_exec` hangs if it is cancelled together with the task
-        # that connects its pipes, as at the end of `asyncio.run`. So it runs in a task of its own,
+        # that connects its pipes, as at the end of `asyncio.run`. So it runs in a separate task,
         # and `close` waits for that.
         self._starting = asyncio.create_task(starting)
         self._process = await asyncio.shield(self._starting)
@@ -225,8 +229,8 @@ class _Worker:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     async def run(self, job: _Job) -> None:
-        """Until the job is done, or the process has ended; then `job.names` are those without an
-        answer.
+        """Run a job until it is done or the process has ended. `job.names` then has the functions
+        without an answer.
         """
         self._numbers += 1
         number = self._numbers
@@ -251,7 +255,7 @@ class _Worker:
         await self._process.stdin.drain()
 
     async def _receive(self) -> dict[str, Any] | None:
-        """The next answer; None at the end of the process."""
+        """Next answer of the process (None at its end)."""
         assert self._process is not None
         assert self._process.stdout is not None
         try:
@@ -289,8 +293,8 @@ class _Worker:
                 job.done.set_result(None)
 
     async def _watch(self) -> None:
-        """End the process where a function is not done in its time and its own timeout has not
-        ended it.
+        """End the process if a function has exceeded its timeout and the timeout has not ended
+        it.
         """
         while True:
             now = time.monotonic()

@@ -1,19 +1,19 @@
-r"""Which part of a final text is the answer, by a name.
+r"""Readers of the answer in a final text, by name.
 
 | reader | answer |
 |---|---|
-| `boxed` | the last `\boxed{}` of the last `<answer>`; where there is no `<answer>`, the last `\boxed{}` |
-| `tag:NAME` | what stands in the last `<NAME>...</NAME>` |
+| `boxed` | the last `\boxed{}` of the last `<answer>`; without `<answer>` the last `\boxed{}` |
+| `tag:NAME` | the content of the last `<NAME>...</NAME>` |
 | `last_line` | the last line that is not empty |
 | `last_number` | the last number |
 | `json:a.b.0` | a value of the last JSON object in the text, by keys and indices |
 | `regex:PATTERN` | the first group of the last match, or the whole match |
 | `text` | the whole text |
 
-Only the model's own words are read (`hrm_agent.answers.final_answer.own_text`): what stands in
-reasoning, tool calls or forged tool responses is no answer. A text is read up to a bound. A pattern
-that backtracks without end on a text finds no answer in it: a search has its bounds
-(`hrm_agent.rewards.bounded_call`).
+Only the model's own words are read (`hrm_agent.answers.final_answer.own_text`): reasoning, tool
+calls and forged tool responses are not answers. Only the end of a long text is read. A search has a
+time limit (`hrm_agent.rewards.bounded_call`), so a pattern that backtracks without end finds no
+answer.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hrm_agent.rewards.bounded_call import ExceededError, bounded_call
 __all__ = ["Reader", "last_match", "reader_of"]
 
 Reader = Callable[[str], str | None]
-"""A final text -> the answer in it; None if it gives no answer."""
+"""Function from a final text to the answer in it (None if it has none)."""
 
 MAX_CHARACTERS = 2**20
-"""Of a text's end; what stands before is not read."""
+"""Number of characters read from the end of a text. The rest is ignored."""
 _NUMBER = re.compile(
     r"(?:(?<![\w.])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+)"
     r"(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+)?"
@@ -45,7 +45,7 @@ _NUMBER = re.compile(
 
 
 def reader_of(spec: str | Reader) -> Reader:
-    """The reader that a name stands for, or the function itself. Raises `ConfigError`."""
+    """Reader for a name, or the function itself. Raises `ConfigError`."""
     if callable(spec):
         return spec
     name, _, rest = spec.partition(":")
@@ -100,8 +100,8 @@ def _regex(pattern: str) -> Reader:
 
 
 def _found(pattern: str, text: str) -> str | None:
-    """None also where the search took too long, which is the text's doing: the pattern is the same
-    for all.
+    """Answer found by a pattern (None if there is none). A search that exceeds its limits also
+    finds none: the pattern is the same for all texts, so the text is the cause.
     """
     with suppress(ExceededError):
         return bounded_call("hrm_agent.rewards.readers:last_match", pattern, text)
@@ -109,7 +109,7 @@ def _found(pattern: str, text: str) -> str | None:
 
 
 def last_match(pattern: str, text: str) -> str | None:
-    """The first group of the last match, or the whole match; it takes as long as it takes."""
+    """First group of the last match, or the whole match. The time is not limited here."""
     compiled = re.compile(pattern, re.MULTILINE)
     matches = deque(compiled.finditer(text), maxlen=1)
     if not matches:

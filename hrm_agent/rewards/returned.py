@@ -1,16 +1,15 @@
-"""Comparison of what a call returned, as the sandbox reports it, with the value that a test
-expects.
+"""Comparison of a call's value, as the sandbox reports it, with the value that a test expects.
 
-What is told is a claim of the code under test in the form of `hrm_agent.rewards.inside.calls.data`;
-it may be any JSON. So it is only ever read along the value that is wanted, and whatever is odd
-about it makes it another value.
+The reported value is a claim of the code under test in the form of
+`hrm_agent.rewards.inside.calls.data`, and may be any JSON. So it is only read along the expected
+value, and any irregularity makes it unequal.
 
-Equal is what Python finds equal, with a list for what `hrm_agent.rewards.inside` tells as one
-(list, tuple, range, deque, UserList, array, array of numpy), since JSON does not tell tuples apart,
-and keys of mappings as their text. Beyond that: nan is nan; True and False by themselves are no
-numbers; a number of single precision is any float that rounds to it, but for 0, and a fraction or
-decimal is the float that it rounds to. Integers, keys, members of sets and numbers of half
-precision are equal exactly.
+Values are equal if Python finds them equal, with two exceptions of JSON: types that
+`hrm_agent.rewards.inside` reports as a list (list, tuple, range, deque, UserList, array, array of
+numpy) are lists, and keys of mappings are their text. In addition, nan equals nan. True and False
+by themselves are not numbers. A number of single precision equals any float that rounds to it,
+except 0, and a fraction or decimal equals the float that it rounds to. Integers, keys, members of
+sets and numbers of half precision are compared exactly.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _Number = int | float | complex | Fraction
 
 
 def is_returned(shown: Any, wanted: Any) -> bool:
-    """True if `shown` stands for `wanted`, a Python value."""
+    """True if the reported value `shown` equals `wanted`, a Python value."""
     if isinstance(shown, bool) != isinstance(wanted, bool):
         return False
     try:
         return _same(shown, wanted)
-    except Exception:  # whatever a claim does to its reading, it is not what was wanted
+    except Exception:  # a claim that breaks the comparison is not equal
         return False
 
 
@@ -60,7 +59,7 @@ def _same(shown: Any, wanted: Any) -> bool:
 
 
 def _tagged(shown: Any, tag: str) -> list[Any] | None:
-    """The items after `tag` (None: it is not the first item)."""
+    """Items after `tag` (None if it is not the first item)."""
     if isinstance(shown, list) and shown and shown[0] == tag:
         return cast("list[Any]", shown)[1:]
     return None
@@ -91,7 +90,7 @@ def _same_number(shown: Any, wanted: complex) -> bool:
 
 
 def _number(shown: Any) -> _Number | None:
-    """The number that is told, True and False as 1 and 0; None if it is another value."""
+    """Reported number, True and False as 1 and 0 (None for another value)."""
     if isinstance(shown, (bool, int, float)):
         return shown
     match shown:
@@ -99,7 +98,7 @@ def _number(shown: Any) -> _Number | None:
             return int(digits, 16)
         case ["f", ("inf" | "-inf" | "nan") as name]:
             return float(name)
-        case ["2" | "4", narrow]:  # bytes of a number of less than double precision
+        case ["2" | "4", narrow]:  # size in bytes of a number of less than double precision
             return _number(narrow)
         case ["q", str(above), str(below)]:
             return Fraction(int(above, 16), int(below, 16))
@@ -110,12 +109,12 @@ def _number(shown: Any) -> _Number | None:
 
 
 def _key_text(shown: Any) -> str:
-    """The key's text, which is all that JSON keeps of a key."""
+    """Text of a key, since JSON keeps only that."""
     return shown if isinstance(shown, str) else str(_value(shown))
 
 
 def _value(shown: Any) -> Any:
-    """A key as a Python value."""
+    """Reported key as a Python value."""
     if (items := _tagged(shown, "l")) is not None:
         return tuple(map(_value, items))
     if (items := _tagged(shown, "s")) is not None:
@@ -133,7 +132,7 @@ def _value(shown: Any) -> Any:
 
 
 def _hashable(shown: Any) -> Any:
-    """Equal for equal members of a set."""
+    """Hashable form, equal for equal members of a set."""
     if (items := _tagged(shown, "l")) is not None:
         return ("l", *map(_hashable, items))
     if (items := _tagged(shown, "s")) is not None:
@@ -146,7 +145,7 @@ def _hashable_as_told(value: Any) -> Any:
 
 
 def _as_told(value: Any) -> Any:
-    """A member of a wanted set, in the form that the sandbox tells."""
+    """Member of a wanted set, in the form that the sandbox reports."""
     if isinstance(value, tuple):
         return ["l", *map(_as_told, cast("tuple[Any, ...]", value))]
     if isinstance(value, frozenset):

@@ -1,4 +1,4 @@
-"""What a reward function may look at, and the rules that make a scoring of its values."""
+"""Input of reward functions, and the rules that turn their values into a scoring."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ __all__ = ["Rollout", "arguments_of", "as_score", "scoring_of", "storable"]
 
 
 def storable(text: str) -> str:
-    """`text` with a question mark for each half of a character, which JSON can spell and no record
-    can hold.
+    """Replace each surrogate in `text` by a question mark. JSON can spell surrogates, but no record
+    can hold them.
     """
     return text.encode(errors="replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One trajectory to be scored."""
+    """Trajectory to be scored."""
 
     trajectory: Trajectory
-    """The record; without its calls where no reward looks at them."""
+    """Recorded trajectory (without its calls if no reward uses them)."""
     state: Mapping[str, Any] | None = None
-    """The graph's last state by channel; None where none is on record, or none is wanted."""
+    """The graph's last state by channel (None if it is not on record or not needed)."""
 
 
 def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> dict[str, Any]:
-    """What the function of `reward` is called with.
-    Raises LookupError for what is not on record.
-    """
+    """Arguments for the function of `reward`. Raises LookupError if one is not on record."""
     trajectory = rollout.trajectory
     if STATE in reward.wants and rollout.state is None:
         raise LookupError(f"the state of thread {trajectory.thread_id!r} is not on record")
@@ -53,10 +51,10 @@ def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> 
 
 
 def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0) -> RewardScore:
-    """The score that a function's value stands for. `decides`: it is the rubric's outcome.
+    """Score for a function's value. `decides`: the reward is the rubric's outcome.
 
-    Raises `ConfigError` for a value that is no number: that is a mistake in the function, whatever
-    it was given.
+    Raises `ConfigError` for a value that is not a number, since that is a mistake in the function
+    for any input.
     """
     scored = given if isinstance(given, Scored) else Scored(given)
     fault, reason, value = None, storable(scored.reason), scored.value
@@ -94,11 +92,11 @@ def scoring_of(
     *,
     keeps_truncated: bool = False,
 ) -> Scoring:
-    """The scoring that one trajectory's scores come to.
+    """Scoring of one trajectory, from its scores.
 
-    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards
-    stand. `keeps_truncated`: its outcome stands, too, as a reward; that such a run is not right,
-    its status says.
+    A truncated run is never right: its outcome is 0, and its other rewards are unchanged.
+    `keeps_truncated`: the outcome is kept as a reward, too. The run's status then shows that it is
+    not right.
     """
     cut = trajectory.status is RunStatus.TRUNCATED and not keeps_truncated
     scores = [

@@ -1,10 +1,10 @@
-"""A rubric: named, weighted reward functions, and which of them says whether the answer is right.
+"""Rubrics: named, weighted reward functions, one of which decides if the answer is right.
 
-A reward function names what it wants to see, and is given that:
+A reward function gets the parameters that it names:
 
-| parameter | what it is |
+| parameter | value |
 |---|---|
-| `text` | the final text; empty where the run has none |
+| `text` | the final text (empty if the run has none) |
 | `reference` | the task's reference answer, or None |
 | `task` | the `TaskRef`: id, prompt, answer, metadata |
 | `trajectory` | the whole record |
@@ -13,13 +13,12 @@ A reward function names what it wants to see, and is given that:
 | `group` | the trajectories of all rollouts of the task, for a reward that compares them |
 
 It may be async. It returns a number, a bool, None (no opinion: it is left out of the sum), or a
-`Scored` with words. One that has the parameter `group` is called once for all rollouts of a task,
-and returns a mapping from trajectory id to any of these. By id and not by place: a list whose order
-is another's would credit the wrong rollouts.
+`Scored` with a reason. A function with the parameter `group` is called once for all rollouts of a
+task, and returns a mapping from trajectory id to any of these. A list is not accepted, since a
+wrong order would credit the wrong rollouts.
 
-What a function raises, a value that is not finite and a call that takes longer than
-`timeout_seconds` are typed faults (`RewardFault`): the rollout then has no reward, and is neither
-right nor wrong.
+An exception, a value that is not finite and a call that takes longer than `timeout_seconds` are
+typed faults (`RewardFault`). The rollout then has no reward, and is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = ["DEFAULT_TIMEOUT_SECONDS", "Reward", "Rubric", "Scored", "as_rubric"]
 DEFAULT_TIMEOUT_SECONDS = 60.0
 GROUP, STATE = "group", "state"
 RECORD = frozenset({"trajectory", "calls", "tool_calls", GROUP})
-"""Parameters for which the calls of a trajectory have to be read."""
+"""Parameters that need the calls of a trajectory."""
 PARAMETERS = frozenset({"text", "reference", "task", STATE}) | RECORD
 TOTAL, OUTCOME = "reward", "correct"
 """Names under which a trajectory holds the weighted sum and the outcome."""
@@ -45,28 +44,26 @@ TOTAL, OUTCOME = "reward", "correct"
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A value with what there is to say of it."""
+    """Value of a reward, with a reason."""
 
     value: float | bool | None
-    """Finite; None: no opinion."""
+    """Finite value (None: no opinion)."""
     reason: str = ""
-    """Words for a person."""
+    """Reason for people."""
     judge_calls: tuple[JudgeCall, ...] = ()
-    """Requests to a judge that it rests on."""
+    """Requests to a judge that the value is based on."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function with its name and weight. Raises `ConfigError` for a parameter that nothing
-    can be given to.
-    """
+    """Reward function with its name and weight. Raises `ConfigError` for an unknown parameter."""
 
     function: Callable[..., Any]
-    """Sync or async; see the module."""
+    """Sync or async function, see the module."""
     name: str = ""
-    """Under which its values are stored; empty: the function's own name."""
+    """Name of the stored values (empty: the function's own name)."""
     weight: float = 1.0
-    """In the sum. 0: only reported, and its failing does not matter."""
+    """Weight in the sum. A reward of weight 0 is only reported, and its failure is ignored."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """Wall-clock time of one call."""
     wants: frozenset[str] = field(init=False)
@@ -89,7 +86,7 @@ class Reward:
 
     @property
     def compares(self) -> bool:
-        """It looks at all rollouts of a task at once."""
+        """True if the function compares all rollouts of a task at once."""
         return GROUP in self.wants
 
 
@@ -121,19 +118,20 @@ _SHAPES = (
 
 @dataclass(frozen=True)
 class Rubric:
-    """What a run is scored by. Raises `ConfigError` for one that cannot be."""
+    """Rewards that score a run. Raises `ConfigError` for an invalid rubric."""
 
     rewards: Sequence[Reward | Callable[..., Any]]
-    """In the order in which they are shown."""
+    """Rewards in display order."""
     outcome: str = ""
-    """Name of the reward that says whether the answer is right, in [0, 1]: above 0.5 counts as
-    right, in evaluations and for resampling on correct. A truncated run is not right. Empty: the
-    one called `correct`, else the first.
+    """Name of the reward that decides if the answer is right, in [0, 1]: above 0.5 counts as right,
+    in evaluations and for resampling on correct. A truncated run is not right. Empty: the reward
+    called `correct`, else the first one.
     """
     name: str = ""
-    """By which its scores are told from other rubrics'; set where it is loaded by a name."""
+    """Name that identifies its scores among those of other rubrics. Set if it is loaded by a name.
+    """
     parts: tuple[Reward, ...] = field(init=False)
-    """The rewards, each a `Reward`."""
+    """Rewards, each as a `Reward`."""
 
     def __post_init__(self) -> None:
         parts = tuple(part if isinstance(part, Reward) else Reward(part) for part in self.rewards)
@@ -160,7 +158,7 @@ class Rubric:
 
     @property
     def wants(self) -> frozenset[str]:
-        """Parameters of all its functions."""
+        """Parameters of all functions."""
         return frozenset[str]().union(*(part.wants for part in self.parts))
 
 
@@ -171,7 +169,9 @@ def _outcome(names: Sequence[str]) -> str:
 
 
 def as_rubric(found: Any, name: str) -> Rubric:
-    """A rubric out of what a person wrote down as one: see `_SHAPES`."""
+    """Build a rubric from any accepted form, see `_SHAPES`. Raises `ConfigError` for another
+    form.
+    """
     if isinstance(found, Rubric):
         return Rubric(found.parts, found.outcome, found.name or name)
     if isinstance(found, (list, tuple)):

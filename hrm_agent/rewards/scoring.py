@@ -1,4 +1,4 @@
-"""Rollouts in, scorings out."""
+"""Scoring of rollouts by a rubric."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _Calls(Protocol):
     async def score(
         self, rollouts: Sequence[Rollout], names: Sequence[str]
     ) -> Mapping[str, Sequence[RewardScore]]:
-        """The scores of each of `names`, one for each rollout."""
+        """Scores of each function in `names`, one for each rollout."""
         ...
 
 
 class Scorer:
-    """A rubric, ready to score."""
+    """Rubric that is ready to score."""
 
     def __init__(
         self, rubric: Rubric, code: str, calls: _Calls, *, keeps_truncated: bool = False
@@ -40,8 +40,8 @@ class Scorer:
         )
 
     async def score(self, group: Sequence[Rollout]) -> list[Scoring]:
-        """A scoring for each rollout of one task, in their order. Raises `HrmError` for a rubric
-        that cannot work.
+        """Scorings of the rollouts of one task, in their order. Raises `HrmError` for a rubric that
+        cannot work.
         """
         alone = [part.name for part in self.rubric.parts if not part.compares]
         compared = [part.name for part in self.rubric.parts if part.compares]
@@ -67,7 +67,7 @@ class Scorer:
 
 
 class _Here:
-    """Functions called in this process: those of a rubric that has no name to load it by."""
+    """Functions called in this process, for a rubric that has no name to load it by."""
 
     def __init__(self, rubric: Rubric) -> None:
         self._rubric = rubric
@@ -96,12 +96,12 @@ async def opened_scorer(
     environment: Mapping[str, str] | None = None,
     keeps_truncated: bool = False,
 ) -> AsyncGenerator[Scorer]:
-    """A scorer for a rubric by its name, whose functions run in processes of their own, or for one
-    made in a program.
+    """Scorer for a rubric. The functions of a rubric given by name run in separate processes, those
+    of a rubric object in this process.
 
-    `name`: under which its scorings are stored; empty: the rubric's own. `folder`: where `rubric`
-    is relative to; None: the working directory. `environment`: variables of the processes.
-    `keeps_truncated`: as `scoring_of`.
+    `name`: name of the stored scorings (empty: the rubric's own). `folder`: base of relative paths
+    in `rubric` (None: the working directory). `environment`: variables of the processes.
+    `keeps_truncated`: see `scoring_of`.
     """
     if not isinstance(rubric, str):
         named = _named(rubric, name or rubric.name or "rubric")

@@ -1,4 +1,4 @@
-"""Equality of two expressions by math-verify. Imported only in a bounded process: see
+"""Equality of two expressions by math-verify. Imported only in a bounded process, see
 `bounded_call`.
 """
 
@@ -12,7 +12,7 @@ __all__ = ["is_equal"]
 
 
 def is_equal(answer: str, reference: str) -> bool:
-    """True if math-verify finds them equal; it takes as long as it takes."""
+    """True if math-verify finds the expressions equal. The time is not limited here."""
     gold, given = (
         parse(
             f"${text.strip().strip('$')}$",
@@ -23,7 +23,7 @@ def is_equal(answer: str, reference: str) -> bool:
     return bool(verify(gold, given, timeout_seconds=None))
 
 
-# it warns that the caller has to bound its time
+# it would warn that the caller has to limit the time
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 # a parser is slow at its first text
 is_equal(r"x(x+1) + \frac{\sqrt{2}}{2}", r"x^2 + x + \frac{1}{\sqrt{2}}")

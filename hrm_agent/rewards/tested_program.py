@@ -1,11 +1,11 @@
-"""A program of a policy in the sandbox, and one test after the other.
+"""Run a policy's program in the sandbox, one test after the other.
 
-The process of a test is given that test's input when the test is due, and never what has to come of
-it. A test that feeds standard input has a process of its own. Calls are made one after the other in
-one process, as an importing program would make them, each handed over when the one before has
-returned; a call that ends this process is a failed test, and the next one finds a new process.
+The process of a test gets that test's input when the test is due, and never its expected result. A
+test that feeds standard input has its own process. Calls are made one after the other in one
+process, as an importing program would make them. Each is sent when the one before has returned. A
+call that ends this process is a failed test, and the next one gets a new process.
 
-Whatever ends a call is the program's doing, but for what the environment itself says it has lost:
+Any early end of a call is the program's fault, unless the environment itself reports a loss:
 `infrastructure`.
 """
 
@@ -29,47 +29,47 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["MAX_PROGRAM_BYTES", "MAX_TEST_BYTES", "CodeTest", "TestedProgram"]
 
 MAX_PROGRAM_BYTES = 2**18
-"""A longer program is wrong. With a test it has to fit into what one call of the environment
-takes.
+"""Maximum size of a program. A longer one is wrong, since with a test it has to fit into one call
+of the environment.
 """
 MAX_TEST_BYTES = 5 * 2**17
-"""Bytes of a test's input to a program, as sent."""
+"""Maximum size of a test's input to a program, in bytes as sent."""
 PACKED_CHARACTERS = 2**16
-"""A longer input is sent compressed."""
+"""Length from which an input is sent compressed."""
 LEAST_OUTPUT_BYTES = 2**14
-"""Kept of what a program says, however short the right answer is."""
+"""Minimum number of bytes kept of a program's output, however short the right answer is."""
 OUTPUT_FACTOR = 8
-"""Kept is so many times the right answer: what is longer is another one."""
+"""Maximum output relative to the size of the right answer. A longer output is wrong."""
 PROMPT_BYTES = 2**6
-"""Room for a prompt of `input` and its place in the output."""
+"""Bytes for a prompt of `input` and its place in the output."""
 MAX_OUTPUT_BYTES = 2**25
 MAX_ENDED = 16
-"""Processes that the calls of one program may end; the calls after it fail."""
+"""Maximum number of processes that the calls of one program may end. Later calls fail."""
 MAX_REBUILT = 64
-"""Processes that the environment may make again for them, be it for its own need: a call may end
-one unseen.
+"""Maximum number of processes that the environment may restart for a program, even for its own
+reasons, since a call may end one unnoticed.
 """
 MAX_TOGETHER = 40
-"""A program's tests may take so many times the time of one; those after it fail."""
+"""Total time of a program's tests, as a multiple of the time of one. Later tests fail."""
 SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class CodeTest:
-    """One test of a program."""
+    """Test of a program."""
 
     call: str = ""
-    """An expression; empty: the program reads `stdin`."""
+    """Python expression to evaluate (empty if the program reads `stdin`)."""
     equals: Any = None
     """Value that the call has to return."""
     stdin: str = ""
     """Standard input of the program."""
     stdout: str = ""
-    """Output that it has to print."""
+    """Output that the program has to print."""
 
     @property
     def handed(self) -> str:
-        """A Python expression of what it hands to the program."""
+        """Python expression for the input that the test passes to the program."""
         given = self.call or self.stdin
         if len(given) <= PACKED_CHARACTERS:
             return repr(given)
@@ -78,8 +78,8 @@ class CodeTest:
 
     @property
     def output_bytes(self) -> int:
-        """Enough for a right answer with a prompt for each line of input, and for a file with the
-        input: the environment bounds all of it together.
+        """Output limit. Enough for a right answer, with a prompt for each line of input and a file
+        with the input, since the environment limits all of it together.
         """
         said = OUTPUT_FACTOR * _told_bytes(self.equals if self.call else self.stdout)
         fed = len(self.stdin.encode()) // 16 + PROMPT_BYTES * self.stdin.count("\n")
@@ -87,15 +87,15 @@ class CodeTest:
 
 
 class TestedProgram:
-    """Use as an async context manager, which ends the process of the calls."""
+    """Program under test. Use as an async context manager, which ends the process of the calls."""
 
-    __test__ = False  # for pytest, which takes the name for its own
+    __test__ = False  # pytest would collect the class by its name
 
     def __init__(
         self, environment: Environment, code: str, seconds: float, output_bytes: int
     ) -> None:
-        """`seconds`: of wall clock and of CPU time, for each program and for all calls together;
-        all programs have MAX_TOGETHER times as many. `output_bytes`: kept of what it says.
+        """`seconds`: wall-clock and CPU time, for each program and for all calls together. All
+        programs together have MAX_TOGETHER times as many. `output_bytes`: bytes kept of the output.
         """
         self._environment, self._code = environment, code
         self._seconds = self._left = seconds
@@ -111,8 +111,8 @@ class TestedProgram:
         await self._end_calls()
 
     async def failure(self, test: CodeTest) -> str:
-        """Why a test fails, in words; empty where it passes. Raises RuntimeError where the sandbox
-        lost it.
+        """Reason why a test fails (empty if it passes). Raises RuntimeError if the sandbox lost the
+        test.
         """
         if self._left_together <= 0:
             return "the tests before it had used the time of all"
@@ -166,7 +166,7 @@ class TestedProgram:
     async def _end_calls(self) -> None:
         session, self._session = self._session, ""
         if session:
-            with suppress(HrmError):  # out of reach: it forgets the session by itself
+            with suppress(HrmError):  # unreachable: the environment drops the session by itself
                 await self._environment.end_session(session)
 
     def _within(self, seconds: float) -> Limits:
@@ -183,13 +183,13 @@ class TestedProgram:
 
 
 def _seconds_of(result: ExecutionResult) -> float:
-    """Time that the program took; what the call waited for does not count."""
+    """Time that the program took, without waiting."""
     return max(result.duration_seconds, result.cpu_seconds)
 
 
 def _told_bytes(value: Any) -> int:
-    """Size of a value as JSON, roughly: long integers have no decimal text, and equal parts count
-    each time.
+    """Approximate size of a value as JSON. Long integers have no decimal text, and equal parts
+    count each time.
     """
     size, left = 0, [value]
     while left:
@@ -207,7 +207,7 @@ def _told_bytes(value: Any) -> int:
 
 
 def _decoded(result: ExecutionResult) -> Any:
-    """The value, which may be any claim; None where it is not JSON, or too much of it."""
+    """Reported value, which may be any claim (None if it is not JSON or too large)."""
     try:
         return json.loads(result.value_json or "null")
     except (ValueError, RecursionError):
@@ -215,7 +215,7 @@ def _decoded(result: ExecutionResult) -> Any:
 
 
 def _ending(result: ExecutionResult) -> str:
-    """The status, and the last line that the process or the kernel said of it."""
+    """Status, and the last line that the process or the kernel printed."""
     said = result.stderr[-2000:].rstrip().rpartition("\n")[2]
     if result.status is ToolStatus.OK:
         return "its process ended, or what it says of the value cannot be read"
@@ -227,14 +227,12 @@ def _ending(result: ExecutionResult) -> str:
 
 
 def _shown(text: str) -> str:
-    """A bounded text that can be stored and printed."""
+    """Bounded text that can be stored and printed."""
     return ascii(text[:SHOWN_CHARACTERS])[1:-1]
 
 
 def _without(said: str, prompts: Any) -> str:
-    """An output without the prompts of `input`. `prompts`: where they stand in it, as the program
-    claims.
-    """
+    """Output without the prompts of `input`. `prompts`: their offsets, as the program claims."""
     octets, after, kept = said.encode(), 0, list[bytes]()
     for pair in prompts if isinstance(prompts, list) else ():
         match pair:

@@ -1,15 +1,15 @@
-"""The process that a named rubric's functions run in: `python -m hrm_agent.rewards.worker`.
+"""Process that runs a named rubric's functions: `python -m hrm_agent.rewards.worker`.
 
-It is tied to its parent by two pipes that nobody else has, and leads a process group: the parent
-ends it together with whatever a reward function has started. It reads pickles, which only the
-parent can write, and answers in JSON, since what a function does to this process is not known. What
-functions print goes to stderr.
+It is connected to its parent by two private pipes, and leads a process group: the parent ends it
+together with everything that a reward function has started. It reads pickles, which only the parent
+can write. It answers in JSON, since a function may have changed this process in any way. Output of
+functions goes to stderr.
 
-A frame is a length and so many bytes. The parent says `("open", spec, folder)` once, then
-`("score", job, rollouts, count, names, files)`, where the rollouts are a pickle of their own, since
-a state may hold what cannot be read here; the answers are `{"opened": ...}`, and for every name of
-a job `{"job", "began"}` before the function is called and `{"job", "name", "scores"}` after it: so
-the parent knows which function a process hangs in, or was ended by.
+A frame is a length and that many bytes. The parent sends `("open", spec, folder)` once, then
+`("score", job, rollouts, count, names, files)`. The rollouts are pickled separately, since a state
+may hold objects that cannot be read here. The answers are `{"opened": ...}`, and for every name of
+a job `{"job", "began"}` before the function is called and `{"job", "name", "scores"}` after it. So
+the parent knows which function a process hangs in or was ended by.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 class _Answers:
-    """The way back. A child that a function has forked must not use it."""
+    """Pipe back to the parent. A child that a function has forked must not use it."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe, self._owner = pipe, os.getpid()
@@ -61,7 +61,7 @@ async def _serve(asked: IO[bytes], answers: _Answers) -> None:
         while len(header := asked.read(LENGTH.size)) == LENGTH.size:
             frame = pickle.loads(asked.read(*LENGTH.unpack(header)))  # noqa: S301 - only the parent can write it
             loop.call_soon_threadsafe(frames.put_nowait, frame)
-        os.killpg(0, signal.SIGKILL)  # the parent is gone, and with it whoever would read an answer
+        os.killpg(0, signal.SIGKILL)  # the parent, the only reader of answers, is gone
 
     _, spec, folder = await asyncio.to_thread(_first, asked)
     rubric = _opened(spec, folder, answers)
@@ -73,7 +73,7 @@ async def _serve(asked: IO[bytes], answers: _Answers) -> None:
         _, job, data, count, names, files = await frames.get()
         try:
             rollouts = _loaded(data, files, folder)
-        except Exception as error:  # of a user's type
+        except Exception as error:  # raised by a user's type
             _refuse(rubric, job, count, names, error, answers.send)
             continue
         task = asyncio.create_task(_score(rubric, job, rollouts, names, answers.send))
@@ -96,14 +96,14 @@ def _opened(spec: str, folder: str, answers: _Answers) -> Rubric | None:
 
 
 def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]:
-    """`files`: those that the parent has imported by their path; a state may hold objects of their
-    classes.
+    """Unpickle rollouts. `files`: files that the parent has imported by path, since a state may
+    hold objects of their classes.
     """
     try:
         return pickle.loads(data)  # noqa: S301 - only the parent can write it
     except ModuleNotFoundError:
         for file in files:
-            with suppress(Exception):  # the one that is needed is told by the second attempt
+            with suppress(Exception):  # the second attempt reports the one that is needed
                 import_by_name(file, folder)
         return pickle.loads(data)  # noqa: S301 - only the parent can write it
 
@@ -120,7 +120,7 @@ def _refuse(
 async def _score(
     rubric: Rubric, job: int, rollouts: Sequence[Rollout], names: Sequence[str], send: _Send
 ) -> None:
-    """One after the other, so that of a job one function is under way at a time."""
+    """Call the functions one after the other, so that only one of a job runs at a time."""
     for reward in (part for part in rubric.parts if part.name in names):
         send({"job": job, "began": reward.name})
         try:
@@ -137,8 +137,8 @@ async def _score(
 
 
 def _has_children() -> bool:
-    """A process that a function has started is still there. One system call, however many threads
-    there are.
+    """True if a process that a function has started still exists. It takes one system call, however
+    many threads there are.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,1 +1,1 @@
-"""What runs any graph: episodes, selection among several runs, time travel, replay, serving."""
+"""Runtime of graphs: episodes, selection among several runs, time travel, replay, serving."""

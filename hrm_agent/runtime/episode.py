@@ -1,13 +1,13 @@
-"""The front door: one task, one graph, one thread, one trajectory.
+"""Entry point to run graphs: one task, one graph, one thread, one trajectory.
 
-Commands and the trainer run agents only through here. An episode whose thread is on record is
+Commands and the trainer run agents only through this module. An episode with a recorded thread is
 resumed: a finished one is read back, an interrupted one continues from its newest checkpoint, and
-calls that its unfinished step had made before are answered from the journal.
+earlier calls of its unfinished step are answered from the journal.
 
-A graph needs nothing special. It is given the task as a human message in `messages` (or as text in
-`problem`, `question`, `task` or `input`, whichever its state has), and its answer is the last
-message (or `answer`, `output` or `result`). A graph with `messages` takes conversations: each later
-message is a further turn on the same thread.
+A graph needs nothing special. It receives the task as a human message in `messages` (or as text in
+`problem`, `question`, `task` or `input`, whichever its state has). Its answer is the last message
+(or `answer`, `output` or `result`). A graph with `messages` takes conversations: each later message
+is a further turn on the same thread.
 """
 
 from __future__ import annotations
@@ -99,63 +99,64 @@ __all__ = [
 ]
 
 NO_ANSWER: Any = object()
-"""Default of `answer`, since None may be one."""
+"""Default of `answer`, since None may be an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """What the episodes of a run share. Episodes run side by side, as tasks of one event loop."""
+    """Settings shared by the episodes of a run. Episodes run in parallel as tasks of one event
+    loop.
+    """
 
     store: RunStore
-    """Where checkpoints and calls are written, and read back on resume."""
+    """Store for checkpoints and calls, which are read back on resume."""
     backend: Backend | str
-    """Engine or chat model that the graphs' `policy()` asks; a string is loaded when it is asked
-    first.
-    """
+    """Engine or chat model behind the graphs' `policy()`. A string is loaded at the first call."""
     policy: str
-    """The string that names the backend."""
+    """Model string of the backend."""
     environment: Environment
-    """Where model-written code runs."""
+    """Environment for model-written code."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Sampling parameters of calls that name none of their own."""
+    """Sampling parameters of calls that name none."""
     recursion_limit: int = 200
-    """Most steps of the graph; its own budgets should end it long before."""
+    """Maximum steps of the graph. Its own budgets should end it much earlier."""
     stand_in: bool = False
-    """The policy answers for chat models that the graph holds itself
+    """Let the policy answer for chat models that the graph holds itself
     (`hrm_agent.models.external.substitute`).
     """
     constrain: bool = True
-    """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
+    """Constrain answers to the schemas that the graph requests. A trainer's rollouts are not
+    constrained.
+    """
     own_sampling: bool = False
-    """The sampling parameters are the policy's alone: a hosted model in a role is sent what the
-    graph names. Under a trainer they are.
+    """Use the sampling parameters for the policy alone: a hosted model in a role is sent those that
+    the graph names. True under a trainer.
     """
     repeats_errors: bool = False
-    """A step that raises after the policy has answered is taken once more, to learn whether it
-    follows from the answers (`hrm_agent.runtime.failures`). Rollouts do so; a single run's effects
-    are not repeated.
+    """Repeat a step that raises after an answer of the policy, to find out whether the error
+    follows from the answers (`hrm_agent.runtime.failures`). True for rollouts; the effects of a
+    single run are not repeated.
     """
     durability: Durability = "steps"
-    """What is committed when: `steps`, each of the graph's steps and calls as it ends; `calls`,
-    each model call, and the steps and `python` calls with what is committed next, or some
-    milliseconds later.
+    """Time of commits. `steps`: each step of the graph and each call as it ends. `calls`: each
+    model call as it ends; steps and `python` calls with the next commit, or some milliseconds
+    later.
     """
     share_memory: bool = False
-    """Episodes of groups share the caches and the LangGraph stores of their graph, as other
-    episodes do. Otherwise each has its own, and a graph with a store that cannot be copied for each
-    raises `ConfigError` in a run of groups.
+    """Share the caches and the LangGraph stores of the graph among the episodes of groups, as among
+    other episodes. If False, each has its own, and a graph whose store cannot be copied raises
+    `ConfigError` in a run of groups.
     """
     takes_up_stopped: bool = False
-    """A run on record that stopped before its graph had ended (it failed, was stopped, met a limit
-    of steps) continues from there; otherwise it is read back as it ended. A training's rollouts are
-    what they came to.
+    """Continue a recorded run that stopped before its graph had ended (it failed, was stopped, or
+    met a limit of steps). If False, it is read back as it ended, as rollouts of a training are.
     """
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
-    """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a
-    fork's origin.
+    """Function that opens the recording of an episode, from the journal, the base of its seeds, and
+    the ids of calls shared with a fork's origin.
     """
     on_end: OnEnd | None = None
-    """Told of each run that has ended here, and of each turn; not of one that is read back."""
+    """Callback for each run and each turn that ends here, but not for a run that is read back."""
 
     @classmethod
     @asynccontextmanager
@@ -167,8 +168,8 @@ class EpisodeRunner:
         *,
         backend: Backend | str | None = None,
     ) -> AsyncGenerator[EpisodeRunner]:
-        """A runner with these settings and an environment opened for it. `backend`: `policy`, as
-        `policy_for` gives it; None loads it.
+        """Open a runner with these settings and an environment. `backend`: `policy` as `policy_for`
+        returns it (None: it is loaded).
         """
         settings = settings or RunSettings()
         held = backend or load_policy(policy)
@@ -188,10 +189,10 @@ class EpisodeRunner:
         gate: asyncio.Semaphore | None = None,
         on_done: Callable[[Trajectory], object] | None = None,
     ) -> list[Trajectory]:
-        """Run episodes side by side; returns their trajectories in order. An `HrmError` of one
+        """Run episodes in parallel; return their trajectories in order. An `HrmError` of one
         cancels the rest.
 
-        `gate`: shared by several calls, in place of `concurrency`.
+        `gate`: semaphore shared by several calls, in place of `concurrency`.
         """
         gate = gate or asyncio.Semaphore(concurrency)
 
@@ -214,17 +215,17 @@ class EpisodeRunner:
         on_chunk: OnChunk | None = None,
         on_event: OnEvent | None = None,
     ) -> Trajectory:
-        """Run, resume or read back an episode; returns its trajectory with all calls.
+        """Run, resume or read back an episode; return its trajectory with all calls.
 
-        `answer`: resumes a pending `interrupt()` with this value (by interrupt id, if several are
-        pending); None passes a breakpoint. `say`: a further user message, on a thread that is on
-        record, however its last turn ended; a turn still under way is given up. Needs a graph whose
-        input has `messages`.
+        `answer`: value that resumes a pending `interrupt()` (by interrupt id, if several are
+        pending); None passes a breakpoint. `say`: a further user message on a recorded thread,
+        however its last turn ended. A turn that is still running is given up. It requires a graph
+        whose input has `messages`.
 
-        What the graph raises ends up in the trajectory (`failed`), with the stop reason
-        `unusable_answer` where it follows from what the policy wrote; a full context window is a
-        limit like any other (`truncated`). An `HrmError` is what a person can mend (a full disk, no
-        sandbox, a provider that does not answer): it is raised, and the episode can be resumed.
+        An exception of the graph is stored in the trajectory (`failed`), with the stop reason
+        `unusable_answer` if it follows from the policy's answers. A full context window is a limit
+        like any other (`truncated`). An `HrmError` is a problem that a person can fix (a full disk,
+        no sandbox, a provider that does not answer). It is raised, and the episode can be resumed.
         """
         callbacks = StreamCallbacks(on_update, on_chunk, on_event)
         async with opened_graph(episode.graph, episode.configurable) as graph:
@@ -287,7 +288,7 @@ class EpisodeRunner:
         return over
 
     async def _memory(self, graph: Graph, episode: Episode, *, new: bool) -> RunMemory:
-        """The caches and LangGraph stores of an episode, with the recorded items of its thread."""
+        """Caches and LangGraph stores of an episode, with the recorded items of its thread."""
         alone = bool(episode.group_id) and not self.share_memory
         if alone and episode.run_id:
             refuse_shared_store(graph, episode.graph_name)
@@ -305,7 +306,7 @@ class EpisodeRunner:
         lease: Lease,
         callbacks: StreamCallbacks,
     ) -> Trajectory:
-        """Run on to the end, and record it. A step that raised may be taken a second time."""
+        """Run to the end, and record it. A step that raised may be repeated once."""
         inherited, first = _inherited(graph_run.record), None
         while True:
             active = self.record(self.store.journal, episode.seed, inherited)
@@ -313,7 +314,7 @@ class EpisodeRunner:
             active.chance_anew = first is not None
             async with self._in_force(active, lease):
                 ended, error = await self._attempt(graph_run, callbacks)
-                # the graph caught the error; its record has a hole all the same
+                # the graph caught the error, but its record is incomplete
                 if active.broken is not None:
                     raise active.broken
                 if (
@@ -329,10 +330,10 @@ class EpisodeRunner:
     def _cause(
         self, error: Exception, ended: TurnEnd, first: TurnEnd | None, episode: Episode
     ) -> StopReason | None:
-        """Whose doing an error was; None where the step is to be taken once more to tell."""
+        """Cause of an error (None if the step must be repeated to find out)."""
         refused = isinstance(error, TemplateRefusalError)
         if not may_follow_from_answers(error) or not self._has_answered(episode):
-            if refused:  # by what the graph itself asks
+            if refused:  # by a request of the graph itself
                 raise error
             return StopReason.ERROR
         if refused or (first is not None and is_repeated(first, ended)):
@@ -365,10 +366,11 @@ class EpisodeRunner:
 
     @asynccontextmanager
     async def _in_force(self, active: Recording, lease: Lease) -> AsyncGenerator[None]:
-        """Recording, policy and sandbox for everything that runs inside the block; its sessions end
-        with it.
+        """Apply recording, policy and sandbox to everything inside the block. Its sessions end with
+        it.
 
-        Not those of a thread that another process has taken over: they have its names.
+        Sessions of a thread that another process has taken over do not end, since that process uses
+        their names.
         """
         record_external_models()
         record_external_tools()
@@ -393,21 +395,21 @@ class EpisodeRunner:
 
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""
-        # who answers will be known at the end
+        # the model that answers is known at the end
         policy = "" if isinstance(self.backend, str) else self.policy
         begun = episode.begun(policy, getattr(self.backend, "policy_version", 0))
         self.store.journal.write_trajectory(begun)
         return begun
 
     def _reopen(self, record: Trajectory | None) -> Trajectory | None:
-        """Mark a run that had stopped as under way."""
+        """Mark a stopped run as running."""
         if record is None or record.status is RunStatus.RUNNING:
             return record
         self.store.journal.write_trajectory(again := reopened(record))
         return again
 
     async def _take_turn(self, graph_run: GraphRun, prompt: str) -> Trajectory:
-        """Record a further turn, after closing what the turn before left open."""
+        """Record a further turn, after closing open calls of the turn before."""
         record = graph_run.record
         if record is None:
             raise RunError("The thread has no turns.", "Start it with a task.")
@@ -446,7 +448,7 @@ class EpisodeRunner:
         return self.store.journal.trajectory(begun.thread_id)
 
     def _verified(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> float:
-        # a verifier judges answers, and there is none
+        # there is no answer to verify
         if ended.stop_reason is StopReason.UNUSABLE_ANSWER:
             return 0.0
         if episode.verify_run is not None:

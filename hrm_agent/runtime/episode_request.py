@@ -1,4 +1,4 @@
-"""One run of a graph that is asked for: its task, its thread, and what it is given beside them."""
+"""Request for one run of a graph: its task, its thread, and its options."""
 
 from __future__ import annotations
 
@@ -16,46 +16,45 @@ __all__ = ["Episode"]
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One run that is asked for. Its `thread_id` is its identity: the same thread is never run
-    twice.
-    """
+    """Request for one run. Its `thread_id` is its identity: the same thread is never run twice."""
 
     task: TaskRef
-    """The task that the graph is given."""
+    """Task for the graph."""
     thread_id: str
-    """LangGraph's thread, which the trajectory's id is made from."""
+    """LangGraph's thread, from which the trajectory's id is made."""
     graph: Any = "tool_loop"
-    """A built-in graph by name, or `package.module:attribute`, or `./file.py:attribute`; or a
-    graph, a `StateGraph`, or a factory itself.
+    """Built-in graph by name, `package.module:attribute`, or `./file.py:attribute`; or a graph, a
+    `StateGraph`, or a factory itself.
     """
     run_id: str = ""
-    """The collect, eval or training run that asks for it; empty for a single run."""
+    """Id of the collect, eval or training run of the episode; empty for a single run."""
     group_id: str = ""
-    """Shared by the rollouts of one task in one step; empty outside of groups."""
+    """Id shared by the rollouts of one task in one step; empty outside of groups."""
     sample_index: int = 0
     """Index within the group, from 0."""
     seed: int | None = None
-    """Base of the seeds of all model calls; None draws them from the system."""
+    """Base of the seeds of all model calls (None: drawn from the system)."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """LangGraph's run context: the graph's budgets and options."""
     unrecorded: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict[str, Mapping[str, Any]]
     )
-    """Secret options, by `configurable` and `context`: given to the graph and not recorded."""
+    """Secret options, by `configurable` and `context`: passed to the graph and not recorded."""
     verify: Callable[[str], float] | None = None
-    """Scores the final text, in this process; the reward is stored as `correct`."""
+    """Verifier of the final text, in this process. Its reward is stored as `correct`."""
     verify_run: Callable[[Trajectory], float] | None = None
-    """Scores the whole run in place of its final text."""
+    """Verifier of the whole run, in place of `verify`."""
 
     @property
     def graph_name(self) -> str:
-        """By which the record names the graph."""
+        """Name of the graph in the record."""
         return self.graph if isinstance(self.graph, str) else graph_name(self.graph)
 
     @property
     def configurable(self) -> dict[str, Any]:
-        """`config["configurable"]` of the run: its context, as LangGraph's platform gives it to
-        graphs that read it there, then what the task's options name, then the thread.
+        """`config["configurable"]` of the run. Its context comes first, as LangGraph's platform
+        passes it to graphs that read it there. The task's options and secret options override it,
+        then the thread is set.
         """
         named = self.task.metadata.get(CONFIGURABLE, {})
         return {
@@ -72,7 +71,7 @@ class Episode:
     def begun(
         self, policy: str, policy_version: int = 0, forked_from: ForkRef | None = None
     ) -> Trajectory:
-        """Its trajectory before it has run, from now on."""
+        """Trajectory of the episode before it has run. It starts now."""
         return Trajectory(
             id=self.trajectory_id,
             thread_id=self.thread_id,

@@ -1,12 +1,12 @@
-"""Whose doing it was that a graph raised, and where.
+"""Cause and place of an error that a graph raised.
 
-An error says where it was raised and not what caused it: a parser that is given no JSON raises in
-the graph's own code. The cause is found by an experiment. The step is taken once more from the
-checkpoint before it, with the answers on record: what a machine does by chance does not happen
-twice, what follows from the answers does. So an error is the policy's doing if the policy had
-answered before it, if it is not a failure of a machine or a service, and if the same answers lead
-to the same error at the same place. (Where every rollout of a prompt raises, whatever the policy
-wrote, the graph does so by itself: `hrm_agent.training.select.roc` looks at that.)
+An error shows where it was raised, not its cause: a parser that is given no JSON raises in the
+graph's own code. The cause is found by an experiment. The step is repeated from the checkpoint
+before it, with the recorded answers. A chance failure of a machine does not repeat; an error that
+follows from the answers does. So an error is attributed to the policy if the policy had answered
+before it, if it is not a failure of a machine or a service, and if the same answers lead to the
+same error at the same place. (If every rollout of a prompt raises, whatever the policy wrote, the
+graph itself is the cause: `hrm_agent.training.select.roc` checks that.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["is_repeated", "may_follow_from_answers", "run_failed"]
 
 _NAMES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _ERRNOS = frozenset({errno.ENAMETOOLONG, errno.EINVAL})
-"""Errors of a name that something was asked for by: no machine is at fault. One that may not be
-read (EACCES) is.
+"""Errors of a wrong name in a request, for which no machine is at fault. Missing permission to read
+(EACCES) is not among them.
 """
 _SERVICES = frozenset(
     {
@@ -52,8 +52,8 @@ _SERVICES = frozenset(
         ),
     }
 )
-"""Packages whose errors say that a service did not answer as it should, but for those that
-`_was_asked_amiss` knows.
+"""Packages whose errors mean that a service failed, except those that `_was_asked_amiss`
+recognizes.
 """
 _AMISS = frozenset(
     {
@@ -78,14 +78,12 @@ _AMISS = frozenset(
         *("LocationParseError", "LocationValueError", "URLSchemeUnknown", "NonHttpUrlClientError"),
     }
 )
-"""Names of classes, in those packages, of errors in the SQL or the URL that a service was asked
-with.
-"""
+"""Class names, in the packages of `_SERVICES`, of errors in the SQL or the URL of a request."""
 _NOT_AMISS = frozenset({"InvalidProxyURL", "InsufficientPrivilege"})
-"""Names of their subclasses that are a matter of how the machine is set up."""
+"""Names of their subclasses that are caused by the setup of the machine."""
 _REFUSED = frozenset(range(400, 500)) - {401, 403, 407, 408, 425, 429}
-"""HTTP statuses of a request that was wrong: not one of an account,
-a time limit or a rate limit.
+"""HTTP statuses of an invalid request, without those of an account, a time limit or a rate
+limit.
 """
 _SQLITE_AWAY = (
     "locked",
@@ -97,20 +95,21 @@ _SQLITE_AWAY = (
     "i/o",
     "interrupted",
 )
-"""Words of sqlite3's operational errors that are none of the SQL's."""
+"""Words of sqlite3's operational errors that are not about the SQL."""
 
 
 def may_follow_from_answers(error: Exception) -> bool:
-    """False for what a machine or a service failed at, or an error that such a one led to.
+    """False for a failure of a machine or a service, or an error that such a failure led to.
 
-    One that a service was asked amiss with, in SQL, a URL or a name, may follow: the policy may
-    have written it.
+    An error about wrong SQL, or a wrong URL or name, may follow: the policy may have written it.
     """
     return not any(map(_is_of_a_machine, _led_to(error)))
 
 
 def _led_to(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it was raised from or while they were handled."""
+    """Yield the error, the errors that it was raised from or while handling, and members of
+    groups.
+    """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -135,19 +134,19 @@ def _is_of_a_machine(error: BaseException) -> bool:
     if package == "urllib" and isinstance(error, OSError):
         return not (_is_refused(error) or "unknown url type" in text_of(error))
     if isinstance(error, OSError):
-        # others number their errors in their own way
+        # other packages number their errors in their own way
         named = package == "builtins" and error.errno in _ERRNOS
         return not (named or isinstance(error, _NAMES))
     return False
 
 
 def _was_asked_amiss(error: Exception) -> bool:
-    """True if a service did answer, that what it was asked is wrong."""
+    """True if a service answered that the request was wrong."""
     wrapped = getattr(error, "orig", None)
     if isinstance(wrapped, Exception):  # sqlalchemy: the driver's own error, whose class says more
         return not _is_of_a_machine(wrapped)
     if isinstance(error, sqlite3.OperationalError):
-        # one that was not raised by sqlite itself has none
+        # missing if sqlite itself did not raise it
         code = getattr(error, "sqlite_errorcode", None)
         if code is not None:
             return code & 0xFF == sqlite3.SQLITE_ERROR
@@ -157,8 +156,8 @@ def _was_asked_amiss(error: Exception) -> bool:
 
 
 def _is_refused(error: Exception) -> bool:
-    """True if its HTTP status says that the request was wrong, by the attribute under which the
-    client has it.
+    """True if the error's HTTP status means an invalid request. The attribute depends on the
+    client.
     """
     package = type(error).__module__.partition(".")[0]
     names = ("status_code", "status", *(("code",) if package in {"google", "urllib"} else ()))
@@ -171,8 +170,8 @@ def _is_refused(error: Exception) -> bool:
 
 
 def is_repeated(first: TurnEnd, second: TurnEnd) -> bool:
-    """True if a step that was taken twice raised an error of one type at one place. Its words may
-    hold an address.
+    """True if a repeated step raised an error of the same type at the same place. Messages are not
+    compared, since they may hold an address.
     """
 
     def kind(end: TurnEnd) -> tuple[str, str | None]:
@@ -184,7 +183,7 @@ def is_repeated(first: TurnEnd, second: TurnEnd) -> bool:
 def run_failed(
     error: Exception, reason: StopReason = StopReason.ERROR, answer: str | None = None
 ) -> TurnEnd:
-    """The end of a run in which `error` was raised."""
+    """End of a run in which `error` was raised."""
     said = (
         text_of(error)
         if isinstance(error, HrmError)

@@ -1,4 +1,4 @@
-"""The newest state of a thread, for those who look at a run from outside."""
+"""Newest state of a thread, for readers outside of its run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["newest_state"]
 
 
 def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] | None:
-    """By channel; None where the thread has no checkpoint.
+    """Newest state by channel (None if the thread has no checkpoint).
 
-    Values of the types that the state of `graph` declares are read where its code is there; where
-    it is gone, those of plain types and of the types that the store was opened with. Raises
+    Values of the types that the state of `graph` declares are read if its code exists. Otherwise
+    only values of plain types, and of the types that the store was opened with, are read. Raises
     `StoreError` for a value of another type, and `GraphError` for one that only the graph's code
     could make (of a `DeltaChannel`).
     """

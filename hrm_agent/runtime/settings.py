@@ -1,5 +1,5 @@
-"""Settings shared by every command that runs graphs; commands extend these classes by keys of their
-own.
+"""Settings shared by every command that runs graphs. Commands extend these classes by their own
+keys.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 Durability = Literal["steps", "calls"]
-"""What a run commits as it goes (`hrm_agent.runtime.episode.EpisodeRunner`)."""
+"""Time of commits during a run (`hrm_agent.runtime.episode.EpisodeRunner`)."""
 ModeName = Literal["single", "best-of-n", "majority", "search"]
-"""How often a task is tried, and how an answer is chosen
+"""Mode: number of runs of a task, and choice of an answer
 (`hrm_agent.runtime.selection.strategies`).
 """
 
@@ -47,29 +47,29 @@ class RunnerOptions(TypedDict, total=False):
     """Fields of an `EpisodeRunner`."""
 
     sampling: Sampling
-    """Sampling parameters of calls that name none of their own."""
+    """Sampling parameters of calls that name none."""
     recursion_limit: int
-    """Most steps of the graph (LangGraph's recursion_limit)."""
+    """Maximum steps of the graph (LangGraph's recursion_limit)."""
     stand_in: bool
-    """The policy answers for chat models that the graph holds itself."""
+    """Let the policy answer for chat models that the graph holds itself."""
     constrain: bool
-    """Replies are held to the schemas that the graph asks for, where the engine can."""
+    """Constrain replies to the schemas that the graph requests, if the engine can."""
     own_sampling: bool
-    """The sampling parameters are the policy's alone: a hosted model in a role is sent what the
-    graph names.
+    """Use the sampling parameters for the policy alone: a hosted model in a role is sent those that
+    the graph names.
     """
     repeats_errors: bool
-    """A step that raises is taken once more, to learn whether that follows from the policy's
+    """Repeat a step that raises, to find out whether the error follows from the policy's
     answers.
     """
     durability: Durability
-    """What is committed when."""
+    """Time of commits."""
     share_memory: bool
-    """Rollouts share the caches and the LangGraph stores of their graph."""
+    """Share the caches and the LangGraph stores of the graph among rollouts."""
 
 
 def holds_none(value: Any) -> bool:
-    """Check for None in a value, at any depth."""
+    """True if a value holds None, at any depth."""
     if isinstance(value, Mapping):
         return any(map(holds_none, cast("Mapping[Any, Any]", value).values()))
     return (
@@ -80,25 +80,27 @@ def holds_none(value: Any) -> bool:
 
 
 class GraphOptions(BaseModel):
-    """What graphs are given beside their task."""
+    """Options of graphs beside their task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph, such as max_turns=6."""
     configurable: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """What the graph, or its factory, reads from config["configurable"]; --config KEY=VALUE is the
+    """Values of config["configurable"] for the graph or its factory. --config KEY=VALUE does the
     same.
     """
 
     allow: Annotated[list[str], ONE_BY_ONE] = Field(default_factory=list[str])
-    """A type of your own that states may hold and the graph does not declare, as
-    package.module:Type; repeatable.
+    """Type that states may hold and the graph does not declare, as package.module:Type;
+    repeatable.
     """
 
     @property
     def allowed_types(self) -> list[str]:
-        """`allow`, by the names under which values are stored: what a store is opened with."""
+        """Types of `allow`, by the names under which values are stored, as a store is opened with
+        them.
+        """
         return types_by_name(self.allow)
 
     @field_validator("allow")
@@ -131,64 +133,64 @@ class GraphOptions(BaseModel):
 
 
 class GraphSettings(GraphOptions):
-    """Which graph runs."""
+    """Graph to run, and its options."""
 
     graph: str = "tool_loop"
     """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or
     ./file.py:attribute.
     """
     answer_path: str = ""
-    """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last
+    """Path of the answer in the final state, such as report or drafts[-1].text; empty: the last
     message.
     """
 
     @field_serializer("graph", when_used="json")
     def _by_its_file(self, graph: str, info: FieldSerializationInfo) -> str:
-        """Compare graphs by file: a program records `agent:graph` where a command has
-        `./agent.py:graph`.
-        """
+        """Compare graphs by file: a program records `agent:graph`, a command `./agent.py:graph`."""
         return file_named(graph) if info.context == COMPARED else graph
 
     def task_options(self) -> dict[str, Any]:
-        """What goes on record with each task, in its metadata, so that every later run of it is
-        given the same.
+        """Options that are recorded in each task's metadata, so that every later run of it gets the
+        same.
         """
         options = {"configurable": self.configurable, "answer_path": self.answer_path}
         return {name: value for name, value in options.items() if value}
 
 
 class RolloutSettings(BaseModel):
-    """How a graph's model samples, and where model-written code runs."""
+    """Sampling of a graph's model, and the environment of model-written code."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     temperature: float | None = Field(default=None, ge=0)
-    """Sampling temperature; 0 takes the most probable token; none: 1, and of a hosted model its
-    provider's own.
+    """Sampling temperature; 0 takes the most probable token; none: 1, or the provider's default for
+    a hosted model.
     """
     max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Most completion tokens of one reply; a graph may set fewer. By the model: half of its
-    context, 2048 at most; of a hosted model its own limit.
+    """Maximum completion tokens of one reply; a graph may set fewer. By the model: half of its
+    context, at most 2048; for a hosted model its own limit.
     """
     isolation: LeastIsolation = DEFAULT_ISOLATION
-    """The least isolation of model-written code that is accepted: L3, L2, L1 or L0."""
+    """Minimum isolation of model-written code: L3, L2, L1 or L0."""
     environment: Where | None = None
-    """Where model-written code runs: none for this machine, the URL of
-    `hrm-agent environment serve`, ray[:ADDRESS].
+    """Environment of model-written code: none for this machine, the URL of `hrm-agent environment
+    serve`, ray[:ADDRESS].
     """
     otel: bool = False
-    """Send spans of each run, as it ends, to the OpenTelemetry collector that the OTEL_* variables
-    name.
+    """Send spans of each run, when it ends, to the OpenTelemetry collector that the OTEL_*
+    variables name.
     """
     otel_content: bool = False
-    """Put prompts, answers, and what tools were given and gave into these spans."""
+    """Include prompts, answers, and the inputs and outputs of tools in these spans."""
 
     def runner_options(self) -> RunnerOptions:
-        """The part of the settings that an `EpisodeRunner` holds."""
+        """Settings that an `EpisodeRunner` holds."""
         return {"sampling": self.sampling()}
 
     def sampling(self, **further: Any) -> Sampling:
-        """The given parameters over our own defaults; `further`: parameters of a subclass."""
+        """Given parameters over the defaults of this package. `further`: parameters of a
+        subclass.
+        """
         given = {"temperature": self.temperature, "max_tokens": self.max_tokens, **further}
         return Sampling.model_validate(
             {key: value for key, value in given.items() if value is not None}
@@ -196,8 +198,8 @@ class RolloutSettings(BaseModel):
 
     @field_serializer("temperature", "max_tokens", when_used="json")
     def _as_taken(self, value: Any, info: FieldSerializationInfo) -> Any:
-        """Compare by the value in effect, since earlier versions saved a default where there is
-        None now.
+        """Compare by the value in effect, since earlier versions saved a default where None is
+        saved now.
         """
         taken = Sampling.model_fields[info.field_name or ""].default
         return taken if value is None and info.context == COMPARED else value
@@ -209,14 +211,14 @@ class RunSettings(RolloutSettings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: the share of the probability that is sampled from."""
     recursion_limit: int = Field(default=200, ge=1)
-    """Most steps of the graph (LangGraph's recursion_limit)."""
+    """Maximum steps of the graph (LangGraph's recursion_limit)."""
     stand_in: bool = False
     """Let the policy answer for chat models that the graph holds itself; otherwise those are asked,
     and recorded.
     """
     constrain: bool = True
-    """Constrain the answers of roles to their schemas, where the engine can; tokens decided so are
-    not trained on.
+    """Constrain the answers of roles to their schemas, if the engine can. Tokens decided so are not
+    trained on.
     """
 
     def runner_options(self) -> RunnerOptions:
@@ -229,7 +231,7 @@ class RunSettings(RolloutSettings):
 
 
 class SelectionSettings(BaseModel):
-    """How the answer to a task is chosen."""
+    """Choice of the answer to a task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -238,6 +240,6 @@ class SelectionSettings(BaseModel):
     or search by the critic's verdicts.
     """
     n: int = Field(default=4, ge=1)
-    """Most runs of a task, in modes with more than one."""
+    """Maximum runs of a task, in modes with more than one."""
     width: int = Field(default=2, ge=1)
-    """Mode `search`: how many forks of one checkpoint run at a time."""
+    """Mode `search`: number of parallel forks of one checkpoint."""

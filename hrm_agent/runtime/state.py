@@ -54,7 +54,7 @@ class Unbuilt(NamedTuple):
 
 
 class StateReader:
-    """Reads the states of one thread."""
+    """Reader of the states of one thread."""
 
     def __init__(
         self, saver: Saver, graph: AnyGraph | None, listed: Iterable[CheckpointTuple] = ()
@@ -68,7 +68,7 @@ class StateReader:
         self._graphs: list[tuple[str, AnyGraph]] | None = None
 
     def values(self, found: CheckpointTuple) -> dict[str, Any]:
-        """The values of all channels at a checkpoint, LangGraph's own included."""
+        """Values of all channels at a checkpoint, LangGraph's own included."""
         held = found.checkpoint["channel_values"]
         values = {name: snapshot_value(value) for name, value in held.items()}
         absent = unstored_channels(found)
@@ -89,14 +89,14 @@ class StateReader:
         return values
 
     def complete(self, found: CheckpointTuple) -> CheckpointTuple:
-        """The checkpoint with the values of all its channels."""
+        """Checkpoint with the values of all its channels."""
         values = self.values(found)
         return found._replace(
             checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values})
         )
 
     def alone(self, found: CheckpointTuple) -> CheckpointTuple:
-        """The checkpoint with a snapshot of each channel without a value, so that it needs no
+        """Checkpoint with a snapshot of each channel without a value, so that it needs no
         ancestors.
         """
         absent = unstored_channels(found)
@@ -112,10 +112,10 @@ class StateReader:
         )
 
     def _channels_at(self, found: CheckpointTuple) -> Mapping[str, Any]:
-        """The channels of the graph that made a checkpoint.
+        """Channels of the graph that made a checkpoint.
 
-        A subgraph is found by the nodes that lead to it, and, as a node may hold several, by the
-        channels that the checkpoint names.
+        A subgraph is found by the nodes that lead to it and by the channels that the checkpoint
+        names, since a node may hold several.
         """
         namespace = str(found.config.get("configurable", {}).get("checkpoint_ns") or "")
         if not namespace:
@@ -129,14 +129,14 @@ class StateReader:
         return fits.get((True, True)) or fits.get((False, True)) or fits.get((True, False)) or {}
 
     def _inner(self) -> Sequence[tuple[str, AnyGraph]]:
-        """The subgraphs, each with the nodes that lead to it."""
+        """Subgraphs, each with the nodes that lead to it."""
         if self._graphs is None:
             self._graphs = [] if self._graph is None else list(subgraphs_of(self._graph))
         return self._graphs
 
 
 class _Listed(BaseCheckpointSaver[Any]):
-    """A saver of checkpoints that were read already."""
+    """Saver of checkpoints that were read already."""
 
     def __init__(self, listed: Iterable[CheckpointTuple]) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Sends spans to a collector of OpenTelemetry: OTLP over HTTP, by the standard OTEL_* variables.
+"""Export of spans to an OpenTelemetry collector: OTLP over HTTP, by the standard OTEL_* variables.
 
-Spans are made from the record (`hrm_agent.trajectory.formats.otel.spans`), when a run has ended.
-That is done in a thread of its own, with a bounded queue: a collector that is slow, wrong or gone
-costs a run nothing, and is told of once. What it missed stays on record, and
-`hrm-agent export RUN --otlp URL` sends it, with the same ids.
+Spans are made from the record (`hrm_agent.trajectory.formats.otel.spans`) when a run has ended.
+This is done in a thread of its own, with a bounded queue: a slow, wrong or missing collector costs
+a run nothing, and is reported once. Missed runs stay recorded, and `hrm-agent export RUN --otlp
+URL` sends them, with the same ids.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["OnEnd", "SpanSender", "exporting", "otlp_exporter", "otlp_sender", "span_exporter"]
 
 OnEnd = Callable[[Trajectory], None]
-"""Told of a run, or a turn of one, that has ended."""
+"""Callback for a run, or a turn of one, that has ended."""
 _WAITING = 1000
-"""Most runs that wait to be sent; those after them are left out."""
+"""Maximum runs that wait to be sent. Those after them are left out."""
 _AT_ONCE = 50
-"""Most runs of one request."""
+"""Maximum runs of one request."""
 _SECONDS_AT_THE_END = 10.0
 _LONGEST = 300
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
@@ -43,20 +43,20 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 class SpanSender(Protocol):
-    """Takes the spans of a run."""
+    """Sender of the spans of a run."""
 
     def __call__(self, spans: Iterable[TraceSpan]) -> str | None:
-        """None if they were taken, else why they were not."""
+        """Send spans; return the reason if they were not taken (else None)."""
         ...
 
 
 @contextmanager
 def exporting(settings: RolloutSettings, exporter: Any = None) -> Generator[OnEnd | None]:
-    """What is to be told of runs that end, while the block runs; None where spans are not asked
-    for.
+    """Yield the callback for runs that end inside the block (None if spans are disabled).
 
     `exporter`: a `SpanExporter` in place of the one that the OTEL_* variables describe. Raises
-    `ConfigError` where the packages are missing, or the variables ask for what there is none of.
+    `ConfigError` if the packages are missing, or the variables request something that does not
+    exist.
     """
     if not settings.otel or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         yield None
@@ -70,7 +70,7 @@ def exporting(settings: RolloutSettings, exporter: Any = None) -> Generator[OnEn
 
 
 class _Sending(Thread):
-    """Sends runs one after the other."""
+    """Thread that sends runs one after the other."""
 
     def __init__(self, send: SpanSender, *, content: bool) -> None:
         super().__init__(name="otel", daemon=True)
@@ -79,7 +79,7 @@ class _Sending(Thread):
         self._lost, self._told, self._is_over = 0, False, False
 
     def put(self, run: Trajectory) -> None:
-        """Take a run that has ended; one that waits with a question has not."""
+        """Queue a run that has ended. One that waits with a question has not."""
         if run.stop_reason is StopReason.INTERRUPT:
             return
         try:
@@ -102,14 +102,14 @@ class _Sending(Thread):
                 )
                 try:
                     why = self._send(spans)
-                # no fault of a collector, or of what speaks to it, is the run's
+                # no error of a collector, or of its exporter, may affect the run
                 except Exception as error:
                     why = f"{type(error).__name__}: {error}"
                 if why is not None:
                     self._lose(why, len(runs))
 
     def _waiting(self) -> list[Trajectory]:
-        """What waits to be sent, at most so much as one request may hold; nothing at the end."""
+        """Runs that wait to be sent, at most as many as one request may hold; empty at the end."""
         runs: list[Trajectory] = []
         while not self._is_over and len(runs) < _AT_ONCE and (not runs or not self._runs.empty()):
             run = self._runs.get()
@@ -118,7 +118,7 @@ class _Sending(Thread):
         return runs
 
     def end(self) -> None:
-        """Wait for what is to be sent, for some seconds at most."""
+        """Wait until queued runs are sent, for some seconds at most."""
         ends = time.monotonic() + _SECONDS_AT_THE_END
         try:
             self._runs.put(None, timeout=_SECONDS_AT_THE_END)
@@ -145,7 +145,7 @@ def _tell(text: str) -> None:
 
 
 def span_exporter(exporter: Any) -> SpanSender:
-    """Sends by a `SpanExporter` of OpenTelemetry's SDK."""
+    """Sender by a `SpanExporter` of OpenTelemetry's SDK."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     resource = _resource()
@@ -157,14 +157,14 @@ def span_exporter(exporter: Any) -> SpanSender:
             return None
         first = (
             said[0] if said else "the exporter does not say why"
-        )  # those after it are of the same thing, tried again
+        )  # later ones are retries of the same
         return first.partition(" encountered while")[0][:_LONGEST]
 
     return send
 
 
 def otlp_sender(url: str) -> SpanSender:
-    """Sends to the collector at `url`: its base, or the whole address that ends in /v1/traces.
+    """Sender to the collector at `url`: its base, or the whole address that ends in /v1/traces.
     Raises `ConfigError`.
     """
     parts = urlsplit(url)
@@ -184,7 +184,7 @@ def otlp_sender(url: str) -> SpanSender:
 
 
 def otlp_exporter(where: str | None = None) -> Any:
-    """OTLP over HTTP, as the OTEL_* variables describe it."""
+    """Exporter of OTLP over HTTP, as the OTEL_* variables describe it. Raises `ConfigError`."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
@@ -203,7 +203,7 @@ def otlp_exporter(where: str | None = None) -> Any:
 
 @contextmanager
 def _heard() -> Generator[Sequence[str]]:
-    """What the exporter says of a failure, which it would write to stderr each time."""
+    """Capture the exporter's messages on a failure, which it would write to stderr each time."""
     said: list[str] = []
 
     class Listener(logging.Handler):
@@ -245,7 +245,7 @@ def _readable(span: TraceSpan, resource: Any) -> Any:
         )
 
     def whole(value: Any) -> Any:
-        # which protobuf refuses
+        # protobuf refuses surrogates
         return without_surrogates(value) if isinstance(value, str) else value
 
     return ReadableSpan(

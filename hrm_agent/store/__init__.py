@@ -1,4 +1,4 @@
-"""The run store: where checkpoints and journal of a run lie together."""
+"""Run store: the checkpoints and the journal of runs in one database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """LangGraph takes a while to import: the checkpointer is loaded when it is asked for."""
+    """Load `StoreSaver` on first use, as LangGraph is slow to import."""
     if name == "StoreSaver":
         from hrm_agent.store.saver import StoreSaver
 

@@ -1,25 +1,21 @@
-"""The journal: model calls, tool calls, trajectories and overlays, beside the checkpoints in the
-same database.
+"""Journal in the store's database: model calls, tool calls, trajectories, overlays and scorings.
 
-Tokens lie in a table of their own, as little-endian int32 and float32 bytes. The graph state
-carries only the call's id (inside the message), which keeps checkpoints as small as without tokens.
+Tokens have a table of their own, as little-endian int32 and float32 bytes. The graph state carries
+only the call's id (inside the message), which keeps checkpoints small.
 
-What nodes drew from clock, `uuid` and `random`: one row for each attempt of a task that drew
-anything.
+Draws are the values that nodes took from the clock, `uuid` and `random`. Each attempt of a task
+that drew anything has one row.
 
-The options that a thread was begun with, kept in its store: any process that opens the store can
-resume the thread.
+Options are the settings that a thread was started with, as TOML for `hrm_agent.config`. They are
+encrypted with the rest of the store, and any process that opens it can resume the thread. Earlier
+versions kept them in a file beside the store, which is read if the store has none.
 
-A text per thread (TOML, for `hrm_agent.config`), sealed like all else. Earlier versions kept it in
-a file beside the store, which is read where the store has none.
+Overlays are judgements by training runs, one row for each trajectory of a run.
 
-What training runs judged: one row for each trajectory of a run.
+Scorings are scores of recorded runs by rubric. They never replace the rewards that a run was
+recorded with.
 
-Scores given to runs on record, by rubric: beside the rewards that a run was recorded with, never in
-their place.
-
-The tool calls of the journal: found by id, by what they were called with, and by their idempotency
-key.
+Tool calls are found by id, by the hash of their name and arguments, and by their idempotency key.
 """
 
 from __future__ import annotations
@@ -80,14 +76,14 @@ _INSERT = (
 
 
 class ToolCallsJournal(ABC):
-    """The part of a store's journal that holds them."""
+    """Tool calls of a store's journal."""
 
     _database: Database
     _cipher: Cipher
 
     @abstractmethod
     def _inherited_steps(self, thread_id: str) -> list[tuple[str, str]]:
-        """Ids and steps of the tool calls of the lineage that a fork left."""
+        """Ids and steps of the tool calls in the lineage of a fork."""
 
     def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
         if (held := self._database.held.of(thread_id)) is not None:
@@ -102,7 +98,7 @@ class ToolCallsJournal(ABC):
 
     def _tool_calls_of(self, held: HeldThread, thread_id: str) -> dict[str, KnownToolCall]:
         def load() -> list[KnownToolCall]:
-            # else what another thread is committing would be missed
+            # do not miss what another thread is committing
             with self._database.settled() as cursor:
                 query = (
                     f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER"
@@ -137,7 +133,7 @@ class ToolCallsJournal(ABC):
     def write_tool_call(
         self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
     ) -> ToolCall:
-        """As `Journal.write_tool_call`."""
+        """Write a tool call (see `Journal.write_tool_call`)."""
         thread = tool_call.identity.thread_id
         if (
             repeatable
@@ -165,7 +161,7 @@ class ToolCallsJournal(ABC):
         self._database.defer(
             lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds
         )
-        # whoever reads the table meanwhile waits for the row
+        # readers of the table wait for the row meanwhile
         held.add_tool_call(found_by, tool_call, sealed)
 
     def _sealed(self, tool_call: ToolCall) -> bytes:
@@ -185,7 +181,7 @@ class ToolCallsJournal(ABC):
     def insert_tool_call(
         self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False
     ) -> ToolCall:
-        """The same as part of another transaction."""
+        """Write a tool call as part of another transaction."""
         found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
         held = self._database.held.of(tool_call.identity.thread_id)
         standing = self._insert_tool_call(cursor, tool_call, found_by, sealed, held, again=again)
@@ -225,7 +221,7 @@ class ToolCallsJournal(ABC):
             standing = self._read_tool_call(tool_call.id, stored[0])
             if standing.status is not None and not again:
                 return standing
-            # On a server another transaction may have ended it since it was looked at.
+            # On a server, another transaction may have ended the call since it was read.
             if cursor.execute(update, (sealed, tool_call.id, stored[0])).fetchone() is not None:
                 return tool_call
 
@@ -238,7 +234,7 @@ class ToolCallsJournal(ABC):
             ]
 
     def tool_calls(self) -> list[ToolCall]:
-        """All tool calls of the store, in the order in which they were started."""
+        """All tool calls of the store, in the order in which they started."""
         return self._tool_calls("1 = 1", ())
 
     def tool_calls_among(
@@ -256,7 +252,7 @@ class ToolCallsJournal(ABC):
             )
 
     def _hash(self, *parts: Any) -> str:
-        """Of what is looked up by its content. In an encrypted store it betrays nothing."""
+        """Hash for lookups by content. It is keyed in an encrypted store, so it reveals nothing."""
         plain = content_hash(*parts)
         return (
             hash_of(0, plain.encode(), self._cipher.hash_key).hex()
@@ -277,13 +273,13 @@ class ToolCallsJournal(ABC):
 
 
 class OverlaysJournal:
-    """The part of a store's journal that holds them."""
+    """Overlays of a store's journal."""
 
     _database: Database
     _cipher: Cipher
 
     def write_overlays(self, overlays: Sequence[Overlay]) -> None:
-        """Write the judgement of one training step, as a whole."""
+        """Write the judgements of one training step, in one transaction."""
         rows = [(o.run_id, o.step, o.trajectory_id, self._sealed_overlay(o)) for o in overlays]
         self._database.add(
             lambda cursor: cursor.executemany(
@@ -295,7 +291,7 @@ class OverlaysJournal:
         )
 
     def _sealed_overlay(self, overlay: Overlay) -> bytes:
-        # Left out where they say nothing: an earlier version refuses a field that it does not know.
+        # Unset fields are left out: an earlier version refuses a field that it does not know.
         silent = {
             name
             for name in ("carried_from", "credit", "penalty_by_role")
@@ -305,7 +301,7 @@ class OverlaysJournal:
         return self._cipher.seal(record.encode(), "overlay", overlay.run_id, overlay.trajectory_id)
 
     def overlays(self, run_id: str, step: int | None = None) -> list[Overlay]:
-        """The judgements of one training run, by step; or those of one step."""
+        """Judgements of one training run by step, or of one step only."""
         which, values = ("", (run_id,)) if step is None else (" AND step = ?", (run_id, step))
         query = (
             f"SELECT trajectory_id, record FROM overlays WHERE run_id = ?{which} ORDER BY step, seq"
@@ -321,19 +317,19 @@ class OverlaysJournal:
 
 
 class DrawsJournal(ABC):
-    """The part of a store's journal that holds them."""
+    """Draws of a store's journal."""
 
     _database: Database
     _cipher: Cipher
 
     @abstractmethod
     def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
-        """The threads that a fork has behind it, the oldest first, with the steps that it shares
-        with each.
+        """Threads that a fork descends from, oldest first, with the steps that it shares with
+        each.
         """
 
     def draws_of_thread(self, thread_id: str) -> list[TaskDraws]:
-        """What the tasks of a thread drew, in no order."""
+        """Draws of a thread's tasks, in no order."""
         query = "SELECT task_id, attempt, record FROM draws WHERE thread_id = ?"
         with self._database.read() as cursor:
             rows = cursor.execute(query, (thread_id,)).fetchall()
@@ -345,7 +341,7 @@ class DrawsJournal(ABC):
         return found
 
     def draws_of(self, header: Trajectory) -> list[TaskDraws]:
-        """What the tasks of a run drew; of a fork, also those of the lineage that it left."""
+        """Draws of a run's tasks. For a fork, also those of the lineage that it inherited."""
         left = [
             draws
             for thread, steps in self.threads_behind(header)
@@ -357,7 +353,9 @@ class DrawsJournal(ABC):
     def write_draws(
         self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]
     ) -> None:
-        """Write what a task drew with the next commit, in place of what stands under its key."""
+        """Write the draws of a task with the next commit. They replace a previous row of the same
+        key.
+        """
         place = (thread_id, *map(str, key))
 
         def write(cursor: Cursor) -> None:
@@ -372,7 +370,7 @@ class DrawsJournal(ABC):
 
 
 _APART = {"token_ids", "mask", "logprobs", "request", "tools"}
-"""Fields of a call that have rows of their own. Older stores have the request in the record."""
+"""Fields of a call that have rows of their own. Older stores keep the request in the record."""
 _CALLS = (
     "SELECT c.id, c.record, t.token_ids, t.mask, t.logprobs, r.data FROM calls c "
     "LEFT JOIN tokens t ON t.call_id = c.id LEFT JOIN requests r ON r.call_id = c.id"
@@ -396,19 +394,19 @@ SELECT id, parent_id FROM line ORDER BY depth DESC
 
 
 class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
-    """The journal of a run store. Every write is committed when it returns, but for draws and a
-    run's joined steps.
+    """Journal of a run store. Every write is committed when it returns, except draws and a run's
+    joined steps.
     """
 
     def __init__(
         self, database: Database, cipher: Cipher, requests: Callable[[], RequestStore]
     ) -> None:
-        """`requests` is called where one is written, or has unusual messages:
-        it imports LangGraph.
+        """`requests` imports LangGraph. It is called only to write a request, or to read unusual
+        messages.
         """
         self._database, self._cipher, self._requests = database, cipher, requests
         self.is_blocking = database.is_blocking
-        """A write waits for a disk or a server: an event loop hands it to a thread."""
+        """True if a write waits for a disk or a server. An event loop then hands it to a thread."""
 
     @property
     def serializer(self) -> StrictSerializer:
@@ -457,7 +455,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             )
 
     def has_call(self, call_id: str) -> bool:
-        """Whether a model call is on record, readable or not."""
+        """True if a model call is on record, readable or not."""
         with self._database.read() as cursor:
             return (
                 cursor.execute("SELECT 1 FROM calls WHERE id = ?", (call_id,)).fetchone()
@@ -495,7 +493,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
                 record,
             )
             written = answered(cursor, query, row, (1,)) is not None
-            # each call has one of them, else its row is lost
+            # a call must have a row in one of the two tables to be found
             if written and (call.token_ids or request is None):
                 cursor.execute(
                     "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)",
@@ -537,8 +535,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         ]
 
     def _sent(self, cursor: Cursor, rows: Mapping[str, bytes]) -> Sent:
-        """Without LangGraph, which takes most of a second to import,
-        where the messages are plain.
+        """Read requests without LangGraph if the messages are plain, as it takes most of a second
+        to import.
         """
         try:
             reader = read_values(cursor, self._cipher, PlainMessages(), shared=True)
@@ -564,9 +562,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
     # trajectories
 
     def write_trajectory(self, trajectory: Trajectory) -> None:
-        """Write a trajectory's own fields; its calls are written one by one, as they happen.
+        """Write a trajectory's own fields. Its calls are written one by one, as they happen.
 
-        One that has ended stands, unless it is taken up again (`RunStatus.RUNNING`).
+        A trajectory that has ended is not overwritten, unless it is resumed (`RunStatus.RUNNING`).
         """
         header = trajectory.model_dump_json(
             exclude={"calls", "tool_calls", "failed_calls"}
@@ -613,7 +611,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             self._database.add(write, trajectory.thread_id)
 
     def is_over(self, trajectory_id: str) -> bool:
-        """Whether a trajectory is on record and not under way."""
+        """True if a trajectory is on record and not running."""
         query = "SELECT 1 FROM trajectories WHERE id = ? AND status <> ?"
         with self._database.peek() as cursor:
             return (
@@ -622,10 +620,10 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             )
 
     def find_trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory | None:
-        """A trajectory with its calls, by its id or by its thread's. `requests`: with what the
-        calls were sent.
+        """Trajectory with its calls, by its own id or its thread's (None if missing). `requests`
+        includes the requests of the calls.
 
-        By the thread's it is not read where it is known here.
+        A thread that this process holds is answered from memory if it is known in full.
         """
         if (held := self._database.held.of(trajectory_id)) is not None and (
             all_ := held.everything()
@@ -640,9 +638,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         calls: Mapping[str, WrittenCall],
         tool_calls: Iterable[tuple[str, bytes]],
     ) -> Trajectory:
-        """What was written, as it would be read."""
+        """Trajectory as it would be read back, from what this process wrote."""
         read: list[Call] = []
-        # what several calls sent is one object, of this trajectory alone
+        # values that several calls share are copied once, for this trajectory alone
         copied: dict[int, Any] = {}
         for id_, written in calls.items():
             shown = {"request": written.request, "tools": written.tools}
@@ -654,7 +652,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         return _with(Trajectory.model_validate_json(header), read, tools)
 
     def trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory:
-        """Like `find_trajectory`, but a missing one is a `StoreError`."""
+        """Trajectory with its calls, by its own id or its thread's. Raises `StoreError` if it is
+        missing.
+        """
         found = self.find_trajectory(trajectory_id, requests=requests)
         if found is None:
             raise StoreError(
@@ -673,10 +673,10 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         requests: bool = True,
         newest_first: bool = False,
     ) -> Iterator[Trajectory]:
-        """Trajectories with their calls, in the order in which they were begun, or reversed.
+        """Trajectories with their calls, in the order in which they started, or reversed.
 
-        `on_damage`: called for one that cannot be read, which is left out; None raises
-        `StoreError`. `requests`: with the requests of the calls.
+        `on_damage` is called for an unreadable trajectory, which is then left out. By default
+        `StoreError` is raised. `requests` includes the requests of the calls.
         """
         wanted = {
             "run_id": run_id,
@@ -701,7 +701,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             )
 
     def forks_of(self, trajectory_id: str) -> list[Trajectory]:
-        """The trajectories that were forked from one, in the order in which they were begun."""
+        """Forks of a trajectory, in the order in which they started."""
         return list(self._trajectories("origin = ?", (trajectory_id,)))
 
     def _trajectories(
@@ -725,7 +725,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             yield whole
 
     def with_calls(self, header: Trajectory, *, requests: bool = True) -> Trajectory:
-        """The trajectory of which `headers` gave the header. `requests`: as for `trajectories`."""
+        """Add the calls to a trajectory that `headers` returned. `requests` includes their
+        requests.
+        """
         calls = self._calls("c.thread_id = ?", (header.thread_id,), requests=requests)
         tool_calls = self._tool_calls("thread_id = ?", (header.thread_id,))
         if header.forked_from is not None:
@@ -736,7 +738,11 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
     def headers(
         self, where: str = "1 = 1", values: Sequence[Any] = (), on_damage: OnDamage | None = None
     ) -> list[Trajectory]:
-        """Trajectories without their calls. `on_damage`: as for `trajectories`."""
+        """Trajectories without their calls.
+
+        `on_damage` is called for an unreadable one, which is then left out. By default `StoreError`
+        is raised.
+        """
         with self._database.read() as cursor:
             query = f"SELECT id, record FROM trajectories WHERE {where} ORDER BY seq"
             rows = cursor.execute(query, values).fetchall()
@@ -755,8 +761,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
     def _inherited(
         self, header: Trajectory, *, requests: bool
     ) -> tuple[list[Call], list[ToolCall]]:
-        """The calls of the lineage that a fork left, oldest first: those of the steps before the
-        checkpoint it took.
+        """Calls that a fork inherited, oldest first: those of the steps before the checkpoint it
+        started from.
         """
         calls: list[Call] = []
         tool_calls: list[ToolCall] = []
@@ -768,8 +774,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         return calls, tool_calls
 
     def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
-        """The threads that a fork has behind it, the oldest first, with the steps that it shares
-        with each.
+        """Threads that a fork descends from, oldest first, with the steps that it shares with
+        each.
         """
         left: list[tuple[str, set[str]]] = []
         steps: set[str] | None = None
@@ -779,7 +785,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             before = self.line(fork.thread_id, "", taken).order.keys() - {taken}
             steps = before if steps is None else steps & before
             origin = self.headers("id = ?", (fork.forked_from.trajectory_id,))
-            # in a forged store forks may go round in a circle
+            # forks may form a cycle in a forged store
             if not origin or origin[0].thread_id in seen:
                 break
             fork = origin[0]
@@ -828,7 +834,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
 
 def _with(header: Trajectory, calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> Trajectory:
-    """A trajectory with its calls, split into answered and failed ones."""
+    """Trajectory with its calls, split into answered and failed ones."""
     answered: list[Call] = []
     failed: list[Call] = []
     for call in calls:
@@ -844,7 +850,9 @@ def _with(header: Trajectory, calls: Iterable[Call], tool_calls: Iterable[ToolCa
 def _as_written(
     row: tuple[bytes, bytes, bytes, bytes], call: Call, request: SentRow | None
 ) -> WrittenCall | None:
-    """None for a call that has something inside which is not known as it would be read."""
+    """Row and request of a call that was written (None if its messages are not known in the form in
+    which they would be read).
+    """
     record, token_ids, mask, logprobs = row
     if request is None:
         return WrittenCall(row, None, None)
@@ -858,13 +866,13 @@ def _as_written(
 
 
 class ThreadOptions:
-    """The options of a store's threads."""
+    """Options of a store's threads."""
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database, self._cipher = database, cipher
 
     def write(self, thread_id: str, text: str) -> None:
-        """Keep the options of a thread, in place of what was kept."""
+        """Write the options of a thread. They replace previous ones."""
         self._database.add(lambda cursor: self.insert(cursor, thread_id, text), thread_id)
 
     def write_later(self, thread_id: str, text: str) -> None:
@@ -872,7 +880,7 @@ class ThreadOptions:
         self._database.defer(lambda cursor: self.insert(cursor, thread_id, text))
 
     def insert(self, cursor: Cursor, thread_id: str, text: str) -> None:
-        """The same as part of another transaction."""
+        """Write options as part of another transaction."""
         cursor.execute(
             "INSERT INTO options (thread_id, record) VALUES (?, ?) "
             "ON CONFLICT (thread_id) DO UPDATE SET record = excluded.record",
@@ -880,7 +888,7 @@ class ThreadOptions:
         )
 
     def read(self, thread_id: str) -> str | None:
-        """None where none are kept. Raises `StoreError` for a damaged row."""
+        """Options of a thread (None if missing). Raises `StoreError` for a damaged row."""
         query = "SELECT record FROM options WHERE thread_id = ?"
         with self._database.read() as cursor:
             row = cursor.execute(query, (thread_id,)).fetchone()
@@ -890,14 +898,14 @@ class ThreadOptions:
             return self._cipher.open(row[0], "options", thread_id).decode()
 
     def in_a_file(self, thread_id: str, trajectory_id: str = "") -> str | None:
-        """What an earlier version kept beside the store."""
+        """Options in the file that an earlier version kept beside the store (None if missing)."""
         return options_in(
             self._database.folder, trajectory_id or content_hash("trajectory", thread_id)[:16]
         )
 
 
 def options_in(folder: Path, trajectory_id: str) -> str | None:
-    """What an earlier version kept in the folder of a store."""
+    """Options in the file that an earlier version kept in a store's folder (None if missing)."""
     try:
         return (folder / "threads" / trajectory_id / "config.toml").read_text(encoding="utf-8")
     except OSError:
@@ -911,18 +919,16 @@ _WRITE = (
 
 
 class Scorings:
-    """The scorings of a store. One rubric has one scoring of a trajectory: scored again, the newest
-    stands.
-    """
+    """Scorings of a store. A rubric has one scoring per trajectory. Scoring again replaces it."""
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database, self._cipher = database, cipher
 
     def write(self, scorings: Sequence[Scoring], *, as_rewards: bool = False) -> None:
-        """Write all of them in one transaction.
+        """Write all scorings in one transaction.
 
-        `as_rewards`: also as the rewards of the trajectories themselves, by the run that made them;
-        one that has rewards keeps them.
+        `as_rewards` also sets the rewards of the trajectories, for scoring by the run that made
+        them. A trajectory that has rewards keeps them.
         """
         rows = [(s.rubric, s.trajectory_id, self._sealed(s)) for s in scorings]
 
@@ -937,10 +943,10 @@ class Scorings:
     def amend(
         self, rubric: str, trajectory_id: str, change: Callable[[Scoring | None], Scoring | None]
     ) -> Scoring | None:
-        """Write what `change` makes of the scoring that stands, in the same transaction; None
-        leaves it as it is.
+        """Replace a scoring by the result of `change`, in one transaction (None keeps it).
 
-        `change` may be called again where a commit was lost. Returns the scoring that stands then.
+        `change` may be called again if a commit was lost. Returns the scoring that is then on
+        record.
         """
         place = (rubric, trajectory_id)
 
@@ -978,7 +984,7 @@ class Scorings:
         return self._cipher.seal(scoring.model_dump_json().encode(), *place)
 
     def rubrics(self) -> list[str]:
-        """Every rubric that something was scored by, in the order of their first scores."""
+        """Rubrics with at least one scoring, in the order of their first scores."""
         with self._database.read() as cursor:
             rows = cursor.execute(
                 "SELECT rubric FROM scorings GROUP BY rubric ORDER BY min(seq)"
@@ -986,18 +992,18 @@ class Scorings:
         return [str(rubric) for (rubric,) in rows]
 
     def by_rubric(self, rubric: str) -> dict[str, Scoring]:
-        """What one rubric gave, by trajectory id."""
+        """Scorings by one rubric, by trajectory id."""
         return {found.trajectory_id: found for found in self._read("rubric = ?", rubric)}
 
     def trajectory_ids(self, rubric: str, at_least: float) -> list[str]:
-        """Of those whose reward by a rubric is `at_least` so much, in the order in which they were
-        scored first.
+        """Ids of the trajectories whose reward by a rubric is at least `at_least`, in the order in
+        which they were first scored.
         """
         found = self._read("rubric = ?", rubric)
         return [s.trajectory_id for s in found if s.rewards and s.rewards["reward"] >= at_least]
 
     def of(self, trajectory_id: str) -> list[Scoring]:
-        """What every rubric gave for one trajectory, oldest first."""
+        """Scorings of one trajectory, oldest first."""
         return list(self._read("trajectory_id = ?", trajectory_id))
 
     def _read(self, where: str, value: str) -> Iterable[Scoring]:

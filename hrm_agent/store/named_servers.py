@@ -1,10 +1,10 @@
-"""Servers that a folder names as its store: only those that the user knows are connected to.
+"""Check of a server that a folder names as its store: only known servers are connected to.
 
-A connection tells a server who asks, and libpq sends it PGPASSWORD or what `~/.pgpass` holds for
-it. So a folder that somebody else made must not choose the server. Known are this machine, PGHOST,
-and the hosts of a variable.
+A connection reveals to a server who connects, and libpq sends it PGPASSWORD or the password that
+`~/.pgpass` has for it. So a folder from an unknown author must not choose the server. Known servers
+are this machine, PGHOST, and the hosts in HRM_AGENT_STORE_HOSTS.
 
-The address of a store as people may see it: a password in it is left out.
+`shown_url` gives a store's address for display, without its password.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ _SECRET = ("password", "sslpassword")
 
 
 def shown_url(address: str) -> str:
-    """`postgresql://me:secret@host/name?password=secret` -> `postgresql://me@host/name`; a path
-    stays as it is.
+    """Address for display, without passwords.
+
+    `postgresql://me:secret@host/name?password=secret` becomes `postgresql://me@host/name`. A path
+    is unchanged.
     """
     scheme, found, rest = address.partition("://")
     if not found or scheme == "sqlite":
         return address
-    # one before the first slash may be part of a password
+    # a question mark before the first slash may be part of a password
     mark = rest.find("?", max(rest.find("/"), 0))
     head, query = (rest, "") if mark < 0 else (rest[:mark], rest[mark + 1 :])
     user, at, host = head.rpartition("@")
@@ -84,20 +86,20 @@ _PARAMETERS = {
     ),
     *("keepalives_count", "target_session_attrs", "load_balance_hosts"),
 }
-"""Of libpq. Others name the server in another place (`service`), write to a file (`sslkeylogfile`),
-or ask a third party (`oauth_issuer`).
+"""Allowed parameters of libpq. Others name the server elsewhere (`service`), write to a file
+(`sslkeylogfile`), or ask a third party (`oauth_issuer`).
 """
 
 
 def refuse_unknown_server(url: str, named_by: Path) -> None:
-    """Raises `StoreError` for a PostgreSQL URL, read from the file `named_by`, whose server the
-    user does not know.
+    """Raise `StoreError` for a PostgreSQL URL, read from the file `named_by`, if its server is
+    unknown to the user.
 
-    The same for a URL with parameters that make libpq do more than connect.
+    Also raise it for a URL with parameters that make libpq do more than connect.
     """
     try:
         named = conninfo_to_dict(url)
-    except ProgrammingError:  # what is no URL is connected to by nobody, and told by who opens it
+    except ProgrammingError:  # an invalid URL is reported when it is opened
         return
     hosts = [
         host
@@ -108,7 +110,7 @@ def refuse_unknown_server(url: str, named_by: Path) -> None:
     known = {host.strip() for host in given}
     unknown = [host for host in hosts if host not in known and not _is_here(host)]
     refused = named.keys() - _PARAMETERS
-    if ":" in str(named.get("sslkey") or ""):  # no file: OpenSSL loads a library
+    if ":" in str(named.get("sslkey") or ""):  # not a file: OpenSSL loads a library
         refused.add("sslkey")
     if not unknown and not refused:
         return
@@ -126,7 +128,7 @@ def refuse_unknown_server(url: str, named_by: Path) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Nothing at all is libpq's own default: PGHOST, or a socket of this machine."""
+    """True for this machine. An empty host is libpq's own default: PGHOST, or a local socket."""
     if not host or host == "localhost" or host.startswith(("/", "@")):
         return True
     with suppress(ValueError):

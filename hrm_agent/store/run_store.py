@@ -1,4 +1,4 @@
-"""The run store: checkpoints and journal of many runs in one database, chosen by its URL."""
+"""Run store: checkpoints and journal of many runs in one database, chosen by its URL."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 __all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "file_of", "open_store", "own_run"]
 
 STORE_POINTER = "store.url"
-"""File in a run's folder that names its store, where that lies elsewhere."""
+"""File in a run's folder that names its store, if the store is elsewhere."""
 _MOST_POINTERS, _POINTER_BYTES = 8, 1 << 16
-"""Such files that are followed, of which one may name another, and the size of each."""
+"""Limits for pointer files: length of a chain of them, and bytes per file."""
 
 
 class ThreadInfo(NamedTuple):
-    """One line of a store's contents."""
+    """Summary of one thread in a store."""
 
     thread_id: str
-    """LangGraph's thread."""
+    """LangGraph's thread id."""
     trajectory_id: str | None
-    """None for a thread that a graph of one's own was run on without a recorder."""
+    """Id of the thread's trajectory (None if a custom graph ran on it without a recorder)."""
     run_id: str
-    """The collect, eval or training run that asked for it; empty if none did."""
+    """Collect, eval or training run that started it. Empty if there is none."""
     group_id: str
-    """Shared by the rollouts of one task in one step; empty outside of groups."""
+    """Group of the rollouts of one task in one step. Empty outside of groups."""
     status: str
-    """A `RunStatus` as plain text; empty for a thread without a trajectory."""
+    """`RunStatus` as plain text. Empty for a thread without a trajectory."""
     updated_at: float
     """Unix time in seconds of its newest checkpoint, or of its start."""
 
 
 class RunStore:
-    """Both halves of a run's record: `checkpointer` for LangGraph, `journal` for calls and
+    """Store of runs: `checkpointer` for LangGraph's checkpoints, `journal` for calls and
     trajectories.
     """
 
@@ -76,8 +76,8 @@ class RunStore:
 
     @property
     def checkpointer(self) -> StoreSaver:
-        """Made when it is first asked for: LangGraph takes most of a second to import, and the
-        journal needs none.
+        """Checkpointer of the store. It is made on first use: LangGraph takes most of a second to
+        import, and the journal does not need it.
         """
         with self._making:
             if self._checkpointer is None:
@@ -90,7 +90,9 @@ class RunStore:
             return self._checkpointer
 
     def _requests(self) -> RequestStore:
-        """Requests share the checkpoints' values, and what this process knows of them."""
+        """Store of requests. It shares the checkpoints' values, and what this process knows of
+        them.
+        """
         if self._request_store is None:
             from hrm_agent.store.values.requests import RequestStore
             from hrm_agent.store.values.serializer import StrictSerializer
@@ -102,22 +104,22 @@ class RunStore:
 
     @property
     def blobs(self) -> Blobs:
-        """The values that checkpoints refer to."""
+        """Values that checkpoints refer to."""
         return self.checkpointer.blobs
 
     @property
     def url(self) -> str:
-        """By which the store is opened again, without a password."""
+        """URL that opens the store again, without a password."""
         return self.database.url
 
     @property
     def folder(self) -> Path:
-        """Where side files of its runs lie."""
+        """Folder for side files of its runs."""
         return self.database.folder
 
     @property
     def path(self) -> Path:
-        """The file of a SQLite store. Raises `StoreError` for another."""
+        """File of a SQLite store. Raises `StoreError` for another store."""
         if self.database.path is None:
             raise StoreError(f"{self.url} is not a file.", "Use a SQLite store: sqlite:///PATH.")
         return self.database.path
@@ -125,39 +127,37 @@ class RunStore:
     def lease(
         self, thread_id: str, doing: str = RUN, *, joins: bool = False
     ) -> AbstractContextManager[Lease]:
-        """Hold a thread while a run is on it, or something else is done with it. Raises `RunError`
-        where another is.
+        """Hold a thread while it is in use, by a run or other work. Raises `RunError` if it is held
+        already.
 
         Inside the block, writes to the thread raise `LeaseLostError` once another process has taken
         it over. `joins`: checkpoints and `python` calls are not committed one by one, but with the
-        model call that follows, or some milliseconds later.
+        next model call, or some milliseconds later.
         """
         return self._leases.hold(thread_id, doing, joins=joins)
 
     def leases_ahead(self, thread_ids: Sequence[str]) -> AbstractContextManager[None]:
-        """For threads that are run inside the block, in about this order: their leases are taken
-        many at a time.
-        """
+        """Take leases in batches for threads that run inside the block, in about this order."""
         return self._leases.ahead(thread_ids)
 
     @property
     def owner(self) -> str:
-        """By which this opening of the store owns leases."""
+        """Id of this opening of the store as an owner of leases."""
         return self.database.fence.owner
 
     def take_leases_from(self, owner: str) -> None:
-        """Of a process that is known to be dead, perhaps on another machine: its threads can be
-        taken up at once.
+        """Take the leases of a process that is known to be dead, perhaps on another machine. Its
+        threads can then be resumed at once.
         """
         self._leases.take_from(owner)
 
     def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
-        """Begin the thread `target` with the lineage of `source` up to a checkpoint, as if it had
+        """Start the thread `target` with the lineage of `source` up to a checkpoint, as if it had
         run there.
 
-        Copied are the checkpoint and its ancestors, with their subgraphs' checkpoints and writes;
-        of the chosen checkpoint itself no writes, since what comes after it is to be taken anew.
-        Values are shared.
+        Copied are the checkpoint and its ancestors, with their subgraphs' checkpoints and writes.
+        The writes of the chosen checkpoint itself are left out, as the steps after it are to run
+        again. Values are shared.
         """
 
         def fork(cursor: Cursor) -> None:
@@ -175,7 +175,7 @@ class RunStore:
     def threads(
         self, *, run_id: str | None = None, status: str | None = None, limit: int | None = None
     ) -> list[ThreadInfo]:
-        """The threads of the store, newest first, without reading a single record."""
+        """Threads of the store, newest first, without reading a single record."""
         given = {
             name: value
             for name, value in (("run_id", run_id), ("status", status))
@@ -196,12 +196,12 @@ class RunStore:
             ]
 
     def threads_at_work(self) -> set[str]:
-        """Ids of threads that are in use by a live process, this one included."""
+        """Ids of threads that a live process is using, this process included."""
         with self.database.read() as cursor:
             return leased(self.database, cursor)
 
     def threads_with_checkpoints(self) -> set[str]:
-        """Ids of the threads whose state is on record."""
+        """Ids of the threads that have checkpoints."""
         with self.database.read() as cursor:
             rows = cursor.execute(
                 "SELECT DISTINCT thread_id FROM checkpoints WHERE ns = ?", ("",)
@@ -232,20 +232,20 @@ def open_store(
     allow: Sequence[str] = (),
     read_only: bool = False,
 ) -> RunStore:
-    """Open a store by path or URL; a folder means its `store.db`, or the one that its `store.url`
+    """Open a store by path or URL. A folder means its `store.db`, or the store that its `store.url`
     names.
 
-    A server that a folder names is connected to if it is on this machine, or its host stands in
+    A server that a folder names is connected to only if it is on this machine, or its host is in
     PGHOST or in the list HRM_AGENT_STORE_HOSTS.
 
-    `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see
-    `hrm_agent.store.database.sqlite`), `postgresql://user@host/database`. `key` (base64 of 32
-    bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an encrypted store, and makes a new one
-    encrypted. `allow` names types (`package.module:Class`) that checkpoints may hold beside those
-    that a graph's state declares. `read_only`: of a store that is there, nothing is written, made
-    or left beside it, and whatever would write raises `StoreError`.
+    Accepted are `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see
+    `hrm_agent.store.database.sqlite`) and `postgresql://user@host/database`. `key` (base64 of 32
+    bytes, default: the variable `HRM_AGENT_STORE_KEY`) opens an encrypted store, and makes a new
+    one encrypted. `allow` names types (`package.module:Class`) that checkpoints may hold besides
+    those that a graph's state declares. `read_only` opens an existing store without writing to it
+    or leaving files beside it. Any write then raises `StoreError`.
 
-    Raises `StoreError`; `StoreVersionError` for a store of another schema version.
+    Raises `StoreError`, and `StoreVersionError` for a store of another schema version.
     """
     cipher = cipher_of(key)
     database = _open_database(str(where), create=create, read_only=read_only)
@@ -259,7 +259,7 @@ def open_store(
 def _open_database(
     where: str, *, create: bool, read_only: bool, named_by: tuple[Path, ...] = ()
 ) -> Database:
-    """`named_by`: files of folders that have named another store on the way."""
+    """Open the database at a path or URL. `named_by`: pointer files that have led here."""
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         from hrm_agent.store.database.postgres_reading import ReadOnlyPostgres
@@ -285,7 +285,7 @@ def _open_database(
                 f"{pointer} leads to no store.", "Write the URL of the store of this run into it."
             )
         named = read_whole(pointer)
-        if named is None:  # after a power cut
+        if named is None:  # after a power failure
             raise StoreError(
                 f"{pointer} is empty.", "Write the URL of the store of this run into it."
             )
@@ -309,8 +309,8 @@ def _path_of(where: str) -> tuple[Path, dict[str, str]]:
 
 
 def file_of(where: str) -> Path | None:
-    """The file that a store at `where` is, or would be; None for a server's, or a folder that names
-    another store.
+    """File of a store at `where`, existing or not (None for a server, or for a folder that names
+    another store).
     """
     if "://" in where and not where.startswith("sqlite:///"):
         return None
@@ -321,8 +321,9 @@ def file_of(where: str) -> Path | None:
 
 
 def own_run(where: str) -> str | None:
-    """Id of the run that a folder is, where others record in its store too; None: all that is in
-    the store.
+    """Id of the run in a folder, if other runs share its store (None means all of the store).
+
+    Raises `RunError` if the folder's `run_id` is missing or empty.
     """
     folder = Path(where)
     if not (folder / STORE_POINTER).is_file():
@@ -342,7 +343,7 @@ _SEALED = b"hrm-agent store"
 
 
 def _check_key(database: Database, cipher: Cipher) -> None:
-    """Note in a new store how it is encrypted; refuse another key, or none, for one that is."""
+    """Record the encryption of a new store. Raise `StoreError` for a wrong or missing key."""
     query = "SELECT value FROM meta WHERE key = 'cipher'"
 
     def check(cursor: Cursor) -> Any:
@@ -383,10 +384,10 @@ def _check_key(database: Database, cipher: Cipher) -> None:
 def _nested(
     cursor: Cursor, cipher: Cipher, thread_id: str, steps: set[str]
 ) -> set[tuple[str, str]]:
-    """Namespace and id of the subgraphs' checkpoints that belong to steps of a thread.
+    """Namespaces and ids of the subgraphs' checkpoints that belong to steps of a thread.
 
-    Each names the outermost checkpoint that it was made under. Its namespace would not do: that of
-    a subgraph which remembers (`checkpointer=True`) is the same in every step.
+    Each names the outermost checkpoint that it was made under. Its namespace does not identify the
+    step: a subgraph with memory (`checkpointer=True`) has the same one in every step.
     """
     query = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ''"
     found: set[tuple[str, str]] = set()

@@ -1,16 +1,14 @@
 """LangGraph's checkpoints in the run store: a `BaseCheckpointSaver` for sync and async graphs.
 
-One transaction writes a checkpoint, the values that are new with it, and the pending writes that
-led to it. A run that goes on from a checkpoint which is no longer the newest of its thread, without
-having asked for it by id, is a second run on the same thread: LangGraph would fork the thread
-without a word, the store refuses.
+One transaction writes a checkpoint, its new values, and the pending writes that led to it. A run
+may continue from a checkpoint that is no longer the newest of its thread only if it asked for it by
+id. Otherwise it is a second run on the same thread: LangGraph would fork the thread silently, the
+store refuses.
 
-Checks on a checkpoint that follows the newest one of a thread.
-
-LangGraph takes the highest id for the newest, and ids begin with the time. A process that reads a
-thread goes on after its ids (`langgraph_format.continue_ids_after`), whatever its own clock says. A
-checkpoint whose id is still lower than the newest one's would be lost, so it is refused, with the
-writer's reason.
+LangGraph takes the highest id for the newest checkpoint, and ids begin with the time. A process
+that reads a thread makes higher ids from then on (`langgraph_format.continue_ids_after`), whatever
+its own clock shows. A checkpoint whose id is still lower than the newest one's would be lost, so it
+is refused with the reason.
 """
 
 from __future__ import annotations
@@ -82,15 +80,15 @@ __all__ = [
 ]
 
 _TICKS, _EPOCH_TICKS = 10_000_000, 0x01B21DD213814000
-"""Of a UUID's time: per second, and from its beginning in 1582 to 1970."""
+"""Ticks of a UUID's time: per second, and from its epoch in 1582 to 1970."""
 
 
 def refuse_stranger(
     database: Database, cursor: Cursor, place: CheckpointKey, new: str, *, chosen: bool
 ) -> None:
-    """Raises `RunError` where a checkpoint of the outermost graph does not follow the newest one.
+    """Raise `RunError` if a checkpoint of the outermost graph does not follow the newest one.
 
-    `chosen`: its parent was asked for by id, so that a branch may begin there.
+    `chosen`: its parent was asked for by id, so a branch may begin there.
     """
     newest = head_of(database, cursor, place.thread_id)
     if newest > new:
@@ -106,7 +104,7 @@ def refuse_stranger(
 
 
 def refuse_set_back_clock(thread_id: str, newest: str) -> None:
-    """Raises `RunError` where this machine's clock stands before the checkpoint `newest`."""
+    """Raise `RunError` if this machine's clock is behind the checkpoint `newest`."""
     made_at = _time_of(newest)
     ahead = made_at - time.time()
     if ahead > 0:
@@ -120,7 +118,7 @@ def refuse_set_back_clock(thread_id: str, newest: str) -> None:
 
 
 def _time_of(checkpoint_id: str) -> float:
-    """Unix time in seconds at which LangGraph made an id; negative for one in another form."""
+    """Unix time in seconds at which LangGraph made an id. Negative for an id of another form."""
     return (ticks_of(checkpoint_id) - _EPOCH_TICKS) / _TICKS
 
 
@@ -135,27 +133,27 @@ class StoredItem(NamedTuple):
     """Item that a step put into a LangGraph store."""
 
     namespace: tuple[str, ...]
-    """Its namespace in the store."""
+    """Namespace in the store."""
     key: str
-    """Its key there."""
+    """Key in the namespace."""
     value: dict[str, Any] | None
-    """Its value; None if it was deleted."""
+    """Value (None if the item was deleted)."""
     searched: Literal[False] | list[str] | None
-    """Its `index` argument of `put`: the fields that can be searched."""
+    """`index` argument of `put`: the fields that can be searched."""
     updated_at: float
     """Unix time in seconds."""
 
 
 class CheckpointNotes(Protocol):
-    """Makes further metadata for a checkpoint, from its own and the id of its parent (None for the
-    first).
+    """Function that returns further metadata for a checkpoint, from its own metadata and its
+    parent's id (None for the first).
     """
 
     def __call__(self, metadata: CheckpointMetadata, parent: str | None) -> Mapping[str, Any]: ...
 
 
 class StoreSaver(BaseCheckpointSaver[Any]):
-    """A LangGraph checkpointer over the store."""
+    """LangGraph checkpointer over the store."""
 
     def __init__(
         self, database: Database, blobs: Blobs, allow: Iterable[tuple[str, ...]] = ()
@@ -165,27 +163,26 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         collect_declared_types()
         self._database, self.blobs = database, blobs
         self._parents: dict[tuple[str, str, str], tuple[str, Channels]] = {}
-        """Of the newest checkpoints that this process wrote or read, by thread, namespace and id:
-        in which epoch, and their channels. In another epoch their values may have been
-        collected.
+        """Epoch and channels of the newest checkpoints that this process wrote or read, by thread,
+        namespace and id. In another epoch their values may have been collected.
         """
         self._chosen: dict[tuple[str, str], None] = {}
-        """Threads and checkpoints that were asked for by id: a run may branch off there."""
+        """Threads and checkpoints that were asked for by id. A run may branch off there."""
         self._new: dict[str, None] = {}
-        """Threads that were found empty: whoever asked is about to begin them."""
+        """Threads that were found empty. The process that asked is about to start them."""
         self._own: dict[tuple[str, str, str], None] = {}
-        """Checkpoints that this process has written: writes of its tasks to them are new."""
+        """Checkpoints that this process has written. Writes of its tasks to them are new."""
         self._slots: dict[tuple[str, str, str, str, int], None] = {}
-        """Writes of these tasks."""
+        """Slots that tasks have written."""
         self._highest = ""
-        """Highest id that was read; LangGraph makes higher ones since."""
+        """Highest id that was read. LangGraph makes higher ones from then on."""
         self._touched: dict[str, tuple[str, float]] = {}
-        """Of each thread the epoch and the time in which it was last noted to be written to."""
+        """Epoch and Unix time of the last note that a thread was written to, by thread."""
         self.notes: CheckpointNotes | None = None
-        """Makes further metadata for the outermost graph's checkpoints."""
+        """Function for further metadata of the outermost graph's checkpoints."""
 
     def noting(self, notes: CheckpointNotes) -> Self:
-        """A copy of this checkpointer for one invocation. It adds `notes` to the metadata of
+        """Copy of this checkpointer for one invocation. It adds `notes` to the metadata of
         checkpoints.
         """
         clone = copy.copy(self)
@@ -193,11 +190,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return clone
 
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
-        """The same checkpointer, reading besides LangGraph's own types those that the state of
-        `graph` declares.
+        """Copy of this checkpointer that also reads the types declared by the state of `graph`.
 
-        A graph that is compiled with this checkpointer does that by itself; one that it is put into
-        later does not.
+        A graph that is compiled with this checkpointer does that by itself. A graph that gets the
+        checkpointer later does not.
         """
         return self.with_allowlist(declared_types(graph))
 
@@ -289,7 +285,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 remember(self._parents, here, written[-1])
                 if touched:
                     remember(self._touched, place.thread_id, touched[-1])
-            elif lease is not None:  # else who waits is told
+            elif lease is not None:  # otherwise the waiting caller gets the error
                 self._database.fence.stop(place.thread_id, lease, error)
 
         lease = None
@@ -310,8 +306,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return place
 
     def _is_due(self, place: CheckpointKey, now: float) -> bool:
-        """Threads are noted to the second. One may have been deleted since, with all that is known
-        of it.
+        """True if the thread is to be noted as written to. That happens once per second, as the
+        thread may have been deleted since.
         """
         epoch, before = self._touched.get(place.thread_id, ("", 0.0))
         return place.checkpoint_id is None or epoch != self._database.epoch or now - before >= 1.0
@@ -343,8 +339,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str,
     ) -> Future[None] | None:
-        """Ordinary writes go with the checkpoint that follows them. After an error or an interrupt
-        none may follow.
+        """Write ordinary writes with the checkpoint that follows. Errors and interrupts are written
+        at once, as no checkpoint may follow them.
         """
         place = self._noted(place_of(config))
         key = (place.thread_id, place.ns, place.checkpoint_id or "", task_id)
@@ -406,7 +402,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Record items that the step after a checkpoint of the outermost graph puts into a
         LangGraph store.
 
-        They are committed with the step's checkpoint, or before. Raises `StoreError` for a value
+        They are committed with the step's checkpoint or earlier. Raises `StoreError` for a value
         that could not be read back.
         """
         config: RunnableConfig = {
@@ -418,8 +414,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def memory(self, thread_id: str, checkpoint_id: str | None = None) -> list[StoredItem]:
         """Items that the steps before a checkpoint have put into a LangGraph store, oldest first.
 
-        None: those before the thread's newest checkpoint, and of the step after it, which may have
-        been cut short.
+        `checkpoint_id` is the thread's newest checkpoint by default. The step after it, which may
+        have been interrupted, is then included.
         """
 
         def read(cursor: Cursor) -> list[StoredItem]:
@@ -454,8 +450,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return self._database.read_once(read)
 
     def adopt(self, found: CheckpointTuple, task_paths: Mapping[str, str]) -> None:
-        """Store a checkpoint of another saver with its pending writes, on whichever branch of its
-        thread it lies.
+        """Store a checkpoint of another saver with its pending writes, on any branch of its
+        thread.
         """
         place = place_of(found.config)
         parent = place_of(found.parent_config).checkpoint_id if found.parent_config else None
@@ -466,7 +462,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         }
         self.put(before, found.checkpoint, found.metadata, found.checkpoint["channel_versions"])
         by_task: dict[tuple[str, bool], list[tuple[str, Any]]] = {}
-        # an error apart: the task may have ended well since
+        # an error is kept apart: the task may have ended well since
         for task_id, channel, value in found.pending_writes or ():
             by_task.setdefault((task_id, channel == ERROR), []).append((channel, value))
         for (task_id, _), writes in by_task.items():
@@ -475,7 +471,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def _facts(
         self, place: CheckpointKey, config: RunnableConfig, metadata: CheckpointMetadata
     ) -> dict[str, Any]:
-        """Metadata that is stored."""
+        """Metadata to store."""
         facts = public_metadata(config, metadata)
         return (
             facts
@@ -486,11 +482,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     # one run on a thread
 
     def _may_follow(self, place: CheckpointKey, facts: dict[str, Any], new: str) -> None:
-        """An edit, or LangGraph's own fork, is a branch that somebody asked for: so may what
-        follows it be.
+        """Allow a branch after an edit or LangGraph's own fork, as both are made on request.
 
-        A subgraph writes before the graph around it does: a clock that was set back is told before
-        that.
+        Raise `RunError` early for a subgraph if the clock was set back: it writes before the graph
+        around it does.
         """
         outermost = (facts.get("parents") or {}).get("")
         if place.ns and isinstance(outermost, str) and outermost > new:
@@ -535,7 +530,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             ).fetchone()
             if row is None:
                 return None
-            # what branches off there comes after the thread's newest as well
+            # a branch from there must also come after the thread's newest checkpoint
             if place.checkpoint_id and row[-1]:
                 self._go_on_after(str(row[-1]))
             return self._reading(cursor, epoch, shared=False).tuples(
@@ -562,11 +557,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, newest first. Those of one call share the messages that they have in common:
-        read, do not edit.
+        """Checkpoints, newest first. Those of one call share their common messages, so they must
+        not be edited.
 
-        The filter is applied here, not in SQL: metadata may be sealed, and a name in a filter can
-        inject nothing.
+        The filter is applied here, not in SQL. Metadata may be encrypted, and a name in a filter
+        cannot inject anything.
         """
         given, values = conditions(config, before)
         query = f"SELECT {ROW} FROM checkpoints WHERE {given} ORDER BY id DESC, seq DESC"
@@ -607,25 +602,25 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         for found in await asyncio.to_thread(listed) if self._database.is_blocking else listed():
             yield found
 
-    # care of threads
+    # maintenance of threads
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints of a thread. Its trajectory stays:
-        `hrm_agent.store.upkeep.maintenance.delete_runs` takes both.
+        """Delete the checkpoints of a thread. Its trajectory remains.
+        `hrm_agent.store.upkeep.maintenance.delete_runs` deletes both.
         """
         self._touched.pop(str(thread_id), None)
         self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of LangGraph's runs, except those on which the state of another
-        run depends.
+        """Delete the checkpoints of LangGraph's runs, except those on which another run's state
+        depends.
         """
         self._database.write(
             lambda cursor: delete_runs_checkpoints(cursor, self.blobs.cipher, run_ids)
         )
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints and writes of a thread to a new one; its values are shared."""
+        """Copy all checkpoints and writes of a thread to a new one. Its values are shared."""
 
         def copy_all(cursor: Cursor) -> None:
             copy_rows(cursor, self.blobs.cipher, str(source_thread_id), str(target_thread_id))
@@ -634,11 +629,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self._database.write_once(copy_all)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Prune as LangGraph does: `keep_latest` checkpoint of each namespace, or `delete` all of
-        the threads.
+        """Prune threads as LangGraph does: `keep_latest` keeps the newest checkpoint of each
+        namespace, `delete` deletes all of them.
 
-        The checkpoints on which the latest one's state depends are kept (a `DeltaChannel` is folded
-        from writes).
+        Checkpoints on which the newest one's state depends are kept, as a `DeltaChannel` is folded
+        from writes.
         """
         if strategy not in ("keep_latest", "delete"):
             raise StoreError(
@@ -663,8 +658,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Whole numbers. A thread that another saver began goes on in its form: `NUMBER.FRACTION`,
-        zero-padded.
+        """Next version of a channel, as a whole number. A thread that another saver started keeps
+        its form: `NUMBER.FRACTION`, zero-padded.
         """
         if isinstance(current, str):
             return f"{int(current.partition('.')[0]) + 1:032}.0"

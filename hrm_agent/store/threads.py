@@ -1,7 +1,7 @@
-"""Whole threads: copying, forking, deleting, in SQL that both bodies know.
+"""Copying, forking and deleting of whole threads, in SQL that both SQLite and PostgreSQL accept.
 
-A copy names the values of its source, so it costs its manifests only. Rows of an encrypted store
-are bound to their thread and are sealed anew for the copy.
+A copy refers to the values of its source, so it costs only its manifests. Rows of an encrypted
+store are bound to their thread, so they are encrypted again for the copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SELECT id FROM line
 
 
 def lineage(cursor: Cursor, thread_id: str, checkpoint_id: str) -> list[str]:
-    """A checkpoint of a thread and all its ancestors. Raises `StoreError` if the thread has no such
+    """Checkpoint of a thread and all its ancestors. Raises `StoreError` if the thread has no such
     checkpoint.
     """
     found = [
@@ -65,8 +65,10 @@ def copy_rows(
     wanted: Iterable[tuple[str, str]] | None = None,
     without_writes: Iterable[tuple[str, str]] = (),
 ) -> None:
-    """Copy checkpoints and writes of `source` to `target`: all, or those (namespace, id) that are
-    `wanted`.
+    """Copy checkpoints and writes of `source` to `target`: all, or only the `wanted` ones
+    (namespace, id).
+
+    Writes of `without_writes` are left out. Raises `StoreError` if `target` exists.
     """
     if cursor.execute(
         "SELECT 1 FROM checkpoints WHERE thread_id = ? LIMIT 1", (target,)
@@ -120,8 +122,8 @@ def _moved(cipher: Cipher, data: bytes, from_: Sequence[str], to: Sequence[str])
 
 
 def head_of(database: Database, cursor: Cursor, thread_id: str) -> str:
-    """The newest checkpoint of a thread, which it still is when this transaction commits; empty if
-    it has none.
+    """Newest checkpoint of a thread (empty if it has none). It is still the newest when this
+    transaction commits.
     """
     if thread_id not in database.heads:
         database.lock_thread(cursor, thread_id)
@@ -142,7 +144,7 @@ def touch_thread(cursor: Cursor, thread_id: str, now: float) -> None:
 
 
 def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
-    """Note what a listing says of a thread that has a trajectory."""
+    """Write the summary of a thread that has a trajectory, for listings."""
     at = trajectory.ended_at or trajectory.started_at
     cursor.execute(
         "INSERT INTO threads (id, trajectory_id, run_id, group_id, status, created_at, updated_at)"
@@ -163,11 +165,11 @@ def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
 
 
 def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
-    """Delete checkpoints and writes of threads. Values that nothing names any more go when the
+    """Delete checkpoints and writes of threads. Values without references are deleted when the
     store is collected.
 
-    A thread with a trajectory is still a thread. Of one without, nothing would tell what was
-    recorded of it, so that goes too.
+    A thread with a trajectory remains listed. Without one nothing would refer to its other records,
+    so they are deleted too.
     """
     for thread_id in thread_ids:
         thread = (thread_id,)
@@ -179,12 +181,12 @@ def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
         ):
             _delete_record(cursor, thread_id)
             cursor.execute("DELETE FROM threads WHERE id = ?", thread)
-            # who holds one may begin the thread anew
+            # the holder of a lease may start the thread again
             forget_leases(cursor, thread_id, given_back=True)
 
 
 def _delete_record(cursor: Cursor, thread_id: str) -> None:
-    """Delete what the journal holds of a thread, but for a trajectory."""
+    """Delete a thread's records in the journal, except its trajectory."""
     for table in ("tokens", "requests"):
         of_thread = "SELECT id FROM calls WHERE thread_id = ?"
         cursor.execute(f"DELETE FROM {table} WHERE call_id IN ({of_thread})", (thread_id,))
@@ -193,7 +195,7 @@ def _delete_record(cursor: Cursor, thread_id: str) -> None:
 
 
 def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> None:
-    """Delete all checkpoints of threads but the newest of each namespace, and those on which its
+    """Delete all checkpoints of threads except the newest of each namespace, and those on which its
     state depends.
     """
     for thread_id in thread_ids:
@@ -230,7 +232,7 @@ def _move_memory(cursor: Cursor, cipher: Cipher, thread_id: str, newest: dict[st
 
 
 def delete_runs_checkpoints(cursor: Cursor, cipher: Cipher, run_ids: Sequence[str]) -> None:
-    """Delete the checkpoints of LangGraph's runs, except those on which the state of another run
+    """Delete the checkpoints of LangGraph's runs, except those on which another run's state
     depends.
     """
     due: dict[str, set[tuple[str, str]]] = {}
@@ -260,7 +262,9 @@ def _delete_checkpoints(
 def _with_sources(
     cursor: Cursor, cipher: Cipher, thread_id: str, wanted: Iterable[tuple[str, str]]
 ) -> set[tuple[str, str]]:
-    """Checkpoints (namespace, id), and the ancestors with the writes of their `DeltaChannel`s."""
+    """Checkpoints (namespace, id) with the ancestors that have the writes of their
+    `DeltaChannel`s.
+    """
     kept = set(wanted)
     query = (
         "SELECT parent_id, manifest, metadata FROM checkpoints WHERE thread_id = ? AND ns = ? AND"

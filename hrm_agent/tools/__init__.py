@@ -1,4 +1,4 @@
-"""Tools that a policy may call, and the way their calls are run and recorded."""
+"""Tools that a policy may call, and how their calls are run and recorded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """LangChain takes a while to import: the tools are loaded when they are asked for."""
+    """Load a tool on first use, as LangChain is slow to import."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Whose turn it is: calls that share something run one at a time, first come, first served.
+"""Order of calls that share a resource: one at a time, first come, first served.
 
-Across event loops and threads: LangGraph runs the calls of a message side by side, in tasks of one
-loop or in threads, which come in any order. So a call waits a moment for those that stand before it
-in its message.
+The order holds across event loops and threads. LangGraph runs the calls of a message in parallel,
+in tasks of one loop or in threads, and they arrive in any order. So a call waits briefly for the
+calls before it in its message.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hrm_agent.langgraph_format import READ
 __all__ = ["OrderedAccess", "calls_before"]
 
 SECONDS_TO_COME = 0.25
-"""So long a call waits for those before it: one that was refused, or had ended before a crash,
-never comes.
+"""Longest wait in seconds for earlier calls. A call that was refused, or ended before a crash,
+never arrives.
 """
 SECONDS_BETWEEN_LOOKS = 0.002
 _REMEMBERED = 1024
-"""Steps of which it is known which calls have come."""
+"""Number of steps whose arrived calls are remembered."""
 
 
 class OrderedAccess:
-    """Queues, by what is shared."""
+    """Queues of calls by shared resource."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,8 +44,8 @@ class OrderedAccess:
     async def turn(
         self, shared: tuple[str, ...], step: tuple[str, ...], call_id: str, before: Collection[str]
     ) -> AsyncGenerator[None]:
-        """Hold what is `shared`. `before`: ids of the calls of the same `step` that are to have it
-        first.
+        """Hold the resource `shared` inside the block. `before`: ids of the calls of the same
+        `step` that have it first.
         """
         await self._wait_for(before, (*shared, *step))
         ticket: Future[None] = Future()
@@ -73,24 +73,23 @@ class OrderedAccess:
 
 
 def _admit(queue: deque[Future[None]]) -> None:
-    """Let the first one in. Who was cancelled leaves the queue by himself, and lets the next one
-    in.
+    """Admit the first call of a queue. A cancelled call leaves the queue itself and admits the
+    next.
     """
     if queue and not queue[0].done() and queue[0].set_running_or_notify_cancel():
         queue[0].set_result(None)
 
 
 def calls_before(tool_call_id: str, name: str, config: RunnableConfig) -> Sequence[str]:
-    """Ids of the calls of the tool `name` that stand before one in its message; none where the
-    message is not seen.
+    """Ids of the calls of the tool `name` before a call in its message. Empty if the message is not
+    available.
 
-    LangGraph gives every node a way to read its graph's state, which is meant for conditional
-    edges.
+    LangGraph lets every node read its graph's state, for conditional edges.
     """
     read: Any = config.get("configurable", {}).get(READ)
     try:
         messages = cast("list[Any]", read("messages")) if read is not None else []
-    except Exception:  # a state that has none
+    except Exception:  # a state without messages
         return ()
     for message in reversed(messages):
         calls = message.tool_calls if isinstance(message, AIMessage) else []

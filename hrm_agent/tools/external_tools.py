@@ -1,16 +1,16 @@
-"""Record tools that know nothing of records: each call runs once and is answered from the record
-afterwards.
+"""Recording of tools that are unaware of it: each call runs once, and is then answered from its
+record.
 
-LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording
-the call is written before it runs and again with its whole output when it has ended. A node that
-runs again after a crash gets that output back, and the graph gets what the call did to it
-(`hrm_agent.tools.graph_effects`). A call that raised, or whose output cannot be stored
-(`hrm_agent.tools.output_codec`), is run again; a typed failure (`hrm_agent.tools.failures`) is an
-output, which the model is shown.
+A plain LangChain tool is run by LangGraph's prebuilt ToolNode or by a node itself. Inside a
+recording, the call is written before it runs, and again with its whole output when it has ended. A
+node that runs again after a crash gets that output, and the effects of the call on the graph are
+repeated (`hrm_agent.tools.graph_effects`). A call is run again if it raised, or if its output
+cannot be stored (`hrm_agent.tools.output_codec`). A typed failure (`hrm_agent.tools.failures`) is
+an output, which the model is shown.
 
-This wraps `BaseTool.run` and `arun`, once per process; outside of a recording, and for tools that
-record themselves or are recorded by `run_tool_calls`, the wrappers do nothing. What is no LangChain
-tool cannot be seen here.
+`BaseTool.run` and `arun` are wrapped once per process. The wrappers do nothing outside of a
+recording, or for tools that record themselves or are recorded by `run_tool_calls`. Tools that are
+not LangChain tools are not recorded.
 """
 
 from __future__ import annotations
@@ -58,14 +58,18 @@ _by_caller: ContextVar[str | None] = ContextVar("hrm_agent_recorded_tool_call", 
 
 @functools.cache
 def record_external_tools() -> None:
-    """From now on, tools that are run inside a recording are recorded. Once per process."""
+    """Record tools that are run inside a recording, from now on. It takes effect once per
+    process.
+    """
     tool: Any = BaseTool
     tool.run, tool.arun = _running(tool.run), _running_async(tool.arun)
 
 
 @contextmanager
 def recorded_by_caller(tool_call_id: str) -> Generator[None]:
-    """The call with this id is recorded already; the calls that it makes itself are not."""
+    """Do not record the call with this id inside the block, as the caller records it. Calls that it
+    makes itself are recorded.
+    """
     token = _by_caller.set(tool_call_id)
     try:
         yield
@@ -116,9 +120,7 @@ def _running_async(entry: Any) -> Any:
 def _call(
     tool: BaseTool, given: Any, options: dict[str, Any], config: RunnableConfig
 ) -> tuple[Recording | None, ToolCall | None]:
-    """The recording that a call belongs to, and the call; None where it is recorded elsewhere, or
-    not at all.
-    """
+    """Recording of a call, and the call (both None if it is recorded elsewhere, or not at all)."""
     recording, metadata = open_recording(), config.get("metadata")
     tool_call_id = options.get("tool_call_id")
     by_caller = tool_call_id is not None and tool_call_id == _by_caller.get()
@@ -141,11 +143,11 @@ def _call(
 
 
 class _ExternalRun:
-    """One call: its recorded output, or its record when it ends. What is not the tool's fault
-    leaves it under way.
+    """One call of an external tool. It returns a recorded output, or writes the record when the
+    call ends.
 
-    A typed failure answers a model's call, which has an id. Where a node called the tool by itself,
-    it is raised.
+    An error that is not the tool's fault leaves the call running on record. A typed failure answers
+    a model's call, which has an id. If a node called the tool itself, the failure is raised.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class _ExternalRun:
         return False
 
     def _read(self, call: ToolCall) -> str:
-        """Read the output, or in a replay the error. Returns the reason if that is impossible, else
+        """Read the output, or in a replay the error. Returns the reason if it cannot be read, else
         an empty text.
         """
         record, output = self._begun, self._begun.output or {}
@@ -191,14 +193,14 @@ class _ExternalRun:
             try:
                 self.output = _for_call(self._codec.unpack(output), call)
                 return ""
-            except Exception as error:  # a type that has moved since
+            except Exception as error:  # a type that was moved since
                 output = {"reason": str(error)}
         if self._recording.replaying and "raised" in output:
             self._error = raised(output)
             if isinstance(self._error, ToolFailure) and record.status is not None:
                 self._error.status = record.status
             return ""
-        # rather than a second effect
+        # better than a second effect
         if call.idempotency_key is not None and record.status is ToolStatus.OK:
             self.output = ToolMessage(
                 record.content, name=call.name, tool_call_id=call.tool_call_id
@@ -231,7 +233,7 @@ class _ExternalRun:
         return False
 
     def _failed(self, failure: ToolFailure) -> bool:
-        """True if the model is told."""
+        """True if the model is shown the failure."""
         if self._answers is None:
             self._end(failure.status, str(failure), pack_error(failure))
             return False
@@ -256,9 +258,7 @@ class _ExternalRun:
 
 
 def _for_call(output: Any, call: ToolCall) -> Any:
-    """An answer under another call's id, where an idempotency key found it,
-    is this call's answer.
-    """
+    """Output as the answer to this call, if an idempotency key found it under another call's id."""
     if isinstance(output, ToolMessage) and output.tool_call_id != call.tool_call_id:
         return output.model_copy(update={"tool_call_id": call.tool_call_id, "id": None})
     return output

@@ -1,4 +1,4 @@
-"""What a tool of one's own may say about its end: a typed failure, and a limit on its time.
+"""Typed failures and time limits for custom tools.
 
     @limited(seconds=5)
     @tool
@@ -7,9 +7,9 @@
             raise ToolFailure("That name is not for you.", "denied")
         return TABLE[name]
 
-A `ToolFailure` is an outcome, not a crash: in a recorded run, and always under `run_tool_calls`,
-the model is shown its message, and the record has its status. Elsewhere it is an exception like any
-other, which ToolNode's `handle_tool_errors` decides about.
+A `ToolFailure` is an outcome, not a crash. In a recorded run, and always under `run_tool_calls`,
+the model is shown its message, and the record has its status. Elsewhere it is an ordinary
+exception, which ToolNode's `handle_tool_errors` handles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class ToolFailure(Exception):
-    """Raised by a tool: its call ends with `status`, and the model is shown `message`."""
+    """Exception raised by a tool: its call ends with `status`, and the model is shown `message`."""
 
     def __init__(self, message: str, status: ToolStatus | str = ToolStatus.ERROR) -> None:
         super().__init__(message)
@@ -45,12 +45,10 @@ class ToolFailure(Exception):
 
 
 def limited(*, seconds: float) -> Callable[[_Tool], _Tool]:
-    """Give each call of a tool so much time; after that it ends as `timeout`, whatever the tool is
-    at.
+    """Limit the time of each call of a tool. A call that exceeds it ends as `timeout`.
 
-    An async tool is cancelled. A thread cannot be: what a sync tool still does then is dropped, and
-    an effect that it has then is on no record, so that such a tool should have a time limit of its
-    own where it waits.
+    An async tool is cancelled. A thread cannot be: the result of a late sync tool is dropped, and
+    its late effects are not on record. Such a tool should have its own time limit for waiting.
     """
 
     def declare(tool: _Tool) -> _Tool:
@@ -93,7 +91,7 @@ def _in_thread(function: Callable[..., _Result], seconds: float) -> Callable[...
         try:
             return future.result(seconds)
         except FutureTimeoutError as error:
-            if future.done():  # the tool's own
+            if future.done():  # raised by the tool itself
                 raise
             raise _late(seconds) from error
 

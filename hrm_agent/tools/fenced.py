@@ -1,14 +1,13 @@
-"""Calls of a tool by models that cannot call tools: the Python that they write in fenced blocks is
-the call.
+"""Tool calls of models that cannot call tools: the Python in their fenced blocks is the call.
 
-A block becomes a call of the same tool under an id that follows from the id of the model's call and
-the block's place, so that it has the same typed outcome and the same record, and is found by a
-resumed run and by a replay. What the message itself is on record stays as the model wrote it: text,
-whose tokens are trained like any other.
+A block becomes a call of the tool. Its id is made from the id of the model's call and the block's
+position. So it has the same typed outcome and record as any call, and resumed runs and replays find
+it. The message itself is recorded as the model wrote it: text, whose tokens are trained like any
+other.
 
-The results go back as one plain message of the user, which every chat template has a place for.
-Each stands in a fence that is longer than any in it; tags that mean something in a model's answer
-are written `&lt;answer>` there.
+The results go back as one plain user message, which every chat template supports. Each result is in
+a fence that is longer than any fence in it. Tags with a meaning in a model's answer are written as
+`&lt;answer>`.
 """
 
 from __future__ import annotations
@@ -31,20 +30,17 @@ from hrm_agent.tools.run import run_tool_calls
 __all__ = ["RESULTS", "block_ids", "fenced_calls", "run_fenced_blocks"]
 
 RESULTS = "-results"
-"""Suffix of the id of a message with results; before it stands the id of the message that asked for
-them.
-"""
+"""Suffix of the id of a message with results, after the id of the message that asked for them."""
 NO_CALLS = "tools cannot be called in this conversation; write the code in a block ```python"
 _TAG = re.compile(rf"<(?=/?(?:answer|{'|'.join(HIDDEN_TAGS)})\s*>)", re.IGNORECASE)
 _FENCES = re.compile(r"`{3,}")
 
 
 def fenced_calls(message: AIMessage, tool: str) -> list[AIMessage]:
-    """The calls of `tool` that a message makes by its blocks, in order, each as a message with this
-    one call.
+    """Calls of `tool` by the blocks of a message, in order, each as a message with one call.
 
-    What cannot be run is a call that could not be decoded. So is a call in the form of a model that
-    can call tools: a chat template that knows no tools has no place for its result.
+    A block that cannot be run becomes an invalid call. So does a native tool call: a chat template
+    without tools has no place for its result.
     """
     native = [
         *(
@@ -65,14 +61,14 @@ def fenced_calls(message: AIMessage, tool: str) -> list[AIMessage]:
 
 
 def block_ids(call_id: str) -> list[str]:
-    """The ids of the calls that the blocks of a model's call make, as many as it can have."""
+    """Ids of the calls by the blocks of a model's call, as many as it can have."""
     return [f"{call_id[:16]}-block{number}" for number in range(1, MAX_BLOCKS + 2)]
 
 
 async def run_fenced_blocks(
     message: AIMessage, tool: BaseTool, config: RunnableConfig
 ) -> HumanMessage:
-    """Run the blocks of `message` in order, up to the first that fails: those after it were written
+    """Run the blocks of `message` in order, up to the first that fails. Later blocks were written
     for its success.
     """
     calls, results = fenced_calls(message, tool.name), list[ToolMessage]()
@@ -106,8 +102,8 @@ def _invalid(id_: str | None, name: str | None, text: str | None, problem: str) 
 
 
 def _told(results: Sequence[ToolMessage], asked: int) -> str:
-    """What the model is shown; its length is bounded by the tool's own limit and the number of
-    blocks.
+    """Text of the results for the model. Its length is bounded by the tool's own limit and the
+    number of blocks.
     """
     lines = [
         f"Result {number} ({each.artifact['status']}):\n{_quoted(each.text)}"
@@ -125,7 +121,7 @@ def _quoted(text: str) -> str:
 
 
 def _when(results: Sequence[ToolMessage]) -> dict[str, Any]:
-    """When the tool was at work, as the metadata of its own messages say."""
+    """Start and end time of the tool's work, from the metadata of its messages."""
     told = [each.response_metadata for each in results if STARTED_AT in each.response_metadata]
     return (
         {**told[-1], STARTED_AT: told[0][STARTED_AT], ENDED_AT: told[-1][ENDED_AT]} if told else {}

@@ -1,13 +1,13 @@
-"""Effects of a tool on the graph around it, beside its result: noted while it runs, repeated from
-the record.
+"""Effects of a tool on the graph around it, besides its result: recorded while it runs, repeated
+from the record.
 
-A tool asks a person (`interrupt`), streams events, puts items into the graph's store, and runs
+A tool asks the user (`interrupt`), streams events, puts items into the graph's store, and runs
 subgraphs and functional tasks. LangGraph counts some of this within the task around the tool: an
 answer belongs to a question by its number. So a call that is answered from the record has to repeat
-its effects, or else the node's next question would be given this one's answer.
+its effects. Otherwise the node's next question would get this one's answer.
 
-Not noted are events of subgraphs that a tool runs (their steps are checkpoints), and writes to a
-store outside of the process, which still has them.
+Events of subgraphs that a tool runs are not recorded, as their steps are checkpoints. Writes to a
+store outside of the process are not recorded either, as it still has them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from hrm_agent.trajectory.recording import TaskQuestions
 __all__ = ["GraphEffects", "repeat_effects"]
 
 MOST_EVENTS = 1000
-"""Most recorded events of one call: they are only shown again, and decide nothing."""
+"""Most recorded events of one call. Events are only shown again and affect nothing."""
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 class GraphEffects:
-    """Notes the effects of one tool call on the graph around it. Outside of a graph's task there
-    are none.
+    """Recorder of a tool call's effects on the graph around it. It records nothing outside of a
+    graph's task.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GraphEffects:
         codec: OutputCodec,
         drawn: Sequence[int] = (),
     ) -> None:
-        """`drawn`: numbers of questions that the call has already; it gets these first."""
+        """`drawn`: numbers of questions that the call already has. It gets these first."""
         self._pad: Any = (config.get("configurable") or {}).get(SCRATCHPAD)
         self._recording, self._identity = recording, identity
         self._codec, self._drawn = codec, [*drawn]
@@ -66,10 +66,10 @@ class GraphEffects:
         self._counted = {"subgraphs": 0, "tasks": 0}
         self._events = 0
         self.config = self._observed(config)
-        """The config that the tool is to run with."""
+        """Config to run the tool with."""
 
     def arguments(self, given: Any) -> Any:
-        """The tool's arguments, with injected ones (runtime, store) observed."""
+        """Arguments of the tool, with injected ones (runtime, store) observed."""
         if self._pad is None or not isinstance(given, dict):
             return given
         arguments = cast("dict[str, Any]", given)
@@ -79,7 +79,7 @@ class GraphEffects:
         )
 
     def record(self) -> tuple[dict[str, Any], ...]:
-        """Effects noted so far, in recorded form."""
+        """Effects recorded so far, in stored form."""
         for question in self._questions:
             if (number := question["number"]) < len(self._pad.resume):
                 question["answer"] = plain(self._pad.resume[number])
@@ -94,8 +94,8 @@ class GraphEffects:
     def ask(self, effect: Mapping[str, Any]) -> bool:
         """Ask a recorded question again. True if its answer is the recorded one.
 
-        A call that ended without an answer has caught its interrupt: that counts as equal, too.
-        Raises LangGraph's `GraphInterrupt` while the answer is missing.
+        Also true if the call ended without an answer, as it then caught its interrupt. Raises
+        LangGraph's `GraphInterrupt` while the answer is missing.
         """
         self._wanted = effect["number"]
         schema = {"response_schema": effect["schema"]} if "schema" in effect else {}
@@ -173,7 +173,7 @@ class GraphEffects:
         return {**config, "configurable": {**given, **observed}}
 
     def _injected(self, value: Any) -> Any:
-        if type(value).__module__ == "builtins":  # as what a model gives is
+        if type(value).__module__ == "builtins":  # as from a model
             return value
         if isinstance(value, BaseStore):
             return self._keeping(value)
@@ -205,8 +205,8 @@ class GraphEffects:
         return number
 
     def _next_number(self) -> int:
-        """A number that this call has already, one that a parallel call passed over,
-        or the next.
+        """Number of the next question: one that this call already has, one that a parallel call
+        skipped, or a new one.
         """
         if (wanted := self._wanted) is not None:
             self._wanted = None
@@ -233,8 +233,8 @@ class GraphEffects:
         return sent
 
     def _says_less(self, channel: str, value: Any) -> bool:
-        """True for fewer answers than were written before: LangGraph would keep these, the last
-        written ones.
+        """True if there are fewer answers than were written before. LangGraph would keep these, as
+        the last ones written.
         """
         if channel != RESUME:
             return False
@@ -254,7 +254,7 @@ class GraphEffects:
         return told
 
     def _keeping(self, store: Any) -> Any:
-        """Observe a store in memory, which is empty in another process; other stores keep their
+        """Observe a store in memory, which is empty in another process. Other stores keep their
         items.
         """
         return _ObservedStore(store, self._kept) if isinstance(store, InMemoryStore) else store
@@ -266,7 +266,9 @@ class GraphEffects:
 
 
 class _ObservedStore(BaseStore):
-    """A LangGraph store whose writes are noted. It passes for one of the wrapped store's class."""
+    """LangGraph store whose writes are recorded. It appears as an instance of the wrapped store's
+    class.
+    """
 
     def __init__(self, store: BaseStore, note: Callable[[Sequence[Op]], None]) -> None:
         self._store, self._note = store, note
@@ -299,11 +301,10 @@ def repeat_effects(
     config: RunnableConfig,
     codec: OutputCodec,
 ) -> tuple[int, ...] | None:
-    """Repeat the effects of the call that has `ended` on the graph, for the one that is `asked` for
-    now.
+    """Repeat the effects of the call `ended` on the graph, for the call `asked`.
 
-    Returns None if that worked. Else the call has to be run again, since a question has another
-    answer now, or something could not be stored; returned are the numbers of its questions. A call
+    Returns None on success. Otherwise the call has to be run again, as a question now has another
+    answer or something could not be stored. The numbers of its questions are then returned. A call
     with an idempotency key that ended well is never run again. Raises LangGraph's `GraphInterrupt`
     while an answer is missing.
     """

@@ -1,13 +1,13 @@
-"""Idempotency keys: a tool with an effect outside says what makes two calls the same effect.
+"""Idempotency keys: a tool with an external effect declares which calls have the same effect.
 
     @idempotent("order_id")
     @tool
     def pay(order_id: str, amount: float) -> str:
         return httpx.post(URL, headers={"Idempotency-Key": idempotency_key()}, ...).text
 
-A call whose key has ended well in the same thread is answered from that record, from whichever task
-or branch it is asked again. What no record can know is whether a call that was cut short had its
-effect: it is run again, under the same key, and a backend that is given the key can tell.
+If a call with the same key ended well in the same thread, its record answers the call, from any
+task or branch. No record can show whether an interrupted call had its effect. It is run again under
+the same key, so a backend that is given the key can recognise it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["idempotency_key", "idempotent", "key_of", "under_way"]
 
 _Tool = TypeVar("_Tool", bound=BaseTool)
 _KEY = "hrm_agent_idempotency_key"
-"""Where a tool's metadata holds the name of an argument, or a function of the arguments."""
+"""Key in a tool's metadata for the name of an argument, or a function of the arguments."""
 _under_way: ContextVar[str | None] = ContextVar("hrm_agent_tool_call", default=None)
 
 
 def idempotent(key: str | Callable[[Mapping[str, Any]], str]) -> Callable[[_Tool], _Tool]:
-    """Declare the key of a tool's calls: the name of an argument,
-    or a function of the arguments.
+    """Declare the key of a tool's calls: the name of an argument, or a function of the
+    arguments.
     """
 
     def declare(tool: _Tool) -> _Tool:
@@ -48,8 +48,10 @@ def idempotent(key: str | Callable[[Mapping[str, Any]], str]) -> Callable[[_Tool
 
 
 def idempotency_key() -> str:
-    """The key of the call under way, the same on every attempt; of a tool that declares none, the
-    call's own id.
+    """Key of the call that is running, the same on every attempt. It is the call's own id if the
+    tool declares no key.
+
+    Raises `ConfigError` outside of a recorded call.
     """
     key = _under_way.get()
     if key is None:
@@ -60,7 +62,7 @@ def idempotency_key() -> str:
 
 
 def key_of(tool: BaseTool, arguments: Mapping[str, Any] | str) -> str | None:
-    """The key of a call of `tool`; None if it declares none. Tools do not share keys."""
+    """Key of a call of `tool` (None if it declares none). Tools do not share keys."""
     declared: Any = (tool.metadata or {}).get(_KEY)
     if declared is None or isinstance(arguments, str):
         return None
@@ -71,7 +73,7 @@ def key_of(tool: BaseTool, arguments: Mapping[str, Any] | str) -> str | None:
 
 @contextmanager
 def under_way(call: ToolCall) -> Generator[None]:
-    """`idempotency_key` is that of `call` inside the block."""
+    """Set the key that `idempotency_key` returns to that of `call` inside the block."""
     token = _under_way.set(call.idempotency_key or call.id)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Tools of one's own, as they are or by name: LangChain tools, retrievers, or lists of these.
+"""Custom tools, as objects or by name: LangChain tools, retrievers, or lists of these.
 
-A retriever becomes a tool with one argument, `query`, that returns its documents. For a name and a
-description that say more than its class does, make the tool yourself: `create_retriever_tool` of
+A retriever becomes a tool with one argument, `query`, that returns its documents. Its name and
+description come from its class. For better ones, make the tool with `create_retriever_tool` of
 langchain-core.
 """
 
@@ -29,20 +29,20 @@ from hrm_agent.import_by_name import NoFileError, import_by_name
 __all__ = ["as_tools", "load_tools"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What models' providers take."""
+"""Names that model providers accept."""
 
 
 def load_tools(names: str | Sequence[str]) -> tuple[BaseTool, ...]:
-    """What `package.module:attribute` or `./file.py:attribute` names, loaded once. Raises
-    `ConfigError`.
+    """Load tools named as `package.module:attribute` or `./file.py:attribute`, once per process.
+    Raises `ConfigError`.
     """
     listed = [names] if isinstance(names, str) else names
     return as_tools(one for name in listed for one in _load(name, str(Path.cwd())))
 
 
 def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
-    """Tools and retrievers as tools, each with a name of its own. Raises `ConfigError`, also for
-    injected arguments.
+    """Convert tools and retrievers to tools with distinct names. Raises `ConfigError` for invalid
+    ones, and for injected arguments.
     """
     tools = [_as_tool(one) for one in given]
     names = [tool.name for tool in tools]
@@ -66,7 +66,9 @@ def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
 
 
 def _injected(tool: BaseTool) -> str:
-    """A required argument that a ToolNode would fill in. The id of its call every tool is given."""
+    """Name of a required argument that only a ToolNode would fill in (empty if there is none). The
+    id of the call is exempt, as every tool gets it.
+    """
     fields: dict[str, FieldInfo] = getattr(tool.get_input_schema(), "model_fields", {})
     for name, field in fields.items():
         kinds = [field.annotation, get_origin(field.annotation)]

@@ -1,13 +1,13 @@
-"""A wiki of one's own on the loopback, for examples and tests without a network: a folder of
-Markdown and text files.
+"""Local wiki on the loopback, for examples and tests without a network: a folder of Markdown and
+text files.
 
     with LocalWiki("notes") as local:
         page = open_wiki(local.url, user_agent="me/1.0 (me@example.org)").page("Zürich")
 
-It answers as much of MediaWiki's API as `hrm_agent.tools.mediawiki` asks for, and shows its pages
-to a browser. A page is called by the heading `# so` in its first line, or else by its file;
-`#REDIRECT [[Title]]` is a redirect. Files are read again for each request, and a page's revision is
-made from its text: of older ones nothing is kept.
+It answers the part of MediaWiki's API that `hrm_agent.tools.mediawiki` uses, and shows its pages to
+a browser. The title of a page is the heading `# Title` in its first line, or else its file name.
+`#REDIRECT [[Title]]` is a redirect. Files are read again for each request. The revision of a page
+is made from its text, and older revisions are not kept.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _WORD = re.compile(r"\w+")
 
 
 class LocalWiki:
-    """Serves a folder from `start` to `stop`, or as a context manager."""
+    """Server of a folder as a wiki, from `start` to `stop` or as a context manager."""
 
     def __init__(self, folder: Path | str, port: int = 0) -> None:
-        """`port`: 0 for any that is free."""
+        """`port`: 0 for any free port."""
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise RetrievalError(
@@ -66,7 +66,7 @@ class LocalWiki:
         return self
 
     def stop(self) -> None:
-        """Nobody is answered from here on."""
+        """Stop serving."""
         if self._serving is not None:
             self._server.shutdown()
         self._server.server_close()
@@ -80,13 +80,13 @@ class LocalWiki:
     def pages(self) -> dict[str, _LocalPage]:
         pages: dict[str, _LocalPage] = {}
         for file in sorted(self._folder.rglob("*")):
-            with suppress(OSError):  # a folder, or not for us to read, or gone by now
+            with suppress(OSError):  # a folder, or not readable, or deleted meanwhile
                 page = _read(file, self._folder) if file.suffix in (".md", ".txt") else None
                 pages |= {page.title: page} if page else {}
         return pages
 
     def answer(self, asked: dict[str, str]) -> dict[str, Any]:
-        """What the API says."""
+        """Answer of the API to a query."""
         pages = self.pages()
         if asked.get("list") == "search":
             return {"query": {"search": _found(pages, asked)[: int(asked.get("srlimit", "10"))]}}
@@ -131,14 +131,14 @@ class LocalWiki:
 class _LocalPage:
     title: str
     text: str
-    """Text of the page, as the file has it."""
+    """Text of the page, with Markdown headings in wiki form."""
     number: int
-    """Of the revision."""
+    """Revision number."""
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who hangs up before the end makes no mistake."""
+        """Ignore clients that disconnect early."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing is printed."""
+        """Print nothing."""
 
 
 def _read(file: Path, folder: Path) -> _LocalPage:
@@ -197,7 +197,7 @@ def _title(name: str) -> str:
 
 
 def _followed(pages: dict[str, _LocalPage], title: str, passed: dict[str, str]) -> str:
-    """The title behind redirects, which are noted. Where they lead in a circle, one of them."""
+    """Title after redirects, which are added to `passed`. If they form a cycle, one title of it."""
     while title in pages and title not in passed and (to := _REDIRECT.match(pages[title].text)):
         passed[title] = _title(to[1])
         title = passed[title]
@@ -205,8 +205,8 @@ def _followed(pages: dict[str, _LocalPage], title: str, passed: dict[str, str]) 
 
 
 def _found(pages: dict[str, _LocalPage], asked: dict[str, str]) -> list[dict[str, Any]]:
-    """Pages that have all the words, those first where they are most of the text; or the one that
-    is called so.
+    """Hits for a search: pages that have all the words, highest share of the text first. With
+    `nearmatch`, it is the page with this title.
     """
     query, words = _title(asked.get("srsearch", "")).casefold(), set[str]()
     found = [page for page in pages.values() if page.title.casefold() == query]

@@ -1,12 +1,12 @@
-"""Tools of a server of the Model Context Protocol, by a command that starts it or by its URL.
+"""Tools of a Model Context Protocol server, by a command that starts it or by its URL.
 
     TOOLS = mcp_tools("uvx mcp-server-time")
     TOOLS = mcp_tools("https://example.org/mcp", listing="tools.json")
 
-Needs the extra `mcp`. Each call opens a session of its own and closes it, so that a server of a
-command is started for each call, keeps nothing between calls, and leaves no process behind. What a
-server says is somebody else's text: of its descriptions one line is kept, and whoever uses its
-answers has to treat them as data.
+Requires the extra `mcp`. Each call opens a session of its own and closes it. So a server with a
+command is started for each call, keeps nothing between calls, and leaves no process behind. A
+server's text is untrusted: each description is cut to one line, and users of its answers must treat
+them as data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["mcp_tools"]
 
 MAX_DESCRIPTION = 1000
-"""Characters, of a tool and of each of its arguments."""
+"""Most characters in the description of a tool, and of each of its arguments."""
 _WORDS = {"$comment", "description", "title"}
 _VALUES = {"const", "default", "enum", "examples"}
 _BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
-"""Of a JSON schema: what it says in words, what is a value that an argument may have, and schemas
-by names of their own, which may be any of these words.
+"""Keys of a JSON schema: its texts, its literal values, and its schemas by name (a name may equal
+any of these words).
 """
 
 
@@ -46,13 +46,13 @@ def mcp_tools(
     listing: str | Path | None = None,
     seconds: float = 30.0,
 ) -> list[BaseTool]:
-    """The tools of a server, as LangChain tools. Raises `ConfigError` where it does not answer.
+    """Tools of a server, as LangChain tools. Raises `ConfigError` if it does not answer.
 
     `server`: a command with its arguments, a URL (streamable HTTP), or a connection of
     langchain-mcp-adapters, such as
     `{"transport": "stdio", "command": "npx", "args": [...], "env": {...}}`. `only`: names of the
-    tools that are wanted. `listing`: a file that keeps the list of tools: with it, the server is
-    asked for them once, and a replay needs no server. `seconds`: time to list the tools.
+    wanted tools. `listing`: file for the list of tools. With it, the server is asked for the list
+    once, and a replay needs no server. `seconds`: time limit for listing the tools.
     """
     connection = _connection(server)
     described = _read(Path(listing)) if listing is not None else None
@@ -85,7 +85,7 @@ def _connection(server: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"transport": "streamable_http", "url": server}
     try:
         command, *arguments = shlex.split(server)
-    except ValueError:  # no word, or a quotation mark that is not closed
+    except ValueError:  # an empty command, or an unclosed quotation mark
         raise ConfigError(
             f"{server!r} is no command.", "Give a command with its arguments, or a URL."
         ) from None
@@ -141,9 +141,7 @@ def _bounded(text: str) -> str:
 
 
 def _bound_descriptions(schema: Any) -> None:
-    """Bound, in place, what a JSON schema says in words at any depth; values that it holds stay as
-    they are.
-    """
+    """Shorten the texts of a JSON schema in place, at any depth. Its values are unchanged."""
     within = [(schema, False)]
     while within:
         found, by_name = within.pop()
@@ -165,8 +163,8 @@ def _bound_descriptions(schema: Any) -> None:
 
 
 def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """A server that is gone is nobody's fault; what a tool itself complains of is told to the
-    model.
+    """Raise typed failures. A lost server is an infrastructure failure. Complaints of the tool
+    itself are shown to the model.
     """
 
     @functools.wraps(call)
@@ -183,7 +181,9 @@ def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]
 
 
 def _is_of_the_call(error: Exception) -> bool:
-    """Arguments that the server refuses, or an answer of a kind that no model is shown."""
+    """True if the server refused the arguments, or its answer is of a kind that no model can be
+    shown.
+    """
     from mcp import McpError
     from mcp.types import INVALID_PARAMS
 
@@ -193,7 +193,7 @@ def _is_of_the_call(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause within groups of exceptions, in one line."""
+    """First cause within groups of exceptions, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

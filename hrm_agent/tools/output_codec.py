@@ -1,10 +1,10 @@
-"""Stored form of values that foreign tools return.
+"""Stored form of the values that external tools return.
 
-A message is kept as its JSON dump, if that loses nothing (an artifact may be any object); any other
-value as in the store's checkpoints: of plain types, of types that the store allows, and of those in
-the tool's return annotation. A value that would come back changed, or not at all, is marked as
-lost, with the reason: such a call is run again, on resume and in a replay. A call that raised is
-run again on resume, since an exception is no answer; a replay raises it.
+A message is kept as its JSON dump, if that loses nothing (an artifact may be any object). Any other
+value is kept as in the store's checkpoints: of plain types, of types that the store allows, and of
+those in the tool's return annotation. A value that would come back changed, or not at all, is
+marked as lost, with the reason. Its call is run again, on resume and in a replay. A call that
+raised is run again on resume, as an exception is not an answer. A replay raises it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ R = TypeVar("R")
 _MOST_REASON = 300
 """Most characters of a reason."""
 _packing = threading.local()
-"""Its `now` is True in a thread whose refused types are reported here, so that LangGraph need not
-log them.
+"""Thread-local flag `now`: True while refused types are reported here, so LangGraph does not log
+them.
 """
 
 
 class OutputCodec:
-    """Converts values to `ToolCall.output` and back, with the types of a store and of a tool."""
+    """Converter of values to `ToolCall.output` and back, with the types of a store and of a
+    tool.
+    """
 
     def __init__(self, journal: Journal | None = None, tool: BaseTool | None = None) -> None:
         self._journal, self._tool = journal, tool
 
     def pack(self, value: Any) -> dict[str, Any]:
-        """`ToolCall.output` of what a tool returned."""
+        """`ToolCall.output` for the value that a tool returned."""
         if type(value) is ToolMessage and not recorded_values.odd_fields(value):
             return {"message": value.model_dump(mode="json")}
         packed = self._packed(value, frozenset())
@@ -53,8 +55,8 @@ class OutputCodec:
         return self._packed(value, types) if types else packed
 
     def unpack(self, output: Mapping[str, Any]) -> Any:
-        """The value that the tool returned. Raises the serializer's error for a value that may not
-        be read.
+        """Value that the tool returned. Raises the serializer's error for a value that may not be
+        read.
         """
         if "message" in output:
             return ToolMessage.model_validate(output["message"])
@@ -71,7 +73,7 @@ class OutputCodec:
                     lambda value: recorded_values.serialised(value, serializer), value
                 )
             }
-        except Exception as error:  # whatever a foreign object does when it is serialised
+        except Exception as error:  # any error of a foreign object that is serialised
             return {
                 "lost": type(value).__qualname__,
                 "reason": (text_of(error) or type(error).__name__)[:_MOST_REASON],
@@ -84,14 +86,14 @@ class OutputCodec:
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
-    """`ToolCall.output` of a call that raised."""
+    """`ToolCall.output` for a call that raised."""
     return {
         "raised": recorded_values.pack_error(error).model_dump(mode="json", exclude_defaults=True)
     }
 
 
 def is_answer(output: Mapping[str, Any] | None) -> bool:
-    """True if `OutputCodec.unpack` gives back what the tool returned."""
+    """True if `OutputCodec.unpack` returns the tool's value."""
     return output is not None and ("message" in output or "packed" in output)
 
 
@@ -103,7 +105,7 @@ def why_lost(output: Mapping[str, Any]) -> str:
 
 
 def edit_packed(output: dict[str, Any], edit: Callable[[bytes], bytes]) -> dict[str, Any]:
-    """The same output with its serialised bytes edited; one that is kept as JSON as it is."""
+    """Output with its serialised bytes edited. Output in JSON is unchanged."""
     if "packed" not in output:
         return output
     kind, text = output["packed"]
@@ -111,7 +113,7 @@ def edit_packed(output: dict[str, Any], edit: Callable[[bytes], bytes]) -> dict[
 
 
 def raised(output: dict[str, Any]) -> Exception:
-    """The error that the tool raised, of its own class if that is loaded."""
+    """Error that the tool raised, of its own class if that is loaded."""
     said: dict[str, Any] = output["raised"]
     if "kinds" not in said:  # a record of an earlier version
         said = {"kinds": [f"{said['module']}:{said['type']}"], "message": said["message"]}
@@ -119,19 +121,19 @@ def raised(output: dict[str, Any]) -> Exception:
 
 
 def _declared(tool: BaseTool | None) -> frozenset[tuple[str, ...]]:
-    """(module, name) of a tool's return types; a class that is used as a tool returns itself."""
+    """Return types of a tool as (module, name). A class that is used as a tool returns itself."""
     found = list[Any]()
     for entry in (getattr(tool, "func", None), getattr(tool, "coroutine", None)):
         if isinstance(entry, type):
             found.append(entry)
         elif entry is not None:
-            with suppress(Exception):  # annotations that name what is not there
+            with suppress(Exception):  # annotations with missing names
                 found.append(get_type_hints(entry).get("return"))
     return frozenset(types_of_schemas(found)) if found else frozenset()
 
 
 def _quietly(convert: Callable[[T], R], value: T) -> R:
-    """Convert without LangGraph's log of refused types, which names a remedy that is not ours."""
+    """Convert without LangGraph's log of refused types, as its remedy does not apply here."""
     before, _packing.now = getattr(_packing, "now", False), True
     try:
         return convert(value)

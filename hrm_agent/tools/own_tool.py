@@ -1,8 +1,7 @@
-"""A tool that somebody else wrote, called as a part of an agent: with limits, and what it returned
-as documents.
+"""Custom tool as a part of an agent, with limits, and with its results as documents.
 
-The inner tool answers the same call under the same id, so that the call is recorded once, with what
-the model is shown.
+The inner tool answers the same call under the same id, so the call is recorded once, with the text
+that the model is shown.
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ __all__ = ["LIMIT_REACHED", "own_tool"]
 
 LIMIT_REACHED = "The limit for this is reached. End with what you have found."
 MAX_FAILURE, MAX_ARGUMENTS = 2000, 200
-"""Characters."""
+"""Most characters of a failure, and of a call's arguments in the title of its result."""
 ShowDocuments = Callable[[Sequence[Document]], tuple[str, Any]]
-"""What a tool returned -> what the model is shown of it, and the artifact of the message."""
+"""Function from a tool's documents to the text for the model and the message's artifact."""
 
 
 def own_tool(
     tool: BaseTool, show: ShowDocuments, seconds: float, refused: bool = False
 ) -> BaseTool:
-    """The tool, as a model is to be answered by it. One that records itself, as `python` does,
-    stays as it is.
+    """Wrap a tool to answer a model. A tool that records itself, such as `python`, is unchanged.
 
-    `seconds`: of one call; a sync tool runs on after them in a thread that nobody waits for, and
-    what it returns is dropped. `refused`: it may not be called any more, and says so.
+    `seconds`: time limit of one call. A late sync tool continues in a thread, and its result is
+    dropped. `refused`: calls are denied with `LIMIT_REACHED`.
     """
     if getattr(tool, "records_itself", False) and not refused:
         return tool
@@ -84,7 +82,7 @@ class _OwnTool(BaseTool):
         except GraphBubbleUp:
             raise
         except Exception as error:
-            # an index of ours is gone or locked, which ends no run
+            # a missing or locked index does not end a run
             unread = isinstance(error, RetrievalError)
             if isinstance(error, HrmError) and not unread:
                 raise
@@ -116,8 +114,8 @@ class _OwnTool(BaseTool):
 
 
 def _is_sync(tool: BaseTool) -> bool:
-    """Its `ainvoke` would call it in a thread of the event loop's pool, which one that hangs would
-    keep for good.
+    """True if `ainvoke` would run the tool in the event loop's thread pool, where a hanging call
+    would keep a thread forever.
     """
     kind = type(tool)
     if kind.ainvoke not in (BaseTool.ainvoke, StructuredTool.ainvoke, Tool.ainvoke):
@@ -126,7 +124,7 @@ def _is_sync(tool: BaseTool) -> bool:
         return kind._arun is BaseTool._arun  # pyright: ignore[reportPrivateUsage]
     if not inspect.isfunction(tool.coroutine):
         return tool.coroutine is None
-    # as `create_retriever_tool` has it
+    # as made by `create_retriever_tool`
     held = inspect.getclosurevars(tool.coroutine).nonlocals.get("retriever")
     asked = type(held)._aget_relevant_documents if isinstance(held, BaseRetriever) else None  # pyright: ignore[reportPrivateUsage]
     return tool.func is not None and asked is BaseRetriever._aget_relevant_documents  # pyright: ignore[reportPrivateUsage]
@@ -136,14 +134,14 @@ async def _in_own_thread(call: Callable[[], Any]) -> Any:
     def called() -> Any:
         try:
             return call()
-        except StopIteration as error:  # which no future takes
+        except StopIteration as error:  # a future cannot hold it
             raise RuntimeError(f"StopIteration: {error}") from error
 
     return await asyncio.wrap_future(call_in_thread(called))
 
 
 def _documents(message: ToolMessage, title: str) -> list[Document]:
-    """What a tool returned: its documents, or its text as one."""
+    """Documents that a tool returned, or its text as one document."""
     listed: Any = message.artifact
     if (
         isinstance(listed, (list, tuple))

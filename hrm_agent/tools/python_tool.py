@@ -1,17 +1,17 @@
-"""The Python tools: model-written code, run in the active environment, its calls recorded.
+"""Python tools: model-written code, run in the active environment, with recorded calls.
 
-`python` is a session: what an agent's calls define lives on between them
-(`hrm_agent.tools.sessions`). So it is for whatever has a thread, in a graph or by
-`{"configurable": {"thread_id": ...}}`. Without one there is nothing that two calls could belong to,
-and each is run as by `python_stateless`, in a fresh interpreter.
+`python` is a session: names that an agent's calls define remain between them
+(`hrm_agent.tools.sessions`). It needs a thread, in a graph or by
+`{"configurable": {"thread_id": ...}}`. Without a thread, each call runs in a fresh interpreter, as
+with `python_stateless`.
 
-Each is one LangChain tool for both ways of calling it: `run_tool_calls` in our own loop, and
-LangGraph's prebuilt ToolNode in a user's graph that knows nothing of records. What the model reads
-is kept short and regular, because a small policy has to learn from it: the output as a notebook
-shows it, or the end of the traceback, whose last line names the error.
+Each is one LangChain tool for both ways of calling it: `run_tool_calls` in this package's own loop,
+and LangGraph's prebuilt ToolNode in a user's graph that is unaware of records. The text for the
+model is short and regular, as a small policy has to learn from it: the output as a notebook shows
+it, or the end of the traceback, whose last line names the error.
 
-No annotation here is a string: LangChain resolves those of `_arun` three times a call, and compiles
-what is text.
+No annotation here is a string: LangChain resolves those of `_arun` three times per call, and
+compiles strings each time.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ from hrm_agent.trajectory.identity import graph_identity
 __all__ = ["PythonTool", "python", "python_stateless", "tool_content"]
 
 MAX_CONTENT = 4000
-"""Characters that the model is shown of one call."""
+"""Most characters of one call that the model is shown."""
 TRACEBACK_LINES = 3
-"""The failing line's place, the line itself, and the error."""
+"""Lines of a traceback to show: the position, the failing line, and the error."""
 NO_OUTPUT = "(no output)"
 LOST = "Note: the session was lost; earlier variables may be gone or changed."
 DIFFERS = (
@@ -54,39 +54,39 @@ _FAILURES = {
 
 
 class PythonArguments(BaseModel):
-    """What the model gives, and the call's id, which LangChain fills in."""
+    """Arguments from the model, and the call's id from LangChain."""
 
     code: str = Field(description="Python source; print the result or end with an expression.")
     """Python source."""
     tool_call_id: Annotated[str, InjectedToolCallId]
-    """The id by which the model's message names this call."""
+    """Id of this call in the model's message."""
 
 
 class PythonTool(BaseTool):
-    """Runs Python code. Its message's artifact is
+    """Tool that runs Python code. The artifact of its message is
     `{"status": ..., "record": id of the ToolCall}`.
     """
 
     records_itself: ClassVar[bool] = True
-    """The recording of other LangChain tools leaves it alone."""
+    """True as this tool records itself. The recording of other LangChain tools skips it."""
 
     name: str = "python"
-    """Name under which the model calls it."""
+    """Name by which the model calls it."""
     description: str = (
         "Run Python code in a session whose variables live on between calls; "
         "returns what it prints and its last expression's value."
     )
-    """What the model is told of it."""
+    """Description for the model."""
     args_schema: Any = PythonArguments
-    """What its arguments have to be."""
+    """Schema of its arguments."""
     response_format: Any = "content_and_artifact"
-    """It returns the text for the model, and the message's artifact."""
+    """Format of its results: the text for the model, and the message's artifact."""
     stateless: bool = False
-    """Each call is given a fresh interpreter."""
+    """True to run each call in a fresh interpreter."""
     limits: Limits = Limits()
-    """What each call may use; a session's memory limit is that of its first call."""
+    """Limits of each call. A session's memory limit is that of its first call."""
     variables: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """JSON values by name, which each of its sessions begins with."""
+    """Initial variables of each of its sessions: JSON values by name."""
 
     async def _arun(
         self, code: str, tool_call_id: str, config: RunnableConfig
@@ -117,7 +117,7 @@ class PythonTool(BaseTool):
 
 
 class _Execution:
-    """One call, and where it belongs."""
+    """One call of a Python tool, with its session."""
 
     def __init__(
         self, tool: PythonTool, code: str, tool_call_id: str, config: RunnableConfig
@@ -130,7 +130,7 @@ class _Execution:
         self._sessions = sessions_of(self._recording)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """The session is this call's inside the block."""
+        """Hold the session for this call inside the block."""
         identity = self._identity
         replaying = self._recording.replaying
         return self._sessions.turns.turn(
@@ -147,7 +147,7 @@ class _Execution:
         begin = variables_cell(self._tool.variables)
         if place.history is not None:
             first, history = not place.history, (begin, *place.history)
-        else:  # the environment keeps the session's cells, this one among them
+        else:  # the environment keeps the session's cells, including this one
             first, history = place.name not in self._sessions.begun, None
             if first:
                 await self._submit(
@@ -162,8 +162,8 @@ class _Execution:
     async def _run(
         self, session: str | None = None, history: tuple[Cell, ...] | None = None
     ) -> ExecutionResult:
-        """Its id lets a service that outlived this process give the first answer again: LangGraph's
-        ids are unique.
+        """Run the code. The id lets a service that outlived this process repeat the first answer,
+        as LangGraph's ids are unique.
         """
         asked = Submission(
             self._code,
@@ -184,14 +184,16 @@ class _Execution:
 
 
 def _with_thread(config: RunnableConfig) -> RunnableConfig:
-    """Outside of graphs nobody copies the thread's id to where a graph's tasks find it."""
+    """Config with the thread's id in its metadata, where a graph's tasks have it. Outside of
+    graphs, LangGraph does not copy it there.
+    """
     configurable: Any = config.get("configurable", {})
     known = {"thread_id": configurable["thread_id"]} if configurable.get("thread_id") else {}
     return {**config, "metadata": known | config.get("metadata", {})}
 
 
 def tool_content(result: ExecutionResult) -> str:
-    """What the model is shown of `result`."""
+    """Text of `result` for the model."""
     shown = result.stdout
     if result.status is ToolStatus.OK:
         if result.value is not None:
@@ -202,7 +204,7 @@ def tool_content(result: ExecutionResult) -> str:
 
 
 def _end_of_traceback(stderr: str) -> str:
-    """Its last lines, without those that only underline."""
+    """Last lines of a traceback, without lines that only underline."""
     lines = [line for line in stderr.splitlines() if line.strip(" ~^")]
     return (
         _shorten("\n".join(lines[-TRACEBACK_LINES:]).lstrip(), MAX_CONTENT // 2)
@@ -220,13 +222,13 @@ def _outcome(result: ExecutionResult) -> ToolOutcome:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """`call 2`, `calls 1, 3 and 4`"""
+    """Numbers of calls in words, such as `call 2` or `calls 1, 3 and 4`."""
     *before, last = map(str, numbers or [0])
     return f"calls {', '.join(before)} and {last}" if before else f"call {last}"
 
 
 def _shorten(text: str, limit: int) -> str:
-    """At most about `limit` characters, the middle cut out."""
+    """Text of at most about `limit` characters, with the middle cut out."""
     if len(text) <= limit:
         return text
     half = limit // 2

@@ -1,14 +1,14 @@
-"""Writes a tool call to the journal before it runs and again when it has ended, and never runs a
-finished one twice.
+"""Recording of tool calls: a call is written to the journal before it runs, and again when it has
+ended. A finished call is never run twice.
 
-A node that runs again after a crash asks for the same tool calls. One that is on record as finished
-gives that answer; one that was under way runs again under the same record. So a tool runs at least
-once, and never again when its outcome is on record; `status` None in a stored record means that the
-process died (or was cancelled) in the middle of it.
+A node that runs again after a crash asks for the same tool calls. A finished call is answered from
+its record. An unfinished one runs again under the same record. So a tool runs at least once, and
+never again once its outcome is on record. A stored `status` of None means that the process died or
+was cancelled during the call.
 
-Where a call has an idempotency key, its effect is wanted once in the thread, whichever task or
-branch asks for it: a call under a key that has ended well before is answered from that record, and
-two at once wait for each other.
+The effect of a call with an idempotency key is wanted once per thread, from any task or branch. If
+a call under the key ended well before, its record answers the call. Two calls at once wait for each
+other.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ __all__ = [
 _MEASURED = tuple(
     each.name for each in fields(ExecutionResult) if each.name in ToolCall.model_fields
 )
-"""What an `ExecutionResult` and a record both have; the rest of it is not stored."""
+"""Fields that `ExecutionResult` and `ToolCall` share. Other fields of a result are not stored."""
 SECONDS_BETWEEN_LOOKS = 0.01
-"""How often a call looks whether another one under its key has ended."""
+"""Interval in seconds between checks if another call under the same key has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What running a tool came to."""
+    """Outcome of running a tool."""
 
     status: ToolStatus
-    """How the tool call ended."""
+    """Status with which the call ended."""
     content: str
-    """What the model is shown."""
+    """Text for the model."""
     output: dict[str, Any] | None = None
-    """The whole answer of a tool that is not ours (`ToolCall.output`)."""
+    """Whole answer of an external tool (`ToolCall.output`)."""
     execution: ExecutionResult | None = None
-    """What an environment measured of the code that it ran; None for a tool that runs none."""
+    """Result of the environment that ran the call's code (None if it ran no code)."""
     stderr: str = ""
-    """What went wrong, of a tool that runs no code."""
+    """Error text of a tool that runs no code."""
     duration_seconds: float | None = None
-    """Time in seconds, of a tool that runs no code; None: by the clock around the call."""
+    """Duration in seconds of a tool that runs no code (None to measure it around the call)."""
     graph_effects: tuple[dict[str, Any], ...] = ()
-    """Its effects on the graph (`ToolCall.graph_effects`)."""
+    """Effects on the graph (`ToolCall.graph_effects`)."""
 
 
 async def record_tool_call(
@@ -91,15 +91,15 @@ async def record_tool_call(
     key: str | None = None,
     repeatable: bool = False,
 ) -> ToolCall:
-    """Run `execute` under a record, or give back the record of the same call if it has finished
+    """Run `execute` under a record, or return the record of the same call if it has finished
     before.
 
     The effects of a finished call on the graph are repeated (`hrm_agent.tools.graph_effects`). If
-    that is impossible, `execute` is given the numbers of the questions that the call has asked.
+    that is impossible, `execute` gets the numbers of the questions that the call has asked.
 
-    Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person
-    can mend pass through and leave the record unfinished. Any other is a fault of the
-    infrastructure and recorded as such. `repeatable`: as for `Journal.write_tool_call`.
+    Cancellation, LangGraph's control flow and `HrmError` pass through and leave the record
+    unfinished. Any other exception of `execute` is recorded as an infrastructure failure. For
+    `repeatable` see `Journal.write_tool_call`.
     """
     identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
     started, recording = (
@@ -128,10 +128,11 @@ async def record_tool_call(
 
 
 def as_message(record: ToolCall) -> ToolMessage:
-    """The message that answers a finished call. Under `artifact` in its own is that of the tool,
-    where it gave one.
+    """Message that answers a finished call. The tool's own artifact, if any, is under `artifact` in
+    the message's artifact.
 
-    Its metadata says when the tool was at work, as an answer's says when the model was.
+    Its metadata has the start and end time of the tool's work, as a model's answer has those of the
+    model's.
     """
     told = {"status": str(record.status), "record": record.id}
     given = ((record.output or {}).get("message") or {}).get("artifact")
@@ -150,7 +151,7 @@ def _when(record: ToolCall) -> dict[str, Any]:
     if record.ended_at is None:
         return {}
     identity = record.identity
-    # which stands in for one
+    # without a thread, the call's id is used for it
     on_thread = identity.checkpoint_ns and identity.thread_id != record.tool_call_id
     thread = {THREAD_ID: identity.thread_id} if on_thread else {}
     return {
@@ -167,7 +168,7 @@ def new_tool_call(
     arguments: dict[str, Any] | str,
     key: str | None,
 ) -> ToolCall:
-    """A call that has not begun."""
+    """Record of a call that has not started."""
     return ToolCall(
         id=tool_record_id(identity.thread_id, identity.task_id, tool_call_id),
         identity=identity,
@@ -180,16 +181,14 @@ def new_tool_call(
 
 
 def acquire(recording: Recording, started: ToolCall) -> bool:
-    """Take the idempotency key of a call, if it has one; False while another call is under way with
-    it.
-    """
+    """Take the idempotency key of a call, if it has one. False while another call holds it."""
     key = started.idempotency_key
     return key is None or recording.hold_key(started.identity.thread_id, key)
 
 
 @contextmanager
 def holding(recording: Recording, started: ToolCall) -> Generator[None]:
-    """Give the key back at the end."""
+    """Release the key of a call at the end of the block."""
     try:
         yield
     finally:
@@ -198,7 +197,7 @@ def holding(recording: Recording, started: ToolCall) -> Generator[None]:
 
 
 def begin_tool_call(recording: Recording, started: ToolCall, repeatable: bool = False) -> ToolCall:
-    """A finished record, where one answers this call; else the call, written as under way."""
+    """Finished record if one answers this call, else the call written as running."""
     earlier = recording.claim_tool_call(started)
     if earlier is not None:
         return earlier
@@ -224,8 +223,8 @@ def finish_tool_call(
     elapsed: float,
     repeatable: bool = False,
 ) -> ToolCall:
-    """Write a call's outcome. Returns the stored record: another run's, if that ended the call
-    first.
+    """Write the outcome of a call. Returns the stored record, which is another run's if that ended
+    the call first.
     """
     ended = begun.model_copy(update=_came_to(outcome, elapsed) | {"ended_at": time.time()})
     return _written(recording, ended, repeatable)
@@ -235,12 +234,12 @@ def _written(recording: Recording, tool_call: ToolCall, repeatable: bool) -> Too
     standing = recording.write_tool_call(tool_call, repeatable=repeatable)
     if (standing.name, standing.arguments) == (tool_call.name, tool_call.arguments):
         return standing
-    # of another call that the model gave the same id
+    # the record is of another call to which the model gave the same id
     return recording.write_tool_call(tool_call, again=True)
 
 
 def _came_to(outcome: ToolOutcome, elapsed: float) -> dict[str, Any]:
-    """The fields of a `ToolCall` that say how it ended."""
+    """Fields of a `ToolCall` for its outcome."""
     ended = {
         name: getattr(outcome, name) for name in ("status", "content", "output", "graph_effects")
     }

@@ -1,8 +1,7 @@
-"""Answers every tool call of a message, all at once, each with a recorded and typed outcome.
+"""Running of all tool calls of a message in parallel, each with a recorded and typed outcome.
 
-A call that cannot be run is an outcome like any other: text that is no call, a tool that does not
-exist, arguments that do not fit. The policy is told what was wrong, and the record says
-`invalid_call`.
+A call that cannot be run is also an outcome: text that is not a call, an unknown tool, invalid
+arguments. The policy is shown the reason, and the record has the status `invalid_call`.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ __all__ = ["run_tool_calls"]
 async def run_tool_calls(
     message: AIMessage, tools: Sequence[BaseTool], config: RunnableConfig
 ) -> list[ToolMessage]:
-    """One message per call of `message`: the decoded calls in their order, then those that could
-    not be decoded.
+    """One message per call of `message`: the decoded calls in order, then the ones that could not
+    be decoded.
 
-    All calls run to their end before an exception (an interrupt of a tool, an error that a person
-    can mend) is raised, so that nothing runs twice when the node does.
+    All calls run to their end before an exception is raised (a tool's interrupt, or an `HrmError`).
+    So nothing runs twice when the node runs again.
     """
     by_name = {tool.name: tool for tool in tools}
     _tell(message)
@@ -58,8 +57,8 @@ async def run_tool_calls(
 
 
 def _tell(message: AIMessage) -> None:
-    """For whoever streams a graph's `custom` events: what is about to run, since the answers come
-    all together.
+    """Stream the calls that are about to run as `custom` events, as the answers arrive all
+    together.
     """
     try:
         write = get_stream_writer()
@@ -111,8 +110,8 @@ async def _refuse(
 
 
 def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
-    """What is wrong with the arguments, in one line; empty if they fit. A plain JSON schema is left
-    to the tool.
+    """Error in the arguments, in one line (empty if they are valid). A plain JSON schema is left to
+    the tool.
     """
     schema = tool.tool_call_schema
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
@@ -127,7 +126,7 @@ def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
 def _external_tool(
     tool: BaseTool, call: ToolCall, config: RunnableConfig
 ) -> Callable[..., Awaitable[ToolOutcome]]:
-    """Running a tool that knows nothing of records. Its exceptions are its outcome."""
+    """Function that runs a tool which is unaware of records. Its exceptions become its outcome."""
 
     async def execute(drawn: Sequence[int] = ()) -> ToolOutcome:
         recording, identity = (

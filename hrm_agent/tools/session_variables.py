@@ -1,10 +1,10 @@
-"""Variables that a session of the Python tool begins with: values of the task, which code can use
-without copying them.
+"""Initial variables of a Python session: values of the task, which code can use without copying
+them.
 
-They are part of what defines the session, like its recorded calls, but no call: nobody asked for
-them, so they have no record and count for nobody. They are made by a cell before all others,
-wherever the session is built or built again. What they are follows from the tool, which a graph
-makes of its state: a resumed run and a fork begin with the same.
+They are part of a session's definition, like its recorded calls. But they are not a call, as no
+model asked for them, so they have no record and are not counted. A cell before all others sets
+them, whenever the session is built. They follow from the tool, which a graph makes from its state.
+So a resumed run and a fork start with the same variables.
 
 The values come from tasks and from models. They reach the session as one JSON text inside one
 string literal, never as code, and their size is bounded.
@@ -32,27 +32,23 @@ __all__ = [
 ]
 
 MAX_BYTES = 512 * 1024
-"""Of all variables of a session together, as ASCII JSON."""
+"""Most bytes of all variables of a session together, as ASCII JSON."""
 MAX_DATA_BYTES = 256 * 1024
-"""Of what a task comes with, which leaves room for its text and for results."""
+"""Most bytes of a task's data. It leaves room for the task's text and for results."""
 
 
 _SILENT = ExecutionResult(ToolStatus.OK).digest
-"""Of a cell that shows nothing and ends well."""
+"""Digest of a cell that ends well without output."""
 
 
 def variables_cell(variables: Mapping[str, Any]) -> Cell:
-    """The cell that sets them. Raises `ConfigError` for what is not JSON,
-    and for too much of it.
-    """
+    """Cell that sets the variables. Raises `ConfigError` if they are not JSON, or too large."""
     text = refuse_large(variables)
     return Cell(f"globals().update(__import__('json').loads({text!r}))", _SILENT)
 
 
 def refuse_large(variables: Mapping[str, Any], most: int = MAX_BYTES) -> str:
-    """The variables as ASCII JSON. Raises `ConfigError` for what is not JSON, and for too much of
-    it.
-    """
+    """Variables as ASCII JSON. Raises `ConfigError` if they are not JSON, or too large."""
     try:
         text = json.dumps(variables)
     except (TypeError, ValueError, RecursionError) as error:
@@ -71,8 +67,8 @@ def refuse_large(variables: Mapping[str, Any], most: int = MAX_BYTES) -> str:
 
 
 def without_variables(result: ExecutionResult, *, first: bool) -> ExecutionResult:
-    """The outcome of a call as it is told of the session's calls alone. `first`: there was none
-    before it.
+    """Result of a call without the cell of variables, so that only the session's calls count.
+    `first`: it is the first call.
     """
     changed = tuple(number - 1 for number in result.changed_cells if number > 1)
     found = result.session
@@ -84,7 +80,7 @@ def without_variables(result: ExecutionResult, *, first: bool) -> ExecutionResul
 
 
 def as_value(text: str) -> Any:
-    """What a text says as JSON; else the text."""
+    """Value of a text as JSON, or else the text."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

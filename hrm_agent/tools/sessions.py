@@ -1,18 +1,19 @@
-"""Which session of the environment a call of the Python tool runs in, and which cells led to it.
+"""Sessions of the environment for calls of the Python tool, with the cells that led to them.
 
-A session belongs to one agent: one loop of a graph on one thread, known by the namespace around the
-node that calls. Two tool nodes of one loop share their variables; two solvers side by side do not.
+A session belongs to one agent: one loop of a graph on one thread, identified by the namespace
+around the calling node. Two tool nodes of one loop share their variables. Two parallel solvers do
+not.
 
-What a session holds is decided by the record, not by what happens to run: the cells that led here
-are read from the journal, in the order in which they ran. They are those of the steps before this
-one (a fork has those that it inherited, a branch those of its own ancestors) and those of this step
-that have ended. The environment keeps the process that ran exactly these, or runs them again in
-another. Outside of a recording nobody but the environment keeps them; without a thread there is no
-session, and each call is given a fresh interpreter.
+The content of a session follows from the record, not from running processes. Its cells are read
+from the journal, in the order in which they ran. They are those of earlier steps (a fork has the
+ones that it inherited, a branch those of its own ancestors) and the finished ones of this step. The
+environment keeps the process that ran exactly these cells, or runs them again in another. Outside
+of a recording only the environment keeps them. Without a thread there is no session, and each call
+gets a fresh interpreter.
 
-Where LangGraph's checkpoints lie in another saver than the journal's store, or are not written when
-the next step begins (`durability="exit"`), the calls of a thread are taken for one line, by the
-times in their ids.
+LangGraph's checkpoints may be in another saver than the journal's store, or be written only after
+the next step begins (`durability="exit"`). The calls of a thread then count as one line, ordered by
+the times in their ids.
 """
 
 from __future__ import annotations
@@ -42,70 +43,72 @@ from hrm_agent.trajectory import (
 __all__ = ["RecordingSessions", "SessionPlace", "end_sessions", "scope_of", "sessions_of"]
 
 SECONDS_TO_APPEAR = 0.05
-"""So long a call waits for a checkpoint that LangGraph is still writing; once for a thread whose
-are never found.
+"""Longest wait in seconds for a checkpoint that LangGraph is still writing. If none is found, the
+thread's later calls do not wait.
 """
 SECONDS_BETWEEN_LOOKS = 0.002
 SECONDS_TO_END = 5.0
-"""So long the end of an episode waits for an environment to forget its sessions."""
+"""Longest wait in seconds for an environment to end its sessions after an episode."""
 _LIVED_ON = (ToolStatus.OK, ToolStatus.ERROR, ToolStatus.OUTPUT_LIMIT)
-"""After any other outcome the session's process is gone, with whatever the call had done."""
+"""Outcomes after which the session's process is alive. After any other it is gone, with the effects
+of the call.
+"""
 _processes: dict[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """A session as a call finds it."""
+    """Session of a call."""
 
     name: str
-    """The environment's name of the session."""
+    """Environment's name of the session."""
     history: tuple[Cell, ...] | None
-    """Cells that led here, in order; None: the environment's own memory of it counts."""
+    """Cells that led here, in order (None to use the environment's own memory of them)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """A finished call of a session."""
+    """Finished call of a session."""
 
     scope: str
-    """Namespace around the node that called: which agent's session it was."""
+    """Namespace around the calling node, which identifies the agent."""
     checkpoint_id: str
     """Checkpoint of the outermost graph that its step started from."""
     started_at: float
     """Unix time in seconds."""
     cell: Cell | None
-    """None: its process did not live on."""
+    """Code and digest of the call (None if it ended the session's process)."""
 
 
 class RecordingSessions:
-    """The sessions of one recording. It is handed in, so that this goes when the recording goes."""
+    """Sessions of one recording. Methods take the recording as an argument, so that this object is
+    freed with it.
+    """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        """Those that were used."""
+        """Names of the sessions that were used."""
         self.begun: set[str] = set()
-        """Those that have been given the variables that they begin with."""
+        """Names of the sessions whose initial variables were set."""
         self.turns = OrderedAccess()
         self._ran: dict[str, _Ran | None] = {}
-        """By id of its record; None for a call of no session. What has finished does not change."""
+        """Calls by record id (None for a call without a session). Finished calls do not change."""
         self._without_line: set[str] = set()
         """Threads whose checkpoints do not appear in the journal's store."""
 
     async def place(
         self, recording: Recording, identity: GraphIdentity, record_id: str
     ) -> SessionPlace:
-        """Name and cells of the session that a call is about to run in, to be asked when it is its
-        turn.
-        """
+        """Name and cells of the session for a call. To be called when it is the call's turn."""
         own = identity.thread_id, scope_of(identity)
         if open_recording() is None:
             place = SessionPlace(content_hash("session", _this_process(), *own), None)
         else:
             line = await self._line(recording, identity)
             ran = await recording.apart(self._before, recording, identity, line)
-            # The id of the first call tells apart threads of one name, in two runs or stores:
-            # LangGraph's are unique. It decides the session's random numbers too, which a fork that
-            # runs its cells again is to draw again.
+            # The id of the first call distinguishes threads of the same name in two runs or stores:
+            # LangGraph's ids are unique. It also seeds the session's random numbers. A fork that
+            # runs its cells again has to draw the same ones.
             first = ran[0][0] if ran else record_id
             name = content_hash("session", *own, "" if identity.checkpoint_ns else _this_process())
             place = SessionPlace(
@@ -115,7 +118,7 @@ class RecordingSessions:
         return place
 
     async def _line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
-        """The steps that led here."""
+        """Steps that led here."""
         thread, journal = identity.thread_id, recording.journal
         patience = (
             0.0 if thread in self._without_line or not journal.is_blocking else SECONDS_TO_APPEAR
@@ -133,7 +136,7 @@ class RecordingSessions:
     def _before(
         self, recording: Recording, identity: GraphIdentity, line: CheckpointLineage
     ) -> list[tuple[str, _Ran]]:
-        """The finished calls that led to one, with the ids of their records, in the order in which
+        """Finished calls that led to a call, with the ids of their records, in the order in which
         they ran.
         """
         journal, thread, scope = recording.journal, identity.thread_id, scope_of(identity)
@@ -162,14 +165,14 @@ _lock = threading.Lock()
 
 
 def sessions_of(recording: Recording) -> RecordingSessions:
-    """The sessions that a recording has used, and will use."""
+    """Sessions of a recording."""
     with _lock:
         return _sessions.setdefault(recording, RecordingSessions())
 
 
 async def end_sessions(recording: Recording, environment: Environment) -> None:
-    """Let an environment forget the sessions of a recording. One that is out of reach forgets them
-    in its own time.
+    """End the sessions of a recording in an environment. An unreachable environment ends them later
+    by itself.
     """
     sessions = sessions_of(recording)
     names = sessions.names
@@ -182,7 +185,7 @@ async def end_sessions(recording: Recording, environment: Environment) -> None:
 
 
 def scope_of(identity: GraphIdentity) -> str:
-    """The namespace around the node that calls: that of its loop."""
+    """Namespace around the calling node, which is that of its loop."""
     return namespace_around(identity.checkpoint_ns)
 
 
@@ -197,5 +200,7 @@ def _ran(record: ToolCall) -> _Ran | None:
 
 
 def _this_process() -> str:
-    """What is called outside of a graph has ids that are no more unique than the process."""
+    """Random id of this process. Ids of calls outside of a graph are unique only within a
+    process.
+    """
     return _processes.setdefault(os.getpid(), uuid4().hex)

@@ -1,4 +1,4 @@
-"""The record: what a graph run leaves behind, and the identities that tie it to LangGraph."""
+"""Record of a graph run, and the identities that tie it to LangGraph."""
 
 from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.enums import RewardFault

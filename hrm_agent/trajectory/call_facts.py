@@ -1,8 +1,8 @@
-"""Where a model call was made, how it was sampled, and what it used: the parts of a `Call`.
+"""Parts of a `Call`: its place in the graph, its sampling parameters, and its usage.
 
-A call of an engine of ours has `Sampling`, in which every parameter has a value. What another
-program's model was sent is `SentSampling`: a parameter that the request did not name is None, since
-the provider's default is not known here.
+A call of our own engine has `Sampling`, in which every parameter has a value. A request to another
+program's model has `SentSampling`: a parameter that it did not name is None, since the provider's
+default is unknown here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = [
 
 
 class GraphIdentity(Record):
-    """Where in a LangGraph run a call was made: the join key with the checkpoint."""
+    """Place of a call in a LangGraph run, which joins it with the checkpoint."""
 
     thread_id: str
     """Thread of the run that made the call (the call's own run id when made outside a graph)."""
     checkpoint_id: str = ""
-    """The checkpoint that the step started from; empty if the graph runs without a checkpointer."""
+    """Checkpoint that the step started from; empty if the graph runs without a checkpointer."""
     root_checkpoint_id: str = ""
     """Checkpoint of the outermost graph that the step started from; equal to `checkpoint_id`
     outside subgraphs.
@@ -45,21 +45,21 @@ class GraphIdentity(Record):
     node: str = ""
     """Name of the node that made the call, in the innermost graph; empty outside a graph."""
     path: str = ""
-    """Place of the task within its step without random parts, for seeds: `step/node/send index`,
-    joined by `|`.
+    """Place of the task in its run without random parts, for seeds: `step/nodes/path`. Nodes of
+    nested subgraphs are joined by `|`; the path is LangGraph's within the step.
     """
     attempt: int = 1
     """Node attempt, from 1; more than 1 under a retry policy."""
 
     @property
     def step(self) -> str:
-        """The checkpoint of the outermost graph that the step started from."""
+        """Checkpoint of the outermost graph that the step started from."""
         return self.root_checkpoint_id or self.checkpoint_id
 
     @property
     def role(self) -> str:
-        """Who asked or acted: the node of the outermost graph, `solve` for `solve:ID|reason:ID`;
-        `none` outside.
+        """Node of the outermost graph that made the call: `solve` for `solve:ID|reason:ID` (`none`
+        outside a graph).
         """
         return (
             next((part.node for part in namespace_parts(self.checkpoint_ns)), self.node) or "none"
@@ -72,20 +72,20 @@ class Sampling(Record):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: the share of the probability that is sampled from; 1 is all of it."""
+    """Nucleus sampling: share of the probability that is sampled from; 1 for all of it."""
     max_tokens: int = Field(default=512, ge=1)
-    """Most completion tokens of this call."""
+    """Maximum number of completion tokens of this call."""
     seed: int | None = None
-    """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn
-    from the system.
+    """Seed of this call (None: drawn from the system). The engine's tokens are a function of
+    (weights, prompt, seed).
     """
     stop: tuple[str, ...] = ()
     """Texts that end the call. The tokens that form them are kept in the call's `token_ids`."""
 
     @property
     def why_untrainable(self) -> str | None:
-        """Why tokens chosen so are no sample of the policy's distribution at this temperature; None
-        if they are.
+        """Reason why tokens sampled with these parameters are no sample of the policy's
+        distribution at this temperature (None if they are).
         """
         if self.temperature == 0:
             return "temperature 0: the most probable token was taken, none was sampled"
@@ -97,43 +97,45 @@ class Sampling(Record):
 
 
 class SentSampling(Record):
-    """Sampling parameters as a request to another program's model named them."""
+    """Sampling parameters named in a request to another program's model."""
 
     temperature: float | None = None
-    """Sampling temperature; None: the request named none, and the provider's own default held."""
+    """Sampling temperature (None: not sent, the provider's default applied)."""
     top_p: float | None = None
-    """Nucleus sampling; None: the request named none."""
+    """Nucleus sampling (None: not sent)."""
     max_tokens: int | None = None
-    """Most completion tokens, by whichever name the provider takes; None: the request named no
-    limit.
+    """Maximum number of completion tokens, by whichever name the provider takes (None: not
+    sent).
     """
     seed: int | None = None
-    """Seed; None: the request named none."""
+    """Seed (None: not sent)."""
     stop: tuple[str, ...] = ()
-    """Texts that were to end the answer."""
+    """Texts that end the answer."""
     other: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Further parameters that change what is sampled, by the provider's names: top_k,
+    """Further parameters that change the sampled text, by the provider's names: top_k,
     reasoning_effort and so on.
     """
 
 
 class RaisedError(Record):
-    """Error of a call, with all that is needed to raise it again, of its own class if that is
+    """Error of a call, with all that is needed to raise it again, as its own class if that is
     loaded.
     """
 
     kinds: tuple[str, ...]
-    """Its class as `module:name`, then the classes above it, up to `builtins:Exception`."""
+    """Class as `module:name`, then its base classes up to `builtins:Exception`; empty for a stream
+    that the program left.
+    """
     message: str
-    """Its text."""
+    """Text of the error."""
     arguments: tuple[Any, ...] | None = None
-    """Its `args` where they are plain JSON values; None: its text stands for them."""
+    """`args` of the error, if they are plain JSON values (None: `message` is used instead)."""
     facts: dict[str, Any] = Field(default_factory=dict)
-    """Its attributes that are plain JSON values: an HTTP status, a provider's code."""
+    """Attributes of the error that are plain JSON values: an HTTP status, a provider's code."""
 
     @property
     def name(self) -> str:
-        """The class's name without its module; empty for a stream that the program left."""
+        """Name of the class without its module; empty for a stream that the program left."""
         return self.kinds[0].rpartition(":")[2].rpartition(".")[2] if self.kinds else ""
 
     def __str__(self) -> str:
@@ -141,24 +143,26 @@ class RaisedError(Record):
 
 
 class CallUsage(Record):
-    """What one call used, as its provider reported it; None where it did not say."""
+    """Usage of one call as its provider reported it (None where not reported)."""
 
     input_tokens: int | None = Field(default=None, ge=0)
-    """Tokens that the model read, those from a cache included."""
+    """Tokens that the model read, including cached ones."""
     output_tokens: int | None = Field(default=None, ge=0)
-    """Tokens that the model wrote, those of its reasoning included."""
+    """Tokens that the model wrote, including reasoning."""
     cached_tokens: int | None = Field(default=None, ge=0)
-    """Those of `input_tokens` that the provider had in its cache."""
+    """Input tokens that were in the provider's cache."""
     reasoning_tokens: int | None = Field(default=None, ge=0)
-    """Those of `output_tokens` that were reasoning and are not part of the answer."""
+    """Output tokens spent on reasoning, which are not part of the answer."""
     cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Price of the call in the provider's currency, where it states one; never computed here."""
+    """Price of the call in the provider's currency (None if not reported). It is never computed
+    here.
+    """
 
 
 def reported_usage(response: Mapping[str, Any]) -> CallUsage | None:
-    """What the dump of an answer says of tokens and cost; None if it says nothing.
+    """Usage reported in the dump of an answer (None if there is none).
 
-    A number that cannot be one of tokens or of money counts as not reported.
+    A number that cannot be a token count or an amount of money counts as not reported.
     """
     tokens, facts = (
         _table(response.get("usage_metadata")),
@@ -179,7 +183,7 @@ def reported_usage(response: Mapping[str, Any]) -> CallUsage | None:
 
 
 def total_usage(usages: Iterable[CallUsage | None]) -> CallUsage:
-    """The sum of what is known; None where nobody reported anything."""
+    """Sum of the known values (None where nothing was reported)."""
     found = [usage for usage in usages if usage is not None]
 
     def total(name: str) -> Any:
@@ -190,13 +194,15 @@ def total_usage(usages: Iterable[CallUsage | None]) -> CallUsage:
 
 
 def _cost(facts: Mapping[str, Any]) -> Any:
-    """Providers state it beside the tokens (OpenRouter by way of OpenAI's client) or by itself."""
+    """Cost of a call. Providers report it beside the tokens (OpenRouter through OpenAI's client) or
+    separately.
+    """
     stated = (_table(facts.get(name)).get("cost") for name in ("token_usage", "usage"))
     return next((cost for cost in (*stated, facts.get("cost")) if cost is not None), None)
 
 
 def _detail(details: Any, name: str) -> int | None:
-    """A detail by its name, or with a tier of service before it: `priority_cache_read`."""
+    """Sum of a detail, named with or without a service tier: `priority_cache_read`."""
     found = [
         value for key, value in _table(details).items() if key == name or key.endswith(f"_{name}")
     ]

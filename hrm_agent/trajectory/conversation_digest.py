@@ -1,10 +1,9 @@
-"""What of a conversation a model can see, as data: the ground of a call's hashes, and of a proof by
-them.
+"""Digest of what a model sees of a conversation: basis of a call's hashes and of proofs by them.
 
-A conversation is hashed twice for each call, and all but its last messages were hashed for the call
-before. So the state of the hash after each message is kept, under what a model saw up to it: a step
-costs what it adds. A text is its own key, whose hash Python keeps with it; what can be changed in
-place is packed each time.
+A conversation is hashed twice for each call, and all but its last messages were hashed for the
+previous call. So the hash state after each message is kept, keyed by the messages up to it: a step
+costs only what it adds. A text is its own key, whose hash Python keeps with it. Mutable values are
+packed each time.
 """
 
 from __future__ import annotations
@@ -23,10 +22,12 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 __all__ = ["HashedContext", "context_hash", "context_of"]
 
 _REMEMBERED = 8192
-"""Messages whose hashes are kept; beyond these, or beyond their bytes, all are forgotten."""
+"""Maximum number of messages whose hash states are kept. All are dropped above it, or above
+`_REMEMBERED_BYTES`.
+"""
 _REMEMBERED_BYTES = 64 << 20
 _BYTES_OF_AN_ENTRY = 1024
-"""Of its hash's state, its dicts and its key, about."""
+"""Approximate bytes of an entry: its hash state, dicts and key."""
 _PLAIN = ormsgpack.OPT_NON_STR_KEYS | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
 _encode = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str
@@ -34,10 +35,10 @@ _encode = json.JSONEncoder(
 
 
 def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
-    """What of a conversation a model can see: by this two conversations are the same or not.
+    """Parts of a conversation that a model can see. Two conversations are equal if these are equal.
 
-    The ids of tool calls contain the time, by way of LangGraph's task ids. What counts is which
-    call a result answers.
+    Ids of tool calls contain the time, through LangGraph's task ids. So a result is identified by
+    the number of the call that it answers.
     """
     ordinals: dict[str, int] = {}
     context: list[Any] = []
@@ -48,14 +49,12 @@ def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
 
 
 def context_hash(messages: Sequence[BaseMessage], *parts: Any) -> str:
-    """`content_hash(context_of(messages), *parts)`,
-    without hashing again what was hashed before.
-    """
+    """`content_hash(context_of(messages), *parts)`, without hashing known messages again."""
     return HashedContext.of(messages).hash(*parts)
 
 
 def _with_calls(ordinals: dict[str, int], message: BaseMessage) -> dict[str, int]:
-    """The ordinals of all tool calls up to and with those of `message`."""
+    """Numbers of all tool calls by id, including those of `message`."""
     calls = message.tool_calls if isinstance(message, AIMessage) else ()
     if not calls:
         return ordinals
@@ -73,23 +72,21 @@ def _seen(message: BaseMessage, ordinals: Mapping[str, int]) -> list[Any]:
 
 
 Mark = tuple[Any, ...]
-"""All that a model sees of a message, as a key: text as it is, what may be changed in place in
-packed form.
-"""
+"""Key for what a model sees of a message: texts unchanged, mutable values packed."""
 
 
 @dataclass(slots=True)
 class HashedContext:
-    """What a model sees of a conversation, hashed; and the conversations that begin with it."""
+    """Hashed conversation, and the conversations that begin with it."""
 
     digest: Any
-    """The hash's state after the last message."""
+    """Hash state after the last message."""
     ordinals: dict[str, int]
-    """Of all tool calls."""
+    """Tool call id -> its number in the conversation."""
     first: bool = False
-    """There is no message yet."""
+    """True if there is no message yet."""
     following: dict[Mark, HashedContext] = field(default_factory=dict[Mark, "HashedContext"])
-    """By the message that came next."""
+    """Conversations with one more message, by that message."""
 
     @staticmethod
     def of(messages: Sequence[BaseMessage]) -> HashedContext:
@@ -100,7 +97,7 @@ class HashedContext:
         return here
 
     def then(self, message: BaseMessage) -> HashedContext:
-        """The conversation with one more message."""
+        """Conversation with one more message."""
         mark = _mark(message)
         known = None if mark is None else self.following.get(mark)
         if known is None:
@@ -135,7 +132,9 @@ def _remember(before: HashedContext, mark: Mark, known: HashedContext) -> None:
 
 
 def _mark(message: BaseMessage) -> Mark | None:
-    """None for a message with more than plain values in it. Packed, 1 and True are not the same."""
+    """Key of a message (None if it contains more than plain values). Packing keeps 1 and True
+    apart.
+    """
     content, calls = message.content, message.tool_calls if isinstance(message, AIMessage) else ()
     answered = message.tool_call_id if isinstance(message, ToolMessage) else None
     if isinstance(content, str) and not calls:

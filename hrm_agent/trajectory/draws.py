@@ -1,15 +1,15 @@
-"""What a node's code takes from the clock, from `uuid` and from `random`: recorded with the node's
+"""Values that a node's code takes from the clock, `uuid` and `random`, recorded with the node's
 task.
 
 A task that runs again (on resume, in a replay) gets the same values in the same order, so that its
-requests are the ones that are on record. Three kinds of values are kept apart, since code that
-reads the clock once more must not get another id. Of `random` one seed is recorded: the task draws
-from a generator of its own from then on.
+requests equal those on record. Each kind of value is kept apart, since code that reads the clock
+once more must not get another id. For `random` one seed is recorded, from which the task's own
+generator draws.
 
-Beyond what is on record a task draws anew: a resumed one adds to its record, a replayed one reads a
-clock that goes on from the last recorded time.
+Beyond the recorded values a task draws new ones: a resumed task adds to its record, a replayed one
+reads a clock that continues from the last recorded time.
 
-How the functions of the standard library come here is the affair of `hrm_agent.draws`.
+`hrm_agent.draws` redirects the functions of the standard library to this module.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ __all__ = ["MOST_RECORDED", "OpenDraws", "TaskDraws", "is_answered", "while_answ
 
 T = TypeVar("T")
 MOST_RECORDED = 1000
-"""So many values of a kind are recorded of one task: a loop that waits for a time reads the clock
-without end.
+"""Maximum number of recorded values of a kind per task: a loop that waits for a time reads the
+clock without end.
 """
 
 
 class TaskDraws(BaseModel):
-    """What one attempt of one LangGraph task drew, in its order."""
+    """Draws of one attempt of one LangGraph task, in order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     identity: GraphIdentity
-    """The task, and its attempt."""
+    """Task and its attempt."""
     times: tuple[int, ...] = Field(default=(), max_length=MOST_RECORDED)
     """Readings of the clock: Unix times in nanoseconds."""
     uuids: tuple[str, ...] = Field(default=(), max_length=MOST_RECORDED)
     """Random bytes of `uuid.uuid4`, as hex digits."""
     seeds: tuple[int, ...] = Field(default=(), max_length=MOST_RECORDED)
-    """Seeds of generators: of the task's own, and of each `random.Random()` that it made."""
+    """Seeds of generators: the task's own, and each `random.Random()` that it made."""
     values: tuple[Any, ...] = Field(default=(), max_length=MOST_RECORDED)
-    """What `hrm_agent.draws.drawn` was given, as JSON."""
+    """Values that `hrm_agent.draws.drawn` returned, as JSON."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """Task and attempt: unique within a thread."""
+        """Task and attempt, unique within a thread."""
         return self.identity.task_id, self.identity.attempt
 
 
 class OpenDraws:
-    """The draws of a task that is running: recorded ones first, then new ones. Thread-safe."""
+    """Draws of a running task: recorded values first, then new ones. Thread-safe."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class OpenDraws:
         recorded: TaskDraws | None = None,
         on_new: Callable[[Callable[[], TaskDraws]], object] | None = None,
     ) -> None:
-        """`on_new` is called when there is something to write, with what gives it. None: new draws
-        are not kept.
+        """`on_new`: called with a function that returns the record, when there are new draws to
+        write (None: new draws are not kept).
         """
         self._identity, self._on_new = identity, on_new
         self._kept: dict[str, list[Any]] = {
@@ -75,46 +75,46 @@ class OpenDraws:
         }
         self._given = dict.fromkeys(self._kept, 0)
         self._waits = False
-        """What is new has been announced, and was not fetched yet."""
+        """True after new draws were announced, until `record` fetches them."""
         self._behind = 0
-        """In a replay: how far the task's clock is behind this one, in nanoseconds."""
+        """Delay of the task's clock behind the machine's in a replay, in nanoseconds."""
         self._random: random.Random | None = None
         self._lock = threading.RLock()
 
     def time(self, now: int) -> int:
-        """A reading of the task's clock, in nanoseconds. `now`: what the machine's clock says."""
+        """Reading of the task's clock, in nanoseconds. `now`: reading of the machine's clock."""
         told = self._next("times", lambda: now - self._behind)
         if self._on_new is None:
             self._behind = now - told
         return told
 
     def uuid_bytes(self, draw: Callable[[], bytes]) -> bytes:
-        """The random bytes of a UUID."""
+        """Random bytes of a UUID."""
         return bytes.fromhex(self._next("uuids", lambda: draw().hex()))
 
     def seed(self, draw: Callable[[], int]) -> int:
-        """The seed of a generator that was given none."""
+        """Seed of a generator that was given none."""
         return int(self._next("seeds", draw))
 
     def value(self, draw: Callable[[], T]) -> T:
-        """Anything that JSON can hold."""
+        """Drawn value, anything that JSON can hold."""
         return self._next("values", draw)
 
     def generator(self, draw_seed: Callable[[], int]) -> random.Random:
-        """What the functions of `random` draw from in this task."""
+        """Generator for the functions of `random` in this task."""
         with self._lock:
             if self._random is None:
                 self._random = random.Random(self.seed(draw_seed))
             return self._random
 
     def reseed(self, *given: Any) -> None:
-        """`random.seed(*given)` in this task."""
+        """Apply `random.seed(*given)` to this task's generator."""
         with self._lock:
             self._random = random.Random()
             self._random.seed(*given)
 
     def record(self) -> TaskDraws:
-        """All that was drawn so far."""
+        """All draws so far."""
         with self._lock:
             self._waits = False
             return TaskDraws(
@@ -144,11 +144,10 @@ _answered: ContextVar[str] = ContextVar("hrm_agent_answered_task", default="")
 
 @contextmanager
 def while_answered(namespace: str) -> Generator[None]:
-    """Inside the block the task `namespace` waits for a model or a tool, whose answer is recorded
-    as a whole.
+    """Mark the block as the time in which task `namespace` waits for a model or a tool.
 
-    What is drawn for it (a client's id for a request, the pause before a retry) is none of the
-    task's draws: a replay has the answer and draws nothing.
+    The answer is recorded as a whole. So draws inside the block (a client's request id, the pause
+    before a retry) do not belong to the task: a replay has the answer and draws nothing.
     """
     token = _answered.set(namespace)
     try:
@@ -158,5 +157,7 @@ def while_answered(namespace: str) -> Generator[None]:
 
 
 def is_answered(namespace: str) -> bool:
-    """True inside such a block of this task; a graph that a tool runs has tasks of its own."""
+    """True inside a `while_answered` block of this task. A graph that a tool runs has its own
+    tasks.
+    """
     return _answered.get() == namespace

@@ -1,4 +1,6 @@
-"""The words of the record: how calls and runs can end, what log-probs mean, why a branch begins."""
+"""Enumerations of the record: outcomes of runs and calls, kinds of log-probs, reasons for
+branches.
+"""
 
 from __future__ import annotations
 
@@ -19,104 +21,106 @@ __all__ = [
 
 
 class ToolStatus(StrEnum):
-    """How a tool call ended. Decided by the side that enforces it, never read from the tool's
+    """Outcome of a tool call, set by the side that enforces the limits, never read from the tool's
     output.
     """
 
     OK = "ok"
-    """It ended without an error."""
+    """Call ended without an error."""
     ERROR = "error"
-    """The code raised or exited with an error, or the tool said that it failed."""
+    """Code raised or exited with an error, or the tool reported a failure."""
     TIMEOUT = "timeout"
-    """It was ended at its limit of wall-clock or CPU time."""
+    """Call reached its limit of wall-clock or CPU time and was ended."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It was ended at its limit of memory."""
+    """Call reached its memory limit and was ended."""
     OUTPUT_LIMIT = "output_limit"
-    """It gave more output than it may."""
+    """Call produced more output than allowed."""
     INVALID_CALL = "invalid_call"
-    """It was not run: its arguments could not be decoded, or are not what the tool takes."""
+    """Arguments could not be decoded, or do not fit the tool. The tool was not run."""
     DENIED = "denied"
-    """It asked for something that is not allowed: a forbidden system call, or one use more than its
-    budget.
+    """Call asked for something that is not allowed: a forbidden system call, or one use more than
+    its budget.
     """
     INFRASTRUCTURE = "infrastructure"
-    """The machine or a service failed it, by no fault of the policy."""
+    """Failure of the machine or a service, not caused by the policy."""
 
     @property
     def is_policy_failure(self) -> bool:
-        """True if the policy is to blame; a fault of the infrastructure never is."""
+        """True if the policy is to blame, which it never is for a fault of the infrastructure."""
         return self not in (ToolStatus.OK, ToolStatus.INFRASTRUCTURE)
 
 
 class SessionState(StrEnum):
-    """What a call of a session found of the session's earlier calls."""
+    """State in which a tool call found the earlier calls of its session."""
 
     NEW = "new"
-    """It is the first."""
+    """First call of the session."""
     KEPT = "kept"
-    """The process that ran them."""
+    """Original process, which ran the earlier calls."""
     REPLAYED = "replayed"
-    """A new process that ran them again, to the same status, output and value: the old one was
-    gone, or had gone on from here on another branch.
+    """New process that ran the earlier calls again, with the same status, output and value. The
+    original process was gone, or had continued on another branch.
     """
     DIFFERS = "differs"
-    """A new process that ran them again, and some ended with another status, output or value, as
-    `changed_cells` says.
+    """New process that ran the earlier calls again. Some ended with another status, output or
+    value, as listed in `changed_cells`.
     """
     LOST = "lost"
-    """A new process in which some could not be run again: they ended it otherwise than before, or
-    are not known.
+    """New process in which some earlier calls could not be run again. They ended the process
+    differently than before, or are unknown.
     """
 
 
 class RunStatus(StrEnum):
-    """Where a run stands. `truncated`, `failed` and `aborted` runs are kept like any other."""
+    """Status of a run. `truncated`, `failed` and `aborted` runs are kept like any other."""
 
     RUNNING = "running"
-    """Under way, or its process died; it can be resumed."""
+    """Run in progress, or its process died. It can be resumed."""
     COMPLETED = "completed"
-    """The graph finished."""
+    """Graph finished."""
     TRUNCATED = "truncated"
-    """It ended before it was done: at a limit, with a question to a person, or by giving up."""
+    """Run ended before the graph finished: at a limit, with a question to the user, or by giving
+    up.
+    """
     FAILED = "failed"
-    """The graph or the verifier raised an error; the stop reason says whose doing that was."""
+    """Graph or verifier raised an error. The stop reason names the cause."""
     ABORTED = "aborted"
-    """It was stopped from outside."""
+    """Run was stopped from outside."""
 
 
 class StopReason(StrEnum):
-    """Why a run ended. `answer` is the only one that goes with `RunStatus.COMPLETED`."""
+    """Reason why a run ended. Only `answer` goes with `RunStatus.COMPLETED`."""
 
     ANSWER = "answer"
-    """The graph finished: none of the limits below was reached."""
+    """Graph finished before any of the limits below was reached."""
     MAX_TURNS = "max_turns"
-    """The loop's limit of model calls was reached."""
+    """Loop reached its limit of model calls."""
     MAX_TOKENS = "max_tokens"
-    """The budget of completion tokens, or the model's context window, was used up."""
+    """Budget of completion tokens, or the model's context window, was used up."""
     MAX_SECONDS = "max_seconds"
-    """The budget of time in which models and tools are at work was used up."""
+    """Time budget for the work of models and tools was used up."""
     MAX_CALLS = "max_calls"
-    """The run's budget of model calls was used up."""
+    """Budget of model calls of the run was used up."""
     MAX_COST = "max_cost"
-    """The budget of money was used up."""
+    """Budget of money was used up."""
     MAX_ROUNDS = "max_rounds"
-    """The critic would have had more done, and no round was left."""
+    """Critic asked for more work, and no round was left."""
     GAVE_UP = "gave_up"
-    """The critic saw no way to an answer; the best one so far stands."""
+    """Critic saw no way to an answer. The best answer so far is kept."""
     RECURSION_LIMIT = "recursion_limit"
-    """LangGraph's limit of steps was reached."""
+    """Graph reached LangGraph's limit of steps."""
     INTERRUPT = "interrupt"
-    """The graph waits for a person: a question of its own, or a breakpoint."""
+    """Graph waits for the user: at its own question, or at a breakpoint."""
     ERROR = "error"
-    """The graph raised an error that is not known to be the policy's doing."""
+    """Graph raised an error that is not known to be caused by the policy."""
     UNUSABLE_ANSWER = "unusable_answer"
-    """The graph, or the chat template, could not go on from what the policy wrote: the run is
-    wrong, not lost.
+    """Graph, or chat template, could not continue from the policy's answer. The run counts as
+    wrong, not as lost.
     """
     VERIFIER_ERROR = "verifier_error"
-    """The verifier raised an error, or gave no number from 0 to 1: the run has no reward."""
+    """Verifier raised an error, or returned no number from 0 to 1. The run has no reward."""
     ABORTED = "aborted"
-    """The run was stopped from outside."""
+    """Run was stopped from outside."""
 
     @property
     def truncates(self) -> bool:
@@ -136,124 +140,124 @@ _NO_LIMITS = (
 
 
 class FinishReason(StrEnum):
-    """Why a single model call stopped sampling."""
+    """Reason why a single model call stopped sampling."""
 
     STOP = "stop"
-    """The end-of-turn token or a stop string was sampled."""
+    """End-of-turn token or a stop string was sampled."""
     LENGTH = "length"
-    """The token limit of the call was reached."""
+    """Token limit of the call was reached."""
     CONTROL_TOKEN = "control_token"
-    """The policy sampled a control token other than its end of turn; sampling ends there, so no
+    """Policy sampled a control token other than its end of turn. Sampling ends there, so that no
     turn is forged.
     """
 
 
 class LogprobKind(StrEnum):
-    """What the stored log-probs mean."""
+    """Distribution that the stored log-probs belong to."""
 
     RAW = "raw"
-    """log softmax of the logits, as at temperature 1, over the whole vocabulary."""
+    """Log softmax of the logits, as at temperature 1, over the whole vocabulary."""
     TEMPERED = "tempered"
-    """log softmax of the logits divided by the call's temperature, over the whole vocabulary: no
-    top-p, no schema.
+    """Log softmax of the logits divided by the call's temperature, over the whole vocabulary,
+    without top-p or schema.
     """
     SAMPLED = "sampled"
-    """of a distribution that was cut further: by top-p, a schema, or something that is not on
+    """Log-probs of a further restricted distribution: by top-p, a schema, or something not on
     record.
     """
     NONE = "none"
-    """the engine gives none."""
+    """Engine reports no log-probs."""
 
 
 class BranchReason(StrEnum):
-    """Why a call starts a new root of the message forest instead of extending its parent."""
+    """Reason why a call starts a new root of the message forest instead of extending its parent."""
 
     ROOT = "root"
-    """the first call of a conversation: nothing to extend."""
+    """First call of a conversation."""
     TEMPLATE = "template"
-    """the chat template rewrites earlier turns, so that the stored prefix is no prefix of the new
+    """Chat template rewrites earlier turns, so that the stored prefix is no prefix of the new
     prompt.
     """
     REWRITTEN = "rewritten"
-    """the message that carries the earlier call was edited, or messages before it were added,
-    edited or removed.
+    """Message of the earlier call was edited, or messages before it were added, edited or
+    removed.
     """
     TOOLS = "tools"
-    """the tools offered to the model changed, and with them the system turn."""
+    """Tools offered to the model changed, and with them the system turn."""
     MODEL = "model"
-    """the earlier call was another model's: its token ids mean nothing here."""
+    """Earlier call was made by another model, whose token ids do not apply here."""
     NO_TOKENS = "no_tokens"
-    """the model reports no token ids."""
+    """Model reports no token ids."""
 
 
 class Verdict(StrEnum):
-    """What a training run did with a trajectory."""
+    """Decision of a training run about a trajectory."""
 
     KEPT = "kept"
-    """It was trained on; of a choice among several runs, it was chosen."""
+    """Trajectory was trained on, or was chosen among several runs."""
     DROPPED = "dropped"
-    """It was left out: not drawn, or it failed by no fault of the policy; of a choice, another run
-    was chosen.
+    """Trajectory was left out: not drawn, failed without fault of the policy, or not chosen among
+    several runs.
     """
     GROUP_REJECTED = "group_rejected"
-    """It was left out with its whole group, which gives no signal,
-    or is too small to be trusted.
+    """Trajectory was left out with its whole group, which gives no signal or is too small to be
+    trusted.
     """
 
 
 class DropReason(StrEnum):
-    """Why a training run did not train on a trajectory."""
+    """Reason why a training run did not train on a trajectory."""
 
     NOT_DRAWN = "not_drawn"
-    """The selection took other rollouts of the group."""
+    """Selection took other rollouts of the group."""
     EQUAL_REWARDS = "equal_rewards"
-    """The rewards of the group, or of those drawn from it, are all equal: no signal."""
+    """Rewards of the group, or of the rollouts drawn from it, are all equal: no signal."""
     SMALL_GROUP = "small_group"
-    """Too few rollouts of the group can take part (`min_group`)."""
+    """Group has too few rollouts that can take part (`min_group`)."""
     NO_GRADIENT = "no_gradient"
-    """No call of the group's kept rollouts can be trained on."""
+    """Kept rollouts of the group contain no call that can be trained on."""
     RUN_FAILED = "run_failed"
-    """The graph raised an error by itself: not on what the policy wrote, or in every rollout of the
-    prompt.
+    """Graph raised an error on its own: not because of the policy's answer, or in every rollout of
+    the prompt.
     """
     TRUNCATED = "truncated"
-    """It ended at a limit, and the run leaves such rollouts out (`truncated = "leave_out"`)."""
+    """Run ended at a limit, and such rollouts are left out (`truncated = "leave_out"`)."""
     INFRASTRUCTURE = "infrastructure"
-    """A tool call was lost to a machine or a service,
-    so the reward may not be the policy's doing.
+    """Tool call was lost to a machine or a service, so that the reward may not be caused by the
+    policy.
     """
     ABORTED = "aborted"
-    """The run was stopped from outside."""
+    """Run was stopped from outside."""
     NOT_ENDED = "not_ended"
-    """The run is still under way."""
+    """Run is still in progress."""
     CUT_OFF = "cut_off"
-    """Its group went on without it (`group_quorum`); it stays on record as it stood, and can be
-    forked.
+    """Group continued without this rollout (`group_quorum`). It stays on record unchanged and can
+    be forked.
     """
     TOO_OLD = "too_old"
-    """Weights sampled it that are further back than the run allows (`versions_behind`)."""
+    """Weights that sampled it are older than the run allows (`versions_behind`)."""
     NOT_SCORED = "not_scored"
-    """A reward function failed, or none gave a value: the run has no reward, which is not a reward
-    of 0.
+    """Reward function failed, or none gave a value. The run has no reward, which is not a reward of
+    0.
     """
 
 
 class RewardFault(StrEnum):
-    """Why a reward function gave no value. Never counted as 0."""
+    """Reason why a reward function gave no value. Never counted as 0."""
 
     RAISED = "raised"
-    """It raised an error."""
+    """Function raised an error."""
     TIMEOUT = "timeout"
-    """It was not done within its time."""
+    """Function exceeded its time limit."""
     PROCESS_ENDED = "process_ended"
-    """It ended the process that it ran in."""
+    """Function ended the process that it ran in."""
     NOT_A_NUMBER = "not_a_number"
-    """It returned nan or an infinity."""
+    """Function returned nan or an infinity."""
     OUT_OF_RANGE = "out_of_range"
-    """It decides the outcome and returned a value outside of [0, 1]."""
+    """Function decides the outcome and returned a value outside of [0, 1]."""
     NOT_ON_RECORD = "not_on_record"
-    """It needs what is not on record any more, such as the state of a thread whose checkpoints were
+    """Required data is not on record any more, such as the state of a thread whose checkpoints were
     deleted.
     """
     JUDGE = "judge"
-    """The model that judges gave no answer, or none that could be read."""
+    """Judge model gave no answer, or none that could be parsed."""

@@ -1,20 +1,20 @@
-"""The message forest: how the calls of a trajectory hang together, as pure functions over them.
+"""Message forest: links between the calls of a trajectory, as pure functions over them.
 
     planner 1 ── planner 2                       one tree for each conversation that could be continued token by token
     solver a1 ── solver a2 ─┬─ solver a3
                             └─ solver a3'        two samples of one request, or a fork, share a prefix
     solver b1 ┄┄ solver b2                       a new root: the template rewrote b1, so b2 could not extend it
 
-A call's `parent` is the call whose tokens it extends, and `token_ids` is what it adds. So what the
-model saw at a call is the concatenation along the path from its root, and nothing else is needed to
+A call's `parent` is the call whose tokens it extends, and `token_ids` holds the tokens added. The
+prompt of a call is the concatenation along the path from its root, and nothing else is needed to
 train on it: no rendering of messages, no tokenizer. A *leaf* is a call that no other extends; the
-paths to the leaves are the sequences a trainer computes. A call may lie on several paths; to train
-its tokens once is the business of `hrm_agent.training.update.batch`.
+paths to the leaves are the sequences a trainer computes. A call may be on several paths;
+`hrm_agent.training.update.batch` trains its tokens once.
 
-A root's `branch_of` leads to the call that it would have extended. A *conversation* is all calls
-connected by either link: one dialogue of one role, whether or not its tokens broke on the way.
+A root's `branch_of` names the call that it would have extended. A *conversation* is all calls
+connected by either link: one dialogue of one role, even if its tokens broke in between.
 
-Calls are stored in the order in which they were finished, so a parent stands before its children;
+Calls are stored in the order in which they finished, so that a parent precedes its children;
 nothing here relies on it.
 """
 
@@ -28,9 +28,9 @@ __all__ = ["conversations", "path_mask", "path_to", "path_tokens", "paths", "tra
 
 
 def paths(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
-    """For each leaf, in the order of `calls`, the calls from its root to it.
+    """Paths from the root to each leaf, leaves in the order of `calls`.
 
-    Raises `ValueError` where a parent is missing or calls extend each other in a circle.
+    Raises `ValueError` if a parent is missing or calls extend each other in a circle.
     """
     by_id = {call.id: call for call in calls}
     extended = {call.parent for call in by_id.values()}
@@ -40,9 +40,7 @@ def paths(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
 
 
 def path_to(calls: Iterable[Call], call_id: str) -> tuple[Call, ...]:
-    """The calls from the root to `call_id`, that one included. Raises `KeyError` if it is not among
-    `calls`.
-    """
+    """Path from the root to `call_id`, inclusive. Raises `KeyError` if it is not among `calls`."""
     by_id = {call.id: call for call in calls}
     return _walk(by_id[call_id], by_id)
 
@@ -59,11 +57,11 @@ def _walk(leaf: Call, by_id: dict[str, Call]) -> tuple[Call, ...]:
 
 
 def training_roots(trajectory: Trajectory) -> list[Call]:
-    """The calls with which the training sequences of a run begin: the roots of all calls that a
-    trainer learns from.
+    """Roots of all calls that a trainer learns from, at which the training sequences of a run
+    begin.
 
-    A conversation has one, and one more for each time that its tokens broke on the way. Where
-    earlier calls are in another store, the first call that is on record stands for the root.
+    A conversation has one, and one more for each break of its tokens. If earlier calls are in
+    another store, the first call on record counts as the root.
     """
     by_id = {call.id: call for call in trajectory.calls}
     roots: dict[str, Call] = {}
@@ -77,17 +75,17 @@ def training_roots(trajectory: Trajectory) -> list[Call]:
 
 
 def path_tokens(path: Sequence[Call]) -> tuple[int, ...]:
-    """What the model saw at the last call of `path`, and its answer."""
+    """Tokens that the model saw at the last call of `path`, followed by its answer."""
     return tuple(token for call in path for token in call.token_ids)
 
 
 def path_mask(path: Sequence[Call]) -> tuple[bool, ...]:
-    """Aligned with `path_tokens`: True where the policy sampled the token."""
+    """Mask aligned with `path_tokens`: True for tokens that the policy sampled."""
     return tuple(sampled for call in path for sampled in call.mask)
 
 
 def conversations(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
-    """The calls grouped by conversation, each group and the groups in the order of `calls`."""
+    """Calls grouped by conversation. Groups and their calls follow the order of `calls`."""
     by_id = {call.id: call for call in calls}
     groups: dict[str, list[Call]] = {}
     for call in by_id.values():

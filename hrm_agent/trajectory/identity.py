@@ -26,7 +26,7 @@ __all__ = ["graph_identity", "in_graph", "metadata_of"]
 
 
 def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIdentity:
-    """The identity in `metadata`; outside a graph, one made of the call's own `run_id`."""
+    """Identity in `metadata`. Outside a graph, an identity made from the call's own `run_id`."""
     metadata, active = metadata or {}, open_recording()
     namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
     thread_id = (active.thread_id if active else "") or str(metadata.get("thread_id", "")) or run_id
@@ -46,23 +46,23 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
 
 
 def metadata_of(run_manager: Any) -> dict[str, Any]:
-    """What names the running task, for a chat model that is asked inside it.
+    """Metadata that identifies the running task, for a chat model called inside it.
 
-    LangChain passes no run manager when a model is streamed, and `generate` called without
-    callbacks gets one that knows of nothing around it; the config in context does.
+    LangChain passes no run manager when a model is streamed, and `generate` without callbacks gets
+    one without the outer metadata. The config in context has it.
     """
     given: dict[str, Any] = (run_manager.metadata if run_manager is not None else None) or {}
     return given if in_graph(given) else {**(ensure_config().get("metadata") or {}), **given}
 
 
 def in_graph(metadata: Mapping[str, Any] | None) -> bool:
-    """True for what a task of a LangGraph run calls."""
+    """True for metadata of a call made inside a LangGraph task."""
     return bool((metadata or {}).get("langgraph_checkpoint_ns"))
 
 
 def _checkpoint() -> tuple[str, str, int]:
-    """Checkpoint ids (the graph's own, the outermost graph's) and attempt of the running task, if
-    there is one.
+    """Checkpoint ids (own graph, outermost graph) and attempt of the running task. Outside a task:
+    empty ids and 1.
     """
     try:
         configurable: Mapping[str, Any] = get_config().get("configurable", {})
@@ -76,8 +76,8 @@ def _checkpoint() -> tuple[str, str, int]:
 
 
 def _stable_path(metadata: Mapping[str, Any], namespace: str) -> str:
-    """The task's place in its run without the random task ids:
-    two runs with one seed agree on it.
+    """Place of the task in its run without the random task ids. Two runs with one seed
+    agree on it.
     """
     nodes = "|".join(part.node for part in namespace_parts(namespace))
     place = "/".join(str(part) for part in metadata.get("langgraph_path", ()))

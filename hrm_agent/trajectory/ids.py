@@ -1,6 +1,4 @@
-"""Identities that survive a crash: derived from LangGraph's own, never drawn at random and never
-counted by time.
-"""
+"""Ids that survive a crash: derived from LangGraph's ids, neither random nor numbered by time."""
 
 from __future__ import annotations
 
@@ -20,16 +18,16 @@ __all__ = [
 ]
 
 TASK_INPUTS = "inputs"
-"""Key in a task's metadata: the graph's input as a JSON object, in place of a human message with
-the prompt.
+"""Metadata key of a task: the graph's input as a JSON object, in place of a human message with the
+prompt.
 """
 NOT_RECORDED = "not_recorded"
-"""Key there of a partly recorded program: its first loss, in words."""
+"""Metadata key of a task: first loss of a partly recorded program, in words."""
 _STEP = re.compile(r"step-([0-9]{1,15})(?:/|\Z)")
 
 
 def content_hash(*parts: Any) -> str:
-    """32 hex digits of SHA-256 over the canonical JSON of `parts`."""
+    """Return 32 hex digits of SHA-256 over the canonical JSON of `parts`."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -45,17 +43,17 @@ def tool_record_id(thread_id: str, task_id: str, tool_call_id: str) -> str:
 
 
 def derive_seed(base: int, *parts: Any) -> int:
-    """A 63-bit seed that depends on `base` and on each of `parts`.
+    """Derive a 63-bit seed that depends on `base` and on each of `parts`.
 
-    The parts must be free of LangGraph's checkpoint and task ids: those contain the time, so that
+    The parts must be free of LangGraph's checkpoint and task ids. Those contain the time, so that
     two runs with one seed would differ.
     """
     return int(content_hash("seed", base, *parts)[:16], 16) >> 1
 
 
 def step_in_name(name: str, run_id: str) -> int | None:
-    """The step, from 0, that a training began a thread or group for: 7 of `RUN/step-7/3/0`; None of
-    any other.
+    """Step, from 0, for which a training began a thread or group: 7 for `RUN/step-7/3/0` (None for
+    other names).
     """
     found = _STEP.match(name, len(run_id) + 1) if run_id and name.startswith(f"{run_id}/") else None
     return int(found[1]) if found else None

@@ -1,5 +1,5 @@
-"""Where calls are written before their node returns: what a journal can do, and one that lies in
-memory.
+"""Journal of calls, which are written before their node returns: the protocol, and an
+implementation in memory.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["CheckpointLineage", "Journal", "MemoryJournal"]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLineage:
-    """A checkpoint and those that led to it, as far back as they are known."""
+    """Checkpoint and its ancestors, as far back as they are known."""
 
     order: Mapping[str, int]
     """Id of a checkpoint -> its number, from the oldest one known."""
     oldest_known: str | None
-    """Newest ancestor whose own parents are not stored; every id up to it is treated as an
-    ancestor. None: all are stored.
+    """Newest ancestor whose own parents are not stored. Every id up to it counts as an ancestor.
+    None: all are stored.
     """
 
     def place(self, checkpoint_id: str) -> tuple[int, str] | None:
-        """What the checkpoints of the line are sorted by; None for one beside it. LangGraph's ids
-        sort by time.
+        """Sort key of a checkpoint of the lineage (None for one outside it). LangGraph's ids sort
+        by time.
         """
         if checkpoint_id in self.order:
             return self.order[checkpoint_id], checkpoint_id
@@ -42,18 +42,18 @@ class CheckpointLineage:
 
 
 class Journal(Protocol):
-    """Where calls are written before their node returns. Thread-safe; each write is durable when it
-    returns.
+    """Storage of calls, which are written before their node returns. Thread-safe. Each write is
+    durable when it returns.
     """
 
     @property
     def is_blocking(self) -> bool:
-        """A write has to wait for a disk or a server: too long for an event loop."""
+        """True if a write waits for a disk or a server, which is too long for an event loop."""
         ...
 
     @property
     def serializer(self) -> JsonPlusSerializer | None:
-        """Serializer of tools' results. None: only LangGraph's own types can be stored."""
+        """Serializer of tool results (None: only LangGraph's own types can be stored)."""
         ...
 
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
@@ -69,87 +69,89 @@ class Journal(Protocol):
         ...
 
     def find_call(self, call_id: str, *, request: bool = True) -> Call | None:
-        """A finished model call; without its messages and tools where `request` is False, which is
-        faster.
+        """Finished model call by id (None if missing); without its messages and tools if `request`
+        is False, which is faster.
         """
         ...
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
-        """Tokens along the path from the root to `call_id`, its answer included. `KeyError` if part
-        of it is gone.
+        """Tokens along the path from the root to `call_id`, its answer included. Raises `KeyError`
+        if a part is missing.
         """
         ...
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        """Write a finished call. Where its id is on record already, that call stands; returns the
-        one that does.
+        """Write a finished call and return the one on record. A call already recorded under its id
+        is kept.
 
-        `sent`: the messages that were sent. They are read back as `Call.request`; what is returned
-        has no request yet.
+        `sent`: messages sent, which are read back as `Call.request`. The returned call has no
+        request yet.
         """
         ...
 
     def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
-        """A tool call. `thread_id`: its thread, which spares a journal that knows that thread from
-        looking.
+        """Tool call by record id (None if missing). `thread_id`: its thread, which saves a journal
+        that knows it a search.
         """
         ...
 
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
-        """Id of the first tool call of the thread with this name and these arguments."""
+        """Id of the first tool call of the thread with this name and these arguments (None if
+        missing).
+        """
         ...
 
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        """The call of the thread under this idempotency key: of several one that ended well, if
-        there is one.
+        """Tool call of the thread with this idempotency key (None if missing): one that succeeded,
+        if there is one.
         """
         ...
 
     def write_tool_call(
         self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
     ) -> ToolCall:
-        """Write a started call, or its finished form. A finished record stands; returns the one
-        that does.
+        """Write a started tool call, or its finished form. A finished record is kept. Return the
+        record in force.
 
-        `again`: a finished call is run again, since what it came to cannot be given back.
-        `repeatable`: its effects end with its sandbox, so that a run whose steps are written with
-        what follows may write it so, too.
+        `again`: a finished call is run again, since its result cannot be given back. `repeatable`:
+        its effects end with its sandbox, so that a run whose steps are written together with later
+        ones may write it that way, too.
         """
         ...
 
     def draws_of_thread(self, thread_id: str) -> Sequence[TaskDraws]:
-        """What the tasks of a thread drew, in no order."""
+        """Draws of the tasks of a thread, in no order."""
         ...
 
     def write_draws(
         self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]
     ) -> None:
-        """Write what a task drew, in place of what stands under its key (task and attempt).
+        """Write the draws of a task, replacing those under its key (task and attempt).
 
-        Deferred: it is there once anything that is written later is. `record` is called when it is
-        written.
+        The write is deferred: it is done once anything written later is. `record` is called at that
+        time.
         """
         ...
 
     def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
-        """The checkpoints of one graph of a thread that led to one of them."""
+        """Lineage of a checkpoint of one graph of a thread."""
         ...
 
     def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
-        """Of the tool calls of a thread: id, and the checkpoint of the outermost graph that its
-        step started from.
+        """Tool calls of a thread as (id, checkpoint of the outermost graph that the step started
+        from).
 
-        A fork's begin with those of the lineage that it left. In the order in which they were first
-        written.
+        They are in the order in which they were first written. Calls that a fork inherited come
+        first.
         """
         ...
 
 
 class MemoryJournal:
-    """A journal without a store: the newest `capacity` calls, in memory."""
+    """Journal in memory, without a store, for the newest `capacity` calls."""
 
     is_blocking = False
-    """Nothing waits for a disk."""
+    """False: no write waits for a disk."""
 
     def __init__(self, capacity: int = 4096, serializer: JsonPlusSerializer | None = None) -> None:
         self.serializer = serializer
@@ -186,7 +188,9 @@ class MemoryJournal:
         return found if found is None or not request else self._with_request(found)
 
     def _with_request(self, call: Call) -> Call:
-        """The messages themselves are kept: a conversation's calls share them."""
+        """Call with its request. Messages are kept as objects, which the calls of a conversation
+        share.
+        """
         sent = self._sent.get(call.id)
         dumps = None if sent is None else tuple(message_dump(message) for message in sent)
         return call if dumps is None else call.model_copy(update={"request": dumps})

@@ -1,9 +1,9 @@
-"""The published format of the record: JSON Schema, and the page that explains it, both made from
-the models themselves.
+"""Published format of the record: JSON Schema, and its documentation page, both made from the
+models.
 
-A reader in another language validates against `trajectory_schema()`; a person reads
-docs/trajectory-format.md. Neither is written by hand, so neither can fall behind the models.
-`python -m hrm_agent.trajectory.json_schema FILE` writes the page.
+Other languages validate against `trajectory_schema()`; the page is docs/trajectory-format.md.
+Neither is written by hand, so that both follow the models. `python -m
+hrm_agent.trajectory.json_schema FILE` writes the page.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def trajectory_schema() -> dict[str, Any]:
 
 
 def format_page() -> str:
-    """docs/trajectory-format.md."""
+    """Text of docs/trajectory-format.md."""
     return (
         "\n".join([*_head(), *_records(), *_values(), *_invariants(), *_files(), *_parquet()])
         + "\n"
@@ -146,7 +146,7 @@ def _default(value: object) -> str:
 
 
 def _type(described: Mapping[str, Any]) -> str:
-    """A JSON Schema type in a word or two, with a link where it is a record or an enumeration."""
+    """JSON Schema type in a word or two, with a link for a record or an enumeration."""
     if "anyOf" in described:
         return " or ".join(_type(option) for option in described["anyOf"])
     if "$ref" in described:
@@ -176,7 +176,7 @@ def _values() -> Iterator[str]:
 
 
 def _meanings(enum: type[StrEnum]) -> dict[str, str]:
-    """Member name -> the string under it in the source, which nothing keeps at run time."""
+    """Member name -> docstring in the source, which is not kept at run time."""
     body = ast.parse(inspect.getsource(enum)).body[0]
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}

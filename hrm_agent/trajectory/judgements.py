@@ -1,6 +1,6 @@
-"""Judgements of a run, made after it: what a training run did with it, and what rubrics scored it.
+"""Judgements of a run, made after it: decisions of a training run, and scores of rubrics.
 
-They are overlays: keyed by who judged, written beside the record and never into it.
+They are overlays: keyed by the judge, stored beside the record and never in it.
 """
 
 from __future__ import annotations
@@ -15,153 +15,157 @@ from hrm_agent.trajectory.record import Record
 __all__ = ["FEEDBACK", "Feedback", "JudgeCall", "Overlay", "RewardScore", "RolePenalty", "Scoring"]
 
 FEEDBACK = "feedback"
-"""The rubric under which stands what people said of a run."""
+"""Name of the rubric that holds the users' feedback on a run."""
 
 
 class RolePenalty(Record):
-    """What GRPO-RoC holds against one role of a trajectory, where it counts each by itself."""
+    """GRPO-RoC penalties of one role of a trajectory, if roles are counted separately."""
 
     failed: int
-    """Tool calls of the role that failed, repeats left out."""
+    """Tool calls of the role that failed, without repeats."""
     effective: int
-    """Tool calls of the role that went well and were of use."""
+    """Tool calls of the role that succeeded and were useful."""
     error: float | None = None
-    """p_err of the role, in [0, 1]; None for a role without tools."""
+    """p_err of the role, in [0, 1] (None for a role without tools)."""
     format: float | None = None
-    """p_format of the role, in [0, 1]; None for a role that no answer tag is asked of."""
+    """p_format of the role, in [0, 1] (None for a role that is not asked for an answer tag)."""
 
 
 class Overlay(Record):
-    """What one training run made of one trajectory."""
+    """Judgement of one trajectory by one training run."""
 
     run_id: str
-    """The training run that judged; of a choice among several runs of a task, the run that asked
-    for it.
+    """Training run that judged. For a choice among several runs of a task: the run that asked for
+    it.
     """
     step: int
-    """Number of the optimiser step that it is judged for, from 0; 0 for a choice among runs."""
+    """Number of the optimiser step that the trajectory is judged for, from 0; 0 for a choice among
+    runs.
+    """
     carried_from: int | None = None
-    """The step that it was begun for and cut off in, where it went on in `step`, the one after;
-    None: in no other.
+    """Step for which the trajectory was begun and in which it was cut off, if it continued in
+    `step`, the next one (None otherwise).
     """
     trajectory_id: str
-    """The trajectory that is judged."""
+    """Id of the judged trajectory."""
     group_id: str
-    """Rollouts of one task in one step share it."""
+    """Id that rollouts of one task in one step share."""
     reward: float
-    """The reward that it was judged by: the outcome, of which a truncated run has 0, or a rubric's
+    """Reward used for the judgement: the outcome, which is 0 for a truncated run, or a rubric's
     weighted sum.
     """
     verdict: Verdict
-    """Whether the trajectory was trained on, or chosen."""
+    """Decision about the trajectory: trained on, chosen, or left out."""
     reason: str
-    """Why, in words: which quota, which penalty, or why the whole group was rejected."""
+    """Reason in words: which quota, which penalty, or why the whole group was rejected."""
     drop_reason: DropReason | None = None
-    """Why it was not trained on, as a type; None where it was kept, was not chosen among runs, or
-    in older records.
+    """Reason why the trajectory was not trained on, as a type. None if it was kept, was not chosen
+    among runs, or in older records.
     """
     penalty_error: float
     """p_err of GRPO-RoC, in [0, 1]: share of distinct tool calls that failed; 0.5 without any."""
     penalty_format: float
     """p_format of GRPO-RoC, in [0, 1]: 1 without an answer tag, else surplus tags per turn."""
     penalty_by_role: dict[str, RolePenalty] | None = None
-    """What the two penalties are means over, where they were counted by role. None: over all calls
-    and turns.
+    """Penalties by role, of which the two penalties are means (None: they are means over all calls
+    and turns).
     """
     advantage: float | None = None
-    """Group-relative advantage of every token that the policy sampled; None unless kept."""
+    """Group-relative advantage of every token that the policy sampled (None unless kept)."""
     credit: dict[str, float] | None = None
-    """Weight in the loss of each call, by its id, where calls of one trajectory differ; a call that
-    is missing had no part in the loss. None: each call has `advantage`.
+    """Weight in the loss of each call, by its id, if calls of one trajectory differ. A missing call
+    had no part in the loss. None: each call has `advantage`.
     """
 
 
 class JudgeCall(Record):
-    """One request to a model that judges, with its answer."""
+    """Request to a judge model, with its answer."""
 
     model: str
-    """The string that names the model."""
+    """String that names the model."""
     request: tuple[dict[str, Any], ...]
-    """The messages sent."""
+    """Messages sent."""
     response: str
-    """The text of the answer."""
+    """Text of the answer."""
     input_tokens: int | None = None
-    """Prompt tokens as the model reported them; None if it did not."""
+    """Prompt tokens as the model reported them (None if not reported)."""
     output_tokens: int | None = None
-    """Completion tokens as the model reported them; None if it did not."""
+    """Completion tokens as the model reported them (None if not reported)."""
     cost: float | None = None
-    """As the provider reported it, in its currency; None if it did not."""
+    """Price in the provider's currency, as reported (None if not reported)."""
     seconds: float = 0.0
-    """Wall-clock time of the request."""
+    """Wall-clock time of the request, in seconds."""
 
 
 class RewardScore(Record):
-    """What one reward function gave for one trajectory."""
+    """Score of one trajectory by one reward function."""
 
     name: str
     """Name of the reward within its rubric."""
     value: float | None = None
-    """The value, finite; None where it failed (`fault`) or abstained."""
+    """Finite value (None if the function failed, see `fault`, or abstained)."""
     weight: float = 1.0
-    """Its weight in the sum; 0 for what is only reported."""
+    """Weight in the sum; 0 for a reward that is only reported."""
     fault: RewardFault | None = None
-    """Why there is no value; None where there is one, and where the function returned None to
+    """Reason why there is no value. None if there is one, or if the function returned None to
     abstain.
     """
     reason: str = ""
-    """The judge's words, or what went wrong."""
+    """Explanation by the judge, or description of the failure."""
     seconds: float = 0.0
-    """Wall-clock time that it took."""
+    """Wall-clock time of the function, in seconds."""
     judge_calls: tuple[JudgeCall, ...] = ()
-    """Requests to a judge that this value rests on. A ranking of siblings stands with the first of
+    """Judge requests that this value rests on. A ranking of siblings is stored with the first of
     them.
     """
 
 
 class Feedback(Record):
-    """What one person said of one run."""
+    """Feedback of one user on one run."""
 
     id: str
-    """Names it: said again under the same id, it is not counted again."""
+    """Id of the feedback. Feedback given again under the same id is not counted again."""
     score: float = Field(ge=0, le=1, allow_inf_nan=False)
-    """How good the run was, from 0 to 1; a thumb up is 1, a thumb down 0."""
+    """Rating from 0 to 1; 1 for a thumb up, 0 for a thumb down."""
     words: str = ""
-    """What the person wrote."""
+    """Comment of the user."""
     given_at: float
-    """Unix time in seconds."""
+    """Time of the feedback: Unix time in seconds."""
 
 
 class Scoring(Record):
-    """What one rubric made of one trajectory: an overlay, so that a run can be scored as often as
-    one likes.
+    """Scores of one trajectory by one rubric. They are an overlay, so that a run can be scored any
+    number of times.
     """
 
     trajectory_id: str
-    """The trajectory that was scored."""
+    """Id of the scored trajectory."""
     rubric: str
-    """The string that names the rubric, or the name that its scores are to have beside others'."""
+    """String that names the rubric, or the name chosen for its scores."""
     code: str = ""
     """Digest of the module that the rubric was loaded from; empty for a rubric without a source
     file.
     """
     scores: tuple[RewardScore, ...] = ()
-    """One for each reward, in the order of the rubric."""
+    """Scores of the rewards, in the order of the rubric."""
     outcome: float | None = None
-    """Value of the part that decides whether the answer is right, from 0 to 1; None where it has
-    none.
+    """Value from 0 to 1 of the part that decides whether the answer is right (None if it
+    has none).
     """
     total: float | None = None
-    """Sum of weight times value; None where a part of it failed, or all abstained."""
+    """Sum of weight times value (None if a part failed, or all abstained)."""
     feedback: tuple[Feedback, ...] = ()
-    """Of the rubric `feedback`: all that people said of the run, oldest first. The newest counts;
-    it is the score.
+    """Feedback of users on the run, oldest first; only for the rubric `feedback`. The newest is the
+    score.
     """
     scored_at: float
-    """Unix time in seconds."""
+    """Time of the scoring: Unix time in seconds."""
 
     @property
     def rewards(self) -> dict[str, float]:
-        """As `Trajectory.rewards` holds them; empty for a trajectory that has no reward."""
+        """Rewards by name, in the form of `Trajectory.rewards`; empty if the trajectory has no
+        reward.
+        """
         if self.outcome is None or self.total is None:
             return {}
         named = {score.name: score.value for score in self.scores if score.value is not None}
@@ -169,7 +173,7 @@ class Scoring(Record):
 
     @property
     def fault(self) -> str:
-        """What kept the trajectory from having a reward, in words; empty if it has one."""
+        """Reason why the trajectory has no reward, in words; empty if it has one."""
         failed = [score for score in self.scores if score.fault is not None]
         if self.rewards:
             return ""

@@ -1,12 +1,11 @@
-"""Proves that a stored trajectory can be trained on, before compute is spent on it.
+"""Linter that checks whether a stored trajectory can be trained on, before compute is spent on it.
 
-Each invariant has a name that never changes, so that a test, a script or a bug report can refer to
-it, and it is checked on its own: one corruption gives findings under one name. That is why a check
-passes over what another one already covers (a child of an unknown parent is not also reported as
-out of order).
+Each invariant has a stable name for tests, scripts and bug reports, and is checked separately: one
+corruption gives findings under one name. So a check skips what another one covers (a child of an
+unknown parent is not also reported as out of order).
 
-What a running trajectory cannot satisfy yet (a tool call under way, for example) is not held
-against it.
+Invariants that a running trajectory cannot satisfy yet (a tool call in progress, for example) do
+not apply to it.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ _INT32_END = 2**31
 
 
 class Finding(NamedTuple):
-    """One violated invariant."""
+    """Violated invariant."""
 
     name: str
-    """The invariant's stable name."""
+    """Stable name of the invariant."""
     where: str
-    """The id of the call, tool call or trajectory."""
+    """Id of the call, tool call or trajectory."""
     message: str
-    """What is wrong, in a sentence."""
+    """Description of the problem, in a sentence."""
 
 
 Problem = tuple[str, str]
-"""Where, and what is wrong there."""
+"""Problem as (id of the call, tool call or trajectory, description)."""
 Check = Callable[[Trajectory], Iterator[Problem]]
 
 INVARIANTS: dict[str, Check] = {}
@@ -66,7 +65,7 @@ def _invariant(name: str) -> Callable[[Check], Check]:
 
 
 def lint(trajectory: Trajectory) -> list[Finding]:
-    """All violated invariants, in the order in which the invariants are listed."""
+    """Return all violated invariants, in the order of `INVARIANTS`."""
     return [
         Finding(name, where, message)
         for name, check in INVARIANTS.items()
@@ -78,13 +77,13 @@ def lint(trajectory: Trajectory) -> list[Finding]:
 
 
 def _aligned(trajectory: Trajectory) -> Iterator[Call]:
-    """The calls whose token columns can be read side by side."""
+    """Calls whose token columns are equally long."""
     return (c for c in trajectory.calls if len(c.token_ids) == len(c.mask) == len(c.logprobs))
 
 
 @_invariant("alignment")
 def _alignment(trajectory: Trajectory) -> Iterator[Problem]:
-    """`token_ids`, `mask` and `logprobs` of a call are equally long."""
+    """Columns `token_ids`, `mask` and `logprobs` of a call are equally long."""
     for call in trajectory.calls:
         lengths = len(call.token_ids), len(call.mask), len(call.logprobs)
         if len(set(lengths)) > 1:
@@ -121,7 +120,7 @@ def _mask_shape(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("root-prompt")
 def _root_prompt(trajectory: Trajectory) -> Iterator[Problem]:
-    """A root with token ids starts with a prompt token: nothing is sampled from an empty prompt."""
+    """Roots with token ids start with a prompt token: nothing is sampled from an empty prompt."""
     for call in _aligned(trajectory):
         if call.parent is None and call.mask and all(call.mask):
             yield call.id, "a root without a prompt"
@@ -129,7 +128,7 @@ def _root_prompt(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("sampled-limit")
 def _sampled_limit(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call with token ids has `sampling`, and no more completion tokens than its `max_tokens`."""
+    """Calls with token ids have `sampling`, and no more completion tokens than its `max_tokens`."""
     for call in _aligned(trajectory):
         if call.sampling is None:
             if call.token_ids:
@@ -146,7 +145,7 @@ def _sampled_limit(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("logprob-finite")
 def _logprob_finite(trajectory: Trajectory) -> Iterator[Problem]:
-    """Every log-prob is a finite number."""
+    """Log-probs are finite numbers."""
     for call in trajectory.calls:
         at = next((i for i, value in enumerate(call.logprobs) if not math.isfinite(value)), None)
         if at is not None:
@@ -155,7 +154,7 @@ def _logprob_finite(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("logprob-nonpositive")
 def _logprob_nonpositive(trajectory: Trajectory) -> Iterator[Problem]:
-    """The log-prob of a completion token is at most 0."""
+    """Log-probs of completion tokens are at most 0."""
     for call in _aligned(trajectory):
         pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
         at = next(
@@ -167,7 +166,7 @@ def _logprob_nonpositive(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("logprob-inserted")
 def _logprob_inserted(trajectory: Trajectory) -> Iterator[Problem]:
-    """The log-prob of a prompt token is 0."""
+    """Log-probs of prompt tokens are 0."""
     for call in _aligned(trajectory):
         pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
         at = next(
@@ -190,7 +189,7 @@ def _logprob_inserted(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("unique-ids")
 def _unique_ids(trajectory: Trajectory) -> Iterator[Problem]:
-    """No two calls, and no two tool calls, share an id."""
+    """Ids of calls are unique, and so are ids of tool calls."""
     for kind, records in (("calls", trajectory.calls), ("tool calls", trajectory.tool_calls)):
         for id_, count in Counter(record.id for record in records).items():
             if count > 1:
@@ -199,7 +198,7 @@ def _unique_ids(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("call-id")
 def _call_id(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call's id is `hash(thread_id, task_id, call_index, sample_index)`."""
+    """Id of a call is `hash(thread_id, task_id, call_index, sample_index)`."""
     for call in trajectory.calls:
         expected = call_id(
             call.identity.thread_id, call.identity.task_id, call.call_index, call.sample_index
@@ -210,7 +209,7 @@ def _call_id(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("tool-record-id")
 def _tool_record_id(trajectory: Trajectory) -> Iterator[Problem]:
-    """A tool call's id is `hash(thread_id, task_id, tool_call_id)`."""
+    """Id of a tool call is `hash(thread_id, task_id, tool_call_id)`."""
     for tool_call in trajectory.tool_calls:
         expected = tool_record_id(
             tool_call.identity.thread_id, tool_call.identity.task_id, tool_call.tool_call_id
@@ -221,8 +220,8 @@ def _tool_record_id(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("forest-thread")
 def _forest_thread(trajectory: Trajectory) -> Iterator[Problem]:
-    """All calls were made on the trajectory's own thread; a fork may hold calls of the thread that
-    it left.
+    """Calls and tool calls belong to the trajectory's own thread. A fork may also hold those of its
+    origin.
     """
     if trajectory.forked_from is None:
         for where, identity in _identities(trajectory):
@@ -238,8 +237,8 @@ def _forest_thread(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("namespace-task")
 def _namespace_task(trajectory: Trajectory) -> Iterator[Problem]:
-    """The innermost task of `checkpoint_ns` is `task_id`:
-    the join key with the checkpoint holds.
+    """The innermost task of `checkpoint_ns` is `task_id`: the join key with the checkpoint
+    holds.
     """
     for where, identity in _identities(trajectory):
         if identity.checkpoint_ns and task_of_namespace(identity.checkpoint_ns) != identity.task_id:
@@ -259,11 +258,10 @@ def _identities(trajectory: Trajectory) -> Iterator[tuple[str, GraphIdentity]]:
 
 @_invariant("call-index-gapless")
 def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
-    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing
-    from the record. A failed call has the number that it was asked under, which a later call may
-    have, too.
+    """Call numbers of a task in a completed run start at 0 without a gap: no call is missing. A
+    failed call keeps the number of its request, which a later call may share.
 
-    Of a conversation the newest turn is looked at: those before it may have been cut short.
+    In a conversation only the newest turn is checked, since earlier turns may have been cut short.
     """
     if trajectory.status is not RunStatus.COMPLETED:
         return
@@ -281,9 +279,7 @@ def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("failed-apart")
 def _failed_apart(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call that failed is among `failed_calls` and has no tokens;
-    one that was answered is not.
-    """
+    """Failed calls are in `failed_calls` and have no tokens. Answered calls are in `calls`."""
     for call in trajectory.calls:
         if call.error is not None:
             yield call.id, f"is among the answered calls, and failed: {call.error}"
@@ -294,7 +290,7 @@ def _failed_apart(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("sample-index-gapless")
 def _sample_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
-    """The answers to one request are numbered from 0 without a gap."""
+    """Answers to one request are numbered from 0 without a gap."""
     by_request: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
     for call in trajectory.calls:
         by_request[call.identity.thread_id, call.identity.task_id, call.call_index].add(
@@ -310,8 +306,8 @@ def _sample_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("call-once")
 def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
-    """No two calls have the same path, request and seed: no answer was sampled again instead of
-    being read back.
+    """Path, request and seed identify a call: no answer was sampled again instead of being read
+    back.
     """
     asked: defaultdict[tuple[str, str, int], dict[tuple[str, int], str]] = defaultdict(dict)
     for call in trajectory.calls:
@@ -332,8 +328,8 @@ def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("parent-known")
 def _parent_known(trajectory: Trajectory) -> Iterator[Problem]:
-    """The call that a call extends, or branches off, is in the record; a fork's may be in the run
-    that it left.
+    """Parents and branch origins of calls are in the record. Those of a fork may be in its
+    origin.
     """
     known = {call.id for call in trajectory.calls}
     if trajectory.forked_from is None:
@@ -353,7 +349,7 @@ def _parent_acyclic(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("parent-earlier")
 def _parent_earlier(trajectory: Trajectory) -> Iterator[Problem]:
-    """A parent was finished before the call that extends it."""
+    """Parents finished before the calls that extend them."""
     position = {call.id: i for i, call in enumerate(trajectory.calls)}
     on_cycle = _on_cycle(trajectory)
     for call in trajectory.calls:
@@ -367,7 +363,7 @@ def _parent_earlier(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("root-named")
 def _root_named(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call has either a parent or a reason for starting a new root."""
+    """Calls have either a parent or a reason for starting a new root."""
     for call in trajectory.calls:
         if call.parent is None and call.branch_reason is None:
             yield call.id, "a root without a branch_reason"
@@ -382,11 +378,11 @@ def _root_named(trajectory: Trajectory) -> Iterator[Problem]:
 
 
 def _on_cycle(trajectory: Trajectory) -> set[str]:
-    """Ids of the calls from which following the parents comes back to the call itself."""
+    """Ids of the calls on a cycle of parents."""
     parents = {call.id: call.parent for call in trajectory.calls}
     walks: dict[str, int] = {}
-    """Call -> the walk that came by it first. Each call is walked from once: a file may hold a long
-    chain.
+    """Call -> number of the walk that reached it first. Each call is visited once, since a file may
+    hold a long chain.
     """
     found: set[str] = set()
     for walk, start in enumerate(parents):
@@ -405,8 +401,8 @@ def _on_cycle(trajectory: Trajectory) -> set[str]:
 
 @_invariant("trainable-kind")
 def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
-    """A trainable call has a completion token at least, and raw or tempered log-probs; any other
-    says why it is not.
+    """Trainable calls have at least one completion token and raw or tempered log-probs. Other calls
+    give a reason.
     """
     for call in trajectory.calls:
         if call.untrainable is not None and not call.untrainable.strip():
@@ -419,7 +415,7 @@ def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("constrained-context")
 def _constrained_context(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call that was held to a schema is not trainable: its tokens are no sample of the policy."""
+    """Calls held to a schema are not trainable: their tokens are no sample of the policy."""
     for call in trajectory.calls:
         if call.constrained and call.trainable:
             yield call.id, "held to a schema, and trainable"
@@ -427,8 +423,8 @@ def _constrained_context(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("policy-version")
 def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
-    """Versions count from 0; the policy's own calls have no earlier version than the run and than
-    their parent.
+    """Versions count from 0. Calls of the policy have no earlier version than the run and their
+    parent.
     """
     versions = {
         call.id: call.policy_version
@@ -445,7 +441,7 @@ def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("reward-range")
 def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
-    """Every reward is finite, and the outcome (`correct`) lies in [0, 1]."""
+    """Rewards are finite, and the outcome (`correct`) is in [0, 1]."""
     for name, value in trajectory.rewards.items():
         if not math.isfinite(value) or (name == "correct" and not 0 <= value <= 1):
             yield trajectory.id, f"the reward {name!r} is {value}"
@@ -456,8 +452,8 @@ def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("tool-status-final")
 def _tool_status_final(trajectory: Trajectory) -> Iterator[Problem]:
-    """In a run that ended by itself or at a limit every tool call has an outcome; a failure may
-    have cut one short.
+    """Tool calls have an outcome in a run that completed or was truncated. A failure may have cut
+    one short.
     """
     for tool_call in trajectory.tool_calls:
         if tool_call.status is None and trajectory.status in (
@@ -493,7 +489,9 @@ _ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
 
 @_invariant("status-reason")
 def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
-    """Status and stop reason fit: `completed` goes with `answer`, `failed` with what failed."""
+    """Status and stop reason fit: `completed` goes with `answer`, `failed` with the kind of
+    failure. A failed run also has an error text.
+    """
     status, reason = trajectory.status, trajectory.stop_reason
     if reason not in _ENDS[status]:
         yield (
@@ -506,8 +504,8 @@ def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("times")
 def _times(trajectory: Trajectory) -> Iterator[Problem]:
-    """Nothing ends before it starts, waiting is part of a call's duration, and a run has an end
-    exactly if it ended.
+    """Calls and runs do not end before they start. Waiting is part of a call's duration. Exactly
+    the ended runs have an end time.
     """
     for call in trajectory.calls:
         if call.ended_at < call.started_at:
@@ -521,6 +519,6 @@ def _times(trajectory: Trajectory) -> Iterator[Problem]:
 
 
 if __name__ == "__main__":
-    # Reading a store is above this package: the command `hrm-agent lint` takes over with the same
+    # Stores are read above this package: the command `hrm-agent lint` takes over with the same
     # arguments.
     runpy.run_module("hrm_agent.cli.records.lint", run_name="__main__")

@@ -1,4 +1,4 @@
-"""A message as JSON: what the record shows of what a model was sent."""
+"""JSON form of a message, in which the record shows what a model was sent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["message_dump"]
 def message_dump(
     message: BaseMessage, fallback: Callable[[Any], Any] | None = None
 ) -> dict[str, Any]:
-    """The message as JSON values. Bytes, such as those of an image, are shown as base64 text (RFC
-    4648, section 4).
+    """Message as JSON values. Bytes, such as those of an image, are shown as base64 text (RFC 4648,
+    section 4).
 
-    `fallback`: of an object that JSON has no form for, what to show; without it such a message
+    `fallback`: returns what to show for an object without a JSON form. Without it such a message
     raises ValueError.
     """
     fields: dict[str, Any] = {**vars(message), **(message.__pydantic_extra__ or {})}

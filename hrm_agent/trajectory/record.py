@@ -1,4 +1,4 @@
-"""What all records share."""
+"""Base class of all records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["Record"]
 
 
 class Record(BaseModel):
-    """Frozen; refuses what it does not know."""
+    """Base of all records: frozen, rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

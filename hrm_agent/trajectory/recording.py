@@ -1,14 +1,13 @@
-"""The active recording: how a model call or a tool call finds its journal, and gets its recorded
-answer back.
+"""Active recording, through which a model or tool call finds its journal and its recorded answer.
 
-`hrm_agent.runtime.episode` opens a `Recording` around a graph run; it travels in a context
-variable, through LangGraph's tasks and threads, so that a graph needs to know nothing of it.
-Outside a recording everything works too, with a bounded memory in place of the journal (a chat in a
-notebook keeps its token prefix, but nothing survives the process).
+`hrm_agent.runtime.episode` opens a `Recording` around a graph run. It travels in a context
+variable, through LangGraph's tasks and threads, so that a graph does not depend on it. Outside a
+recording everything works too, with bounded memory in place of the journal (a chat in a notebook
+keeps its token prefix, but nothing survives the process).
 
-Why `claim` compares requests and not only positions: two calls of one node may be made side by
-side, and start in another order when the node runs again after a crash. A recorded answer goes to
-the request that it answers, each one once.
+`claim` compares requests and not only positions: two calls of one node may run in parallel and
+start in another order when the node runs again after a crash. Each recorded answer goes once to the
+request that it answers.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ __all__ = [
 
 R = TypeVar("R")
 _OPEN = 16
-"""Conversations of a run whose newest call is kept in memory: further ones are read back when they
-go on.
+"""Maximum number of conversations of a run whose newest call is kept in memory. Others are read
+back when they continue.
 """
 _REMEMBERED = 1024
-"""Tasks and threads whose claims are kept in memory: a run has few at a time, a chat without a
-recording no end.
+"""Maximum number of tasks and threads whose claims are kept in memory. A run has few at a time; a
+chat without a recording has no limit.
 """
 
 
 @dataclass(slots=True)
 class _TaskSlot:
-    """What is known of one LangGraph task: the calls on record when it began, and the indices
-    handed out since.
+    """State of one LangGraph task: its calls on record when it began, and the indices handed out
+    since.
     """
 
     recorded: list[Call]
@@ -69,22 +68,22 @@ class _TaskSlot:
 
 @dataclass(slots=True)
 class TaskQuestions:
-    """Questions to a person that the tools of one task ask, possibly in parallel."""
+    """Questions to the user that the tools of one task ask, possibly in parallel."""
 
     answers: object
-    """LangGraph's list of their answers."""
+    """LangGraph's list of the answers."""
     passed: list[int] = field(default_factory=list[int])
-    """Numbers that an answered call passed over, which belong to a parallel call."""
+    """Question numbers that an answered call skipped, which belong to a parallel call."""
     written: int = 0
-    """Number of answers that were written to LangGraph."""
+    """Number of answers written to LangGraph."""
 
 
 class Recording:
-    """One run's open record: hands out call indices, seeds and recorded answers."""
+    """Open record of one run. It hands out call indices, seeds and recorded answers."""
 
     replaying: bool = False
-    """True where nothing may be asked or run, not even what failed:
-    `hrm_agent.runtime.replay.player`.
+    """True if nothing may be asked or run, not even failed calls
+    (`hrm_agent.runtime.replay.player`).
     """
 
     def __init__(
@@ -92,30 +91,30 @@ class Recording:
     ) -> None:
         self.journal = journal
         self.seed = seed
-        """Base of the seeds of all calls; None draws each from the system."""
+        """Base of the seeds of all calls (None: each is drawn from the system)."""
         self.inherited = frozenset(inherited)
-        """Ids of the calls that a fork was begun with: other threads',
-        and extended like its own.
+        """Ids of the calls that a fork inherited. They belong to other threads and can be
+        extended.
         """
         self.run_id = ""
-        """On whose behalf the run asks for shared things, an environment's slots for one."""
+        """Run on whose behalf shared resources are requested, such as an environment's slots."""
         self.thread_id = ""
-        """The thread that all calls go on record on; empty: the one that the graph around a call
-        was given.
+        """Thread that all calls are recorded on; empty for the thread of the graph around a
+        call.
         """
         self.chance_anew = False
-        """True where a step is taken again to see what was chance in it: recorded draws from
-        `random` do not count.
+        """True if a step is taken again to find what was chance in it: recorded draws from `random`
+        are ignored.
         """
         self.broken: StoreError | None = None
-        """Set when a call could not be written: from then on nothing may be asked, whatever the
-        graph swallows.
+        """Error of a call that could not be written (None without one). From then on nothing may be
+        asked, even if the graph catches the error.
         """
         self._closed = False
         self._lock = threading.Lock()
         self._tasks = BoundedMap[tuple[str, str], _TaskSlot](_REMEMBERED)
         self._with_calls = BoundedMap[str, set[str]](_REMEMBERED)
-        """By thread, the tasks that have calls on record: of others none is looked for."""
+        """Thread -> its tasks with calls on record. Other tasks are not looked up."""
         self._seeds = BoundedMap[str, set[int]](_REMEMBERED)
         self._draws = BoundedMap[tuple[str, str, int], OpenDraws](8 * _REMEMBERED)
         self._recorded_draws = BoundedMap[str, dict[tuple[str, int], TaskDraws]](_REMEMBERED)
@@ -133,13 +132,12 @@ class Recording:
         *,
         former_hash: str = "",
     ) -> Call | int:
-        """The recorded answer to this request, or the index under which a new call is to be
-        written.
+        """Return the recorded answer to this request, or the index of a new call.
 
-        An answer on record belongs to the attempt that it was given in: a node that a retry policy
-        runs again asks anew, and on resume gets each attempt's own answer. A call that failed is
-        asked again. `messages` and `tools` are the request itself, for a recording that has to say
-        what it does not know. `former_hash`: what older records have in its place.
+        A recorded answer belongs to the attempt that it was given in: a node that a retry policy
+        runs again asks anew, and on resume each attempt gets its own answer. A failed call is asked
+        again. `messages` and `tools` are the request itself, for a recording that reports unknown
+        requests. `former_hash`: hash of the request in older records.
         """
         with self._lock:
             if self.broken is not None:
@@ -163,25 +161,27 @@ class Recording:
             return index
 
     def asked_again(self, identity: GraphIdentity, index: int) -> str | None:
-        """Id of the failed call, of an earlier run of the task, that is asked again under a new
-        call's index.
+        """Id of the failed call of an earlier run of the task, which a new call asks again (None if
+        there is none).
+
+        `index`: index of the new call.
         """
         with self._lock:
             return self._task(identity).again.pop(index, None)
 
     def release(self, identity: GraphIdentity, index: int) -> None:
-        """Give back the index of a call that came to nothing."""
+        """Give back the index of a call that has no result."""
         with self._lock:
             self._task(identity).claimed.discard(index)
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
-        """The finished record of this very call; None if it is to be run."""
+        """Finished record of this tool call (None if it has to run)."""
         if self.broken is not None:
             raise self.broken
         earlier = self.journal.find_tool_call(started.id, started.identity.thread_id)
         if earlier is None or earlier.status is None:
             return None
-        # Outside a graph nothing but the call's id tells calls apart, and some models number theirs
+        # Outside a graph only the call's id identifies a call, and some models number their calls
         # from 0 each time.
         return (
             earlier
@@ -190,8 +190,8 @@ class Recording:
         )
 
     def ordinal(self, identity: GraphIdentity, what: str) -> int:
-        """How often `what` was asked before in this attempt of a task: names calls that have no id
-        of their own.
+        """Number of times that `what` was asked before in this attempt of a task. It names calls
+        without an id of their own.
         """
         with self._lock:
             key = (identity.thread_id, identity.task_id, identity.attempt, what)
@@ -199,7 +199,7 @@ class Recording:
             return self._asked[key] - 1
 
     def questions(self, identity: GraphIdentity, answers: object) -> TaskQuestions:
-        """The questions of tools in a task's attempt.
+        """Questions of tools in a task's attempt.
 
         `answers`: LangGraph's list of the task's answers, a new one for each attempt.
         """
@@ -213,21 +213,21 @@ class Recording:
     def run_again(self, started: ToolCall, lost: str = "") -> None:
         """Report that a tool runs although its call is recorded as ended.
 
-        `lost`: the part that could not be stored, in words; empty if a person's answer to it
+        `lost`: the part that could not be stored, in words; empty if the user's answer to it
         differs now.
         """
 
     def not_run(self, identity: GraphIdentity, what: str, number: int) -> None:
-        """Report a run within an answered tool call, which does not happen now.
+        """Report that a run inside an answered tool call is skipped.
 
-        `what`: `subgraphs` or `tasks`; `number`: its number within the task.
+        `what`: `subgraphs` or `tasks`. `number`: its number within the task.
         """
 
     def draws(self, key: tuple[str, str, int], identity: Callable[[], GraphIdentity]) -> OpenDraws:
-        """What a task draws, recorded values first.
+        """Draws of a task, recorded values first.
 
-        `key`: thread, namespace and attempt of the task; `identity` says the rest, where it is
-        asked for the first time: it takes longer than all else here.
+        `key`: thread, namespace and attempt of the task. `identity` is called on the first request
+        only, since it is slow.
         """
         found = self._draws.get(key)
         if found is None:
@@ -258,13 +258,13 @@ class Recording:
         )
 
     def thread_of_step(self, thread_id: str, step: int) -> str:
-        """The thread that a step of `thread_id` was run on: a replay of a fork runs the steps
-        before it, too.
+        """Thread on which a step of `thread_id` was run. A replay of a fork also runs the steps
+        before it.
         """
         return thread_id
 
     def hold_key(self, thread_id: str, key: str) -> bool:
-        """Take an idempotency key for the time of a call; False while another call has it."""
+        """Reserve an idempotency key during a call. Return False if another call holds it."""
         with self._lock:
             taken = (thread_id, key) in self._keys
             self._keys.add((thread_id, key))
@@ -275,8 +275,8 @@ class Recording:
             self._keys.discard((thread_id, key))
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        """Write a finished call; returns the one that is on record, which is another where two were
-        first.
+        """Write a finished call. Return the call on record, which is another one if that was
+        written first.
         """
         self._refuse_late(call.identity.thread_id)
         with self._lock:
@@ -288,13 +288,13 @@ class Recording:
             raise
 
     def lose(self, error: Exception) -> None:
-        """Report that a model's answer could not be recorded. The run ends, since its record has no
-        holes.
+        """Report that a model's answer could not be recorded. The run ends, since a record must
+        have no gaps.
         """
         raise error
 
     def keep_open(self, call: Call, path: tuple[int, ...]) -> None:
-        """Remember a call that was just written, with the tokens from its root to its end: the next
+        """Remember a call that was just written, with the tokens from its root to its end. The next
         turn extends it.
         """
         with self._lock:
@@ -303,15 +303,15 @@ class Recording:
             self._open[call.id] = call, path
 
     def opened(self, call_id: str) -> tuple[Call, tuple[int, ...]] | None:
-        """The call as `keep_open` was told of it; None if it is to be read from the journal."""
+        """Call and tokens given to `keep_open` (None if they are to be read from the journal)."""
         with self._lock:
             return self._open.get(call_id)
 
     def write_tool_call(
         self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
     ) -> ToolCall:
-        """Write a tool call that begins or has ended; returns the record that stands. Options: as
-        the journal's.
+        """Write a tool call that begins or has ended. Return the record in force. Options as in
+        `Journal.write_tool_call`.
         """
         self._refuse_late(tool_call.identity.thread_id)
         try:
@@ -321,8 +321,8 @@ class Recording:
             raise
 
     def close(self) -> None:
-        """Take nothing more. A thread cannot be cancelled: a tool in one may end when its run is
-        another process's.
+        """Accept no more records. Threads cannot be cancelled, so that a tool may end after another
+        process has taken over its run.
         """
         self._closed = True
 
@@ -333,20 +333,19 @@ class Recording:
             )
 
     async def apart(self, write: Callable[..., R], *values: Any) -> R:
-        """Do `write`, off the event loop where the journal has to wait for a disk or a server."""
+        """Run `write`, in a thread if the journal waits for a disk or a server."""
         return (
             await asyncio.to_thread(write, *values) if self.journal.is_blocking else write(*values)
         )
 
     def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
-        """The seed of a new call: a function of the base seed, the call's place in its graph, and
-        its request.
+        """Seed of a new call: a function of the base seed, the call's place in its graph, and its
+        request.
 
-        A subgraph does not know its place in the graph around it, so calls of parallel subgraphs
-        that ask the same agree in both. They are numbered in the order in which they come: each
-        gets a seed of its own, but two runs with one base seed may deal these seeds out the other
-        way round. The seeds on record count as taken: a step that is taken again from an earlier
-        checkpoint samples anew.
+        A subgraph does not know its place in the outer graph, so that equal requests of parallel
+        subgraphs have equal inputs. They are numbered in order of arrival: each gets its own seed,
+        but two runs with one base seed may swap these seeds. Recorded seeds count as taken: a step
+        that is taken again from an earlier checkpoint samples anew.
         """
         if self.seed is None:
             return secrets.randbits(63)
@@ -389,12 +388,12 @@ _unrecorded = Recording(MemoryJournal())
 
 
 def active_recording() -> Recording:
-    """The recording around the current graph run, or one that keeps a bounded memory only."""
+    """Recording around the current graph run, or one with bounded memory only."""
     return _active.get() or _unrecorded
 
 
 def open_recording() -> Recording | None:
-    """The recording around the current graph run; None outside of one."""
+    """Recording around the current graph run (None outside of one)."""
     return _active.get()
 
 

@@ -1,17 +1,16 @@
-"""Schema version 2 of the record: what one graph run leaves behind.
+"""Schema version 2 of the record of one graph run.
 
 A `Trajectory` is a projection of the store, never a copy kept beside it. It holds raw facts only:
-what was asked, which tokens were added and which of them the policy sampled, what each tool call
-came to. Judgements made later (kept by the trainer or not, penalties, advantages) are an `Overlay`,
-keyed by the training run, so that a stored run can be judged again, by another algorithm, as often
-as one likes.
+the requests, the tokens added and which of them the policy sampled, and the outcome of each tool
+call. Later judgements (kept by the trainer or not, penalties, advantages) are an `Overlay`, keyed
+by the training run, so that a stored run can be judged again by any algorithm.
 
 The calls of a trajectory form a *message forest*: each call stores only the tokens that it adds to
-its parent (`Call.token_ids`), and the concatenation along the path from the root is exactly what
-the model saw, followed by what it answered. Where a conversation could not be continued token by
-token, the call starts a new root and `branch_reason` says why.
+its parent (`Call.token_ids`). The concatenation along the path from the root is exactly what the
+model saw, followed by its answer. If a conversation could not be continued token by token, the call
+starts a new root and `branch_reason` gives the reason.
 
-All records are frozen. Alignment, units and the meaning of `None` stand under each field.
+All records are frozen. Alignment, units and the meaning of `None` are given under each field.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
-"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with
-their defaults. A record of version 2 that lacks a newer field reads with its default, too.
+"""Version of new records. Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`;
+its records are read with their defaults. So are records of version 2 that lack a newer field.
 """
 
 
@@ -82,106 +81,102 @@ def _is_empty(value: tuple[object, ...]) -> bool:
 
 
 class Call(Record):
-    """One model call. `token_ids`, `mask` and `logprobs` have one entry per added token."""
+    """Model call. `token_ids`, `mask` and `logprobs` have one entry per added token."""
 
     id: str
-    """`hash(thread_id, task_id, call_index, sample_index)`: the same on every resume of the same
-    task.
-    """
+    """`hash(thread_id, task_id, call_index, sample_index)`, equal on every resume of the task."""
     identity: GraphIdentity
-    """Thread, checkpoint, task and node that the call was made from."""
+    """Thread, checkpoint, task and node of the call."""
     call_index: int
     """Index of the call within its LangGraph task, from 0."""
     sample_index: int = 0
     """Index among several answers to one request, from 0."""
     request_hash: str
-    """Hash of messages, tools and sampling; a resumed node gets this answer back only for the same
+    """Hash of messages, tools and sampling. A resumed node gets this answer back only for an equal
     request.
     """
     context_hash: str = ""
-    """Hash of the messages sent and the answer: a later call extends this one only if its
-    conversation starts so.
+    """Hash of the messages sent and the answer. A later call extends this one only if its
+    conversation begins with them.
     """
     tools_hash: str = ""
     """Hash of the tools offered."""
     model: str
-    """The string that names the model that was asked."""
+    """String that names the requested model."""
     answered_by: str | None = None
-    """The model that answered, by the provider's own word; None where it named none, and of an
-    engine.
-    """
+    """Model that answered, as named by the provider (None if not named, and for an engine)."""
     policy_version: int = 0
-    """Number of optimiser steps behind the weights that sampled this call; 0 for a model that is
-    not trained here.
+    """Number of optimiser steps of the weights that sampled this call; 0 for a model that is not
+    trained here.
     """
     parent: str | None = None
-    """Id of the call that this one extends token by token; None for a root."""
+    """Id of the call that this one extends token by token (None for a root)."""
     branch_reason: BranchReason | None = None
-    """Why this call is a root; None exactly if it has a parent."""
+    """Reason why this call is a root (None exactly if it has a parent)."""
     branch_of: str | None = None
-    """Id of the call that this root would have extended but could not; None for other calls."""
+    """Id of the call that this root would have extended but could not (None for other calls)."""
     token_ids: tuple[int, ...] = ()
-    """The tokens that this call adds to its parent: prompt tokens first, then completion tokens."""
+    """Tokens that this call adds to its parent: prompt tokens first, then completion tokens."""
     mask: tuple[bool, ...] = ()
-    """One entry per token: True for completion tokens, which the policy sampled; False for prompt
+    """Flag per token: True for completion tokens, which the policy sampled; False for prompt
     tokens.
     """
     logprobs: tuple[float, ...] = ()
     """Natural log of each token's probability when it was sampled; 0.0 for prompt tokens."""
     logprob_kind: LogprobKind = LogprobKind.NONE
-    """Of which distribution `logprobs` are."""
+    """Distribution that `logprobs` belong to."""
     sampling: Sampling | None = Sampling()
-    """Parameters that an engine sampled the call with, its seed included; None where another
-    program's model answered. Older records have those of the policy in force there.
+    """Sampling parameters of the engine, including the seed (None if another program's model
+    answered). Older records have the policy's parameters there instead of None.
     """
     sampling_sent: SentSampling | None = None
-    """Parameters as the request to another program's model named them; None for a call of an
-    engine.
+    """Sampling parameters named in the request to another program's model (None for a call of an
+    engine).
     """
     usage: CallUsage | None = None
-    """Tokens and cost as the provider reported them; None where it did not, and of an engine, whose
-    tokens are here.
+    """Tokens and cost as the provider reported them (None if not reported, and for an engine, whose
+    tokens are in `token_ids`).
     """
     finish_reason: FinishReason = FinishReason.STOP
-    """Why sampling stopped."""
+    """Reason why sampling stopped."""
     constrained: bool = False
-    """The answer was held to a JSON schema while it was sampled. `logprobs` are those without that
-    mask where the engine is in this process, and under it where it is a server.
+    """True if the answer was held to a JSON schema while it was sampled. `logprobs` are taken
+    without that mask if the engine is in this process, and with it if the engine is a server.
     """
     untrainable: str | None = None
-    """Why a trainer cannot learn from this call (no token ids, temperature 0), as known when it was
-    made; else None.
+    """Reason why a trainer cannot learn from this call, as known when it was made: no token ids,
+    temperature 0 (None otherwise).
     """
     request: tuple[dict[str, Any], ...] | None = None
-    """The messages sent, all of them. Bytes in them are shown as base64 text. None: not on record,
-    as of the calls with token ids in older records.
+    """All messages sent, with bytes shown as base64 text (None: not on record, as for calls with
+    token ids in older records).
     """
     tools: tuple[dict[str, Any], ...] | None = None
-    """The tools offered, whole, in the provider's form; empty if there were none. None: not on
-    record.
+    """All tools offered, complete, in the provider's form; empty if there were none (None: not on
+    record).
     """
     response: dict[str, Any]
-    """The answer as a LangChain message dump, which a resumed node gets back. Bytes are shown as
-    base64 text. For a failed call: the part streamed before, else empty.
+    """Answer as a LangChain message dump, which a resumed node gets back. Bytes are shown as base64
+    text. For a failed call: the part streamed before, else empty.
     """
     exact: dict[str, Any] | None = Field(default=None, exclude_if=_is_none)
     """Parts of the answer that a JSON dump would change: its class, and fields with bytes, tuples
-    or objects in them. None: `response` is complete.
+    or objects (None: `response` is complete).
     """
     lost: tuple[str, ...] | None = Field(default=None, exclude_if=_is_none)
     """Places and types of values in the answer that could not be stored."""
     error: RaisedError | None = Field(default=None, exclude_if=_is_none)
-    """Error that the call raised; None if it was answered. A failed call is in
+    """Error that the call raised (None if it was answered). A failed call is in
     `Trajectory.failed_calls`.
     """
     instead_of: str | None = Field(default=None, exclude_if=_is_none)
-    """Id of the failed call that this one asks again, when its node was run again by a resume."""
+    """Id of the failed call that this one asks again, after a resume ran its node again."""
     started_at: float
     """Start of the call: Unix time in seconds."""
     ended_at: float
     """End of the call: Unix time in seconds."""
     queue_seconds: float = 0.0
-    """Seconds of the call's duration that were spent waiting for the engine."""
+    """Seconds of the call's duration spent waiting for the engine."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -189,14 +184,14 @@ class Call(Record):
 
     @property
     def why_untrainable(self) -> str | None:
-        """`untrainable`, or what the sampling parameters say: older records give no reason for
-        those.
+        """Reason why a trainer cannot learn from this call (None if it can): `untrainable`, or the
+        one that follows from `sampling`, which older records lack.
         """
         return self.untrainable or (self.sampling and self.sampling.why_untrainable)
 
     @property
     def sampled_with(self) -> Sampling:
-        """`sampling` of a call with token ids. Raises `ValueError` for one of another program's
+        """`sampling` of a call with token ids. Raises `ValueError` for a call of another program's
         model.
         """
         if self.sampling is None:
@@ -205,13 +200,13 @@ class Call(Record):
 
     @property
     def seed(self) -> int | None:
-        """The seed that an engine sampled it with; None without one."""
+        """Seed that an engine sampled the call with (None without one)."""
         return self.sampling.seed if self.sampling is not None else None
 
     @property
     def used(self) -> CallUsage | None:
-        """Tokens and cost, whoever counted them: `usage`; else what the answer shows of them, and
-        the tokens here.
+        """Tokens and cost: `usage`, else the report in the answer. Completion tokens are counted if
+        token ids are on record.
         """
         reported = self.usage or reported_usage(self.response)
         if not self.token_ids:
@@ -228,203 +223,201 @@ class Call(Record):
 
 
 class ToolCall(Record):
-    """One tool call with its typed outcome."""
+    """Tool call with its typed outcome."""
 
     id: str
-    """`hash(thread_id, task_id, tool_call_id)`."""
+    """Id of the tool call's record: `hash(thread_id, task_id, tool_call_id)`."""
     identity: GraphIdentity
-    """Thread, checkpoint, task and node that the tool was called from."""
+    """Thread, checkpoint, task and node of the tool call."""
     tool_call_id: str
-    """The id by which the model's message names this call."""
+    """Id of this call in the model's message."""
     name: str
-    """Name of the tool, as the model called it."""
+    """Name of the tool, as the model wrote it."""
     arguments: dict[str, Any] | str
-    """As the model gave them; the raw text where it could not be decoded."""
+    """Arguments as the model gave them; the raw text if they could not be decoded."""
     status: ToolStatus | None = None
-    """How the call ended; None while it is under way (or was when the process died)."""
+    """Outcome of the call (None while it is in progress, or if the process died then)."""
     content: str = ""
-    """What the model is shown."""
+    """Text that the model is shown."""
     stdout: str = ""
-    """What the code wrote to standard output, cut in the middle where it is long; empty for other
-    tools.
-    """
+    """Standard output of the code, cut in the middle if it is long; empty for other tools."""
     stderr: str = ""
-    """What the code wrote to standard error, cut in the middle where it is long; of other tools,
-    what went wrong.
+    """Standard error of the code, cut in the middle if it is long; for other tools, a description
+    of the failure.
     """
     value: str | None = None
-    """repr of the last expression or of `RESULT`; None if there is none."""
+    """repr of the last expression or of `RESULT` (None if there is none)."""
     output: dict[str, Any] | None = None
-    """The whole answer of a tool that is not ours, so that it can be given back; None: `content`
-    says it all.
+    """Whole answer of a tool from outside this package, so that it can be given back (None:
+    `content` is complete).
     """
     idempotency_key: str | None = None
-    """Names the effect of the call, where the tool declares one: a thread has it once, whichever
+    """Key of the call's effect, if the tool declares one. A thread has each effect once, whichever
     task asks.
     """
     duration_seconds: float = 0.0
-    """Wall-clock time in seconds from the call's beginning to its end, without the time in the
-    queue.
-    """
+    """Wall-clock time of the call in seconds, without the time in the queue."""
     started_at: float = 0.0
     """Start of the call: Unix time in seconds."""
     ended_at: float | None = None
-    """End of the call: Unix time in seconds; None while it is under way, and in older records."""
+    """End of the call: Unix time in seconds (None while it is in progress, and in older
+    records).
+    """
     isolation: str = ""
-    """The level that its code ran under, `L3` to `L0`; empty for a call that ran no code, and in
-    older records.
+    """Isolation level of the code, `L3` to `L0`; empty for a call that ran no code, and in older
+    records.
     """
     session: SessionState | None = None
-    """What the call found of its session's earlier calls; None outside sessions."""
+    """State in which the call found its session's earlier calls (None outside sessions)."""
     changed_cells: tuple[int, ...] = ()
     """Numbers, from 1, of the session's earlier calls that gave another result when they were run
-    again for this one; the first sixteen. Counted are those whose process lived on.
+    again for this one; the first sixteen. Only calls whose process lived on are counted.
     """
     cpu_seconds: float | None = Field(default=None, ge=0)
-    """CPU time of the whole tree of its processes; None where nobody measured it."""
+    """CPU time of its process tree, in seconds (None if not measured)."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
-    """Largest resident memory; of a session, since it began. None where nobody measured it."""
+    """Largest resident memory in bytes; for a session, since it began (None if not measured)."""
     queued_seconds: float = Field(default=0.0, ge=0)
-    """Time in seconds that the call waited before it began; no part of `duration_seconds`."""
+    """Seconds that the call waited before it began, not part of `duration_seconds`."""
     attempt: int = Field(default=1, ge=1)
-    """1; 2 where the infrastructure lost the first attempt."""
+    """Number of the attempt: 1, or 2 if the infrastructure lost the first one."""
     refused: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """System call -> how often its code asked for it and was refused: what an attempt to get out
-    leaves behind.
+    """System call -> number of refused requests by the code, as left behind by an attempt to
+    escape.
     """
     repeated_of: str | None = None
-    """Id of an earlier call of this thread with the same name and arguments: marks a padded
+    """Id of an earlier call of this thread with the same name and arguments, which marks a padded
     transcript.
     """
     graph_effects: tuple[dict[str, Any], ...] = Field(
         default=(), exclude_if=lambda effects: not effects
     )
-    """Effects on the graph around it, beside its result, in order
+    """Effects on the surrounding graph besides the result, in order
     (`hrm_agent.tools.graph_effects`).
     """
 
 
 class TaskRef(Record):
-    """The task as it was put, enough to verify an answer again."""
+    """Task of a run, with all that is needed to verify an answer again."""
 
     id: str
-    """Unique within its family."""
+    """Id of the task, unique within its family."""
     family: str
-    """Family of tasks that it is from: `word_problems`, `reasoning_gym:chain_sum`, `jsonl:FILE` and
-    so on.
-    """
+    """Family of the task: `word_problems`, `reasoning_gym:chain_sum`, `jsonl:FILE` and so on."""
     prompt: str
-    """The task's text, as the graph was given it."""
+    """Text of the task, as given to the graph."""
     answer: str | None = None
-    """The reference answer, where the family has one."""
+    """Reference answer, if the family has one."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """What else the family says of the task, as JSON."""
+    """Further data of the family about the task, as JSON."""
 
 
 class ForkRef(Record):
-    """Where a forked run left the run it stems from."""
+    """Checkpoint at which a forked run left its origin."""
 
     trajectory_id: str
     """Trajectory of the run that was forked."""
     checkpoint_id: str
-    """The last checkpoint that both runs share."""
+    """Last checkpoint that both runs share."""
 
 
 class TurnEnd(Record):
-    """How a turn of a conversation ended, as `Trajectory` says it of the newest one."""
+    """End of a turn of a conversation, in the fields that `Trajectory` has for the newest one."""
 
     status: RunStatus
     """Status of the run at the end of the turn."""
     stop_reason: StopReason | None = None
-    """Why the turn ended; None while it is under way."""
+    """Reason why the turn ended (None while it is in progress)."""
     error: str | None = None
-    """Error of a turn that `failed`, or by how much its prompt was too long (None: neither)."""
+    """Error of a `failed` turn, or by how much its prompt was too long (None: neither)."""
     error_at: str | None = None
     """Place of the error, as `file.py:LINE in function` (None: no error, or an older record)."""
     answer: str | None = None
-    """Text of the turn's final message; None without one."""
+    """Text of the turn's final message (None without one)."""
 
 
 class Turn(Record):
-    """What a person said on a thread after its task, and how the turn before had ended by then."""
+    """Turn on a thread after its task, with the end of the previous turn."""
 
     id: str
     """Id of the message that holds the turn in the graph's state."""
     prompt: str
-    """What the person said."""
+    """User message of the turn."""
     before: TurnEnd
-    """How the turn before ended; `aborted` for one that was under way, and was not resumed."""
+    """End of the previous turn; `aborted` if it was in progress and not resumed."""
     started_at: float
-    """Unix time in seconds; later than the end of every call of the turns before."""
+    """Start of the turn: Unix time in seconds, later than the end of every call of the previous
+    turns.
+    """
 
 
 class Trajectory(Record):
-    """One graph run on one thread, as raw facts. In a conversation: of all its turns, with the end
-    of the newest.
+    """Raw facts of one graph run on one thread. For a conversation: all its turns, with the end of
+    the newest.
     """
 
     schema_version: Literal[1, 2] = 2
     """Version of this format that the record was written in."""
     id: str
-    """Id of the trajectory; of a run made here, 16 hex digits made from `thread_id`."""
+    """Id of the trajectory. For a run made here: 16 hex digits derived from `thread_id`."""
     thread_id: str
-    """The thread that the graph ran on."""
+    """Thread that the graph ran on."""
     run_id: str = ""
-    """The collect, eval or training run that asked for it."""
+    """Id of the collect, eval or training run that asked for it."""
     group_id: str = ""
-    """Rollouts of one task in one step share it."""
+    """Id that rollouts of one task in one step share."""
     sample_index: int = 0
     """Index within the group, from 0."""
     task: TaskRef
-    """The task that the graph was asked to do."""
+    """Task that the graph was asked to do."""
     graph: str
-    """The graph, as the user named it: `tool_loop`, or `package.module:attribute`."""
+    """Graph as the user named it: `tool_loop`, or `package.module:attribute`."""
     policy: str
-    """The string that names the policy's model."""
+    """String that names the policy's model."""
     policy_version: int = 0
-    """Number of optimiser steps behind the policy's weights when the run started."""
+    """Number of optimiser steps of the policy's weights when the run started."""
     status: RunStatus = RunStatus.RUNNING
-    """Where the run stands."""
+    """Status of the run."""
     stop_reason: StopReason | None = None
-    """Why the run ended; None while it is under way."""
+    """Reason why the run ended (None while it is in progress)."""
     error: str | None = None
-    """Error of a `failed` run; for one that the context window ended, by how much its prompt was
+    """Error of a `failed` run. For a run that the context window ended: by how much its prompt was
     too long.
     """
     error_at: str | None = None
     """Place of the error, as `file.py:LINE in function` (None: no error, or an older record)."""
     answer: str | None = None
-    """Text of the final message; None without one."""
+    """Text of the final message (None without one)."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """Rewards by name, as the run that made this trajectory scored it: `correct`, from 0 to 1, is
-    the outcome, and `reward` the weighted sum where a rubric has several parts. Empty until scored.
-    Later scores are a `Scoring`.
+    """Rewards by name, scored by the run that made this trajectory. `correct`, from 0 to 1, is the
+    outcome; `reward` is the weighted sum if a rubric has several parts. Empty until scored. Later
+    scores are a `Scoring`.
     """
     turns: tuple[Turn, ...] = ()
-    """Turns after the first one, whose prompt is the task's. Empty for a run of one turn."""
+    """Turns after the first, whose prompt is the task's; empty for a run of one turn."""
     forked_from: ForkRef | None = None
-    """Where a forked run left its origin; None for a run that began at its task."""
+    """Place where a forked run left its origin (None for a run that began at its task)."""
     started_at: float
     """Start of the run: Unix time in seconds."""
     ended_at: float | None = None
-    """End of the run, of a conversation its newest turn's: Unix time in seconds; None while it is
-    under way.
+    """End of the run, or of a conversation's newest turn: Unix time in seconds (None while it is in
+    progress).
     """
     calls: tuple[Call, ...] = ()
-    """Model calls in the order in which they finished. A forked run begins with those of the
-    lineage that it left.
+    """Model calls in the order in which they finished. A forked run begins with the calls that it
+    inherited.
     """
     tool_calls: tuple[ToolCall, ...] = ()
-    """Tool calls in the order in which they were started, inherited ones first."""
+    """Tool calls in the order in which they started, inherited ones first."""
     failed_calls: tuple[Call, ...] = Field(default=(), exclude_if=_is_empty)
-    """Model calls that raised, or whose stream the program left, inherited ones first. They are
-    counted nowhere and never trained on; a replay raises their errors again.
+    """Model calls that raised an error, or whose stream the program left, inherited ones first.
+    They are not counted or trained on; a replay raises their errors again.
     """
 
     @property
     def own_calls(self) -> tuple[Call, ...]:
-        """What is counted and trained: the calls of this run's thread. Those that a fork inherited
-        are context here.
+        """Calls of this run's own thread, which are counted and trained. Inherited calls of a fork
+        are context only.
         """
         if self.forked_from is None:
             return self.calls
@@ -432,14 +425,14 @@ class Trajectory(Record):
 
     @property
     def own_tool_calls(self) -> tuple[ToolCall, ...]:
-        """Those of this run's own thread: what the policy is judged by."""
+        """Tool calls of this run's own thread, by which the policy is judged."""
         if self.forked_from is None:
             return self.tool_calls
         return tuple(call for call in self.tool_calls if call.identity.thread_id == self.thread_id)
 
     @property
     def policy_calls(self) -> tuple[Call, ...]:
-        """What a trainer learns from: this run's own trainable calls that its policy sampled."""
+        """Calls that a trainer learns from: own trainable calls that the policy sampled."""
         return tuple(
             call for call in self.own_calls if call.trainable and call.model == self.policy
         )
@@ -450,33 +443,33 @@ class Trajectory(Record):
 
     @property
     def used(self) -> CallUsage:
-        """Tokens and cost of this run's own calls together, as far as they are known."""
+        """Tokens and cost of this run's own calls, as far as known."""
         return total_usage(call.used for call in self.own_calls)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that answered this run's own calls, each once."""
+        """Models that answered this run's own calls, each once."""
         return tuple(dict.fromkeys(call.answered_by or call.model for call in self.own_calls))
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """What the person said, turn by turn."""
+        """User messages, turn by turn."""
         return self.task.prompt, *(turn.prompt for turn in self.turns)
 
     @property
     def outcome(self) -> float:
-        """Whether the answer is right, from 0 to 1; 0 for a run that was not scored."""
+        """Correctness of the answer, from 0 to 1; 0 for a run that was not scored."""
         return self.rewards.get("correct", 0.0)
 
     @property
     def reward(self) -> float:
-        """What is maximised: a rubric's weighted sum, else the outcome; 0 for a run that was not
+        """Reward to maximise: a rubric's weighted sum, else the outcome; 0 for a run that was not
         scored.
         """
         return self.rewards.get("reward", self.outcome)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """HTML for notebooks."""
         from hrm_agent.trajectory.words import trajectory_html
 
         return trajectory_html(self)

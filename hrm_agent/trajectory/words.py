@@ -1,9 +1,8 @@
-"""The record in words: what the command line and pages both say of a run, so that they say the
-same.
+"""Descriptions of a record in words, shared by the command line and the pages.
 
-A trajectory as a notebook shows it: what it came to, and its steps in a table.
+A trajectory as a notebook shows it: its facts, and its steps in a table.
 
-Parts of a record as people read them: the text of an answer, its thoughts, the code of a tool call.
+Readable parts of a record: the text of an answer, its thoughts, the code of a tool call.
 """
 
 from __future__ import annotations
@@ -45,25 +44,25 @@ __all__ = [
 ]
 
 REASONING = "reasoning_content"
-"""Key of a message's `additional_kwargs` for thoughts, and the field of a chat row and of a
-server's message.
+"""Key of a message's `additional_kwargs` for thoughts. Chat rows and a server's messages have a
+field of this name.
 """
 _FIELDS = (REASONING, "reasoning")
 _BLOCKS = ("thinking", "reasoning", REASONING)
 """Types of content blocks that hold thoughts."""
 _TEXTS = (*_BLOCKS, "summary", "text")
-"""Keys of such a block, or of a part of it, for the text."""
+"""Keys of such a block, or of its parts, that hold the text."""
 _OPENED = re.compile(r"\s*<(reason|think)>(.*?)(?:</\1>|\Z)", re.DOTALL)
 _CLOSING = ("</reason>", "</think>")
 
 
 class SaidParts(NamedTuple):
-    """An answer, taken apart."""
+    """Answer split into reasoning and text."""
 
     reasoning: str | None
-    """What the model thought before; None where nothing is marked as that."""
+    """Thoughts of the model before the answer (None if none are marked)."""
     text: str
-    """The rest."""
+    """Rest of the answer."""
 
 
 def text_of(response: dict[str, Any]) -> str:
@@ -86,17 +85,17 @@ def _block_text(block: Any) -> str:
 
 
 def code_of(arguments: dict[str, Any] | str) -> str:
-    """The code of a call of the Python tool, or the arguments of any other."""
+    """Code of a call of the Python tool, or the arguments of another tool."""
     if isinstance(arguments, dict) and isinstance(arguments.get("code"), str):
         return str(arguments["code"])
     return str(arguments)
 
 
 def thoughts_of(message: Mapping[str, Any]) -> str | None:
-    """Thoughts that are kept apart from an answer's content (None: there are none).
+    """Thoughts that are stored apart from an answer's content (None if there are none).
 
-    `message`: the fields of a message, of which `additional_kwargs` and `content` are read.
-    Providers keep thoughts in a field, as a text or as a summary in parts, or in content blocks.
+    `message`: fields of a message, of which `additional_kwargs` and `content` are read. Providers
+    store thoughts in a field, as a text or as a summary in parts, or in content blocks.
     """
     extra = _table(message.get("additional_kwargs"))
     for field in _FIELDS:
@@ -109,7 +108,7 @@ def thoughts_of(message: Mapping[str, Any]) -> str | None:
 
 
 def _thought(value: Any, levels: int = 4) -> str:
-    """Text of a block of thoughts, which may be made of parts."""
+    """Text of a block of thoughts, which may consist of parts."""
     if isinstance(value, str) or levels == 0:
         return value if isinstance(value, str) else ""
     if isinstance(value, list):
@@ -125,8 +124,8 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 
 def answer_thoughts(trajectory: Trajectory) -> str | None:
-    """Thoughts of the model call that gave the run's answer (None: it has none, or no call gave it
-    word for word).
+    """Thoughts of the model call that gave the run's answer (None if it has none, or if no call's
+    text equals the answer).
     """
     said = (trajectory.answer or "").strip()
     gave = next(
@@ -141,8 +140,8 @@ def answer_thoughts(trajectory: Trajectory) -> str | None:
 
 
 def parts_of(response: dict[str, Any]) -> SaidParts:
-    """Thoughts that are kept apart, or stand in `<think>` or `<reason>` at the text's beginning,
-    and the rest.
+    """Thoughts and text of an answer. Thoughts are stored apart, or in `<think>` or `<reason>` at
+    its start.
     """
     text = text_of(response)
     apart = thoughts_of(response)
@@ -158,7 +157,9 @@ def parts_of(response: dict[str, Any]) -> SaidParts:
 
 
 def in_order(trajectory: Trajectory) -> list[Turn | Call | ToolCall]:
-    """What happened, by the clock: model calls when they ended, all else when it began."""
+    """Turns, model calls and tool calls in order of time: model calls by their end, others by their
+    start.
+    """
     began = [(each.started_at, each) for each in trajectory.turns]
     ended = [(call.ended_at, call) for call in (*trajectory.calls, *trajectory.failed_calls)]
     tools = [(call.started_at, call) for call in trajectory.tool_calls]
@@ -166,7 +167,7 @@ def in_order(trajectory: Trajectory) -> list[Turn | Call | ToolCall]:
 
 
 def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
-    """The run as a whole, name and value."""
+    """Facts of the whole run as (name, value)."""
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     yield "thread", trajectory.thread_id
     yield "task", f"{trajectory.task.family} {trajectory.task.id}"
@@ -212,13 +213,13 @@ def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
 
 
 def models_of(trajectory: Trajectory) -> str:
-    """The models that answered; before any has, the policy that is to."""
+    """Models that answered (the policy if none has answered yet)."""
     return ", ".join(trajectory.models) or trajectory.policy
 
 
 def usage_text(used: CallUsage) -> str:
-    """Tokens and cost as far as they are known:
-    `12 prompt tokens (4 cached), 3 completion tokens, cost 0.0021`.
+    """Tokens and cost as far as known: `12 prompt tokens (4 cached), 3 completion tokens, cost
+    0.0021`.
     """
     cached = f" ({used.cached_tokens} cached)" if used.cached_tokens else ""
     facts = [f"{used.input_tokens} prompt tokens{cached}"] if used.input_tokens is not None else []
@@ -237,7 +238,7 @@ def _completion(tokens: int, used: CallUsage | None) -> str:
 
 
 def call_facts(call: Call) -> list[str]:
-    """Of a model call: tokens, how probable they were, how it ended, how long it took."""
+    """Facts of a model call: tokens, mean log-prob, finish reason, duration."""
     if call.error is not None:
         return [call.model, f"failed: {call.error}", f"{call.seconds:.2f} s"]
     facts = [
@@ -255,7 +256,7 @@ def call_facts(call: Call) -> list[str]:
 
 
 def _sampled(call: Call) -> Iterator[str]:
-    """What an engine's call added, and how probable it was."""
+    """Facts of an engine's call: its tokens and their mean log-prob."""
     sampled = call.sampled_tokens
     yield f"{len(call.mask) - sampled} prompt tokens"
     yield _completion(sampled, call.used)
@@ -266,7 +267,7 @@ def _sampled(call: Call) -> Iterator[str]:
 
 
 def _reported(call: Call) -> Iterator[str]:
-    """What a provider says of a call, and what it was sent."""
+    """Facts of a provider's call: models, reported usage, sampling parameters sent."""
     answered = call.answered_by not in (None, call.model)
     yield f"{call.answered_by} (asked for {call.model})" if answered else call.model
     yield usage_text(call.used or CallUsage())
@@ -297,13 +298,13 @@ def tool_call_facts(tool_call: ToolCall) -> str:
 
 
 def judged(overlay: Overlay) -> str:
-    """What a training run made of it: `kept, advantage +0.500`."""
+    """Verdict and advantage of an overlay: `kept, advantage +0.500`."""
     credit = "" if overlay.advantage is None else f", advantage {overlay.advantage:+.3f}"
     return f"{overlay.verdict.value}{credit}"
 
 
 def penalty_lines(overlay: Overlay) -> Iterator[str]:
-    """What is held against each role, where each was counted by itself."""
+    """Penalties by role, one line each; empty if they are not counted by role."""
     for role, penalty in (overlay.penalty_by_role or {}).items():
         yield f"{role}: {_held_against(penalty)}"
 
@@ -317,9 +318,7 @@ def _held_against(penalty: RolePenalty) -> str:
 
 
 def credited(trajectory: Trajectory, overlays: Iterable[Overlay]) -> dict[str, str]:
-    """By the id of a call, what it was credited with;
-    empty where its run gave all calls the same.
-    """
+    """Credit of each call in words, by id; empty if its run gave all calls the same credit."""
     return {
         call.id: f"credit {given[call.id]:+.3f}" if call.id in given else "no credit"
         for given in (overlay.credit for overlay in overlays)
@@ -329,7 +328,7 @@ def credited(trajectory: Trajectory, overlays: Iterable[Overlay]) -> dict[str, s
 
 
 def scoring_text(scoring: Scoring) -> str:
-    """What a rubric gave as a whole."""
+    """Total of a rubric's scoring."""
     total = (
         "no reward"
         if scoring.total is None or scoring.outcome is None
@@ -339,7 +338,7 @@ def scoring_text(scoring: Scoring) -> str:
 
 
 def score_text(score: RewardScore) -> str:
-    """What one part of it gave, with its reason."""
+    """Score of one reward with its reason."""
     value = "no opinion" if score.value is None else f"{score.value:g}"
     said = value if score.fault is None else f"fault ({score.fault.value})"
     weight = "" if score.weight == 1 else f", weight {score.weight:g}"
@@ -350,7 +349,7 @@ _STEPS_SHOWN = 100
 
 
 def trajectory_html(trajectory: Trajectory) -> str:
-    """A fragment with styles of its own."""
+    """HTML fragment of a trajectory, with its own styles."""
     steps = [
         (turn.started_at, ("person", "turn", element("pre", cut(turn.prompt))))
         for turn in trajectory.turns

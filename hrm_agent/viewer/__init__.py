@@ -1,1 +1,1 @@
-"""A local page on what is on record: runs, groups, trajectories, tokens (`hrm-agent view`)."""
+"""Local web page of recorded runs, groups, trajectories and tokens (`hrm-agent view`)."""

@@ -1,4 +1,4 @@
-"""The few threads in which answers are made. None of them holds up the end of the server."""
+"""Threads in which answers are made. None of them delays the end of the server."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["MAX_WAITING", "THREADS", "AnswerThreads"]
 
 T = TypeVar("T")
 THREADS, MAX_WAITING = 4, 64
-"""Answers that are made at a time, and requests that may wait for a thread."""
+"""Number of parallel answers, and of requests that may wait for a thread."""
 
 
 class AnswerThreads:
-    """More requests than may wait are refused."""
+    """Bounded number of threads for answers. Requests beyond the limit are refused."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(THREADS)
         self._open = set[asyncio.Task[Any]]()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`. It counts until it is done, also for a client that has gone."""
+        """Result of `work`. It occupies its place until it is done, even if the client has gone."""
         if len(self._open) >= THREADS + MAX_WAITING:
             raise BadRequestError(503, "Too many requests wait to be answered.", "Wait a moment.")
         begun = asyncio.Event()
@@ -63,4 +63,4 @@ class AnswerThreads:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._open.discard(task)
         if not task.cancelled():
-            task.exception()  # whose client has gone is told to nobody
+            task.exception()  # retrieved, since the client may have gone

@@ -1,15 +1,15 @@
-"""The server of the page: files, projections as JSON, hints of changes, and forks where they are
+"""Server of the page: files, projections as JSON, hints of changes, and forks if they are
 allowed.
 
     GET  /, /core/..., /pages/...   the files of `web/`, and no others; without a token, since they hold nothing
-    GET  /api/v1/about              what is looked at
+    GET  /api/v1/about              the places that are shown
     GET  /api/v1/NAME               a projection of `hrm_agent.viewer.projections`, by query values
-    GET  /api/v1/events             server-sent events: which places have changed
+    GET  /api/v1/events             server-sent events: places that have changed
     GET  /api/v1/jobs               forks and replays that were started
-    POST /api/v1/fork/plan, fork, replay     only where the server was started for it, with a token of their own
+    POST /api/v1/fork/plan, fork, replay     if the server was started for it, with a second token
 
-An answer is made in one of a few threads, of one moment of the store, and is bounded in bytes; so
-is how many may wait.
+Answers are made in a few threads, each from one snapshot of the store. Their bytes and the number
+of waiting requests are bounded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _TYPES = {
 }
 _REQUEST_BYTES = 1 << 20
 _MOST_BYTES = 32 << 20
-"""Of an answer."""
+"""Maximum bytes of an answer."""
 _WORTH_PACKING = 1024
 _LOG = logging.getLogger(__name__)
 _STATUS: tuple[tuple[type[HrmError], int], ...] = (
@@ -78,16 +78,16 @@ _STATUS: tuple[tuple[type[HrmError], int], ...] = (
 
 
 class EnvironmentServer(NamedTuple):
-    """A server of `hrm-agent environment serve`, whose figures are shown."""
+    """Server of `hrm-agent environment serve`, whose figures are shown."""
 
     address: Address
-    """Where it is."""
+    """Address of the server."""
     token: str
-    """What it asks of its clients."""
+    """Token that it requires from its clients."""
 
 
 class Viewer:
-    """What answers the requests. `viewing` puts it behind a socket."""
+    """Request handlers of the page. `viewing` puts them behind a socket."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Viewer:
         return found | self._live() if name == "environment" else found
 
     def _live(self) -> dict[str, Any]:
-        """What the environment's server says of itself now."""
+        """Current figures of the environment's server; empty without one."""
         if self._environment is None:
             return {}
         from hrm_agent.environment.remote.address import ask
@@ -216,12 +216,14 @@ class Viewer:
         return await self.workers.run(made)
 
     async def drain(self) -> None:
-        """Nobody waits for an answer any more."""
+        """End all event streams."""
         self.events.end()
 
 
 def _of_one_moment(place: Place, make: Callable[[], T]) -> T:
-    """Once more where a writer got in between."""
+    """Result of `make` from one snapshot of the place. It is tried twice, since a writer may
+    interfere.
+    """
     try:
         with place.moment():
             return make()
@@ -233,7 +235,7 @@ def _of_one_moment(place: Place, make: Callable[[], T]) -> T:
 
 
 def _query(request: web.Request) -> dict[str, str]:
-    """The query values. Raises for one that is given twice."""
+    """Query values. Raises `ConfigError` for one that is given twice."""
     query = request.query
     for name in query:
         if len(query.getall(name)) > 1:
@@ -259,7 +261,7 @@ def _json_response(data: Any, status: int, *, packs: bool = False) -> web.Respon
 
 
 def _refusal(error: Exception, request: web.Request) -> web.StreamResponse:
-    """An error of our own is logged here, and its traceback is not told."""
+    """Response for an error. An unexpected error is logged here, and its traceback is not sent."""
     match error:
         case BadRequestError():
             status, message, hint = error.status, error.message, error.hint
@@ -287,15 +289,13 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _files() -> dict[str, Path]:
-    """Path -> file, of all that is served: an address that is not among these is no file, whatever
-    it spells.
-    """
+    """Path -> file of all that is served. Any other address is refused, however it is spelled."""
     found = (path for path in sorted(WEB.rglob("*")) if path.is_file() and not path.is_symlink())
     return {path.relative_to(WEB).as_posix(): path for path in found if path.suffix in _TYPES}
 
 
 @asynccontextmanager
 async def viewing(viewer: Viewer, listener: socket.socket) -> AsyncGenerator[None]:
-    """Serve inside the block. `listener` is closed."""
+    """Serve inside the block. Closes `listener`."""
     async with viewer.events.watching(), listening(viewer.app, listener, viewer.drain):
         yield

@@ -1,8 +1,7 @@
-"""Hints that something has changed: one thread looks at all places once a second, and every page
-that listens is told.
+"""Hints of changes: one thread checks all places once a second and notifies every listening page.
 
-A hint names places and nothing else; a page asks again for what it shows. So a hint that comes too
-late, or twice, does no harm, and of several that a page was too slow for one is enough.
+A hint contains only the names of places; a page requests again what it shows. So a late or repeated
+hint does no harm, and a page that was too slow for several needs only one.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ __all__ = ["MAX_LISTENERS", "SECONDS_BETWEEN_LOOKS", "Events"]
 MAX_LISTENERS = 64
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_SIGNS = 15.0
-"""So long a listener hears nothing at most."""
+"""Maximum seconds without a sign to a listener."""
 SECONDS_TO_TAKE = 10.0
-"""A listener that takes nothing for so long is dropped."""
+"""Seconds after which a listener that takes nothing is dropped."""
 
 
 class _Listener:
@@ -35,10 +34,10 @@ class _Listener:
 
 
 class Events:
-    """All pages that listen."""
+    """Listening pages."""
 
     def __init__(self, changed: Callable[[], Sequence[str]]) -> None:
-        """`changed`: ids of the places that changed since it was last called; it is called in a
+        """`changed`: returns ids of the places that changed since its last call. It is called in a
         thread.
         """
         self._changed = changed
@@ -47,12 +46,12 @@ class Events:
 
     @property
     def listeners(self) -> int:
-        """How many pages listen."""
+        """Number of listening pages."""
         return len(self._listeners)
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
-        """Look inside the block."""
+        """Watch for changes inside the block."""
         loop = asyncio.get_running_loop()
         stopped = threading.Event()
         threading.Thread(
@@ -64,7 +63,7 @@ class Events:
             stopped.set()
 
     def end(self) -> None:
-        """Let all listeners go."""
+        """End the streams of all listeners."""
         self._over = True
         for listener in self._listeners:
             listener.told.set()
@@ -88,7 +87,7 @@ class Events:
             listener.told.set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """A stream of server-sent events, until the page goes."""
+        """Stream server-sent events until the page is closed."""
         if len(self._listeners) >= MAX_LISTENERS:
             raise BadRequestError(
                 503, f"{MAX_LISTENERS} pages listen already.", "Close some of them."

@@ -1,9 +1,8 @@
-"""A copy of the page that opens by double click: the same files, and its data as scripts.
+"""Copy of the page that opens by double click: its files, and its data as scripts.
 
-A page that was opened from a file may ask for nothing, so all answers that it needs stand in
-`data/*.js`, by the key under which the page looks for them. They are the answers of the same
-functions that the server calls. What a copy holds is bounded by its trajectories, those of the
-newest steps first, and it says what was left out.
+A page opened from a file may request nothing, so that all its answers are in `data/*.js`, by the
+key under which the page looks for them. They come from the functions that the server calls. A copy
+is bounded by its number of trajectories, newest steps first, and reports what was left out.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ if TYPE_CHECKING:
 __all__ = ["TRAJECTORIES", "data_key", "export"]
 
 TRAJECTORIES = 500
-"""So many are in a copy, unless it is told otherwise."""
+"""Maximum number of trajectories in a copy by default."""
 _MARK = "export.json"
-"""What a copy leaves in its folder, so that it may be made again there."""
+"""Marker file in the folder of a copy, so that a copy can be made there again."""
 _MADE_BY = "hrm-agent view --export"
 _WEB = Path(__file__).parent / "web"
 _DATA_LINE = "<!-- data -->"
 _MOST_ITEMS, _MOST_MOMENTS, _MOST_STATES = 1_000, 500, 60
-"""Of one trajectory."""
+"""Maximum items, moments and states of one trajectory."""
 _MOST_TOKENS, _MOST_TEXT = 20_000, 200_000
-"""Of one call; characters of a text that is not cut."""
+"""Maximum tokens of one call, and characters of a text that is not cut."""
 _MOST_GROUPS = 500
 
 Values = Mapping[str, Any]
 
 
 class _Chosen(NamedTuple):
-    """What of a run is in the copy."""
+    """Trajectories and steps of a run that are in the copy."""
 
     ids: list[str]
     steps: list[int]
@@ -66,10 +65,10 @@ class _Chosen(NamedTuple):
 def export(
     places: Sequence[Place], folder: Path, *, runs: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, Any]:
-    """Write a copy of the page into a folder. Returns its `files`, `bytes` and what was `left_out`.
+    """Write a copy of the page into a folder. Return its `files`, `bytes`, `left_out` and `folder`.
 
-    `runs`: only these; `limit`: at most so many trajectories in all. Raises `ConfigError` for a
-    folder that holds something else, and for a run that is not there.
+    `runs`: only these. `limit`: maximum number of trajectories in all. Raises `ConfigError` for a
+    folder with other contents, and for a missing run.
     """
     _make_room(folder)
     copy = _Copy(folder)
@@ -106,7 +105,7 @@ def _runs_of(
 
 
 def _make_room(folder: Path) -> None:
-    """Take away an earlier copy. Raises `ConfigError` for a folder that holds something else."""
+    """Remove an earlier copy. Raises `ConfigError` for a folder with other contents."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -134,18 +133,18 @@ def _make_room(folder: Path) -> None:
             and path.resolve().is_relative_to(folder.resolve())
         ):
             path.unlink()
-    for path in (folder / "data").glob("*-*.js"):  # of one that was not finished
+    for path in (folder / "data").glob("*-*.js"):  # of an unfinished copy
         path.unlink()
 
 
 def data_key(name: str, values: Values) -> str:
-    """Under which a page looks for an answer: `NAME?a=1&b=2`, sorted, without empty values."""
+    """Key under which a page looks for an answer: `NAME?a=1&b=2`, sorted, without empty values."""
     given = {key: str(value) for key, value in values.items() if value not in (None, "")}
     return f"{name}?" + "&".join(f"{key}={quote(given[key], safe='')}" for key in sorted(given))
 
 
 class _Copy:
-    """The files of a copy, as they are written."""
+    """Files of a copy, while they are written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -158,7 +157,9 @@ class _Copy:
         self._mark()
 
     def _mark(self) -> None:
-        """Also before the first file is there: a copy that was not finished can be made again."""
+        """Write the marker. It is also written before the first file, so that an unfinished copy
+        can be made again.
+        """
         mark = {
             "made_by": _MADE_BY,
             "version": __version__,
@@ -172,7 +173,7 @@ class _Copy:
             self._left_out[what] = self._left_out.get(what, 0) + count
 
     def pages(self) -> None:
-        """The files of the page itself."""
+        """Write the files of the page itself."""
         for path in sorted(_WEB.rglob("*")):
             name = path.relative_to(_WEB).as_posix()
             if path.is_file() and "__pycache__" not in name:
@@ -188,7 +189,7 @@ class _Copy:
                 self.files.append(name)
 
     def run(self, place: Place, run: dict[str, Any], most: int) -> int:
-        """A run with at most so many trajectories; how many they are."""
+        """Write a run with at most `most` trajectories. Return their number."""
         name, here = run["run"], {"place": place.id, "run": run["run"]}
         chosen = _chosen(place, run, most)
         self.leave_out("trajectories", chosen.all - len(chosen.ids))
@@ -279,7 +280,9 @@ class _Copy:
     def _of_call(
         self, place: Place, call: str, runs: Mapping[str, tuple[str, ...]]
     ) -> Iterator[tuple[str, Any]]:
-        """`runs`: whose weights are shown -> under which names the page asks for them."""
+        """Tokens of a call. `runs`: run whose weights are shown -> names under which the page asks
+        for them.
+        """
         for run, names in runs.items():
             found = tokens(place, call, to=_MOST_TOKENS, run=run)
             self.leave_out("tokens", found["total"] - found["to"])
@@ -290,7 +293,7 @@ class _Copy:
                 )
 
     def _write(self, place: Place, kind: str, answers: Mapping[str, Any]) -> None:
-        """A file of answers, with the whole of the texts that were cut in them."""
+        """Write a file of answers, with the full texts that were cut in them."""
         name = f"data/{kind}-{len(self.files)}.js"
         whole = dict(answers) | dict(self._cut_in(place, list(answers.values())))
         self._file(name, "".join(_stored(key, value) for key, value in whole.items()))
@@ -310,7 +313,7 @@ class _Copy:
         self.files.append(name)
 
     def everywhere(self, places: Sequence[Place], runs: Sequence[dict[str, Any]]) -> None:
-        """What is asked for on every page: the list of runs, and what the copy is."""
+        """Add the answers that every page needs: the list of runs, and facts about the copy."""
         ordered = sorted(
             runs, key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True
         )
@@ -348,8 +351,8 @@ class _Copy:
 
 
 def _stored(key: str, value: Any) -> str:
-    """A line of a data file. The answer is a text of JSON: in a literal of JavaScript some names
-    mean more.
+    """Line of a data file. The answer is JSON in a string, since some names mean more in a
+    JavaScript literal.
     """
     return f"hrm.store({json.dumps(key)},JSON.parse({json.dumps(json_text(value))}));\n"
 
@@ -359,7 +362,7 @@ def _within(number: int | None, steps: Mapping[int, Any]) -> int | None:
 
 
 def _chosen(place: Place, run: dict[str, Any], most: int) -> _Chosen:
-    """Trajectories of the newest steps; those that belong to none after them."""
+    """Trajectories of the newest steps, then trajectories without a step."""
     rows = trajectories(place, run["run"], limit=10**6)["rows"]
     by_step: dict[int, list[str]] = {}
     apart: list[str] = []
@@ -376,7 +379,7 @@ def _chosen(place: Place, run: dict[str, Any], most: int) -> _Chosen:
 
 
 def _cut_places(value: Any) -> Iterator[tuple[str, str, int]]:
-    """Item, field and length of the texts that are cut in an answer."""
+    """Texts cut in an answer as (item, field, length)."""
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
         if table.get("cut") is True and isinstance(table.get("blob"), dict):

@@ -1,8 +1,8 @@
-"""Forks and replays that a page asked for: each is a command of its own, in a process of its own.
+"""Forks and replays that a page requested, each as a command in a separate process.
 
-So this process never writes to a store and never imports anybody's graph. Before a fork a plan
-tells what will run again; what is forked then is what was planned, by the plan's digest. An edit
-goes through the command's standard input: no shell reads it, and it may be as long as it likes.
+So this process never writes to a store and never imports a user's graph. Before a fork, a plan
+lists what will run again. The digest of the plan ensures that the fork is what was planned. An edit
+goes through the command's standard input: no shell reads it, and it may have any length.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = ["ForkJobs", "fork_plan"]
 
 _AT_ONCE, _KEPT, _MOST_FORKS = 2, 100, 16
 _MOST_MOMENTS = 400
-"""After the chosen one, whose nodes and tools a plan names."""
+"""Number of moments from the chosen one on whose nodes and tools a plan names."""
 _TOLD = 200_000
-"""Characters at the end of a command's output that are kept."""
+"""Bytes at the end of a command's output that are kept."""
 _LONGEST_NAME = 10_000
 _LONG = 300
-"""Characters of an edit that is shown in a command line."""
+"""Maximum characters of an edit shown in a command line."""
 _SECONDS_TO_END = 5.0
 _EDIT_KEYS = {"messages", "tools", "values", "as_node"}
 
@@ -78,7 +78,7 @@ class _Job:
         }
 
     def _result(self) -> dict[str, Any] | None:
-        """The last line of the command's output that is an object."""
+        """Last line of the command's output that is an object (None if there is none)."""
         for line in reversed(self.lines):
             with suppress(ValueError, RecursionError):
                 found: Any = json.loads(line)
@@ -100,25 +100,25 @@ class _Job:
 
 
 class ForkJobs:
-    """The commands that were started. Thread-safe."""
+    """Started commands. Thread-safe."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._held, self._watched = socket.socketpair()
-        """The commands watch the second: they end when the first is closed, also where this process
-        is killed.
+        """Socket pair. The commands watch the second end and stop when the first is closed, even if
+        this process is killed.
         """
 
     def plan(self, place: Place, request: Request) -> dict[str, Any]:
-        """What a fork would do. Raises `ConfigError` for what is no edit, `NotThere` for a
-        checkpoint that is gone.
+        """Plan of a fork. Raises `ConfigError` for an invalid edit, `NotThere` for a missing
+        checkpoint.
         """
         return fork_plan(place, _only(request, "thread", "checkpoint", "edit"))
 
     def fork(self, place: Place, request: Request) -> dict[str, Any]:
-        """Start a fork that was planned. Raises `RunError` where the digest is not the plan's."""
+        """Start a planned fork. Raises `RunError` if the digest is not the plan's."""
         given = _only(request, "thread", "checkpoint", "edit", "digest", "count")
         planned = fork_plan(
             place, {name: given[name] for name in given if name not in ("digest", "count")}
@@ -149,12 +149,12 @@ class ForkJobs:
         return self._start("replay", place, [], id_, "")
 
     def all(self) -> dict[str, Any]:
-        """Every job, the newest first."""
+        """All jobs, newest first."""
         with self._lock:
             return {"jobs": [job.data() for job in reversed(self._jobs.values())]}
 
     def close(self) -> None:
-        """End those that are under way. Their threads can be resumed."""
+        """End the running jobs. Their threads can be resumed."""
         with self._lock:
             self._closed = True
             running = [job.process for job in self._jobs.values() if job.ended is None]
@@ -200,8 +200,8 @@ class ForkJobs:
         return {"job": job.id}
 
     def _follow(self, job: _Job, text: bytes) -> None:
-        """Write the edit, and keep the end of what the command says. A job counts until it has
-        ended.
+        """Write the edit, and keep the end of the command's output. A job counts as running until
+        it has ended.
         """
         told, complained = bytearray(), bytearray()
         try:
@@ -249,8 +249,8 @@ def _threads(result: Mapping[str, Any] | None) -> list[str]:
 
 
 def _address(place: Place) -> tuple[str, dict[str, str]]:
-    """What the command takes as its store, and its environment: a password is not seen among the
-    arguments.
+    """Store argument and environment of a command. A password is passed in the environment, not
+    among the arguments.
     """
     environment = dict(os.environ)
     if place.address == place.where:
@@ -262,7 +262,7 @@ def _address(place: Place) -> tuple[str, dict[str, str]]:
 
 
 def fork_plan(place: Place, request: Request) -> dict[str, Any]:
-    """What runs again in a fork, and what else is asked for it."""
+    """Plan of a fork: what runs again, its effects, the command and a digest."""
     thread, checkpoint = _name(request.get("thread")), _name(request.get("checkpoint"))
     if thread is None or checkpoint is None:
         raise ConfigError(
@@ -341,8 +341,8 @@ def _only(request: Request, *known: str) -> dict[str, Any]:
 
 
 def _name(value: Any) -> str | None:
-    """A text that can be looked up in a store, and be a word of a command;
-    None for anything else.
+    """Text that can be looked up in a store and used as a word of a command (None for any other
+    value).
     """
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or "\0" in value:
         return None
@@ -350,7 +350,7 @@ def _name(value: Any) -> str | None:
 
 
 def _edit_of(request: Request) -> dict[str, Any]:
-    """The edit of a request, whole. Raises `ConfigError`."""
+    """Complete edit of a request. Raises `ConfigError` for an invalid one."""
     given: Any = request.get("edit") or {}
     if not isinstance(given, dict):
         raise ConfigError("An edit is an object.", f"With {', '.join(sorted(_EDIT_KEYS))}.")

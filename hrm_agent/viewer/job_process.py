@@ -1,8 +1,8 @@
-"""The process of a fork or a replay: the command line, which ends with the viewer that started it.
+"""Process of a fork or a replay: the command line, which ends with the viewer that started it.
 
 The viewer holds the other end of a socket and never writes to it. However the viewer ends, the
-kernel closes that end, and this process kills its group. PR_SET_PDEATHSIG would not do: it looks at
-the thread that started a process, and the viewer answers each request in a thread of its own.
+kernel closes that end, and this process kills its group. PR_SET_PDEATHSIG is not enough: it follows
+the thread that started a process, and the viewer answers each request in a separate thread.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """`python -m hrm_agent.viewer.job_process DESCRIPTOR WORD...`, as the leader of a process
+    """Run `python -m hrm_agent.viewer.job_process DESCRIPTOR WORD...` as the leader of a process
     group.
     """
     descriptor = int(sys.argv.pop(1))
-    os.set_inheritable(descriptor, False)  # else what a graph starts would hold it
+    os.set_inheritable(descriptor, False)  # else a graph's processes would hold it
     threading.Thread(
         target=_end_with_viewer, args=(descriptor,), name="viewer", daemon=True
     ).start()

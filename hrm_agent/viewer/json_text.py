@@ -1,7 +1,7 @@
-"""What a page is sent, as JSON that any parser reads: strict, in ASCII, with long texts cut.
+"""JSON for pages, valid for any parser: strict, in ASCII, with long texts cut.
 
-A store is foreign data. Its numbers may be no numbers, its integers longer than a browser counts,
-its values nested without end: each is turned here into something that is JSON and says what it was.
+Stores are untrusted. Numbers may be NaN, integers too large for a browser, values nested without
+end. Each is converted to JSON that describes it.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ __all__ = [
 ]
 
 SHOWN, PIECE = 4_000, 1 << 16
-"""Characters of a text that are shown at once, and of a piece of the rest."""
+"""Characters of a text shown at once, and of a piece of the rest."""
 _NAME = 500
-"""Characters of what is shown as a name."""
+"""Maximum characters of a name that is shown."""
 _WHOLE = 2**53 - 1
-"""The largest integer that a browser counts to."""
+"""Largest integer that a browser represents exactly."""
 _DEEP = 60
 _CUT_OFF = "... nested more deeply"
 
 
 class NotThere(StoreError):
-    """What was asked for is not in the store."""
+    """Error for a requested object that is not in the store."""
 
 
 class TextPlace(NamedTuple):
-    """Where the rest of a long text can be had."""
+    """Place of a long text, from which the rest can be fetched."""
 
     item: str
-    """`call:ID`, `tool:ID`, `trajectory:ID` and so on."""
+    """Item as `call:ID`, `tool:ID`, `trajectory:ID` and so on."""
     field: str
-    """Which text of it."""
+    """Name of the text within the item."""
 
 
 def cut_text(text: str | None, item: str, field: str) -> dict[str, Any] | None:
-    """A text as pages get it; None stays None. `item` and `field`: as in `TextPlace`."""
+    """Text in the form of pages (None stays None). `item` and `field` as in `TextPlace`."""
     if text is None:
         return None
     found: dict[str, Any] = {"text": text[:SHOWN], "chars": len(text), "cut": len(text) > SHOWN}
@@ -57,13 +57,13 @@ def cut_text(text: str | None, item: str, field: str) -> dict[str, Any] | None:
 
 
 def short(text: str) -> str:
-    """A name, of which nobody has a longer one than `_NAME` unless to annoy."""
+    """Name, cut after `_NAME` characters."""
     return text if len(text) <= _NAME else f"{text[:_NAME]}..."
 
 
 def json_text(data: Any) -> str:
-    """Strict JSON. What is no JSON after all is replaced, so that a page is shown whatever a store
-    holds.
+    """Strict JSON. Invalid values are replaced, so that a page is shown whatever a store
+    contains.
     """
     try:
         return json.dumps(data, allow_nan=False, separators=(",", ":"))
@@ -72,7 +72,9 @@ def json_text(data: Any) -> str:
 
 
 def foreign(value: Any, depth: int = 0) -> Any:
-    """A value of a store as JSON: NaN is null, an integer that a browser would round is a text."""
+    """Value of a store as JSON: NaN becomes null, an integer that a browser would round becomes
+    text.
+    """
     match value:
         case None | bool() | str():
             return value
@@ -94,11 +96,11 @@ def foreign(value: Any, depth: int = 0) -> Any:
 
 
 def _digits(value: int) -> str:
-    """Python refuses to spell integers of many thousand digits."""
+    """Digits of an integer, which Python refuses to write if there are many thousands."""
     bits = value.bit_length()
     return str(value) if bits <= 4_000 else f"an integer of {bits} bits"
 
 
 def json_lines(value: Any) -> str:
-    """A value as a text for people."""
+    """Value as indented JSON text."""
     return json.dumps(foreign(value), indent=2, ensure_ascii=False)

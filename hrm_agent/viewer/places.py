@@ -1,8 +1,6 @@
-"""What is looked at: the stores and run folders that were named, and those that turn up in a named
-folder.
+"""Places that are shown: named stores and run folders, and those found in a named folder.
 
-Nothing of it is ours: a store is opened read-only, and one that cannot be opened stands in the list
-with what is wrong with it, until it can.
+Stores are opened read-only. A store that cannot be opened is listed with its problem, until it can.
 """
 
 from __future__ import annotations
@@ -29,24 +27,24 @@ __all__ = ["NoPlaceError", "Place", "Places", "is_run_folder"]
 _OF_TRAINING = ("config.toml", "metrics.jsonl", STORE_POINTER)
 _STORE = "store.db"
 _NO_STORE = "train sft"
-"""The command whose runs have metrics and no store."""
+"""Command whose runs have metrics and no store."""
 _WATCHED = (*_OF_TRAINING, "run_id", "report.json", "analysis/tokens.jsonl")
 _SECONDS_BETWEEN_SCANS = 0.5
 _SECONDS_BETWEEN_TRIES = 2.0
-"""A place that could not be opened is tried again after so long,
-or as soon as its file is another.
+"""Minimum seconds until a place that could not be opened is tried again, unless its file changes
+before.
 """
 
 
 class NoPlaceError(StoreError):
-    """No place has this name."""
+    """Error for an unknown place."""
 
 
 class Place:
-    """One store, with the folder of the run that it is of. Thread-safe."""
+    """Store, with the folder of its run. Thread-safe."""
 
     def __init__(self, id_: str, address: str, folder: Path | None) -> None:
-        """`address`: what it is opened by; it may hold a password."""
+        """`address`: address to open, which may contain a password."""
         self.id = id_
         self.address = address
         self.folder = folder
@@ -57,11 +55,11 @@ class Place:
 
     @property
     def where(self) -> str:
-        """What a command takes as --store, without a password."""
+        """Value of `--store` for a command, without a password."""
         return shown_url(self.address)
 
     def store(self) -> RunStore:
-        """The store, opened for reading only. Raises `HrmError` while it cannot be opened."""
+        """Store, opened for reading only. Raises `HrmError` while it cannot be opened."""
         with self._lock:
             if self._store is not None and not _is_gone(self._store):
                 return self._store
@@ -72,7 +70,7 @@ class Place:
             try:
                 self._store = self._opened()
             except HrmError as error:
-                # a server that does not answer is not waited for all the time
+                # an unreachable server must not delay every request
                 now = time.monotonic()
                 self._failed = (now + max(_SECONDS_BETWEEN_TRIES, 3 * (now - began)), mark, error)
                 raise
@@ -85,7 +83,7 @@ class Place:
 
     @property
     def problem(self) -> dict[str, str] | None:
-        """Why it cannot be opened, as `message` and `hint`; None where it can."""
+        """Reason why it cannot be opened, as `message` and `hint` (None if it can)."""
         try:
             self.store()
         except HrmError as error:
@@ -94,20 +92,20 @@ class Place:
 
     @contextmanager
     def moment(self) -> Generator[None]:
-        """All that this thread reads inside the block is of one moment, through one connection."""
+        """Read from one snapshot inside the block, in this thread through one connection."""
         try:
             database = self.store().database
-        except HrmError:  # told by whoever asks for the store; a run's folder can be read without
+        except HrmError:  # reported where the store is used; the run's folder can be read
             yield
             return
         with database.read():
             yield
 
     def mark(self) -> Hashable:
-        """Another value whenever something has changed, or may have."""
+        """Value that differs whenever something has changed, or may have."""
         with self._lock:
             store = self._store
-        return self._mark(store)  # a server may take its time to answer
+        return self._mark(store)  # a server may be slow to answer
 
     def _mark(self, store: RunStore | None) -> Hashable:
         return self._store_mark(store), (
@@ -131,8 +129,8 @@ class Place:
                 self._empty = None
 
     def _opened(self) -> RunStore:
-        """The store; an empty one in a temporary folder for a run that records nothing, as
-        fine-tuning does.
+        """Open the store. A run that records nothing, such as fine-tuning, gets an empty one in a
+        temporary folder.
         """
         file = file_of(self.address)
         if (
@@ -154,21 +152,21 @@ class Place:
 
 
 class Places:
-    """All that is looked at. Thread-safe."""
+    """All places that are shown. Thread-safe."""
 
     def __init__(self, named: Sequence[str]) -> None:
-        """`named`: run folders, folders of such, store files, URLs."""
+        """`named`: run folders, folders of run folders, store files, URLs."""
         self._named = list(named)
         self._known: dict[str, Place] = {}
-        """By address."""
+        """Places by address."""
         self._ids: dict[str, str] = {}
-        """Address -> id, also of those that went: who comes back has the name that it had."""
+        """Address -> id, also of places that have gone, so that a returning place keeps its id."""
         self._marks: dict[str, Hashable] = {}
         self._scanned = -_SECONDS_BETWEEN_SCANS
         self._lock = threading.Lock()
 
     def all(self) -> list[Place]:
-        """Those that are there now, in the order in which they were named."""
+        """Current places, in the order in which they were named."""
         with self._lock:
             if time.monotonic() - self._scanned >= _SECONDS_BETWEEN_SCANS:
                 self._scan()
@@ -176,7 +174,7 @@ class Places:
             return list(self._known.values())
 
     def get(self, id_: str) -> Place:
-        """Raises `NoPlaceError`."""
+        """Place by id. Raises `NoPlaceError` if it is missing."""
         places = {place.id: place for place in self.all()}
         if id_ not in places:
             raise NoPlaceError(
@@ -185,7 +183,7 @@ class Places:
         return places[id_]
 
     def changed(self) -> list[str]:
-        """Ids of the places that came, went, or changed since this was last asked."""
+        """Ids of the places that appeared, disappeared or changed since the previous call."""
         marks = {place.id: place.mark() for place in self.all()}
         with self._lock:
             before, self._marks = self._marks, marks
@@ -223,12 +221,12 @@ class Places:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a run keeps its files here."""
+    """True if a run keeps its files in the folder."""
     return any((folder / name).exists() for name in (*_OF_TRAINING, _STORE))
 
 
 def _found_in(named: str) -> Iterable[tuple[str, str, Path | None]]:
-    """Name, address and folder of the places that one argument stands for."""
+    """Places of one argument as (name, address, folder)."""
     if "://" in named and not named.startswith("sqlite:///"):
         shown = shown_url(named).partition("?")[0]
         yield shown.rpartition("/")[2] or shown.partition("://")[0], named, None
@@ -247,7 +245,7 @@ def _found_in(named: str) -> Iterable[tuple[str, str, Path | None]]:
         names = sorted(os.listdir(path))  # noqa: PTH208 - names, of which there may be many
     for name in names:
         child = path / name
-        with suppress(OSError):  # a folder that nobody may look into hides no other
+        with suppress(OSError):  # an unreadable folder hides no other
             if name.startswith("."):
                 continue
             if child.is_dir():

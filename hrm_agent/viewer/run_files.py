@@ -1,7 +1,7 @@
-"""What lies in a run's folder beside its store: configuration, metrics, results.
+"""Files of a run's folder besides its store: configuration, metrics, results.
 
-Only files of known names are opened, and none that anything in them names. Metrics are read as they
-grow: of each row its numbers are kept, by column, and where it stands in the file.
+Only files of known names are opened, and none that their contents name. Metrics are read as they
+grow: the numbers of each row are kept by column, with its place in the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hrm_agent.viewer.json_text import foreign
 __all__ = ["MetricsTail", "config_of", "json_file", "metrics_of", "own_run_id"]
 
 _MOST_BYTES = 1 << 24
-"""Of a file that is read whole."""
+"""Maximum bytes of a file that is read whole."""
 _PIECE = 1 << 22
 _MOST_COLUMNS = 1_000
 _tails: BoundedMap[str, MetricsTail] = BoundedMap(64)
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 def own_run_id(folder: Path) -> str:
-    """Id of the run in a folder: its name when it began."""
+    """Id of the run in a folder: content of `run_id`, else the folder's name."""
     try:
         return _text(folder / "run_id").strip("\0 \r\n\t") or folder.resolve().name
     except (OSError, ValueError):
@@ -39,8 +39,8 @@ def own_run_id(folder: Path) -> str:
 
 
 def config_of(folder: Path | None) -> dict[str, Any]:
-    """`config.toml` with its keys in one level, `train.loss.objective`;
-    empty where there is none.
+    """`config.toml` with flat keys, such as `train.loss.objective`; empty if it is missing or
+    invalid.
     """
     if folder is None:
         return {}
@@ -76,7 +76,7 @@ def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def metrics_of(folder: Path | None) -> MetricsTail | None:
-    """The metrics of the run in a folder, up to now; None without any."""
+    """Metrics of the run in a folder, up to now (None without any)."""
     if folder is None or not (folder / "metrics.jsonl").is_file():
         return None
     path = str(folder / "metrics.jsonl")
@@ -88,7 +88,7 @@ def metrics_of(folder: Path | None) -> MetricsTail | None:
 
 
 class MetricsTail:
-    """`metrics.jsonl` by columns. Begun anew where the file was written anew, as when a run
+    """Columns of `metrics.jsonl`. Reading starts over if the file was written anew, as when a run
     resumes.
     """
 
@@ -99,19 +99,17 @@ class MetricsTail:
     def _begin(self, identity: tuple[str, int]) -> None:
         self._identity, self._end, self._stopped = identity, 0, False
         self.generation = f"{identity[0]}"
-        """Changes when the rows that were read before no longer count."""
+        """Identity of the file, which changes when the rows read before no longer count."""
         self.steps = array("q")
-        """Number of each row's step, as the file has it."""
+        """Step of each row, as in the file."""
         self.columns: dict[str, array[float]] = {}
-        """By key; `roles/ROLE/KEY` for a role's. NaN where a row has no number there."""
+        """Columns by key (`roles/ROLE/KEY` for a role's). NaN if a row has no number there."""
         self.not_finite: dict[str, dict[int, str]] = {}
-        """Key -> number of a row -> what stands there in place of a number."""
+        """Key -> row number -> non-finite value as text."""
         self._starts = array("q")
 
     def refresh(self) -> MetricsTail:
-        """Read the rows that have come since. The result stays as it is, whoever else reads on.
-        Thread-safe.
-        """
+        """Read the rows added since. The returned snapshot does not change. Thread-safe."""
         with self._lock:
             with suppress(OSError):
                 self._read_on()
@@ -137,7 +135,7 @@ class MetricsTail:
                     self._stopped = True
 
     def _take(self, line: bytes) -> None:
-        """As `read_metrics`: from a row on that is none, nothing counts."""
+        """Add a row. From the first invalid row on, nothing counts, as in `read_metrics`."""
         if self._stopped:
             return
         try:
@@ -167,18 +165,18 @@ class MetricsTail:
         return len(self.steps)
 
     def series(self, key: str, after: int = 0) -> list[float | None]:
-        """A column from row number `after` on; None where there is no finite number."""
+        """Column from row `after` on (None where there is no finite number)."""
         column = self.columns.get(key, array("d"))
         values = [value if math.isfinite(value) else None for value in column[after : len(self)]]
         return values + [None] * (len(self) - after - len(values))
 
     def last(self, key: str) -> float | None:
-        """The newest number of a column."""
+        """Newest finite number of a column (None without one)."""
         values = self.columns.get(key, array("d"))[: len(self)]
         return next((value for value in reversed(values) if math.isfinite(value)), None)
 
     def row(self, number: int) -> dict[str, Any]:
-        """A whole row, as it stands in the file."""
+        """Whole row as in the file; empty if it cannot be read."""
         with suppress(OSError, ValueError), self._path.open("rb") as file:
             file.seek(self._starts[number])
             return cast("dict[str, Any]", foreign(json.loads(file.readline(_MOST_BYTES))))

@@ -1,16 +1,15 @@
-"""Who may ask, and what a browser is told to refuse.
+"""Access control of the server, and headers that restrict the browser.
 
-The page shows what models, tools and web pages have written, on the machine of the person who
-looks. So:
+The page shows what models, tools and web pages have written, on the user's machine. So:
 
-* Another site's page cannot ask: a request names one of our own hosts exactly, port included (a
-  name that was rebound to this machine is another); an Origin is one of ours, and each POST has
-  one; `Sec-Fetch-Site`, where a browser sends it, says that the page is ours. Following a link to
-  the first page is let through: it holds nothing.
-* Whoever asks for data shows the token, which stands in no cookie and no address that is sent.
-  Forks and replays need another token besides.
-* What was written by others is never run: no script, style or image but ours, no frame, no form,
-  and no text that becomes markup (`require-trusted-types-for`).
+* Another site's page cannot send requests: a request names one of our own hosts exactly, port
+  included (a name that was rebound to this machine is another); an Origin is one of ours, and each
+  POST has one; `Sec-Fetch-Site`, if a browser sends it, shows that the page is ours. Following a
+  link to the first page is allowed, since it contains no data.
+* Requests for data need the token, which is in no cookie and no address that is sent. Forks and
+  replays need a second token.
+* Foreign content is never run: no script, style or image but ours, no frame, no form, and no text
+  that becomes markup (`require-trusted-types-for`).
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer."""
+"""Headers of every answer."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANYWHERE = ("0.0.0.0", "::")  # noqa: S104
 _OURS = ("same-origin", "none")
 
 
 class SiteGate:
-    """Raises `BadRequestError` for what our own page, or a program on the command line, would not
-    send.
+    """Filter of requests. Raises `BadRequestError` for a request that neither our own page nor a
+    command-line program would send.
     """
 
     def __init__(self, host: str, port: int, page: str) -> None:
-        """`host`: that it listens on. `page`: path of the page to which a link of another site may
-        lead.
+        """`host`: host that the server listens on. `page`: path that a link of another site may
+        lead to.
         """
         self._port, self._page = port, page
         self._names = {*_LOOPBACK, host.lower()} - set(_ANYWHERE)
@@ -102,7 +101,7 @@ class SiteGate:
 
 
 def _is_address(name: str) -> bool:
-    """A number cannot be rebound, as a name can."""
+    """True for an IP address, which cannot be rebound as a name can."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -111,7 +110,7 @@ def _is_address(name: str) -> bool:
 
 
 def require_fork_token(request: web.Request, token: str) -> None:
-    """Raise for a request that does not show the second token once."""
+    """Raise `BadRequestError` for a request without exactly one correct second token."""
     given: Sequence[str] = request.headers.getall(FORK_HEADER, [])
     if len(given) != 1 or not hmac.compare_digest(
         given[0].encode("utf-8", "surrogateescape"), token.encode()

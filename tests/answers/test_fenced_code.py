@@ -1,4 +1,4 @@
-"""Which blocks of a model's text are Python that it wants to be run."""
+"""Choice of the blocks in a model's text that are Python to be run."""
 
 from __future__ import annotations
 

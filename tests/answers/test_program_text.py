@@ -1,4 +1,4 @@
-"""Which part of an answer is its program. Whole answers in many forms:
+"""Choice of the program in an answer. Whole answers in many forms:
 `tests/rewards/test_code_tests.py`.
 """
 

@@ -1,5 +1,5 @@
-"""Loops that serve many callers go on after a surprise, which is one caller's: the next one is
-answered.
+"""Loops that serve many callers survive an unexpected error. It affects one caller, and the next is
+served.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def deadlines() -> None:
 
 
 def queue() -> None:
-    """A waiter that raises in whichever thread tells it."""
+    """A waiter that raises, in whichever thread notifies it."""
     workers = ThreadWorkers(1)
     scheduler = Scheduler(workers)
     scheduler.enter(Submission("value 1"), raises(ValueError("a waiter")))
@@ -164,7 +164,7 @@ def launches() -> None:
 
 
 def outcomes() -> None:
-    """So is what is raised when its outcome is looked at."""
+    """An error while a call's outcome is examined is that call's outcome, and later calls run."""
     workers = ThreadWorkers(1)
     scheduler = Scheduler(workers)
     sessions = scheduler._dispatch.sessions  # pyright: ignore[reportPrivateUsage]
@@ -217,7 +217,7 @@ def telemetry() -> None:
 
 
 async def looks() -> None:
-    """The viewer's."""
+    """The viewer's loop."""
     seen = list[int]()
 
     def changed() -> list[str]:
@@ -252,7 +252,7 @@ async def test_after_a_surprise_the_next_caller_is_answered(
 
 
 def test_works_that_answer_from_another_thread_are_not_disturbed_by_a_waiter() -> None:
-    """The thread that tells an outcome is the workers' own: it serves everybody."""
+    """The thread that reports an outcome belongs to the workers and serves all callers."""
     told = list[BaseException | None]()
 
     class Telling(ThreadWorkers):

@@ -1,4 +1,4 @@
-"""Waiting before the next try, and the end of what is read."""
+"""Waiting before a retry, and the end of a response that is read."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def hrm(
     capsys: pytest.CaptureFixture[str],
     environment: LocalEnvironment,
 ) -> Command:
-    """Runs `hrm-agent WORDS` and gives back its exit code and what it printed."""
+    """Function that runs `hrm-agent WORDS`, and returns its exit code and output."""
     monkeypatch.chdir(tmp_path)
     lend(environment, monkeypatch)
 

@@ -1,4 +1,6 @@
-"""Commands that look at what is on record import neither what runs agents nor what trains them."""
+"""Commands that only read the record import neither the code that runs agents nor the code that
+trains them.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ HEAVY = {
     "langsmith",
     "httpx",
 }
-FEW, SOME = 150, 480
-"""Most modules of a command that reads no store, and of one that does. Python itself starts with
-some ninety.
+FEW, SOME = 150, 500
+"""Upper bounds for the number of modules of a command that reads no store, and of one that does.
+Python itself starts with some ninety.
 """
 THREAD = "runs/collect/0/0"
 

@@ -1,4 +1,4 @@
-"""Finding commands, and what errors look like."""
+"""Command lookup, and the form of error messages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WITH_ACTIONS = {name: getattr(import_module(module_of(name)), "ACTIONS", {}) for
 def test_help_fits_a_terminal_of_80_columns(
     words: str, hrm: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No line goes beyond it, where the terminal would break it anywhere; and no word is broken."""
+    """Longer lines would be broken anywhere by the terminal. No word is broken."""
 
     def shown(columns: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -15,7 +15,7 @@ MAJORITY = ("--mode", "majority", "--n", "3", "--thread", "task")
 
 @pytest.fixture
 def says(tmp_path: Path) -> str:
-    """A policy that answers 41 once, and 42 then, in two ways."""
+    """Policy that answers 41 once, and then 42 in two ways."""
     answers = [rf"<answer>\boxed{{{value}}}</answer>" for value in ("41", "42", "42.0")]
     (tmp_path / "says.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     return f"scripted:{tmp_path / 'says.jsonl'}"

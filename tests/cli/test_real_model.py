@@ -26,7 +26,7 @@ from tests.support.viewer.process import viewing
 
 ONCE = ("--context", "max_rounds=1", "max_subgoals=1", "max_turns=1")
 CALLS_BEFORE_THE_KILL = 9
-"""More than the first calls of all rollouts, and far fewer than all calls."""
+"""Number greater than that of the first calls of all rollouts, and far below that of all calls."""
 RUBRIC = """
 def letters(text):
     return text.count("e") / max(1, len(text))
@@ -41,7 +41,7 @@ def on_record() -> list[Trajectory]:
 
 
 def calls_of(run: str) -> dict[str, Call]:
-    """The calls of a run so far; none before it has written anything."""
+    """Calls of a run so far (empty before the first write)."""
     try:
         return {
             call.id: call for each in on_record() if each.run_id == run for call in each.own_calls

@@ -91,8 +91,8 @@ def is_right(number: int, result: ExecutionResult) -> bool:
 
 
 def check(results: list[ExecutionResult], killer: Killer) -> None:
-    """Right, or lost by the infrastructure and said so; the latter rarely, since what is lost is
-    run once more.
+    """Assert that every result is right, or reported as lost by the infrastructure. Losses are
+    rare, since a lost call is run once more.
     """
     assert killer.killed["slot"] > 0
     lost = [result for result in results if result.status is ToolStatus.INFRASTRUCTURE]
@@ -155,7 +155,9 @@ async def test_thousands_of_calls_are_answered_while_slots_and_fork_servers_are_
 
 
 async def flood(calls: int, seconds: float) -> None:
-    """All at once: they begin in the order in which they came, whatever dies meanwhile."""
+    """Submit all calls at once. They begin in the order of submission, whatever is killed
+    meanwhile.
+    """
     environment = LocalEnvironment(slots=4)
     await environment.execute("1")
     began = ChosenKills(environment).began
@@ -189,8 +191,8 @@ async def test_thousands_submitted_at_once_are_all_answered_in_order_while_slots
 
 
 async def episode(environment: Environment, name: str, cells: int) -> int:
-    """A session's total is right, or the outcome says that the cell was lost: never a wrong number.
-    Counts the lost.
+    """Run the cells of a session and return the number of lost ones. Its total is right, or the
+    outcome reports that the cell was lost.
     """
     known, lost = 0, 0
     for number in range(1, cells + 1):
@@ -245,7 +247,9 @@ async def test_many_sessions_never_go_on_from_a_wrong_state() -> None:
 
 @contextmanager
 def restarting(server: ServerProcess, seconds: float) -> Iterator[list[float]]:
-    """Kills the server again and again, and starts another one at its address; gives the times."""
+    """Kill the server again and again, and start another one at its address. Yields the times of
+    the kills.
+    """
     stop, killed, chance = threading.Event(), list[float](), random.Random(11)
 
     def run() -> None:

@@ -22,7 +22,9 @@ from tests.support.environment.served import TOKEN, served
 
 
 class Lesser(LocalEnvironment):
-    """As on a machine without namespaces: underneath it is strong."""
+    """Local environment that reports L1, as on a machine without namespaces. It is as strong as
+    usual.
+    """
 
     isolation = "L1"
 
@@ -76,7 +78,7 @@ async def test_a_wrong_token(server: tuple[str, str]) -> None:
 )
 def test_ray(where: str, address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     class Cluster:
-        """Its level is that of its weakest node."""
+        """Cluster whose isolation level is that of its weakest node."""
 
         isolation = "L1"
 

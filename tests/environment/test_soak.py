@@ -28,8 +28,8 @@ async def test_thousands_of_calls_leave_nothing() -> None:
 
 
 async def test_hundreds_of_calls_are_answered_rightly() -> None:
-    """And what they leave behind is seen by the host's own look at the end, which waits for what is
-    on its way out.
+    """Leftovers are found by the host's check at the end, which waits for processes that are
+    ending.
     """
     report = await soak(160, rounds=2)
     assert sum(report.statuses.values()) == 160

@@ -1,4 +1,4 @@
-"""Each example runs from the command line as its docstring says, and comes to what it says."""
+"""Examples run from the command line as their docstrings state, with the stated results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def commands(name: str) -> list[list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: LocalEnvironment) -> Path:
-    """Where the commands are typed: it has the examples and no record yet."""
+    """Folder in which the commands run. It has the examples and no record yet."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
     lend(environment, monkeypatch)
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: LocalEn
 
 @pytest.fixture
 def run(folder: Path) -> Runs:
-    """Runs a command by `hrm-agent`, greedily; gives back the one trajectory that there is then."""
+    """Function that runs a command by `hrm-agent`, greedily, and returns the only trajectory."""
 
     def run(words: list[str], *more: str, store: str = "runs/store.db") -> Trajectory:
         assert words[0] == "hrm-agent"
@@ -158,7 +158,7 @@ def test_nothing_runs_before_a_person_has_agreed(
 
 @pytest.mark.slow
 def test_a_journey_when_the_wiki_is_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both parts, each in a process of its own, then the commands on the record."""
+    """Run both parts, each in its own process, then the commands on the record."""
     talk, travel, *on_record = commands("research_time_travel")
     assert [talk[-1], travel[-1]] == ["talk", "travel"]
     done = subprocess.run([sys.executable, *talk[1:-1]], capture_output=True, text=True, check=True)

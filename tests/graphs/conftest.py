@@ -1,4 +1,4 @@
-"""What tests of graphs share that compute nothing."""
+"""Fixtures shared by graph tests that compute nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hrm_agent.environment import LocalEnvironment
 
 @pytest.fixture(scope="session")
 def idle_environment() -> Iterator[LocalEnvironment]:
-    """An environment that nobody uses: one serves all."""
+    """Environment that no test uses, so that one serves all."""
     opened = LocalEnvironment(slots=1)
     yield opened
     opened.shutdown()

@@ -49,7 +49,7 @@ def test_only_work_counts_and_side_by_side_once() -> None:
 
 
 def test_usage_of_an_earlier_version_goes_on() -> None:
-    """It kept the first and the last moment, and no thread."""
+    """The earlier version stored the first and the last moment, and no thread."""
     earlier: Any = {
         "calls": 2,
         "tokens": 5,
@@ -79,7 +79,7 @@ def test_merged_in_any_number_of_steps_it_is_the_same() -> None:
 
 
 class Clock:
-    """Time passes only where somebody says so."""
+    """Clock that advances only when a test advances it."""
 
     def __init__(self) -> None:
         self.now = 1e9

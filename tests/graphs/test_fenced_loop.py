@@ -38,7 +38,7 @@ def block(code: str) -> str:
 
 
 class Watched(LocalEnvironment):
-    """Counts what it is asked."""
+    """Environment that keeps its submissions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -87,7 +87,9 @@ def inserted(codec: ChatTemplateCodec, call: Call) -> str:
 
 
 def is_shown(text: str, shown: str) -> bool:
-    """As it is, or as JSON spells it, in which a closing tag may be escaped."""
+    """True if the prompt contains the text, literally or as JSON spells it, in which a closing tag
+    may be escaped.
+    """
     return text in shown or json.dumps(text)[1:-1] in shown.replace("<\\/", "</")
 
 

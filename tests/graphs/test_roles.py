@@ -1,6 +1,4 @@
-"""What is read out of a model's text, what it is told where nothing can be, and that none of it
-takes long.
-"""
+"""Reading of roles' texts, error messages for unreadable ones, and bounds on the time."""
 
 from __future__ import annotations
 

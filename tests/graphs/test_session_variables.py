@@ -1,6 +1,4 @@
-"""What a task comes with, and what other solvers have found, as variables of the sessions of our
-loops.
-"""
+"""Data of a task and results of other solvers, as session variables in the built-in graphs."""
 
 from __future__ import annotations
 

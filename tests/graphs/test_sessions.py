@@ -27,7 +27,7 @@ SCRIPT = [call("x = 6"), call("y = x * 7"), call("y"), boxed(42)]
 
 
 class Watched(LocalEnvironment):
-    """Says what it was asked."""
+    """Environment that keeps its submissions."""
 
     def __init__(self) -> None:
         super().__init__()

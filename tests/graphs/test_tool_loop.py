@@ -1,4 +1,4 @@
-"""The tool loop: its course, its budgets, and what stands in the record."""
+"""The tool loop: its course, its budgets, and its record."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_call_that_cannot_be_decoded_is_an_outcome(
 async def test_what_a_policy_writes_never_fails_its_run(
     value: str, status: ToolStatus, store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """A failed run is tried again and left out of training: the policy would get out of its worst
+    """A failed run would be repeated and left out of training, so the policy could escape its worst
     rollouts.
     """
     odd = f'<tool_call>{{"name": "python", "arguments": {{"code": "1", "x": {value}}}}}</tool_call>'
@@ -110,7 +110,7 @@ async def test_budgets(
 
 
 class Narrow(ScriptedEngine):
-    """Has room for one turn."""
+    """Engine with room for one turn."""
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         if self.calls == 1:

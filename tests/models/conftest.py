@@ -54,7 +54,7 @@ THINK_STRIPPING = """
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}
 """
-"""As Qwen3's: reasoning is kept up to the last user turn only."""
+"""Template like Qwen3's: reasoning is dropped from turns before the last user turn."""
 
 
 def make_tokenizer(template: str = CHATML) -> Any:
@@ -122,5 +122,5 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def own_model() -> Any:
-    """A model that a test may change."""
+    """Model that a test may change."""
     return make_model("qwen3", seed=1)

@@ -14,11 +14,17 @@ from langchain_core.messages import HumanMessage
 from peft import LoraConfig, get_peft_model
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.adapter_folder import BASE_FILE, is_adapter_folder, on_its_base, write_base, write_codec
+from hrm_agent.models.adapter_folder import (
+    BASE_FILE,
+    is_adapter_folder,
+    on_its_base,
+    write_base,
+    write_codec,
+)
 from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.models.loading.load_weights import load_pretrained
 from hrm_agent.models.loading.policy_loader import load_codec, load_policy, model_folder
-from hrm_agent.models.model_string import LoadOptions, parse_model
+from hrm_agent.models.model_string import CodecOptions, LoadOptions, parse_model
 from hrm_agent.trajectory import Sampling
 
 MODEL = "builtin:cold-start"
@@ -26,7 +32,7 @@ MODEL = "builtin:cold-start"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PEFT's own files, as anybody's adapter has them."""
+    """Adapter folder as PEFT writes it."""
     torch.manual_seed(3)
     model, _ = load_pretrained(model_folder(MODEL))
     config = LoraConfig(
@@ -91,7 +97,9 @@ def test_it_is_spoken_to_as_the_model_in_its_bases_folder(folder: str, tmp_path:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     config = json.loads(Path(folder, "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(base)}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": str(base)})
+    )
     for asked in (str(base), str(adapter), f"{base}?adapter={adapter}"):
         assert on_its_base(parse_model(asked)).codec == CodecOptions(thoughts="keep"), asked
     write_codec(base, CodecOptions())

@@ -59,7 +59,7 @@ class Answer(BaseModel):
 
 
 def echo(messages: list[Any]) -> str:
-    """Answers so that each answer names its request."""
+    """Return an answer that contains its request."""
     return f"answer to {messages[-1].content}"
 
 

@@ -1,4 +1,4 @@
-"""A part of a graph with a model of its own: loaded when asked, off the event loop, once, and never
+"""Parts of a graph with their own model: loaded on first use, off the event loop, once, and never
 in a replay.
 """
 
@@ -26,7 +26,7 @@ from hrm_agent.trajectory import TaskRef
 
 
 class Verdict(BaseModel):
-    """What a judge says."""
+    """Verdict of a judge."""
 
     good: bool
 
@@ -39,7 +39,7 @@ def other(tmp_path: Path) -> str:
 
 
 def two_models(other: str) -> Any:
-    """Two nodes: the policy in force, and a judge of its own."""
+    """Graph of two nodes: the current policy, and a judge with its own model."""
 
     async def answer(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await policy().ainvoke(state["messages"])]}

@@ -1,5 +1,5 @@
-"""What is on record of a call to a provider: what was sent, and what the provider says of it, over
-real requests.
+"""Record of a call to a provider: the request as sent and the provider's report, over real
+requests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whatever a policy writes ends in a typed outcome of its own rollout, and leaves the next one
-alone.
+"""Answers of any content end in a typed outcome of their own rollout, and leave the next one
+unaffected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the record says of a call's log-probs, and of whether a trainer can learn from it."""
+"""Record of a call's log-probs: their distribution, and whether a trainer can learn from the call."""
 
 from __future__ import annotations
 

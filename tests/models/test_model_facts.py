@@ -1,6 +1,4 @@
-"""Facts of a model before it is loaded, and how long an answer may be for which nobody named a
-limit.
-"""
+"""Facts of a model before it is loaded, and the default limit of an answer's length."""
 
 from __future__ import annotations
 
@@ -121,7 +119,7 @@ def test_without_a_limit_an_answer_ends_at_the_models_own_and_the_record_says_at
 def test_a_request_is_the_same_whatever_the_model_and_records_of_earlier_versions_are_found(
     store: RunStore,
 ) -> None:
-    """Earlier versions ended each answer at 512 tokens where nobody had named a limit."""
+    """Earlier versions ended each answer at 512 tokens if no limit was given."""
     with ScriptedEngine(["word " * 900], name="one") as engine:
         before = asked(store, engine, max_tokens=4096)
     assert (

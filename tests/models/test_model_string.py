@@ -1,4 +1,4 @@
-"""Model strings: what they name, how it is loaded, and what is said of a slip."""
+"""Model strings: their meaning, their loading, and the messages for mistakes."""
 
 from __future__ import annotations
 

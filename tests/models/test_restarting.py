@@ -1,4 +1,4 @@
-"""Replies that are dropped when weights are published, and sampled again by the new ones."""
+"""Replies that are dropped when weights are published, and sampled again from the new ones."""
 
 from __future__ import annotations
 

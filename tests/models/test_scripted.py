@@ -105,7 +105,7 @@ def test_publishing_changes_the_version() -> None:
 def test_a_relative_path_names_the_file_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One process may work in several folders: the string alone does not name the model."""
+    """One process may work in several folders, so the string alone does not identify the model."""
     name, opened = "scripted:script.jsonl", list[Any]()
     for word in ("one", "two", "one"):
         (tmp_path / word).mkdir(exist_ok=True)
@@ -123,8 +123,8 @@ def test_a_relative_path_names_the_file_of_the_current_folder(
 async def test_a_watched_event_loop_may_ask_for_a_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`langgraph dev` raises in code that blocks its loop, and takes asking for the folder for
-    that.
+    """`langgraph dev` raises in code that blocks its loop, and counts a query of the current folder
+    as such.
     """
     monkeypatch.chdir(tmp_path)
     with blockbuster_ctx(["hrm_agent"]):

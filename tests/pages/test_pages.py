@@ -1,5 +1,5 @@
-"""Pages and fragments of records: nothing in them runs, whatever a model wrote; their numbers are
-those on record.
+"""Pages and fragments of records: no content runs, whatever a model wrote, and all figures match
+the record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ALLOWED_ATTRIBUTES = {
 
 
 class Parsed(HTMLParser):
-    """Tags, attributes and text of a page; asserts that each tag is closed."""
+    """Tags, attributes and text of a page. Asserts that each tag is closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which passages of texts are shown: the best of all hits together, each character once."""
+"""Choice of the passages that are shown: the best of all hits together, each character once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_where_no_passage_fits_the_best_one_begins() -> None:
 
 @pytest.mark.parametrize("place", [0, 6, 12])
 def test_the_answer_is_shown_wherever_in_a_hit_it_stands(place: int) -> None:
-    """The beginning of a hit has no privilege."""
+    """The beginning of a hit has no priority."""
     sentences = PLAIN.split(". ")
     text = ". ".join([*sentences[:place], ANSWER.removesuffix("."), *sentences[place:]])
     parts = [Part("a", 0, PLAIN * 2), Part("b", 0, text), Part("c", 0, PLAIN * 2)]

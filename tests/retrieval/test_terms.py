@@ -1,4 +1,4 @@
-"""What a text is indexed by, and what a question asks the index for."""
+"""Terms by which a text is indexed, and terms for which a question searches."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def test_every_language_has_its_stemmer() -> None:
 def test_threads_share_a_stemmer_that_keeps_its_word_in_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As those in Python do, which serve where PyStemmer is not installed."""
+    """Stemmers in pure Python keep the word at hand in themselves. They are used if PyStemmer is
+    not installed.
+    """
     endings = ("ing", "ational", "ness", "ization", "edly", "s", "fully", "ement")
     words = [
         f"{a}{b}{c}{end}"

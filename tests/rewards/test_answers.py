@@ -1,6 +1,4 @@
-"""What an answer reader finds, what a comparison takes for equal, and code that is run against
-tests.
-"""
+"""Answer readers, comparisons of answers, and code that is run against tests."""
 
 from __future__ import annotations
 

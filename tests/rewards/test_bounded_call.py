@@ -1,4 +1,6 @@
-"""Calls on a policy's text: what the text causes is told from what befalls their process."""
+"""Calls on a policy's text: failures caused by the text are distinguished from failures of their
+process.
+"""
 
 from __future__ import annotations
 

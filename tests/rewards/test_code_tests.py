@@ -1,6 +1,4 @@
-"""Code that is run against tests: what is right scores 1 in whatever form, what is wrong or hostile
-0.
-"""
+"""Code that is run against tests: correct code scores 1 in any form, wrong or hostile code 0."""
 
 from __future__ import annotations
 

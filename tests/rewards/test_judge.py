@@ -1,6 +1,4 @@
-"""A model as judge: what it is asked, what it says, and what becomes of answers that cannot be
-used.
-"""
+"""Models as judges: their prompts, their answers, and the handling of unusable answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose graph raised: on what the policy wrote, or by itself."""
+"""Runs whose graph raised, because of the policy's text or by itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def graph_of(node: Callable[[State], Any]) -> Any:
 
 
 def asking(then: Callable[[str], Any]) -> Any:
-    """A graph that asks once, and makes of the answer what `then` does."""
+    """Graph that asks once and passes the answer to `then`."""
 
     async def think(state: State) -> dict[str, Any]:
         return {"answer": then((await policy().ainvoke([("user", state["question"])])).text)}
@@ -60,7 +60,7 @@ def asking(then: Callable[[str], Any]) -> Any:
 def run(
     graph: Any, answers: list[str], store: RunStore, environment: LocalEnvironment, **options: Any
 ) -> tuple[Trajectory, int]:
-    """The run of a rollout, and how often the policy was asked."""
+    """Trajectory of a rollout, and the number of requests to the policy."""
     codec, thread = options.pop("codec", None), options.pop("thread", "t")
     with ScriptedEngine(answers, codec=codec) as engine:
         runner = EpisodeRunner(
@@ -141,8 +141,8 @@ def test_what_a_machine_or_a_service_fails_at_is_not(
 
 
 def of(package: str, *names: str, **attributes: Any) -> Exception:
-    """An error of a package, which need not be here: the last name is its class, those before it
-    are its bases.
+    """Error of a package that need not be installed. The last name is its class, earlier names are
+    the bases.
     """
     kind: type[Exception] = Exception
     for name in names:

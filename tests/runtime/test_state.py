@@ -1,5 +1,5 @@
-"""States with channels whose value LangGraph makes of writes (`DeltaChannel`), wherever a state is
-looked at.
+"""States with channels whose value LangGraph computes from writes (`DeltaChannel`), wherever a
+state is read.
 """
 
 from __future__ import annotations

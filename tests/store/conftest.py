@@ -1,5 +1,5 @@
-"""What tests of both bodies share; a file that needs more ways of opening a store has fixtures of
-its own.
+"""Fixtures for tests of both store backends. Files that need more ways to open a store have their
+own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.postgres import PostgresServer
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[str]:
-    """A new store on each body."""
+    """URL of a new store on each backend."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return

@@ -1,6 +1,4 @@
-"""A server that is away: how long it is waited for, by whom, and that nobody waits for anything
-else.
-"""
+"""Absent servers: the length of the wait, the callers that wait, and that no others do."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ PATIENCE = 2.0
 
 
 class Clock:
-    """A clock that only those who sleep move on."""
+    """Clock that advances only by calls of `sleep`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -63,7 +61,7 @@ def opened(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ope
 def test_a_server_that_is_gone_without_a_word_is_given_up(
     asked: str, fresh_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is sent to it is taken, and nothing comes back, on old connections and on new ones."""
+    """The server accepts data and never answers, on old and on new connections."""
     monkeypatch.setattr(postgres_reading, "_SILENT_SECONDS", 0.2)
     monkeypatch.setattr(postgres_reading, "_PATIENCE_SECONDS", 3.0)
     with Way(fresh_database) as way, open_store(way.url) as store:
@@ -127,9 +125,7 @@ ASKED = {ask.__name__: ask for ask in (write, read, look)}
 
 
 def refused(asked: Opened, ask: Callable[[RunStore], None]) -> int:
-    """How often the server was tried. What is said is that it refuses, and not that somebody had
-    waited for it.
-    """
+    """Number of connection attempts. The error must report the refusal, not a wait for the server."""
     with pytest.raises(StoreError, match=r"unreachable for over 2 seconds: connection .*refused"):
         ask(asked.store)
     tries, asked.clock.sleeps = asked.clock.sleeps + 1, 0
@@ -138,8 +134,8 @@ def refused(asked: Opened, ask: Callable[[RunStore], None]) -> int:
 
 @pytest.mark.parametrize("first", ASKED)
 def test_a_server_that_stays_away_is_waited_for_once(first: str, opened: Opened) -> None:
-    """The first request waits out the patience; the many reads and writes by which the run then
-    ends fail at once.
+    """The first request waits until the patience is spent. The many reads and writes at the run's
+    end then fail at once.
     """
     opened.way.shut()
     assert refused(opened, ASKED[first]) == pytest.approx(PATIENCE / 0.1, abs=2)
@@ -170,7 +166,7 @@ def test_a_server_that_comes_back_is_found_by_who_waits(asked: str, opened: Open
 
 
 class Held:
-    """Stands for a connection."""
+    """Stand-in for a connection."""
 
     def __init__(
         self, status: psycopg.pq.TransactionStatus = psycopg.pq.TransactionStatus.IDLE
@@ -224,7 +220,7 @@ def test_who_cannot_connect_takes_no_place() -> None:
 def test_a_reader_that_is_refused_leaves_the_writer_alone(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that has no place for one more connection serves those that it has."""
+    """A server without room for one more connection serves the existing ones."""
     database = opened.store.database
     assert isinstance(database, PostgresDatabase)
     write(opened.store)
@@ -249,7 +245,7 @@ def test_a_closed_store_is_not_waited_for(opened: Opened) -> None:
 
 
 def test_many_read_side_by_side(opened: Opened) -> None:
-    """More of them than there are connections."""
+    """The number of readers exceeds that of the connections."""
     errors: list[BaseException] = []
 
     def several() -> None:
@@ -302,7 +298,7 @@ def test_a_read_whose_connection_is_lost_at_any_moment_is_what_it_would_have_bee
 
 
 def test_a_read_that_cannot_be_of_one_moment_any_more_is_refused(opened: Opened) -> None:
-    """What it had read by then has changed since; what it had not may."""
+    """Data read before the connection was lost has changed since. Data not read yet may change."""
     insert = "INSERT INTO noted VALUES (?)"
     ask = "SELECT number FROM noted ORDER BY number"
     database: Any = opened.store.database

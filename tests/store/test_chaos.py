@@ -1,7 +1,7 @@
-"""What a store goes through beside kills: full disks, lost servers, lost answers, cancelled
-waiters, forks, rivals.
+"""Faults of a store other than kills: full disks, lost servers, lost answers, cancelled waiters,
+forks, rivals.
 
-Runs are forks of a warm process (`tests.support.graphs.kills`); what they asked is counted outside
+Runs are forks of a warm process (`tests.support.graphs.kills`). Their requests are counted outside
 of them.
 """
 
@@ -77,7 +77,7 @@ def driver() -> Iterator[Driver]:
 
 @pytest.fixture(scope="module")
 def untouched(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The record of a run of two tasks that nothing happens to."""
+    """Record of an undisturbed run of two tasks."""
     return untouched_record(
         driver, plan_of(tmp_path_factory.mktemp("alone")), tmp_path_factory.mktemp("alone") / "run"
     )
@@ -97,7 +97,7 @@ def error_of(plan: Plan) -> str:
 def test_a_run_that_runs_out_of_room_goes_on_when_there_is_some(
     driver: Driver, untouched: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Some room is made whenever the run has ended for want of it, and at last enough."""
+    """Each time the run ends for lack of room, some room is made, and at last enough."""
     plan, times_full = plan_of(tmp_path), 0
     for pages in (36, 55, 75):
         Path(plan.folder, PAGES).write_text(str(pages))
@@ -116,8 +116,8 @@ def test_a_run_that_runs_out_of_room_goes_on_when_there_is_some(
 def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(
     driver: Driver, tmp_path: Path
 ) -> None:
-    """On a small disk of its own. Some room is made whenever the run has ended for want of it, and
-    at last enough.
+    """The disk is small. Each time the run ends for lack of room, some room is made, and at last
+    enough.
     """
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
@@ -160,7 +160,7 @@ def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(
 
 @contextmanager
 def restarted(postgres: PostgresServer) -> Iterator[None]:
-    """The server runs again afterwards, for the tests that come."""
+    """Restart the server after the test, for those that follow."""
     try:
         yield
     finally:
@@ -191,7 +191,7 @@ def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
     fresh_database: str,
     tmp_path: Path,
 ) -> None:
-    """`tests.store.test_away` has what is waited for, and how often."""
+    """`tests.store.test_away` tests the waits and their number."""
     plan = plan_of(tmp_path, fresh_database)
     plan_events(plan, {10: ["signal", postgres.pid, signal.SIGQUIT]})
     with restarted(postgres):
@@ -214,7 +214,7 @@ def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
 def test_lost_answers_to_commits_double_nothing(
     driver: Driver, untouched: dict[str, Any], fresh_database: str, tmp_path: Path
 ) -> None:
-    """Some commits are done, and the answer does not arrive: the connection breaks instead."""
+    """Some commits succeed, but the connection breaks before the answer arrives."""
     plan = plan_of(tmp_path, fresh_database)
     lost = range(3, 30, 5)  # a task alone makes more commits than that, one after the other
     with Way(fresh_database, deaf=lost) as way:
@@ -269,8 +269,8 @@ def test_connections_that_break_double_nothing(
 
 
 def test_whatever_a_lost_connection_says_is_asked_again(fresh_database: str) -> None:
-    """psycopg has been seen to take the answer to an earlier statement for that of the one which
-    was cut off.
+    """psycopg may take the answer to an earlier statement for that to the statement that was cut
+    off.
     """
     tries = 0
 
@@ -300,9 +300,7 @@ def wrong(cursor: Cursor) -> None:
 
 
 def test_the_journal_beside_a_stock_checkpointer(driver: Driver, tmp_path: Path) -> None:
-    """A graph that its user runs on SqliteSaver, inside a recording: what was answered is not asked
-    again.
-    """
+    """A user's graph runs on SqliteSaver inside a recording. Answered requests are not repeated."""
     alone = plan_in(tmp_path / "alone", tasks=2, sandbox=False, stock=True)
     assert driver.start(alone).result() == 0
     plan = replace(alone, folder=str(tmp_path / "killed"))
@@ -382,9 +380,7 @@ class Cut(Log):
         self._count()
 
     def arm(self, task: asyncio.Task[Any] | None, events: int = 0) -> None:
-        """Cancel a task when so many lines and transactions have begun from now on; None for no
-        task.
-        """
+        """Cancel a task after the given number of further lines and transactions (None: no task)."""
         with self._lock:
             self._task, self._left = task, events
 
@@ -398,8 +394,8 @@ class Cut(Log):
 async def cancelled_at(
     level: str, durability: Any, folder: Path, moments: Iterator[int], times: int
 ) -> None:
-    """Runs in one process and on one open store, each cancelled so many times; never taken for a
-    second run.
+    """Runs in one process on one open store, each cancelled the given number of times. None counts
+    as a second run.
     """
     plan = plan_in(
         folder / "run", f"sqlite:///{folder}/store.db?level={level}", graphs=(TEAM,), tasks=4

@@ -1,8 +1,6 @@
-"""LangGraph's own conformance suite over the store's checkpointer: both bodies, encrypted and not,
-async and sync.
-
-The suite calls asynchronous methods only. `Synchronous` answers each of them by the synchronous
-one.
+"""LangGraph's own conformance suite on the store's checkpointer: both backends, encrypted and not,
+async and sync. The suite calls asynchronous methods only, and `Synchronous` answers each of them
+with the synchronous one.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ OpenNew = Callable[[], AbstractContextManager[RunStore]]
 
 
 class Synchronous(BaseCheckpointSaver[Any]):
-    """A checkpointer's synchronous methods in asynchronous clothes."""
+    """Checkpointer whose asynchronous methods call the synchronous ones."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         super().__init__(serde=saver.serde)
@@ -65,8 +63,8 @@ DEFAULT = {
     "asynchronous": ("sqlite", "sqlite power", "postgresql encrypted"),
     "synchronous": ("sqlite encrypted", "postgresql"),
 }
-"""Each body and variant once, both ways on each body;
-the other combinations are in the slow set.
+"""Combinations of the default tests: each backend and variant once, and both ways on each backend.
+Other combinations are in the slow set.
 """
 
 

@@ -1,4 +1,4 @@
-"""A store copied to another body or key, and threads taken over from version 1 and from LangGraph's
+"""Stores copied to another backend or key, and threads migrated from version 1 and from LangGraph's
 own savers.
 """
 
@@ -122,7 +122,7 @@ def history(saver: BaseCheckpointSaver[Any]) -> dict[str, list[Any]]:
 
 
 def plain(found: Any) -> Any:
-    """A checkpoint as far as every saver promises it."""
+    """Part of a checkpoint that every saver guarantees."""
 
     def place(config: Any) -> Any:
         named = ("thread_id", "checkpoint_ns", "checkpoint_id")
@@ -132,7 +132,7 @@ def plain(found: Any) -> Any:
 
 
 def states(saver: BaseCheckpointSaver[Any]) -> dict[str, list[Any]]:
-    """The histories as a graph tells them: values, what comes next, questions, metadata."""
+    """Histories as a graph reports them: values, next nodes, questions, metadata."""
     graph = compiled(saver)
     return {
         thread: [
@@ -184,7 +184,7 @@ def opened(body: str, tmp_path: Path, postgres: PostgresServer) -> Generator[Run
 
 
 def test_a_copy_is_the_store_again(tmp_path: Path, postgres: PostgresServer) -> None:
-    """Around all bodies and keys, and back to where it began."""
+    """Copies go around all backends and keys, and back to the start."""
     with open_store(tmp_path / "origin.db") as origin:
         fill(origin.checkpointer)
         record(origin)
@@ -239,7 +239,7 @@ def test_a_sealed_copy_keeps_nothing_readable(tmp_path: Path) -> None:
 
 
 def test_a_copy_goes_on_as_its_origin_does(tmp_path: Path) -> None:
-    """What both add names the same values; the target knows what it was given."""
+    """Additions to either store refer to the same values. The target knows the values it received."""
     with open_store(tmp_path / "origin.db") as origin, open_store(tmp_path / "copy.db") as copied:
         fill(origin.checkpointer)
         copy_store(origin, copied)

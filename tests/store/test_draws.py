@@ -1,5 +1,5 @@
-"""What nodes drew, in a store: with the next commit, copied, sealed, deleted, and told of where it
-is damaged.
+"""Draws of nodes in a store: committed with the next write, copied, sealed, deleted, and reported
+if damaged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_the_newest_record_of_a_task_stands(store: RunStore) -> None:
 
 
 def test_they_are_committed_with_what_is_written_after_them(file: RunStore) -> None:
-    """So that an answer on record never lacks the draws that its request was made of."""
+    """An answer on record thus never lacks the draws that its request was made from."""
     write(file, draws(times=(1,)))
     file.journal.write_call(call("t", 0))
     assert execute(file.url, "SELECT count(*) FROM draws") == [(1,)]

@@ -130,7 +130,7 @@ def test_a_fork_is_the_lineage_and_nothing_else(store: RunStore) -> None:
 
 
 def test_a_fork_runs_on_as_its_origin_did(store: RunStore) -> None:
-    """What a subgraph remembers is what it remembered at that moment."""
+    """Subgraph memory is restored as of the forked checkpoint."""
     graph = nested(store)
     for word in ("one", "two", "three"):
         graph.invoke(say(word), on("origin"))
@@ -151,9 +151,7 @@ def asking(store: RunStore) -> Any:
 
 
 def test_a_question_is_asked_anew_in_a_fork(store: RunStore) -> None:
-    """The answer that the origin got is a pending write of the chosen checkpoint: it does not come
-    along.
-    """
+    """The origin's answer is a pending write of the chosen checkpoint, which is not copied."""
     graph = asking(store)
     graph.invoke(say("hello"), on("origin"))
     waiting = graph.get_state(on("origin"))
@@ -220,7 +218,7 @@ class Runs:
         self.store.journal.write_trajectory(made)
 
     def step(self, thread: str) -> tuple[str, str, str]:
-        """One more step: the checkpoint that it started from, and the names of its calls."""
+        """Take one more step. Return the checkpoint it started from, and the names of its calls."""
         self.graph.invoke(say("go"), on(thread))
         moments = list(self.graph.get_state_history(on(thread)))
         started = next(m for m in moments if m.next == ("step",)).config["configurable"][
@@ -276,8 +274,8 @@ def test_a_fork_begins_with_the_calls_of_its_lineage(store: RunStore) -> None:
 
 
 def test_a_fork_of_a_fork(store: RunStore) -> None:
-    """Forked after what the first fork did, and before it: at a checkpoint that it inherited
-    itself.
+    """Forked after the first fork's own work, and before it, at a checkpoint that the fork
+    inherited.
     """
     runs = Runs(store)
     runs.begin("origin")

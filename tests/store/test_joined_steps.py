@@ -29,7 +29,7 @@ def runner(store: RunStore, engine: ScriptedEngine, **options: Any) -> EpisodeRu
 
 
 async def test_nothing_is_written_after_a_step_that_could_not_be(store: RunStore, url: str) -> None:
-    """Else the record would say that a run has ended whose state does not have its end."""
+    """The record would otherwise report a run as ended whose state lacks its end."""
 
     def intrude(state: MessagesState) -> dict[str, Any]:
         with open_store(url) as other:
@@ -81,7 +81,7 @@ def begun(thread: str, id_: str) -> Any:
 def test_a_row_that_the_database_refuses_ends_its_run_and_no_other(
     url: str, store: RunStore
 ) -> None:
-    """It would be refused with each commit that takes it along."""
+    """The row would make every commit that includes it fail."""
     with (
         open_store(url) as other,
         store.leases_ahead(["a", "b"]),
@@ -114,7 +114,7 @@ def joins(store: RunStore) -> bool:
 def test_while_commits_fail_a_step_waits_for_its_own(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a graph that asks no model would go on for ever, with nothing on record."""
+    """A graph that calls no model would otherwise go on for ever with nothing on record."""
 
     def full(_: Any) -> None:
         raise StoreFullError("The disk is full.", "Free some space.")
@@ -134,8 +134,8 @@ def test_while_commits_fail_a_step_waits_for_its_own(
 def test_while_a_commit_is_late_a_step_waits_for_its_own(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is slow, or another process writes: else a kill would take all that was done since
-    it began.
+    """The disk is slow, or another process writes. A kill would otherwise take all work since the
+    commit began.
     """
     transact, submit, goes_on = store.database._transact, store.database.submit, threading.Event()
 
@@ -163,8 +163,8 @@ def test_while_a_commit_is_late_a_step_waits_for_its_own(
 
 
 def test_what_is_known_of_a_call_is_what_is_read(store: RunStore) -> None:
-    """Half characters are stored as others, tuples as lists,
-    and nothing is shared with the caller.
+    """Half characters are stored as others, tuples as lists, and no object is shared with the
+    caller.
     """
     tool: dict[str, Any] = {
         "type": "function",

@@ -1,6 +1,4 @@
-"""Which of the servers that a folder's `store.url` may name are connected to, and which are
-refused.
-"""
+"""Servers that a folder's `store.url` may name: some are connected to, others refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Scores beside records, on both bodies: one for each rubric,
-amended by many at the same moment.
-"""
+"""Scores beside records, on both backends: one for each rubric, amended by many at the same moment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A hostile row does not run, a hostile filter finds nothing, and what is secret is not on the
-disk.
-"""
+"""Hostile rows do not run, hostile filters find nothing, and secrets are not on the disk."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def converse(store: RunStore, config: Any) -> Any:
 
 
 class Forgery:
-    """Bytes that write a file when they are made into an object by somebody who trusts them."""
+    """Bytes that write a file when they are deserialized without checks."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness
@@ -74,7 +72,7 @@ class Forgery:
         return PICKLE, pickle.dumps(self)
 
     def packed(self) -> tuple[int, bytes]:
-        """By the msgpack extension with which LangGraph calls constructors."""
+        """Payload in the msgpack extension with which LangGraph calls constructors."""
         return MSGPACK, ormsgpack.packb(
             ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {self.witness}")))
         )
@@ -97,7 +95,7 @@ def test_the_forgeries_are_dangerous(forgery: Forgery) -> None:
 
 
 def put_into_checkpoints(url: str, reference: Any) -> None:
-    """Let every channel of every checkpoint refer to `reference`."""
+    """Make every channel of every checkpoint refer to `reference`."""
     for (manifest,) in execute(url, "SELECT manifest FROM checkpoints"):
         rest, channels = ormsgpack.unpackb(manifest)
         forged = ormsgpack.packb(

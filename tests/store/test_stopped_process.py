@@ -43,7 +43,7 @@ def place_of(folder: Path, shared: Path, answers: tuple[str, ...] = slow_agent.S
 
 
 def begun(shared: Path, process: CliProcess) -> int:
-    """How many tools a process has begun."""
+    """Number of tools that a process has begun."""
     noted = shared / "begun.txt"
     lines = noted.read_text().splitlines() if noted.exists() else []
     assert process.process.is_alive() or len(lines) >= 2, process.said.read_text()
@@ -51,7 +51,7 @@ def begun(shared: Path, process: CliProcess) -> int:
 
 
 def stop(process: CliProcess, url: str) -> None:
-    """Not in the middle of a write: a process stopped there holds SQLite's lock on the file."""
+    """Stop a process, but not during a write, when it would hold SQLite's lock on the file."""
     while True:
         os.kill(process.pid, signal.SIGSTOP)
         if not is_file(url):
@@ -73,8 +73,8 @@ def has_run_out(url: str) -> bool:
 def test_a_process_that_was_stopped_writes_nothing_to_a_thread_that_was_taken_over(
     url: str, tmp_path: Path
 ) -> None:
-    """Both run the thread's tools; the record has the second one's outcomes,
-    and the first is told.
+    """The thread's tools run in both processes. The record has the second one's outcomes, and the
+    first one gets an error.
     """
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -189,7 +189,8 @@ except RunError as error:
 
 STOPPED = """
 import os, signal, sys
-from hrm_agent.store import leases, open_store
+from hrm_agent.store import open_store
+from hrm_agent.store.database import leases
 leases.LEASE_SECONDS, leases.HEARTBEAT_SECONDS = 1.0, 3600.0
 with open_store(sys.argv[1]) as store, store.lease("t"):
     store.database.write(lambda cursor: os.kill(os.getpid(), signal.SIGSTOP), "t")
@@ -199,8 +200,8 @@ with open_store(sys.argv[1]) as store, store.lease("t"):
 def test_a_process_that_is_stopped_in_a_transaction_keeps_nobody_out(
     postgres: PostgresServer,
 ) -> None:
-    """Its transaction holds the lock of all writers: who opens the store asks for nothing that it
-    would wait for.
+    """The stopped transaction holds the lock of all writers. Opening the store requests nothing
+    that waits for it.
     """
     url = postgres.create_database()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

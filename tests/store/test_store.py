@@ -145,9 +145,7 @@ def test_a_step_judged_again_replaces_its_judgement(store: RunStore) -> None:
 def test_a_judgement_keeps_what_calls_were_credited_with_where_they_differ(
     store: RunStore, tmp_path: Path
 ) -> None:
-    """One that says nothing of it is written as by earlier versions, which refuse fields that they
-    do not know.
-    """
+    """A judgement without credit is written as by earlier versions, which refuse unknown fields."""
     plain = Overlay(
         run_id="run", step=0, trajectory_id="a", group_id="g", reward=1.0, verdict=Verdict.KEPT, reason="x",
         penalty_error=0.0, penalty_format=0.0, advantage=0.5,
@@ -179,8 +177,8 @@ def test_threads_write_side_by_side(store: RunStore) -> None:
 
 
 def test_a_closed_store_refuses_at_once(url: str) -> None:
-    """A write that nobody commits any more would be waited for without end,
-    or lost without a word.
+    """A write that is never committed would otherwise be waited for without end, or be lost
+    silently.
     """
     for options in ("", "?level=power") if url.startswith("sqlite") else ("",):
         store = open_store(f"{url}{options}")
@@ -386,7 +384,7 @@ print(json.dumps({"written": written, "message": ""}))
 
 @pytest.mark.whole
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
-    """In a mount namespace of its own, on a tmpfs of one mebibyte; then the file is copied out and
+    """The disk is a tmpfs of 1 MiB in its own mount namespace. The file is then copied out and
     read.
     """
     disk, kept = tmp_path / "disk", tmp_path / "kept"

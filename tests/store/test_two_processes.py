@@ -1,5 +1,5 @@
-"""Several real processes on one store: nothing is lost, nobody meets a locked database, a thread
-has one run.
+"""Several real processes on one store: no data is lost, no process finds the database locked, and a
+thread has one run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer
 
 
 def test_processes_write_side_by_side(url: str) -> None:
-    """They make the store at the same moment, too; and somebody reads all the while."""
+    """The processes also create the store at the same moment, and another reads meanwhile."""
     with writers(url, write, *NAMES) as processes:
         for process in processes:
             process.begin()
@@ -67,7 +67,7 @@ def test_processes_write_side_by_side(url: str) -> None:
 
 
 def test_a_store_that_two_make_at_the_same_moment(postgres: PostgresServer) -> None:
-    """Both have seen that it is not there, and one waits for the other."""
+    """Each has seen that the store is missing, and one waits for the other."""
     database = postgres.create_database()
 
     def opened(_: int) -> int:
@@ -97,7 +97,9 @@ def check_thread(store: RunStore, thread: str) -> None:
 
 
 def test_a_thread_has_one_run(url: str) -> None:
-    """Without a lease: whoever finds that the thread went on without it writes nothing more."""
+    """Holds without a lease: a run writes nothing more once it finds that another continued the
+    thread.
+    """
     with writers(url, run, "t", "t") as processes:
         for process in processes:
             process.begin()

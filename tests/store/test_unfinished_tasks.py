@@ -28,7 +28,7 @@ def say(name: str) -> Any:
 
 
 def routed(saver: BaseCheckpointSaver[Any], route: Any, error_handler: Any = None) -> Any:
-    """first, then second where `route` says so."""
+    """Graph that runs `first`, then `second` if `route` returns it."""
     builder = StateGraph(State)
     builder.add_node("first", say("first"), error_handler=error_handler)
     builder.add_node("second", say("second"))
@@ -97,8 +97,8 @@ def test_an_error_that_the_graph_handles_leaves_what_was_written(
 
 
 def test_a_task_that_ended_after_an_error_is_taken_over_as_ended(store: RunStore) -> None:
-    """Its error stays on record beside what it wrote;
-    only the task beside it is still to be run.
+    """The task's error stays on record beside its writes. The other task is the only one still to
+    be run.
     """
     ran, failing = Counter[str](), {"a", "b"}
 

@@ -1,4 +1,6 @@
-"""What is killed, set back or nested too deeply: nothing half is left, and what is said is true."""
+"""Killed or failed work, clocks set back and values nested too deeply: nothing is left half done,
+and all messages are true.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def stock(folder: Path) -> Path:
 
 
 def migrate_slowly(source: str, target: RunStore, other: Connection) -> None:
-    """Half of it; then it waits to be killed."""
+    """Migrate half of a store, then wait to be killed."""
     adopt, count = StoreSaver.adopt, 0
 
     def adopting(saver: StoreSaver, found: Any, paths: Any) -> None:
@@ -109,7 +111,7 @@ def test_a_migration_that_is_killed_leaves_nothing(url: str, tmp_path: Path) -> 
 def test_a_migration_that_fails_is_forgotten(
     store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the process noted of values that it had handed in, too: it writes them again."""
+    """The process also forgets which values it had handed in, and writes them again."""
     source, adopt, count = str(stock(tmp_path)), StoreSaver.adopt, 0
 
     def failing(saver: StoreSaver, found: Any, paths: Any) -> None:
@@ -144,8 +146,8 @@ def test_a_new_store_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_two_that_make_one_file_leave_each_other_alone(tmp_path: Path) -> None:
-    """The first to end has it; the other is told, and what one that was killed left is cleared
-    away.
+    """The first to end gets the file, and the other reports this. Leftovers of a killed one are
+    removed.
     """
     target, dead = tmp_path / "new.db", tmp_path / "new.db.part-dead"
     dead.mkdir()
@@ -221,8 +223,8 @@ except StoreFullError as error:
 
 @pytest.mark.whole
 def test_a_disk_with_room_for_the_log_alone_leaves_no_copy(tmp_path: Path) -> None:
-    """All rows are committed to the log, which cannot be put into the file: SQLite closes that
-    without a word.
+    """All rows are committed to the log, which cannot be written into the file. SQLite then closes
+    it silently.
     """
     origin, disk = tmp_path / "origin.db", tmp_path / "disk"
     disk.mkdir()
@@ -276,7 +278,7 @@ def test_an_empty_file_is_no_store_to_read_and_one_to_write(
 
 @pytest.fixture
 def set_back(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the clock back, for LangGraph's ids as for the store."""
+    """Set the clock back, for LangGraph's IDs and for the store."""
     from langgraph.checkpoint.base import id as ids
 
     # other tests may have gone ahead of the clock
@@ -295,8 +297,8 @@ def set_back(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_thread_of_a_clock_that_was_ahead_is_gone_on_with_and_branched(
     seconds: int, url: str, store: RunStore, set_back: Any
 ) -> None:
-    """By a process that was not there when it was written: what it writes is the newest, wherever
-    it begins.
+    """A process that opened the store later goes on. Its checkpoints are the newest, wherever it
+    begins.
     """
     talking(store.checkpointer, "t")
     set_back(seconds)
@@ -339,7 +341,7 @@ def test_so_it_is_of_a_subgraph_s(url: str, store: RunStore, set_back: Any) -> N
 
 
 def test_a_lower_id_than_the_newest_is_not_written(store: RunStore, set_back: Any) -> None:
-    """Whoever made it: it would be lost."""
+    """The checkpoint would be lost, whoever made it."""
     graph = talking(store.checkpointer, "t")
     newest = store.checkpointer.get_tuple(on("t"))
     assert newest is not None
@@ -374,7 +376,7 @@ def nested(levels: int, kind: str) -> Any:
 def test_what_is_nested_too_deeply_is_refused_when_it_is_written(
     kind: str, place: str, store: RunStore
 ) -> None:
-    """What is taken can be read back, from as deep in Python's stack as a graph is."""
+    """Accepted values can be read back, from as deep in Python's stack as a graph is."""
 
     def value(levels: int) -> Any:
         made = nested(levels, kind)

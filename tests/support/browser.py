@@ -40,7 +40,7 @@ _AXE = """async () => {
 
 
 def find_browser() -> str | None:
-    """Where Chromium is."""
+    """Path of Chromium (None if it is missing)."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -69,18 +69,18 @@ class Site:
         self._browsing = browsing
         self._base = base
         self._fragment = fragment
-        """With what the address begins that opens it."""
+        """Fragment of the address that opens the viewer (empty for a copy in files)."""
         self.place = place
         """Id of the first place."""
 
     def open(self, route: str, width: int = 1440, theme: str = "light", **params: Any) -> Page:
-        """A new, watched page on a route. Query values are `params`."""
+        """Open a new, watched page on a route. Query values are `params`."""
         page = self._browsing.new_page(self._base, width, theme)
         page.goto(self._base + self._fragment)
         return self.go(page, route, **params)
 
     def go(self, page: Page, route: str, **params: Any) -> Page:
-        """The page moves to another route, as by a link."""
+        """Move a page to another route, as by a link."""
         from playwright.sync_api import expect
 
         path = "" if route == "runs" else route
@@ -97,7 +97,7 @@ class Browsing:
         self._contexts: list[Any] = []
         self._servers: list[subprocess.Popen[str]] = []
         self.problems: list[str] = []
-        """What the consoles and requests of all pages said, until now."""
+        """Problems that the consoles and requests of all pages have reported so far."""
 
     def serve(self, *places: Path, allow_fork: bool = False) -> Site:
         """A `hrm-agent view` of its own process on these places."""

@@ -8,7 +8,7 @@ from functools import cache
 
 @cache
 def missing_cgroup() -> str:
-    """Why there is none, and what to do; empty where there is one. Nothing is changed."""
+    """Reason why no cgroup is delegated, and advice (empty if one is). Changes nothing."""
     if sys.platform != "linux":
         return f"There are no cgroups on {sys.platform}."
     from hrm_agent.environment.sandbox.cgroup import delegated

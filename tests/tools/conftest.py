@@ -20,8 +20,8 @@ def environment() -> Iterator[LocalEnvironment]:
 
 @pytest.fixture(scope="module", autouse=True)
 def patient() -> Iterator[None]:
-    """The wikis here are slow on a slow machine, which is not what is tested. Tests of time-outs
-    give their own.
+    """Patience for wikis that are slow on a slow machine, which is not tested here. Tests of
+    time-outs use their own.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in (("timeout", 60.0), ("patience", 300.0)):

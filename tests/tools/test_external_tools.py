@@ -1,5 +1,5 @@
-"""Tools that know nothing of records: run once, their whole output given back; and effects wanted
-once by a key.
+"""Tools without knowledge of records: run once, with their whole output returned later, and effects
+performed once per key.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ slow_graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask
 async def test_what_a_thread_writes_after_its_run_was_given_up_is_refused(
     tmp_path: Path, environment: LocalEnvironment
 ) -> None:
-    """By then another process may have the run."""
+    """Another process may have the run by then."""
     episode = Episode(TaskRef(id="1", family="f", prompt="p"), "t", graph=f"{__name__}:slow_graph")
     with open_store(tmp_path / "store.db") as store, ScriptedEngine(["unused"]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)

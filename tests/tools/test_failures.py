@@ -1,4 +1,4 @@
-"""A tool of one's own: typed failures and limits, in each way of calling it, and after a crash."""
+"""Users' own tools: typed failures and limits, in each way of calling them, and after a crash."""
 
 from __future__ import annotations
 

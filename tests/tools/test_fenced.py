@@ -86,7 +86,7 @@ async def test_a_block_that_cannot_be_run_is_an_invalid_call(recorded: Any) -> N
 
 
 async def test_calls_in_another_form_are_refused(recorded: Any) -> None:
-    """A chat template that knows no tools has no place for their results."""
+    """A chat template without tools has no place for their results."""
     asked: Any = {"type": "tool_call", "id": "native", "name": "python", "args": {"code": "1"}}
     answer = message("", tool_calls=[asked])
     assert len(fenced_calls(answer, "python")) == 1

@@ -1,6 +1,4 @@
-"""A tool that is answered from the record does to the graph what it did when it ran, as LangGraph
-alone has it.
-"""
+"""Tools answered from the record affect the graph as when they ran under LangGraph alone."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from hrm_agent.tools.failures import ToolFailure
 
 ANSWERS = ("yes", "no", "later", "never", "perhaps")
 ran: list[str] = []
-"""Tools that came to their end."""
+"""Names of the tools that have ended."""
 
 
 class State(TypedDict, total=False):
@@ -126,7 +124,7 @@ def injected(
     memories: Annotated[BaseStore, InjectedStore()],
     config: RunnableConfig,
 ) -> str:
-    """The same with what a node injects."""
+    """Write to the stream and to the store through injected arguments."""
     assert isinstance(memories, InMemoryStore) and isinstance(runtime.store, InMemoryStore)
     runtime.stream_writer({"injected": what})
     runtime.store.put(("memories",), what, {"seen": what})
@@ -296,20 +294,18 @@ SAID = {
 
 
 class Run(NamedTuple):
-    """What a run looks like from outside."""
+    """Outside view of a run."""
 
     questions: list[Any]
-    """In the order in which they were asked."""
+    """Questions in the order in which they were asked."""
     events: list[Any]
-    """In each of its passes."""
+    """Custom events of all passes, in order."""
     said: list[str]
-    """In the end."""
+    """Final value of `said`."""
 
 
 async def answered(graph: Any, passes: Callable[[], Any], saver: Any, **again: Any) -> Run:
-    """A run to its end. Each pass is begun as by a process of its own:
-    with a new store in memory.
-    """
+    """Run a graph to its end. Each pass has a new in-memory store, as in a process of its own."""
     config: Any = {"configurable": {"thread_id": "t"}}
     given: Any = {"said": ["begin"]}
     questions, events, answers = list[Any](), list[Any](), iter(ANSWERS)
@@ -370,7 +366,7 @@ async def test_a_replay_asks_as_it_did(name: str, tmp_path: Path) -> None:
 
 
 broken: list[str] = []
-"""Where it holds something, the process ends once after the node's tool has."""
+"""Any item makes the process end once, after the node's tool has ended."""
 
 
 class Killed(BaseException): ...
@@ -387,7 +383,7 @@ def failing(_: State) -> State:
 def test_another_answer_than_the_one_on_record_runs_the_tool_again(
     recorded: bool, tmp_path: Path
 ) -> None:
-    """An answer that is given by id is lost with the process: the person is asked again."""
+    """An answer given by ID is lost with the process, so the question is asked again."""
     graph = node_of(failing).copy(update={"checkpointer": InMemorySaver()})
     broken[:], ran[:] = ["away"], []
     config: Any = {"configurable": {"thread_id": "t"}}
@@ -410,7 +406,7 @@ def test_another_answer_than_the_one_on_record_runs_the_tool_again(
 def test_a_tool_that_does_nothing_to_the_graph_leaves_nothing_of_it(tmp_path: Path) -> None:
     @tool
     def plain(amount: int) -> str:
-        """Nothing else."""
+        """Do nothing to the graph."""
         get_store().get(("memories",), "none")
         return "plain"
 
@@ -423,7 +419,9 @@ def test_a_tool_that_does_nothing_to_the_graph_leaves_nothing_of_it(tmp_path: Pa
 
 
 async def test_what_a_tool_did_under_its_key_is_not_done_twice(tmp_path: Path) -> None:
-    """Its question is its own; another call under the key is answered without one."""
+    """The tool's question is asked once. A second call under the key is answered without a
+    question.
+    """
     paying = idempotent("amount")(pay.model_copy())
     graph = node_of(
         lambda _: {"said": [*(paying.invoke({"amount": 5}) for _ in "ab"), interrupt("Delete?")]}

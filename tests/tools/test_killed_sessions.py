@@ -1,6 +1,4 @@
-"""`kill -9` between two calls of a session: what the next call finds, is told,
-and says on record.
-"""
+"""`kill -9` between two calls of a session: the state, report and record of the next call."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def killed(folder: Path, url: str = "") -> None:
 
 
 async def test_a_rebuilt_session_is_compared_with_the_record(tmp_path: Path) -> None:
-    """The slot was this process's own, and is gone with it."""
+    """The slot belonged to the process itself and is gone with it."""
     killed(tmp_path)
     environment = LocalEnvironment(slots=1)
     done = await killed_session.run(tmp_path, environment)

@@ -1,4 +1,4 @@
-"""The local wiki's own part: a folder that changes, files that are awkward, ports, and its end."""
+"""Features of the local wiki itself: a changing folder, awkward files, ports, and its end."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def test_a_server_that_dies_is_nobodys_fault(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 async def test_whose_fault_a_failure_is() -> None:
-    """An answer that is none is the server's; arguments that it refuses are the call's."""
+    """An invalid answer is the server's failure. Arguments that it refuses are the call's."""
     tools = mcp_tools(RUDE)
     found = await answered(
         tools, *(("answer", {"how": how}) for how in ("malformed", "invalid", "broken"))
@@ -139,7 +139,9 @@ def test_without_the_package_it_says_what_to_install() -> None:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """The same server behind HTTP; a connection waits at its socket until it is up."""
+    """URL of the test's MCP server over HTTP. A connection waits at its socket until the server is
+    up.
+    """
     from tests.support.tools.mcp_server import server
 
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -1,4 +1,4 @@
-"""Tools of somebody else: what they do wrong ends their own call and nothing else."""
+"""Tools of other authors: their errors end their own call and nothing else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_process_ends_whose_tools_hang() -> None:
 
 
 class Known(BaseRetriever):
-    """A document with this metadata."""
+    """Retriever of one document with this metadata."""
 
     metadata_of: dict[str, Any]
 

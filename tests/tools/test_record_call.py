@@ -1,4 +1,6 @@
-"""A tool call is written ahead, finished once, and given back instead of being run again."""
+"""Tool calls are written ahead, finished once, and returned from the record instead of being run
+again.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CONFIG: Any = {
 
 
 class Counter:
-    """Something to execute, which counts how often it was."""
+    """Function to execute, which counts its calls."""
 
     def __init__(self, outcome: ToolOutcome | Exception | None = None) -> None:
         self.runs = 0

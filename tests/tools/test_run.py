@@ -84,7 +84,7 @@ async def test_every_call_is_answered_in_order_with_its_status(journal: MemoryJo
 
 
 async def test_what_a_tool_gives_beside_its_text_is_on_record(journal: MemoryJournal) -> None:
-    """And is given again, where the call is not run again."""
+    """The artifact is also returned if the call is not run again."""
     runs: list[int] = []
 
     @tool(response_format="content_and_artifact")
@@ -124,7 +124,7 @@ async def test_calls_that_could_not_be_decoded_survive_streaming(journal: Memory
 
 
 async def test_calls_run_side_by_side(journal: MemoryJournal) -> None:
-    """None ends before all have begun."""
+    """All calls begin before any of them ends."""
     begun: list[int] = []
 
     @tool

@@ -1,6 +1,4 @@
-"""Variables that sessions begin with: in a new session, in one that is built again, and in none's
-record.
-"""
+"""Initial variables of sessions: in a new session and in a rebuilt one, but not in the record."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sessions of the Python tool: whose variables they are, which cells led to a call, and in which
-order calls run.
+"""Sessions of the Python tool: ownership of variables, the cells behind a call, and the order of
+calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints: whatever happens to the newest, a run goes on from the one before."""
+"""Checkpoints: if the newest is damaged, a run continues from the one before."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_model_is_written_once(tmp_path: Path) -> None:
 def test_what_a_person_put_beside_a_model_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A finished run that is started again leaves it; one that goes on sets it aside."""
+    """A finished run that is started again keeps it. A run that continues moves it aside."""
     model = keep_model(tmp_path, 4, writer("four"))
     (model / "sub" / "state.json").write_text('"edited"')
     (model / "notes.md").write_text("mine")

@@ -100,7 +100,7 @@ def test_every_selection_goes_with_every_advantage_credit_and_objective(
 def test_a_part_of_a_batch_without_a_token_to_train_is_passed_over_and_a_whole_one_is_refused() -> (
     None
 ):
-    """Of the rollouts of each prompt the planner is frozen; one has no other call."""
+    """A rollout whose only call is the frozen planner's has no token to train."""
     alone = [
         each.model_copy(update={"calls": each.calls[:1]}) if not n else each
         for n, each in enumerate(GROUPS[0])

@@ -39,7 +39,9 @@ LESSON = Conversation(
 
 
 def learned(folder: Path) -> ChatTemplateCodec:
-    """A policy that has this one conversation by heart; its tokenizer."""
+    """Train a policy until it knows this one conversation by heart, save it to `folder`, and return
+    its codec.
+    """
     tokenizer = build_tokenizer([LESSON])
     model, codec = new_model(tokenizer, 0), ChatTemplateCodec(tokenizer)
     config = SftConfig(steps=60, batch_size=1, learning_rate=3e-3, warmup_steps=1, weight_decay=0.0)
@@ -93,7 +95,7 @@ def _overlay(trajectory: Any, advantage: float) -> Overlay:
 
 
 def _logprob(policy: Learner, token_ids: tuple[int, ...], last: int) -> float:
-    """Of the last tokens of a sequence, under the weights as they are."""
+    """Log-prob of the last tokens of a sequence, under the current weights."""
     ids = torch.tensor([token_ids])
     with torch.no_grad():
         logprobs = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1)

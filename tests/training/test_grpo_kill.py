@@ -30,7 +30,7 @@ CONFIG = GrpoConfig.of(
     context={"max_turns": 4, "max_tokens": 96},
 )
 ROLLOUTS = 2 * CONFIG.rollout.group_size * CONFIG.rollout.prompts_per_step
-"""Of one step."""
+"""Number of rollouts of one step."""
 KILLS = {
     "after step 1": ("step", 1),
     "after step 2": ("step", 2),

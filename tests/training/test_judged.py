@@ -1,4 +1,4 @@
-"""Training on what a judge says: a server that ranks the siblings of a group."""
+"""Training on a judge's scores: a server that ranks the siblings of a group."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def lost(trajectory: Trajectory) -> bool:
 
 
 def unanswered(trajectory: Trajectory) -> bool:
-    """Whether it counts as ended with an answer, while its last message asks for a tool."""
+    """True if the rollout counts as ended with an answer although its last message asks for a tool."""
     return trajectory.stop_reason is StopReason.ANSWER and bool(
         trajectory.calls[-1].response["tool_calls"]
     )
@@ -121,13 +121,13 @@ def test_a_lost_rollout_runs_once_more_and_the_second_attempt_counts(
 
 
 class Killed(Exception):
-    """The moment at which a test ends a run."""
+    """Exception with which a test ends a run."""
 
 
 def test_a_run_of_the_name_of_another_in_the_same_store_is_refused(
     losing: Losing, tmp_path: Path
 ) -> None:
-    """Its rollouts would be those of the other one, by their threads' names."""
+    """Threads of both runs would have the same names, so one run would take the other's rollouts."""
     losing(lambda _: False)
     config = CONFIG.model_copy(update={"store": str(tmp_path / "shared.db")})
     asyncio.run(train(config, tmp_path / "a" / "run"))

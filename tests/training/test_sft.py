@@ -184,7 +184,7 @@ def test_unknown_keys_are_refused():
 
 def test_where_the_template_rewrites_earlier_turns_a_new_example_begins(codec):
     class Forgetful:
-        """A codec whose template drops what was said before."""
+        """Codec whose template drops earlier turns."""
 
         encode = codec.encode
         encode_turn = codec.encode_turn
@@ -291,7 +291,7 @@ def test_nothing_to_learn_is_an_error(tokenizer, codec):
 
 
 class Killed(BaseException):
-    """In the place of a kill: nothing catches it."""
+    """Stand-in for a kill, which nothing catches."""
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

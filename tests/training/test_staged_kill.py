@@ -44,9 +44,9 @@ CONFIG = GrpoConfig.of(
 )
 PHASES = ("rollout", "reward", "select", "update", "evaluation")
 FEW, MANY = 1, int(os.environ.get("HRM_AGENT_TEST_KILLS", "8"))
-"""Kills of the default tests, and of the slow ones with them."""
+"""Number of kills in the default tests, and in the slow ones."""
 SYNCS = 40
-"""More than the files that the checkpoints of the first steps have."""
+"""Number greater than that of the files in the checkpoints of the first steps."""
 
 
 @pytest.fixture(scope="module")

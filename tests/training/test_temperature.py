@@ -1,5 +1,5 @@
-"""What was sampled at a temperature is trained at it, and what was not sampled from the policy has
-no gradient.
+"""Tokens sampled at a temperature are trained at it. Tokens not sampled from the policy have no
+gradient.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def kept(advantage: float, index: int = 0) -> Overlay:
 def gradient(
     calls: Sequence[Call], advantage: float, **options: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Of one whole update: with plain descent at rate 1 the weights move by the gradient."""
+    """Gradient and metrics of one whole update. With plain descent at rate 1, the weights move by
+    the gradient.
+    """
     model = tiny_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     batches = build_batches(
@@ -93,8 +95,8 @@ def gradient(
 
 
 def by_hand(calls: Sequence[Call], advantage: float) -> dict[str, torch.Tensor]:
-    """The same in double precision, written down token by token: at ratio 1 it is that of -A log p
-    / N.
+    """Gradient in double precision, computed token by token. At ratio 1 it is the gradient of -A
+    log p / N.
     """
     model = tiny_model().double()
     tokens = [token for each in calls for token in each.token_ids]

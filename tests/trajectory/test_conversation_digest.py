@@ -1,4 +1,4 @@
-"""Hashes of conversations: what is kept of them is bounded."""
+"""Hashes of conversations. The memory for them is bounded."""
 
 from __future__ import annotations
 

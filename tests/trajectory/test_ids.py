@@ -1,4 +1,4 @@
-"""What names of threads and groups say."""
+"""Facts encoded in the names of threads and groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published format is what is written, and the page about it is up to date."""
+"""The published format matches the written one, and its page is up to date."""
 
 from __future__ import annotations
 

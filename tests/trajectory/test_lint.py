@@ -49,7 +49,7 @@ def with_tool_call(**changes: Any) -> Trajectory:
 
 
 def moved(task_id: str, where: GraphIdentity) -> Trajectory:
-    """The trajectory with only one call, made somewhere else under an id that fits."""
+    """Trajectory with a single call, moved elsewhere under a matching ID."""
     return with_calls(make_call(task_id, identity=where))
 
 

@@ -1,4 +1,4 @@
-"""What tests of the viewer share: a browser, and a run that training has made."""
+"""Fixtures shared by viewer tests: a browser, and a run that training has made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL_TRAINING = (
     *("train", "rl", "--prompts-per-step", "2", "--group-size", "4"),
     *("--eval-every", "2", "--eval-problems", "8", "--seed", "3"),
 )
-"""A training of a second or two a step."""
+"""Configuration of a training that takes a second or two per step."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def browsing(browser: Browser) -> Iterator[Browsing]:
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of three steps, which nobody changes: who wants to write copies it."""
+    """Folder of a run of three steps. Tests must not change it and copy it to write."""
     folder = tmp_path_factory.mktemp("trained") / "small"
     assert main([*SMALL_TRAINING, "--steps", "3", "--out", str(folder)]) == 0
     return folder

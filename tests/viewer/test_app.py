@@ -1,6 +1,4 @@
-"""The server of the page: who may ask what, what every answer tells a browser,
-and what is bounded.
-"""
+"""The page's server: access control, headers for browsers, and bounds."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class Served(NamedTuple):
 
 
 class Forks:
-    """Notes what it is asked for."""
+    """Fork jobs that record the requests they receive."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Any]] = []
@@ -81,7 +79,7 @@ async def status(served: Served, path: str, method: str = "GET", **headers: str)
 
 
 async def raw(served: Served, request: str) -> str:
-    """What is answered to bytes that no client would send."""
+    """Answer to a raw request that no client would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(request.replace("PORT", str(served.port)).replace("\n", "\r\n").encode("latin-1"))
     await writer.drain()
@@ -458,7 +456,9 @@ async def next_line(stream: aiohttp.StreamReader, start: bytes) -> bytes:
 
 
 async def until_told_of(stream: aiohttp.StreamReader, place: str) -> None:
-    """Of others, too: what was written just before may be told twice."""
+    """Read events until one names the place. Earlier events may name others, since a recent write
+    may be reported twice.
+    """
     assert await next_line(stream, b"event: ") == b"change\n"
     while place not in json.loads(await next_line(stream, b"data: "))["places"]:
         pass
@@ -501,7 +501,7 @@ async def test_more_listeners_than_there_may_be_are_refused(
 
 
 class Busy(Places):
-    """Where very much changes all the time."""
+    """Places that report many changes at any time."""
 
     def changed(self) -> list[str]:
         return [f"{number:07}" * 100 for number in range(5_000)]

@@ -24,7 +24,7 @@ from tests.support.trajectory.samples import make_trajectory
 
 
 def record(where: str, names: list[str]) -> None:
-    """A program of one's own, with the store's checkpointer; and a trajectory beside it."""
+    """Run a user's program with the store's checkpointer, and write a trajectory beside it."""
     with open_store(where) as store:
         builder = StateGraph(MessagesState)
         builder.add_node(
@@ -82,7 +82,9 @@ def test_forged_times_hide_nothing_and_a_copy_says_that_they_are_left_out(tmp_pa
 
 
 def test_ids_of_other_types_are_read_to_the_end(tmp_path: Path) -> None:
-    """In a table without types a number is below every text, that which it was told as included."""
+    """Tables without column types sort a number below every text, including the text that the
+    number is reported as.
+    """
     record(str(tmp_path / "store.db"), ["a"])
     with sqlite3.connect(tmp_path / "store.db") as forged:
         for table in ("threads", "checkpoints"):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.whole
 
 @contextmanager
 def training(folder: Path) -> Iterator[None]:
-    """A training that goes on until the block ends."""
+    """Training that runs until the block ends."""
     words = [
         sys.executable,
         "-m",
@@ -96,7 +96,7 @@ def test_a_run_is_walked_while_another_one_is_written(
 
 
 def walk_a_step(page: Page, browsing: Browsing) -> None:
-    """From the groups of a step to two siblings, and to one of them."""
+    """Go from the groups of a step to two siblings, and to one of them."""
     groups = page.locator("section.group")
     expect(groups).to_have_count(2)
     expect(

@@ -1,4 +1,6 @@
-"""A copy of the page: which files it has, what their scripts say, and where it may be written."""
+"""Copies of the page: their files, the data in their scripts, and the folders they may be written
+to.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Key -> file, as the copy's index says."""
+    """Files by key, from the copy's index."""
     index = (folder / "data" / "index.js").read_text(encoding="ascii").splitlines()[0]
     return json.loads(
         json.loads(index.removeprefix("hrm.storeFiles(JSON.parse(").removesuffix("));"))

@@ -1,5 +1,5 @@
-"""What is looked at: what a word on the command line stands for, and places that come, go, break
-and come back.
+"""Places to view: the meaning of a word on the command line, and places that appear, disappear,
+break and recover.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store on a server, and an encrypted one, are shown as the same store in a file is."""
+"""Stores on a server and encrypted stores are shown like the same store in a file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def questions(place: Place) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def told(place: Place, name: str, query: tuple[tuple[str, str], ...]) -> Any:
-    """Without what names the store, and the numbers of its rows."""
+    """Answer of an endpoint without parts that differ between stores: name, row numbers, times,
+    commands and next page.
+    """
     endpoint = ENDPOINTS[name]
     with place.moment():
         answer = endpoint.function(

@@ -1,4 +1,4 @@
-"""What pages show is what the command line prints: of a run that training has made."""
+"""Pages and command line show the same figures, for a run that training has made."""
 
 from __future__ import annotations
 

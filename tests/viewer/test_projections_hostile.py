@@ -1,6 +1,4 @@
-"""Stores that are anybody's: whatever stands in them is shown as strict JSON, told as damaged, or
-left alone.
-"""
+"""Stores of untrusted origin: any content is shown as strict JSON, reported as damaged, or skipped."""
 
 from __future__ import annotations
 
@@ -164,7 +162,7 @@ def test_no_share_of_problems(place: Place, ask: Ask) -> None:
 
 
 def test_a_column_of_another_type(place: Place, ask: Ask, tmp_path: Path) -> None:
-    """SQLite keeps what was written, whatever the column was made for."""
+    """SQLite stores values of any type, whatever the type of the column."""
     id_ = write(place, make_call("task-a"))
     other = Place("other", str(tmp_path / "other.db"), None)
     write_to(other)

@@ -1,5 +1,5 @@
-"""Pages of moments: of threads with branches in place, subgraphs and questions, as the whole
-history has them.
+"""Pages of moments, for threads with branches in place, subgraphs and questions, agree with the
+whole history.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""What a run on record says of itself: entropy of its tokens, tool errors, lengths, and what
-selection changed.
+"""Analysis of a recorded run: entropy of its tokens, tool errors, lengths, and effects of
+selection.
 """

@@ -1,14 +1,12 @@
-"""Entropy of the completion tokens on record: one forward pass over exactly the tokens that were
+"""Entropy of recorded completion tokens, by one forward pass over exactly the tokens that were
 sampled.
 
-In nats, over the whole vocabulary, of the distribution at the temperature that the call was sampled
-at: no top-p and no schema, which cut that distribution further. A call at temperature 0 has its
-entropy at temperature 1.
+Entropies are in nats, over the whole vocabulary, of the distribution at the temperature of the
+call. Top-p and schemas, which cut that distribution further, are not applied. A call at temperature
+0 has its entropy at temperature 1.
 
-Mean -log p of the sampled tokens, as recorded: what the entropy is the mean of, for all steps and
-without weights.
-
-It is an estimate of the mean entropy, and tells nothing of a single token.
+`Surprise` is -log p of the sampled tokens, as recorded. Its mean estimates the mean entropy for all
+steps, without weights. It shows nothing about a single token.
 """
 
 from __future__ import annotations
@@ -40,42 +38,44 @@ __all__ = [
 ]
 
 TOKENS = 8192
-"""Tokens that are forwarded at once, unless one row is longer."""
+"""Maximum tokens of one forward pass, unless one row is longer."""
 After = Literal["none", "ok", "error"]
-"""What tool responses a call begins after: none, none that failed, or one that failed by the
-policy's doing.
+"""Tool responses before a call: none, none that failed, or one that failed through the policy's
+fault.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CallEntropy:
-    """The tokens of one call, each array with one entry for each token that it adds."""
+    """Tokens of one call. Each array has one entry for each token that the call adds."""
 
     trajectory_id: str
-    """Its trajectory."""
+    """Id of its trajectory."""
     call_id: str
-    """The call."""
+    """Id of the call."""
     token_ids: tuple[int, ...]
     """Prompt tokens first, then completion tokens."""
     entropies: np.ndarray[Any, np.dtype[np.float32]]
-    """In nats; nan for prompt tokens."""
+    """Entropies in nats (nan for prompt tokens)."""
     differences: np.ndarray[Any, np.dtype[np.float32]]
-    """|log-prob - recorded log-prob|; nan for prompt tokens, and where the recorded one cannot be compared."""
+    """|log-prob - recorded log-prob| (nan for prompt tokens, and if the recorded one is not
+    comparable).
+    """
     temperature: float
-    """At which `entropies` are."""
+    """Temperature of `entropies`."""
     after: After
-    """What tool responses it begins after."""
+    """Outcome of the tool responses before the call."""
     statuses: tuple[str, ...]
-    """Statuses of those responses."""
+    """Statuses of those tool responses."""
 
     @property
     def sampled(self) -> np.ndarray[Any, np.dtype[np.intp]]:
-        """Indices of the tokens that have an entropy."""
+        """Indices of tokens with an entropy."""
         return np.flatnonzero(~np.isnan(self.entropies))
 
 
 def sampler_of(call: Call) -> Sampler:
-    """What sampled a call, by the record."""
+    """Sampler of a call, from the record."""
     return Sampler(call.model, call.policy_version)
 
 
@@ -85,11 +85,11 @@ def call_entropies(
     roles: Collection[str] = (),
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> Iterator[CallEntropy]:
-    """Of each trajectory the named calls, in their order. `roles`: those whose adapters the model
-    has.
+    """Yield entropies of the named calls of each trajectory, in order. `roles`: those with an
+    adapter in the model.
 
-    `on_tokens` is told of completion tokens as they are done. Raises `ModelError` where the model
-    has fewer tokens than the record.
+    `on_tokens`: called with the number of completion tokens of each finished batch. Raises
+    `ModelError` if the record has a token outside of the model's vocabulary.
     """
     rows = [each for trajectory, calls in wanted for each in _rows(trajectory, calls, roles)]
     _check_vocabulary(model, (row for row, _ in rows))
@@ -111,8 +111,8 @@ def call_entropies(
 def responses_before(
     trajectory: Trajectory, call: Call, by_id: Mapping[str, Call]
 ) -> tuple[ToolStatus, ...]:
-    """Statuses of the tool responses that a call begins after: to the calls of the answer that it
-    goes on from.
+    """Statuses of the tool responses before a call: those to the calls of the answer that it
+    continues.
     """
     before = by_id.get(call.parent or call.branch_of or "")
     asked = set(asked_ids(before)) if before is not None else set[str]()
@@ -122,14 +122,14 @@ def responses_before(
 
 
 _Spans = tuple[tuple[str, int, int], ...]
-"""Calls of a row whose tokens are wanted there, with their first and last place."""
+"""Wanted calls of a row, with the start and end of their tokens: (id, start, stop)."""
 
 
 def _rows(
     trajectory: Trajectory, wanted: Collection[str], roles: Collection[str]
 ) -> Iterator[tuple[Row, _Spans]]:
-    """A row for each path with wanted calls, and for each adapter among them; a call is wanted in
-    the first only.
+    """Yield a row for each path with wanted calls, and for each adapter among them. A call is
+    computed in its first path only.
     """
     seen: set[str] = set()
     for path in paths(trajectory.calls):
@@ -179,15 +179,15 @@ def _row(path: Sequence[Call], wanted: Collection[str], role: str) -> tuple[Row,
 
 
 def temperature_of(call: Call) -> float:
-    """The temperature that the entropy of a call's tokens is at."""
+    """Temperature of the entropies of a call's tokens."""
     return call.sampled_with.temperature or 1.0
 
 
 def _forwarded(
     model: Any, rows: Iterable[Row], on_tokens: Callable[[int], None]
 ) -> Iterator[tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Of each row its number; and of its wanted tokens the entropies, the log-probs, and the
-    recorded log-probs.
+    """Yield each row's number, with entropies, log-probs and recorded log-probs of its wanted
+    tokens.
     """
     device = next(model.parameters()).device
     listed = [row for row in rows if row.loss_mask.any()]
@@ -195,7 +195,7 @@ def _forwarded(
     try:
         batches = micro_batches(listed, token_budget=TOKENS, forward=forward)
         first = token_entropies(model, batches[0].to(device)) if batches else None
-    except ModelError:  # one whose attention cannot be replaced
+    except ModelError:  # its attention cannot be replaced
         batches, first = micro_batches(listed, token_budget=TOKENS, forward="padded"), None
     for place, batch in enumerate(batches):
         found = (
@@ -245,31 +245,31 @@ def _check_vocabulary(model: Any, rows: Iterable[Row]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """Of some tokens."""
+    """Sum of -log p over some tokens."""
 
     total: float = 0.0
     """Sum of -log p, in nats."""
     tokens: int = 0
-    """Tokens that have one that can be compared with an entropy."""
+    """Number of tokens with a log-prob that is comparable with an entropy."""
 
 
 @dataclass(frozen=True, slots=True)
 class SurpriseRow:
-    """Of all sampled tokens of one part of a run."""
+    """Mean -log p of all sampled tokens of one part of a run."""
 
     part: str
     """Name of the part."""
     step: int | None
-    """Training step, counted from 1; None outside of training."""
+    """Training step, counted from 1 (None outside of training)."""
     tokens: int
-    """Completion tokens."""
+    """Number of completion tokens."""
     mean: float
     """Mean -log p, in nats."""
 
 
 def surprise_of(trajectory: Trajectory) -> Surprise:
-    """Of the tokens of a rollout whose log-probs are of the whole distribution that they were
-    sampled from.
+    """Surprise of a rollout, over the tokens with log-probs of the whole distribution that they
+    were sampled from.
     """
     calls = [call for call in trajectory.own_calls if is_comparable(call)]
     logprobs = [np.asarray(call.logprobs)[np.asarray(call.mask, np.bool_)] for call in calls]
@@ -277,9 +277,7 @@ def surprise_of(trajectory: Trajectory) -> Surprise:
 
 
 def is_comparable(call: Call) -> bool:
-    """Whether the recorded log-probs are those of the distribution at the temperature of the
-    call.
-    """
+    """True if the recorded log-probs belong to the distribution at the temperature of the call."""
     if not call.token_ids or not call.logprobs:
         return False
     raw = call.logprob_kind is LogprobKind.RAW and call.sampled_with.temperature == 1
@@ -287,7 +285,7 @@ def is_comparable(call: Call) -> bool:
 
 
 def surprise_rows(found: Iterable[tuple[str, int | None, Surprise]]) -> list[SurpriseRow]:
-    """One row for each part that has such tokens, from what its rollouts have."""
+    """One row for each part with comparable tokens, from (part, step, surprise) of its rollouts."""
     parts: dict[str, tuple[int | None, float, int]] = {}
     for part, step, each in found:
         _, total, tokens = parts.get(part, (step, 0.0, 0))

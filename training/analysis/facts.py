@@ -1,15 +1,11 @@
-"""A run reduced to what its tables need: one record of facts for each rollout, read step by step,
-and no tokens.
+"""Facts of a run for its tables: one record for each rollout, read step by step, without tokens.
 
-A rollout that was run once more, since a machine failed it, counts by its second attempt, as in
+A rollout that was repeated because a machine failed it counts by its second attempt, as in
 `metrics.jsonl`.
 
-Tool calls that failed, over a training: by typed status first, and those with status `error` by
-class of exception.
-
-The status is decided by the side that enforces it. The class is read from the last line of what the
-code wrote to standard error, which is the code's own text: a label for a table, and nothing is
-decided by it.
+Failed tool calls are counted by typed status, and those with status `error` also by class of
+exception. The status is decided by the side that enforces it. The class is read from the last line
+of standard error, which the code controls: it is only a label for a table, and decides nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ __all__ = [
 _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w{0,59})(?::|$)")
 _UNNAMED = "no exception named"
 _LONGEST = 160
-"""Characters of an example."""
+"""Maximum number of characters of an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +60,18 @@ class ToolErrorRow:
     part: str
     """Name of the part."""
     step: int | None
-    """Training step, counted from 1; None outside of training."""
+    """Training step, counted from 1 (None outside of training)."""
     rollouts: int
-    """Rollouts of the part."""
+    """Number of rollouts of the part."""
     calls: int
-    """Their tool calls."""
+    """Number of their tool calls."""
     statuses: dict[str, int]
     """Tool calls by status, `ok` included."""
     errors: dict[str, int]
-    """Those with status `error` by class of exception."""
+    """Tool calls with status `error` by class of exception."""
     correct_with_tool_error: float
-    """Share of correct rollouts with a tool call that failed by the policy's doing, as
-    `metrics.jsonl` has it; nan if none is correct.
+    """Share of correct rollouts with a tool call that failed through the policy's fault, as in
+    `metrics.jsonl` (nan if none is correct).
     """
 
 
@@ -84,23 +80,23 @@ class ErrorClass:
     """Tool calls that raised one class of exception, over the whole run."""
 
     name: str
-    """The class."""
+    """Name of the class."""
     calls: int
-    """Tool calls that ended by it."""
+    """Number of tool calls that raised it."""
     correct_rollouts: int
-    """Correct rollouts with such a call."""
+    """Number of correct rollouts with such a call."""
     example: str
-    """The commonest last line, cut where it is long."""
+    """Most common last line, truncated."""
 
 
 def error_line(stderr: str) -> str:
-    """The last line with anything on it, cut where it is long."""
+    """Last line that is not blank, truncated."""
     lines = stderr[-4096:].split("\n")
     return next((line.strip()[:_LONGEST] for line in reversed(lines) if line.strip()), "")
 
 
 def error_class(stderr: str) -> str:
-    """`NameError` of a traceback that ends so."""
+    """Class of exception in the last line of a traceback, such as `NameError`."""
     found = _NAMED.match(error_line(stderr))
     return found[1] if found else _UNNAMED
 
@@ -108,7 +104,7 @@ def error_class(stderr: str) -> str:
 def tool_error_rows(
     facts: Sequence[RolloutFacts], metrics: dict[str, StepMetrics]
 ) -> list[ToolErrorRow]:
-    """One row for each part, in the order of the facts; `metrics` by part."""
+    """One row for each part, in the order of the facts. `metrics`: by part."""
     parts: dict[str, list[RolloutFacts]] = {}
     for each in facts:
         parts.setdefault(each.part, []).append(each)
@@ -116,7 +112,7 @@ def tool_error_rows(
 
 
 def error_classes(facts: Iterable[RolloutFacts]) -> list[ErrorClass]:
-    """The commonest first."""
+    """Classes of exceptions, most common first."""
     lines: dict[str, Counter[str]] = {}
     right: Counter[str] = Counter()
     for each in facts:
@@ -145,55 +141,55 @@ def _row(name: str, facts: Sequence[RolloutFacts], metrics: StepMetrics) -> Tool
 
 
 StepMetrics = dict[str, float]
-"""Of one part, by the names that `metrics.jsonl` has."""
+"""Metrics of one part, by their names in `metrics.jsonl`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rollouts that belong together: those of one training step, of one evaluation, or of no run in
-    particular.
-    """
+    """Rollouts that belong together: of one training step, of one evaluation, or single runs."""
 
     name: str
-    """`step 1`, counted as the console counts; `eval-after`; the run's stage; or `single runs`."""
+    """Name: `step 1`, as the console counts; `eval-after`; the stage or id of the run; or `single
+    runs`.
+    """
     step: int | None
-    """Training step, counted from 1; None for what no step was taken on."""
+    """Training step, counted from 1 (None outside of training)."""
     headers: tuple[Trajectory, ...]
-    """The rollouts, without their calls."""
+    """Rollouts, without their calls."""
     overlays: Mapping[str, Overlay]
-    """What training made of them, by trajectory; empty where nothing was selected."""
+    """Verdicts of the training, by trajectory (empty if nothing was selected)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """What the tables count of one rollout."""
+    """Facts of one rollout for the tables."""
 
     part: str
     """Name of its part."""
     step: int | None
-    """Training step, counted from 1; None outside of training."""
+    """Training step, counted from 1 (None outside of training)."""
     correct: bool
-    """Whether its answer is right; a truncated run is wrong."""
+    """True if its answer is right. A truncated run is wrong."""
     scored: bool
-    """Whether anything said so."""
+    """True if it was scored."""
     tokens: int | None
-    """Completion tokens; None where a provider did not report them."""
+    """Completion tokens (None if a provider did not report them)."""
     statuses: Counter[str]
-    """Its tool calls by status."""
+    """Tool calls by status."""
     errors: Counter[str]
-    """Its tool calls with status `error`, by class of exception."""
+    """Tool calls with status `error`, by class of exception."""
     failed: bool
-    """Whether a tool call failed by the policy's doing."""
+    """True if a tool call failed through the policy's fault."""
     penalty_error: float
-    """p_err of GRPO-RoC; by its overlay where it has one."""
+    """p_err of GRPO-RoC, from its overlay if there is one."""
     penalty_format: float
-    """p_format of GRPO-RoC; by its overlay where it has one."""
+    """p_format of GRPO-RoC, from its overlay if there is one."""
     padding: int
-    """Tool calls that do nothing or repeat another one."""
+    """Number of tool calls that do nothing or repeat another one."""
     verdict: str | None
-    """What training did with it; None outside of training."""
+    """Verdict of the training (None outside of training)."""
     drop_reason: str | None
-    """Why it was not trained on; None where it was, and outside of training."""
+    """Reason why it was not trained on (None if it was, and outside of training)."""
     surprise: Surprise
     """-log p of its sampled tokens, as recorded."""
     error_examples: tuple[tuple[str, str], ...]
@@ -201,7 +197,9 @@ class RolloutFacts:
 
 
 def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
-    """The parts of what is on record, training steps first, in their order."""
+    """Parts of a record, training steps first, in order. `left_out`: counts by reason, which are
+    added to.
+    """
     ended = [header for header in runs.headers(left_out) if header.status is not RunStatus.RUNNING]
     threads = {header.thread_id for header in ended}
     counted = [header for header in ended if f"{header.thread_id}{SECOND_ATTEMPT}" not in threads]
@@ -211,7 +209,7 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
     found: dict[tuple[int | None, str], list[Trajectory]] = {}
     for header in counted:
         found.setdefault(_place(header, overlays.get(header.id)), []).append(header)
-    # others as they were begun
+    # other parts in the order in which they began
     ordered = sorted(found, key=lambda place: (place[0] is None, place[0] or 0))
     return [_part(step, name, found[step, name], overlays) for step, name in ordered]
 
@@ -219,7 +217,7 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
 def read_part(
     runs: RecordedRuns, part: Part, left_out: dict[str, int]
 ) -> tuple[list[RolloutFacts], StepMetrics]:
-    """Facts of each rollout of a part, and the metrics of all of them."""
+    """Read the facts of each rollout of a part, and the metrics of all of them."""
     whole = [*readable(runs, part.headers, left_out)]
     facts = [facts_of(trajectory, part, part.overlays.get(trajectory.id)) for trajectory in whole]
     beside = {each.trajectory_id for each in part.overlays.values() if _is_beside(each)}
@@ -230,7 +228,7 @@ def read_part(
 
 
 def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> RolloutFacts:
-    """The facts of one rollout."""
+    """Facts of one rollout."""
     tools = trajectory.own_tool_calls
     counted = count_calls(
         policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else ""
@@ -265,7 +263,7 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
 def readable(
     runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[str, int]
 ) -> Iterator[Trajectory]:
-    """The trajectories with their calls; those that are damaged are counted in `left_out`."""
+    """Yield the trajectories with their calls. Damaged ones are counted in `left_out`."""
     for header in headers:
         try:
             yield runs.whole(header.id, requests=False)
@@ -275,8 +273,8 @@ def readable(
 
 
 def _overlays(runs: RecordedRuns, run_ids: Iterable[str]) -> dict[str, Overlay]:
-    """The newest of each trajectory by the run that made it: others judged it for trainings of
-    their own.
+    """Overlays by trajectory, from the runs that made them. Overlays of other trainings on them are
+    ignored.
     """
     if runs.store is None:
         return {}
@@ -287,7 +285,7 @@ def _overlays(runs: RecordedRuns, run_ids: Iterable[str]) -> dict[str, Overlay]:
 
 
 def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str]:
-    """Step from 1, None for what belongs to no step, and name."""
+    """Step from 1 (None without a step), and name of the part."""
     stage = header.group_id.split("/")[-2] if header.group_id.count("/") >= 2 else ""
     step = overlay.step if overlay is not None else step_in_name(header.group_id, header.run_id)
     if step is not None:
@@ -296,8 +294,8 @@ def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str
 
 
 def _is_beside(overlay: Overlay) -> bool:
-    """Whether the metrics of a step leave the rollout out: its group went on without it, or it came
-    from another.
+    """True if the metrics of a step exclude the rollout: it was cut off from its group, or carried
+    over from another step.
     """
     return overlay.carried_from is not None or overlay.drop_reason is DropReason.CUT_OFF
 

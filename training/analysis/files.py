@@ -1,7 +1,7 @@
-"""The folder of an analysis: all of it, or what was there before.
+"""Folder of an analysis, which is replaced as a whole.
 
-It is written in a hidden folder beside, which its process holds a lock on. One that nobody holds is
-of a process that was killed, and is taken away by the next.
+It is written in a hidden folder beside, on which its process holds a lock. A hidden folder without
+a lock was left by a killed process, and is removed by the next one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ __all__ = ["check_folder", "write_analysis"]
 
 _REPORT, _TOKENS, _PAGE = "report.json", "tokens.jsonl", "index.html"
 _REST = "-before"
-"""Ends the name of the analysis that is being replaced."""
+"""Suffix of the folder of the analysis that is being replaced."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ConfigError` for a place that holds something else,
-    or that nothing can be written to.
-    """
+    """Raise `ConfigError` for a folder that has other contents, or that cannot be written to."""
     if folder.is_dir() and any(folder.iterdir()) and not _is_analysis(folder):
         raise ConfigError(
             f"{folder} is not empty, and holds no analysis that could be replaced.",
@@ -53,11 +51,10 @@ def check_folder(folder: Path) -> None:
 
 
 def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder: Path) -> list[str]:
-    """Report, tokens, pictures and page in `folder`; names of the files. In place of an earlier
-    analysis.
+    """Write report, tokens, pictures and page to `folder`, and return the names of the files. An
+    earlier analysis is replaced.
 
-    Without matplotlib there are no pictures. Raises `ConfigError` for a folder that holds something
-    else.
+    Without matplotlib there are no pictures. Raises `ConfigError` for a folder with other contents.
     """
     check_folder(folder)
     with _whole(folder) as part:
@@ -71,7 +68,9 @@ def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder:
 
 
 def _pictures(report: AnalysisReport, folder: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The light ones stay in the folder; the dark ones are in the page alone."""
+    """Draw pictures, light and dark. Light ones stay in the folder, dark ones are only in the
+    page.
+    """
     try:
         light = {name: path.read_bytes() for name, path in draw(report, folder).items()}
     except ConfigError:
@@ -85,13 +84,11 @@ def _pictures(report: AnalysisReport, folder: Path) -> tuple[dict[str, bytes], d
 
 @contextmanager
 def _whole(folder: Path) -> Generator[Path]:
-    """A folder to write to, which takes the place of `folder` at the end,
-    and is gone on failure.
-    """
-    folder = folder.resolve()  # where a link leads: what it names is replaced, and the link stays
+    """Yield a folder to write to, which replaces `folder` at the end, and is removed on failure."""
+    folder = folder.resolve()  # the target of a link is replaced, and the link stays
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        # nobody takes the new folder for a stale one before it is locked
+        # lock it before another process can take it for a stale one
         with locked_folder(folder.parent):
             _remove_stale(folder)
             made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -108,14 +105,14 @@ def _whole(folder: Path) -> Generator[Path]:
 
 
 def _remove_stale(folder: Path) -> None:
-    """What a process that was killed has left; the analysis that it was about to replace is put
-    back.
+    """Remove folders left by killed processes, and restore an analysis that was about to be
+    replaced.
     """
     name = re.compile(rf"\.{re.escape(folder.name)}-[a-z0-9_]{{8}}({_REST})?")
     for left in [
         path for path in folder.parent.iterdir() if name.fullmatch(path.name) and _is_ours(path)
     ]:
-        # it may be another user's, or be written
+        # it may belong to another user, or be in use
         with suppress(OSError), locked_folder(left, fcntl.LOCK_NB):
             if left.name.endswith(_REST) and not folder.exists():
                 left.rename(folder)
@@ -124,7 +121,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nothing but files of an analysis is in there."""
+    """True if a folder contains only files of an analysis."""
     known = {
         _REPORT,
         _TOKENS,

@@ -1,8 +1,8 @@
 """Forking tokens: the tokens of highest entropy, at which a reasoning may go one way or another.
 
 rStar2-Agent (arXiv 2508.20722, section 5.4) takes the fifth of all completion tokens with the
-highest entropy. The threshold is that quantile of the tokens that were analysed, in nats, and
-stands in the report: of a policy that is sure of nearly everything, it is low.
+highest entropy. The threshold is that quantile of the analysed tokens, in nats, and is in the
+report. It is low for a policy that is certain of nearly everything.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from hrm_agent.training.analysis.entropy import CallEntropy
 __all__ = ["Texts", "TokenExample", "TokenRow", "fork_threshold", "forking_indices", "token_rows"]
 
 Texts = Mapping[str, Sequence[str]]
-"""By call, the text of each of its tokens."""
+"""Call id -> text of each of its tokens."""
 ROWS = 30
 EXAMPLES = 2
 AROUND = 80
-"""Characters of context on either side of an example."""
+"""Number of context characters on either side of an example."""
 PART_OF_CHARACTER = "(part of a character)"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenExample:
-    """One place where a token stands."""
+    """One occurrence of a token."""
 
     trajectory_id: str
-    """Its trajectory."""
+    """Id of its trajectory."""
     call_id: str
-    """Its call."""
+    """Id of its call."""
     index: int
-    """Its place among the call's tokens."""
+    """Index among the call's tokens."""
     entropy: float
-    """In nats."""
+    """Entropy in nats."""
     before: str
-    """What stands before it in its call, cut where it is long."""
+    """Text before it in its call, truncated."""
     text: str
-    """The token."""
+    """Text of the token."""
     after: str
-    """What stands after it in its call, cut where it is long."""
+    """Text after it in its call, truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """All places of one token's text among the marked ones."""
+    """Occurrences of one token's text among the marked tokens."""
 
     text: str
-    """The token's text."""
+    """Text of the token."""
     count: int
-    """Marked places with this text."""
+    """Number of marked tokens with this text."""
     share: float
-    """Of all marked places."""
+    """Share of all marked tokens."""
     mean_entropy: float
-    """Over these places, in nats."""
+    """Mean entropy of these tokens, in nats."""
     occurrences: int
-    """All places with this text among those that could have been marked."""
+    """Number of tokens with this text among those that could have been marked."""
     examples: tuple[TokenExample, ...]
-    """Those of highest entropy."""
+    """Examples of highest entropy."""
 
 
 def fork_threshold(calls: Sequence[CallEntropy], share: float) -> float:
-    """The entropy that a share of all completion tokens is above; nan without one."""
+    """Entropy above which a share of all completion tokens lies (nan without tokens)."""
     values = [each.entropies[each.sampled] for each in calls]
     return (
         float(np.quantile(np.concatenate(values), 1 - share))
@@ -75,7 +75,7 @@ def fork_threshold(calls: Sequence[CallEntropy], share: float) -> float:
 
 
 def forking_indices(call: CallEntropy, threshold: float) -> list[int]:
-    """Places of a call's tokens above the threshold."""
+    """Indices of a call's tokens above the threshold."""
     return [int(place) for place in call.sampled if call.entropies[place] > threshold]
 
 
@@ -85,8 +85,8 @@ def token_rows(
     marked: Callable[[CallEntropy], Sequence[int]],
     could_be: Callable[[CallEntropy], Sequence[int]] = lambda call: call.sampled.tolist(),
 ) -> list[TokenRow]:
-    """The commonest texts of marked tokens first. `could_be`: places of a call that are counted as
-    occurrences.
+    """Rows of marked tokens by text, most common first. `could_be`: indices of a call's tokens that
+    count as occurrences.
     """
     places: dict[str, list[tuple[CallEntropy, int]]] = defaultdict(list)
     seen: defaultdict[str, int] = defaultdict(int)
@@ -107,7 +107,7 @@ def _row(
     examples: dict[tuple[str, str], TokenExample] = {}
     for call, index in ordered:
         example = _example(call, index, texts[call.call_id])
-        # siblings say the same: once is enough
+        # siblings often share a context, which is shown once
         examples.setdefault((example.before, example.after), example)
         if len(examples) == EXAMPLES:
             break

@@ -1,4 +1,4 @@
-"""Length of the answers against whether they are right: by length, and step by step."""
+"""Length and correctness of answers, by length and by step."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _BINS = 8
 
 @dataclass(frozen=True, slots=True)
 class LengthBin:
-    """Rollouts of like length."""
+    """Rollouts of similar length."""
 
     least: int
-    """Fewest completion tokens of the bin."""
+    """Smallest number of completion tokens in the bin."""
     most: int
-    """Most completion tokens of the bin."""
+    """Largest number of completion tokens in the bin."""
     rollouts: int
-    """Rollouts with so many."""
+    """Number of rollouts in the bin."""
     accuracy: float
-    """Share of them that is right."""
+    """Share of right ones among them."""
     interval: tuple[float, float]
-    """95 % interval of `accuracy` (Wilson), as if rollouts were independent: siblings of a group
-    are not quite.
+    """95 % interval of `accuracy` (Wilson). It treats rollouts as independent, which siblings of a
+    group are not quite.
     """
 
 
@@ -40,17 +40,17 @@ class LengthRow:
     part: str
     """Name of the part."""
     step: int | None
-    """Training step, counted from 1; None outside of training."""
+    """Training step, counted from 1 (None outside of training)."""
     accuracy: float
-    """Share of its scored rollouts that is right."""
+    """Share of right ones among its scored rollouts."""
     correct: float
-    """Mean completion tokens of correct rollouts; nan without one."""
+    """Mean completion tokens of correct rollouts (nan without any)."""
     wrong: float
-    """Mean completion tokens of wrong rollouts; nan without one."""
+    """Mean completion tokens of wrong rollouts (nan without any)."""
 
 
 def length_bins(facts: Iterable[RolloutFacts], bins: int = _BINS) -> list[LengthBin]:
-    """About equally many rollouts a bin; equal lengths are never in two bins."""
+    """Bins of about equal numbers of rollouts. Equal lengths share a bin."""
     known = sorted(
         (each.tokens, each.correct) for each in facts if each.tokens is not None and each.scored
     )
@@ -85,9 +85,7 @@ def length_rows(facts: Sequence[RolloutFacts]) -> list[LengthRow]:
 
 
 def mean_tokens(facts: Iterable[RolloutFacts], *, correct: bool) -> float:
-    """Mean completion tokens of the correct rollouts, or of the wrong ones; nan where none is
-    known.
-    """
+    """Mean completion tokens of the correct or the wrong rollouts (nan if none is known)."""
     known = [each.tokens for each in facts if each.correct is correct and each.tokens is not None]
     return fmean(known) if known else math.nan
 

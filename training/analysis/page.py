@@ -1,4 +1,4 @@
-"""The analysis as one page: no script, nothing loaded, pictures and style inside."""
+"""Analysis as one page without scripts or external resources: pictures and style are embedded."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from hrm_agent.training.analysis.tables import (
 __all__ = ["page"]
 
 _TEXTS = 6
-"""Rollouts whose text is shown, of those with a failed tool call and of the others."""
+"""Number of rollouts whose text is shown, both of those with a failed tool call and of the others.
+"""
 _ROWS = 12
-"""Tokens of a table that are shown at once."""
+"""Number of tokens in a table before the rest is folded."""
 _AROUND = 48
-"""Characters of context in a table."""
+"""Number of context characters in a table."""
 _LEVELS = 8
 AFTER = {
     "error": "after a tool error",
@@ -68,7 +69,7 @@ def page(
     light: dict[str, bytes],
     dark: dict[str, bytes],
 ) -> str:
-    """The page; `light` and `dark`: PNG files by name of their picture."""
+    """Render the page. `light` and `dark`: PNG files by name of their picture."""
     alts = {each.name: each.alt for each in PICTURES}
 
     def shows(name: str) -> Html | None:
@@ -101,7 +102,7 @@ def page(
 
 
 def _told(report: AnalysisReport) -> list[Html]:
-    """What was looked at, and what could not be."""
+    """Summary of analysed, missing and left-out data."""
     lines = [f"{report.rollouts:,} rollouts."]
     if (tokens := report.tokens) is not None:
         lines[0] = (
@@ -128,7 +129,7 @@ def _table(found: Columns) -> Html:
 
 
 def _picture(alt: str, light: bytes, dark: bytes | None) -> Html:
-    """In the page itself, as the reader's colours want it."""
+    """Embedded picture, light or dark by the reader's colour scheme."""
     source = (
         element("source", media="(prefers-color-scheme: dark)", srcset=_data(dark))
         if dark is not None
@@ -142,12 +143,14 @@ def _data(png: bytes) -> str:
 
 
 def _whole(text: str) -> str:
-    """Of a token: a command to a terminal is part of it, and is not taken out."""
+    """Text of a token with escape characters shown, since a terminal command is part of the
+    token.
+    """
     return text.replace("\x1b", "␛")
 
 
 def _alone(text: str) -> Html:
-    """A token by itself, with its spaces and line feeds to be seen."""
+    """Single token with visible spaces and line feeds."""
     marked = _whole(text).replace("\n", "⏎").replace("\t", "⇥")
     spaces = re.sub("^ +| +$", lambda found: "␣" * len(found[0]), marked)
     return element("code", element("bdi", spaces))
@@ -240,7 +243,7 @@ def _texts(tokens: TokenReport, marked: Sequence[MarkedCall]) -> Html:
 
 
 def _spread(rollouts: Sequence[Sequence[MarkedCall]]) -> list[Sequence[MarkedCall]]:
-    """A few from all over the run."""
+    """Choose a few rollouts spread over the whole run."""
     count = min(_TEXTS, len(rollouts))
     return [rollouts[number * len(rollouts) // count] for number in range(count)]
 

@@ -1,4 +1,4 @@
-"""The analysis as pictures, for a light page and for a dark one."""
+"""Pictures of the analysis, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hrm_agent.training.analysis.selection import SelectionRow
 __all__ = ["PICTURES", "Picture", "draw"]
 
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#2f7ebc", "#d1630b", "#2a8f62", "#8a63c9", "#80868b"
-"""Told apart by people who see colours otherwise, and each with 3:1 against white and against the
-dark page.
+"""Colours distinguishable with any colour vision, each with a contrast of 3:1 against white and
+against the dark page.
 """
 _KINDS = {
     "error": (_ORANGE, "o", "after a tool error"),
@@ -25,7 +25,7 @@ _KINDS = {
     "none": (_GREY, "^", "after no tool response"),
 }
 _CLASSES = 5
-"""Classes of errors that have a colour of their own."""
+"""Number of error classes with a separate colour."""
 _DARK = "#e2e8ee"
 
 
@@ -33,19 +33,20 @@ class Picture(NamedTuple):
     """One picture of the analysis."""
 
     name: str
-    """Name of its file, without the ending."""
+    """File name without suffix."""
     alt: str
-    """What it shows, for who does not see it."""
+    """Alternative text."""
     draw: Callable[[AnalysisReport], Any]
-    """Makes the figure; None where the report has nothing to show."""
+    """Function that draws the figure (returns None if the report has no data for it)."""
 
 
 def draw(report: AnalysisReport, folder: Path, *, dark: bool = False) -> dict[str, Path]:
-    """The pictures that the report has numbers for, as PNG files in `folder`, by name.
+    """Draw the pictures that the report has data for, as PNG files in `folder`. Return paths by
+    name.
 
-    Raises `ConfigError` where matplotlib is not installed.
+    Raises `ConfigError` if matplotlib is not installed.
     """
-    new_figure(1, 1)  # says what is missing, before its parts are imported
+    new_figure(1, 1)  # raises if matplotlib is missing, before its parts are imported
     written: dict[str, Path] = {}
     with _colours(dark=dark):
         for picture in PICTURES:
@@ -112,7 +113,9 @@ def _entropy(report: AnalysisReport) -> Any:
 
 
 def _by_part(axes: Any, report: AnalysisReport, tokens: TokenReport) -> None:
-    """Over the steps, with what was recorded for all of them; else a bar for each part."""
+    """Draw mean entropy over the steps, with the recorded -log p; or a bar for each part if there
+    are fewer than two steps.
+    """
     recorded = [row for row in report.surprise if row.step is not None]
     if len(recorded) > 1:
         axes.plot(
@@ -236,7 +239,7 @@ def _stacked(axes: Any, rows: Sequence[ToolErrorRow]) -> None:
 
 
 def _failures(row: ToolErrorRow) -> dict[str, int]:
-    """Status first; those with status `error` by class."""
+    """Failed calls by status, and those with status `error` by class."""
     others = {
         name: count
         for name, count in row.statuses.items()
@@ -260,7 +263,7 @@ def _whole_steps(axes: Any) -> None:
 
 
 def _places(axes: Any, rows: Sequence[ToolErrorRow]) -> None:
-    """Steps by number, other parts by name."""
+    """Label the axis with step numbers, or names of other parts."""
     every = max(1, math.ceil(len(rows) / 10))
     shown = [n for n in range(len(rows)) if n % every == 0 or n == len(rows) - 1]
     if len(shown) > 1 and shown[-1] - shown[-2] < every:
@@ -382,4 +385,4 @@ PICTURES = (
         _selection,
     ),
 )
-"""In the order of the page."""
+"""Pictures in the order of the page."""

@@ -1,9 +1,9 @@
 """Reflection tokens: tokens of high entropy among the first that a policy samples after a tool
 response.
 
-There it reads what its code came to, and the paper finds it checking, or turning to repair. So the
-tables are apart by what the response was: after responses of which one failed by the policy's
-doing, and after others.
+There the policy reads the result of its code; the paper observes that it checks the result, or
+turns to repair. So the tables are separated by the response: after responses of which one failed
+through the policy's fault, and after others.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from hrm_agent.training.analysis.forking import Texts, TokenRow, forking_indices
 __all__ = ["ReflectionReport", "reflection_indices", "reflections"]
 
 WINDOW = 16
-"""Completion tokens after a tool response that are looked at."""
+"""Number of completion tokens after a tool response that are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReflectionReport:
-    """What is sampled right after tool responses of one kind."""
+    """First tokens sampled after tool responses of one kind."""
 
     after: After
-    """`ok` or `error`; `none` for the first tokens of calls that begin after no tool response, to
-    compare with.
+    """Kind of response: `ok` or `error`. For comparison, `none` has the first tokens of calls after
+    no tool response.
     """
     calls: int
-    """Calls that begin after such responses."""
+    """Number of calls that begin after such responses."""
     tokens: int
-    """First completion tokens of theirs that were looked at."""
+    """Number of their first completion tokens, within the window."""
     mean_entropy: float
-    """Of those tokens, in nats; nan without one."""
+    """Mean entropy of those tokens, in nats (nan without any)."""
     marked_share: float
-    """Share of those tokens that is above the threshold of forking tokens; nan without one."""
+    """Share of those tokens above the threshold of forking tokens (nan without any)."""
     entropy_by_place: tuple[float, ...]
-    """Mean entropy of the first, second, ... completion token; nan where no call has so many."""
+    """Mean entropy of the first, second, ... completion token (nan if no call has that many)."""
     rows: tuple[TokenRow, ...]
-    """Those above the threshold, by text."""
+    """Tokens above the threshold, by text."""
 
 
 def first_places(call: CallEntropy, window: int = WINDOW) -> list[int]:
-    """Places of a call's first completion tokens."""
+    """Indices of a call's first completion tokens."""
     return [int(place) for place in call.sampled[:window]]
 
 
 def reflection_indices(call: CallEntropy, threshold: float, window: int = WINDOW) -> list[int]:
-    """Places of reflection tokens; none in a call that begins after no tool response."""
+    """Indices of reflection tokens (empty for a call after no tool response)."""
     if call.after == "none":
         return []
     return sorted(set(first_places(call, window)) & set(forking_indices(call, threshold)))
@@ -59,7 +59,7 @@ def reflection_indices(call: CallEntropy, threshold: float, window: int = WINDOW
 def reflections(
     calls: Sequence[CallEntropy], texts: Texts, threshold: float, window: int = WINDOW
 ) -> list[ReflectionReport]:
-    """After responses that failed, after others, and after none."""
+    """Reports after failed tool responses, after others, and after none."""
     return [
         _report(kind, [c for c in calls if c.after == kind], texts, threshold, window)
         for kind in _KINDS

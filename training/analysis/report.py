@@ -1,6 +1,4 @@
-"""The whole analysis of a run as one record, and how it is made: the store is read once, step by
-step.
-"""
+"""Report of the whole analysis of a run. The store is read once, step by step."""
 
 from __future__ import annotations
 
@@ -53,47 +51,47 @@ from hrm_agent.training.records.runs import RecordedRuns
 __all__ = ["SCHEMA", "AnalysisReport", "MarkedCall", "TokenReport", "analyse"]
 
 SCHEMA = 1
-"""Version of `report.json` and `tokens.jsonl`."""
+"""Schema version of `report.json` and `tokens.jsonl`."""
 _QUANTILES = (0.5, 0.8, 0.95, 0.99)
 _BINS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """What the entropies of completion tokens say."""
+    """Results on the entropies of completion tokens."""
 
     limit: int
-    """Most rollouts of each part."""
+    """Maximum number of rollouts of each part."""
     seed: int
-    """Draws the rollouts."""
+    """Seed of the draw of rollouts."""
     rollouts: int
-    """Rollouts that were drawn."""
+    """Number of rollouts drawn."""
     calls: int
-    """Their calls whose tokens were analysed."""
+    """Number of their calls whose tokens were analysed."""
     tokens: int
-    """Completion tokens of these calls."""
+    """Number of completion tokens of these calls."""
     mean_entropy: float
-    """In nats."""
+    """Mean entropy in nats."""
     quantiles: dict[str, float]
     """Entropy in nats by quantile."""
     share: float
-    """Of the completion tokens, those that are called forking tokens."""
+    """Share of completion tokens that are called forking tokens."""
     threshold: float
-    """Entropy in nats that forking tokens are above."""
+    """Entropy in nats above which tokens are forking tokens."""
     window: int
-    """First completion tokens of a call that are looked at for reflection."""
+    """Number of first completion tokens of a call that are searched for reflection tokens."""
     histogram: tuple[int, ...]
-    """Tokens by entropy, in bins of equal width from 0 to `histogram_end`."""
+    """Number of tokens by entropy, in bins of equal width from 0 to `histogram_end`."""
     histogram_end: float
     """Largest entropy, in nats."""
     weights: tuple[WeightsUse, ...]
-    """Weights that computed, against what sampled."""
+    """Weights that computed the entropies, and the samplers of the tokens."""
     parts: tuple[PartEntropy, ...]
-    """By part of the run."""
+    """Entropy by part of the run."""
     forking: tuple[TokenRow, ...]
-    """Forking tokens by text, the commonest first."""
+    """Forking tokens by text, most common first."""
     reflection: tuple[ReflectionReport, ...]
-    """First tokens after tool responses: after errors, after others, after none."""
+    """First tokens of calls: after tool errors, after other tool responses, after none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,49 +99,49 @@ class AnalysisReport:
     """All numbers of an analysis."""
 
     schema_version: int
-    """Version of this format."""
+    """Schema version of this report."""
     run: str
-    """The run, as it was named."""
+    """Run as it was named."""
     rollouts: int
-    """Rollouts that were counted."""
+    """Number of rollouts counted."""
     left_out: dict[str, int]
-    """What was not, by reason: rollouts, and calls of rollouts whose tokens were drawn."""
+    """Reason -> number left out: of rollouts, and of calls of drawn rollouts."""
     missing: dict[str, str]
-    """Part of the analysis that could not be made -> why."""
+    """Missing part of the analysis -> reason."""
     tokens: TokenReport | None
-    """Entropies; None where `missing` says why."""
+    """Entropies (None if they are in `missing`)."""
     surprise: tuple[SurpriseRow, ...]
-    """Mean -log p of all sampled tokens as recorded, part by part:
-    an estimate of the mean entropy.
-    """
+    """Mean -log p of all sampled tokens as recorded, by part. It estimates the mean entropy."""
     tool_errors: tuple[ToolErrorRow, ...]
-    """Tool calls, part by part."""
+    """Tool calls by part."""
     error_classes: tuple[ErrorClass, ...]
-    """Exceptions over the whole run."""
+    """Exceptions of the whole run, by class."""
     length_bins: tuple[LengthBin, ...]
     """Accuracy by completion tokens."""
     lengths: tuple[LengthRow, ...]
-    """Lengths of correct and wrong rollouts, part by part."""
+    """Lengths of correct and wrong rollouts by part."""
     selection: tuple[SelectedShare, ...]
-    """All rollouts of the training against those that were kept; empty without a selection."""
+    """Comparison of all rollouts of the training with the kept ones (empty without a selection)."""
     selection_by_step: tuple[SelectionRow, ...]
-    """The same step by step."""
+    """Selection by step."""
     drops: tuple[DropRow, ...]
-    """Why rollouts were left out."""
+    """Rollouts left out, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedCall:
-    """A line of `tokens.jsonl`, and what pages show of it."""
+    """Tokens of one analysed call with their marks: a line of `tokens.jsonl`, and the data of
+    pages.
+    """
 
     call: CallEntropy
-    """The call."""
+    """Entropies of the call."""
     texts: Sequence[str]
     """Text of each of its tokens."""
     forking: tuple[int, ...]
-    """Places of forking tokens."""
+    """Indices of forking tokens."""
     reflection: tuple[int, ...]
-    """Places of reflection tokens."""
+    """Indices of reflection tokens."""
 
 
 def analyse(
@@ -153,10 +151,10 @@ def analyse(
     with_tokens: bool = True,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[AnalysisReport, list[MarkedCall]]:
-    """The report, and the calls whose tokens were analysed. Raises `RunError` where nothing has
+    """Return the report, and the calls whose tokens were analysed. Raises `RunError` if no run has
     ended.
 
-    `on_progress` is told what is being done, and how many rollouts of all are done.
+    `on_progress`: called with the current activity, and the number of finished rollouts and of all.
     """
     left_out: dict[str, int] = {}
     parts = parts_of(runs, left_out)
@@ -255,7 +253,7 @@ def _token_report(
 def _missing(
     facts: Sequence[RolloutFacts], found: AnalysedTokens, *, with_tokens: bool
 ) -> dict[str, str]:
-    """Parts of the analysis that the record has nothing for."""
+    """Missing parts of the analysis, with the reason."""
     missing: dict[str, str] = {}
     if not with_tokens:
         missing["tokens"] = "they were not asked for (--no-tokens)"

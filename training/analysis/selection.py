@@ -1,9 +1,9 @@
-"""What selection changed: all rollouts of a training against those that it was trained on, and why
-others were not.
+"""Effects of selection: all rollouts of a training compared with the trained ones, and reasons for
+the rest.
 
-Groups whose rewards are all equal are rejected whole, whatever the algorithm. So what the choice of
-rollouts within a group changed is seen against all rollouts of the groups that taught something,
-not against all rollouts.
+Groups with equal rewards are rejected as a whole, whatever the algorithm. So the effect of choosing
+rollouts within a group is measured against all rollouts of the groups that taught something, not
+against all rollouts.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SelectedShare:
-    """One measure of all rollouts, of those in groups that taught something, and of those that were
-    kept.
+    """One measure of all rollouts, of those in groups that taught something, and of the kept
+    ones.
     """
 
     measure: str
-    """What is measured."""
+    """Name of the measure."""
     all: float
-    """Over all rollouts of all steps."""
+    """Value over all rollouts of all steps."""
     in_groups: float
-    """Over the rollouts of groups of which something was kept."""
+    """Value over the rollouts of groups with a kept rollout."""
     kept: float
-    """Over the rollouts that were trained on."""
+    """Value over the rollouts that were trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionRow:
-    """One step, before selection and after."""
+    """Measures of one step, before selection and after."""
 
     step: int
     """Training step, counted from 1."""
     rollouts: int
-    """Rollouts as sampled."""
+    """Number of sampled rollouts."""
     kept: int
-    """Rollouts that were trained on."""
+    """Number of rollouts that were trained on."""
     correct: float
-    """Share of all rollouts that is right."""
+    """Share of right ones among all rollouts."""
     kept_correct: float
-    """Share of the kept rollouts that is right."""
+    """Share of right ones among the kept rollouts."""
     tool_error: float
     """Share of the correct rollouts with a tool error (`rollout/correct_with_tool_error`)."""
     kept_tool_error: float
@@ -68,20 +68,20 @@ class SelectionRow:
 
 @dataclass(frozen=True, slots=True)
 class DropRow:
-    """Rollouts that were left out for one reason."""
+    """Rollouts left out for one reason."""
 
     verdict: str
-    """What was done with them."""
+    """Verdict on them."""
     reason: str
-    """Why, as a type."""
+    """Type of the reason."""
     rollouts: int
-    """How many."""
+    """Number of rollouts."""
     correct: int
-    """How many of them are right."""
+    """Number of right ones among them."""
 
 
 def selected_shares(facts: Iterable[RolloutFacts]) -> list[SelectedShare]:
-    """Empty where nothing was selected."""
+    """Compare all rollouts with the kept ones, by measure (empty if nothing was selected)."""
     judged = [each for each in facts if each.verdict is not None]
     if not judged:
         return []
@@ -111,7 +111,7 @@ def selection_rows(metrics: Sequence[tuple[int, StepMetrics]]) -> list[Selection
 
 
 def drop_rows(facts: Iterable[RolloutFacts]) -> list[DropRow]:
-    """The commonest reason first."""
+    """Rollouts left out by reason, most common first."""
     total: Counter[tuple[str, str]] = Counter()
     right: Counter[tuple[str, str]] = Counter()
     for each in facts:
@@ -158,4 +158,4 @@ _MEASURES: tuple[tuple[str, Callable[[_Facts], float]], ...] = (
     ("completion tokens of the correct, mean", lambda facts: mean_tokens(facts, correct=True)),
     ("completion tokens of the wrong, mean", lambda facts: mean_tokens(facts, correct=False)),
 )
-"""Name and how it is computed."""
+"""Measures as (name, function)."""

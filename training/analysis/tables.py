@@ -1,4 +1,4 @@
-"""The tables of an analysis, the same on the console and on the page."""
+"""Tables of an analysis, for the console and the page."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = [
 ]
 
 _SHOWN = 12
-"""Tokens on the console."""
+"""Maximum number of tokens on the console."""
 
 
 class Columns(NamedTuple):
     """One table."""
 
     title: str
-    """What it shows."""
+    """Title of the table."""
     columns: tuple[str, ...]
-    """Names of its columns."""
+    """Column names."""
     rows: list[Sequence[object]]
-    """Its rows."""
+    """Rows of cells."""
 
 
 def weights_table(tokens: TokenReport, run: str) -> Columns:
-    """Which weights computed the entropies of what was sampled by which."""
+    """Weights that computed entropies, by sampler of the tokens."""
     columns = (
         "sampled by",
         "version",
@@ -99,7 +99,7 @@ def token_tables(tokens: TokenReport) -> list[Columns]:
 
 
 def reflection_table(tokens: TokenReport) -> Columns:
-    """The first completion tokens of calls, by what came before."""
+    """First completion tokens of calls, by the tool responses before them."""
     rows: list[Sequence[object]] = [
         (each.after, each.calls, each.tokens, each.mean_entropy, each.marked_share)
         for each in tokens.reflection
@@ -109,7 +109,7 @@ def reflection_table(tokens: TokenReport) -> Columns:
 
 
 def error_class_table(report: AnalysisReport) -> Columns:
-    """Failed calls by status, and those that raised by class."""
+    """Tool calls by status, and raised errors by class."""
     statuses: dict[str, int] = {}
     for row in report.tool_errors:
         for name, count in row.statuses.items():
@@ -135,7 +135,7 @@ def length_table(report: AnalysisReport) -> Columns:
 
 
 def selection_table(report: AnalysisReport) -> list[Columns]:
-    """What was kept against what was sampled, and why the rest was left out."""
+    """Comparison of kept and sampled rollouts, and reasons for the rest."""
     rows: list[Sequence[object]] = [
         (each.measure, *(_count(value) for value in (each.all, each.in_groups, each.kept)))
         for each in report.selection
@@ -151,7 +151,7 @@ def selection_table(report: AnalysisReport) -> list[Columns]:
 
 
 def step_tables(report: AnalysisReport) -> list[Columns]:
-    """By part of the run."""
+    """Tables by part of the run."""
     found: list[Columns] = []
     if report.tool_errors:
         names = list(dict.fromkeys(name for row in report.tool_errors for name in row.statuses))
@@ -233,7 +233,7 @@ def step_tables(report: AnalysisReport) -> list[Columns]:
 
 
 def _count(value: float) -> object:
-    """Of rollouts as a whole number."""
+    """Number of rollouts as a whole number. Other values are unchanged."""
     return int(value) if math.isfinite(value) and value.is_integer() and value > 1 else value
 
 

@@ -1,9 +1,10 @@
-"""Which tokens of a run are analysed, by which weights, and what that gives.
+"""Choice of the tokens of a run that are analysed, the weights for them, and the results.
 
-A sample of the rollouts of each part of the run, drawn by a seed. Without further word, of those
-parts only whose weights are on record: entropies under other weights are another policy's.
+The sample is drawn by a seed from the rollouts of each part of the run. By default only parts with
+weights on record are used, since entropies under other weights are another policy's.
 
-What each token says, so that the texts of all tokens in order are the text of the whole.
+`token_texts` gives the text of each token, so that the texts of all tokens in order form the whole
+text.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ __all__ = [
 ]
 
 _WAITING = 8
-"""Most tokens that wait for the rest of a character."""
+"""Maximum number of tokens that wait for the rest of a character."""
 
 
 def token_texts(codec: Codec, token_ids: Sequence[int]) -> list[str]:
-    """The text of each token; of a character made of several tokens, the last one has it and those
-    before are empty.
+    """Text of each token. A character made of several tokens goes to the last one; the others are
+    empty.
     """
     pieces = PieceDecoder(partial(_text, codec), _WAITING)
     texts = [pieces.push(token_id) for token_id in token_ids]
@@ -57,7 +58,7 @@ def token_texts(codec: Codec, token_ids: Sequence[int]) -> list[str]:
 
 
 def _text(codec: Codec, token_ids: Sequence[int]) -> str:
-    """Control tokens included, of which a codec leaves out one at the end."""
+    """Decode all tokens, including a final control token, which a codec leaves out."""
     controls: Any = getattr(codec, "control_token_ids", ())
     ends = bool(token_ids) and token_ids[-1] in controls
     return codec.decode([*token_ids, token_ids[-1]] if ends else token_ids)
@@ -69,22 +70,22 @@ NO_WEIGHTS = "its weights are not here"
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
-    """Which tokens are analysed, and how."""
+    """Choice of tokens to analyse, and settings of the analysis."""
 
     policy: str | None = None
-    """Weights that stand for all; None: those on record."""
+    """Weights used for all tokens (None: those on record)."""
     steps: tuple[str, ...] = ()
-    """Steps from 1 (`3`, `10-12`), names of other parts, or `all`; empty: parts whose weights are
-    on record.
+    """Steps from 1 (`3`, `10-12`), names of other parts, or `all` (empty: parts with weights on
+    record, if there are any).
     """
     limit: int = 64
-    """Most rollouts of each part."""
+    """Maximum number of rollouts of each part."""
     seed: int = 0
-    """Draws the rollouts."""
+    """Seed of the draw of rollouts."""
     share: float = 0.2
-    """Of the completion tokens, those of highest entropy, which are called forking tokens."""
+    """Share of completion tokens, those of highest entropy, that are called forking tokens."""
     window: int = 16
-    """Completion tokens after a tool response among which reflection tokens are looked for."""
+    """Number of completion tokens after a tool response that are searched for reflection tokens."""
 
     def __post_init__(self) -> None:
         if self.limit < 1 or self.window < 1 or not 0 < self.share < 1:
@@ -97,29 +98,29 @@ class TokenOptions:
 
 @dataclass(frozen=True, slots=True)
 class WeightsUse:
-    """Weights that computed entropies, against what sampled the tokens."""
+    """Weights that computed entropies, and the sampler of the tokens."""
 
     model: str
-    """The model that the calls name."""
+    """Model named by the calls."""
     version: int
-    """Policy version that sampled them."""
+    """Policy version that sampled the tokens."""
     weights: str
-    """The weights that computed."""
+    """Weights that computed the entropies."""
     weights_version: int | None
-    """Optimiser steps of the run behind them; None where they are not of the run."""
+    """Optimiser steps of the run behind these weights (None if they are not of the run)."""
     exact: bool
-    """Whether they are the weights that sampled, by name and version."""
+    """True if they are the weights that sampled, by name and version."""
     calls: int
-    """Calls."""
+    """Number of calls."""
     tokens: int
-    """Completion tokens."""
+    """Number of completion tokens."""
     temperatures: tuple[float, ...]
-    """At which the calls were sampled, and the entropies are."""
+    """Sampling temperatures of the calls, which are also those of the entropies."""
     mean_entropy: float
-    """In nats."""
+    """Mean entropy in nats."""
     mean_difference: float
-    """Mean |log-prob computed - log-prob recorded|, in nats: near 0 where the weights are those
-    that sampled; nan where no comparable one was recorded.
+    """Mean |log-prob computed - log-prob recorded|, in nats. Near 0 if the weights are those that
+    sampled (nan if no comparable one was recorded).
     """
 
 
@@ -130,37 +131,39 @@ class PartEntropy:
     part: str
     """Name of the part."""
     step: int | None
-    """Training step, counted from 1; None outside of training."""
+    """Training step, counted from 1 (None outside of training)."""
     rollouts: int
-    """Rollouts that were drawn."""
+    """Number of rollouts drawn."""
     tokens: int
-    """Their completion tokens."""
+    """Number of analysed completion tokens."""
     mean_entropy: float
-    """In nats."""
+    """Mean entropy in nats."""
     exact: bool
-    """Whether the weights are those that sampled, for all of these tokens."""
+    """True if the weights are those that sampled, for all of these tokens."""
 
 
 @dataclass(slots=True)
 class AnalysedTokens:
-    """All calls that were analysed."""
+    """All analysed calls."""
 
     calls: list[CallEntropy] = field(default_factory=list[CallEntropy])
-    """In the order of the record."""
+    """Calls in the order of the record."""
     texts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """By call, the text of each of its tokens."""
+    """Call id -> text of each of its tokens."""
     uses: list[WeightsUse] = field(default_factory=list[WeightsUse])
-    """Weights, in the order of what they computed."""
+    """Weights, in the order of computation."""
     parts: list[PartEntropy] = field(default_factory=list[PartEntropy])
-    """In the order of the record."""
+    """Parts in the order of the record."""
     rollouts: int = 0
-    """Rollouts that were drawn."""
+    """Number of rollouts drawn."""
     left_out: Counter[str] = field(default_factory=Counter[str])
-    """Why, in words -> calls of these rollouts."""
+    """Reason -> number of calls of these rollouts that were not analysed."""
 
 
 def chosen_parts(parts: Sequence[Part], run: Path, options: TokenOptions) -> list[Part]:
-    """The parts whose tokens are analysed. Raises `ConfigError` for a step that the run has not."""
+    """Choose the parts whose tokens are analysed. Raises `ConfigError` for a step that does not
+    exist.
+    """
     if options.steps:
         wanted = {name for word in options.steps for name in _named(word, parts)}
         return [part for part in parts if part.name in wanted]
@@ -187,8 +190,8 @@ def analysed_tokens(
     options: TokenOptions,
     on_part: Callable[[str], None] = lambda name: None,
 ) -> AnalysedTokens:
-    """Entropies of a sample of `parts`. Raises `ConfigError` where none of the tokens are of the
-    weights' tokenizer.
+    """Compute entropies of a sample of `parts`. `on_part`: called with the name of each set of
+    weights. Raises `ConfigError` if a named policy has another tokenizer than all tokens.
     """
     found = AnalysedTokens()
     drawn = [(part, _drawn(part, runs, options)) for part in parts]
@@ -231,11 +234,13 @@ _BySampler = dict[Sampler, list[tuple[Trajectory, list[Call]]]]
 
 
 def _drawn(part: Part, runs: RecordedRuns, options: TokenOptions) -> list[Trajectory]:
-    """In the order of the record, so that siblings stand together and share their prefixes."""
+    """Draw rollouts in the order of the record, so that siblings are adjacent and share their
+    prefixes.
+    """
     rng = random.Random(derive_seed(options.seed, "analysis", part.name))
     count = min(options.limit, len(part.headers))
     places = sorted(rng.sample(range(len(part.headers)), count))
-    damaged: dict[str, int] = {}  # told by the pass over all rollouts
+    damaged: dict[str, int] = {}  # reported by the pass over all rollouts
     return list(readable(runs, (part.headers[place] for place in places), damaged))
 
 
@@ -261,9 +266,9 @@ def _computed(
     samplers: _BySampler,
     found: AnalysedTokens,
 ) -> list[tuple[WeightsUse, list[CallEntropy]]]:
-    """By sampler, what one set of weights computes."""
+    """Entropies of one set of weights, with a record of its use for each sampler."""
     reader = TokenReader(computing.name)
-    own_tokenizer = computing.version is not None  # that of the run, whose tokens these are
+    own_tokenizer = computing.version is not None  # weights of the run that sampled the tokens
     usable: _BySampler = {}
     for sampler, rollouts in samplers.items():
         kept = [
@@ -314,7 +319,7 @@ def _part(part: Part, rollouts: int, calls: Sequence[CallEntropy], exact: bool) 
 
 
 def _named(word: str, parts: Sequence[Part]) -> list[str]:
-    """Names of the parts that a word of `--steps` means."""
+    """Names of the parts that a value of `--steps` selects."""
     names = [part.name for part in parts]
     if word == ALL:
         return names

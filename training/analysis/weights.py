@@ -1,9 +1,9 @@
-"""Which weights compute the entropies of a run's tokens.
+"""Choice of the weights that compute the entropies of a run's tokens.
 
-Those that sampled them, where they are on record: version 0 is the policy that the calls name,
-later versions are the run's `model`, `best` and `checkpoints/step-*`. Else the nearest version that
-is there, which is another distribution: each use of weights says which version sampled, and by how
-much the log-probs differ from those recorded.
+They are the weights that sampled the tokens, if these are on record: version 0 is the policy that
+the calls name, later versions are the run's `model`, `best` and `checkpoints/step-*`. Otherwise
+they are the nearest available version, which has another distribution. Each use of weights records
+the version that sampled, and the difference of its log-probs from the recorded ones.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sampler:
-    """What sampled a call, by the record."""
+    """Model and version that sampled a call, from the record."""
 
     model: str
-    """The string that names the model."""
+    """Model string."""
     version: int
-    """Optimiser steps behind its weights."""
+    """Number of optimiser steps behind its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,15 @@ class WeightsOnRecord:
     """Weights that can be loaded."""
 
     name: str
-    """A model string."""
+    """Model string."""
     version: int | None
-    """Optimiser steps of the run behind them; None where they are not of the run."""
+    """Number of optimiser steps of the run behind them (None if they are not of the run)."""
     exact: bool = False
-    """Whether they are those that sampled what they stand for, by names and versions."""
+    """True if they are the weights that sampled, by name and version."""
 
 
 def weights_on_record(run: Path) -> list[WeightsOnRecord]:
-    """Those in the folder of a run, oldest first; empty for a store that lies in no folder of its
-    own.
-    """
+    """Weights in the folder of a run, oldest first (empty for a store outside of a run folder)."""
     folders = [run / "model", run / "best", *sorted((run / "checkpoints").glob("step-*"))]
     found = [(step, folder) for folder in folders if (step := _step_of(folder)) is not None]
     return [
@@ -68,8 +66,8 @@ def weights_on_record(run: Path) -> list[WeightsOnRecord]:
 def weights_for(
     samplers: Iterable[Sampler], run: Path, policy: str | None
 ) -> dict[Sampler, WeightsOnRecord | None]:
-    """The weights that stand for each sampler; None where there are none. `policy`: those that
-    stand for all.
+    """Weights to use for each sampler (None if there are none). `policy`: weights to use for
+    all.
     """
     if policy is not None:
         _check_local(policy)
@@ -81,13 +79,13 @@ def weights_for(
 
 
 def roles_of_weights(weights: WeightsOnRecord) -> frozenset[str]:
-    """Roles with an adapter of their own."""
+    """Roles with a separate adapter."""
     name = parse_model(weights.name).name
     return frozenset(roles_on_record(name)) if is_adapter_folder(name) else frozenset()
 
 
 def load_weights(weights: WeightsOnRecord) -> Any:
-    """The model, in evaluation mode. Raises `ModelError`."""
+    """Load the model, in evaluation mode. Raises `ModelError`."""
     from hrm_agent.models.loading.load_weights import load_for_answers
 
     whole = on_its_base(parse_model(weights.name))
@@ -97,8 +95,8 @@ def load_weights(weights: WeightsOnRecord) -> Any:
 def _nearest(
     sampler: Sampler, run: Path, of_run: Sequence[WeightsOnRecord]
 ) -> WeightsOnRecord | None:
-    """What the calls name is version 0 of a training, or the run's own result, which an evaluation
-    counts as 0 too.
+    """Nearest weights to a sampler. The named model is version 0 of a training, or the run's own
+    result, which an evaluation also counts as 0.
     """
     named = _named(sampler.model, run)
     if _is_result(sampler.model, run):
@@ -111,7 +109,9 @@ def _nearest(
 
 
 def _named(model: str, run: Path) -> str | None:
-    """What a call names, as it can be loaded here; None for what is hosted, or gone."""
+    """Model string of a call's model, as it can be loaded here (None if it is hosted, or
+    missing).
+    """
     asked = parse_model(model)
     if not asked.local:
         return None
@@ -126,9 +126,7 @@ def _named(model: str, run: Path) -> str | None:
 
 
 def _is_result(model: str, run: Path) -> bool:
-    """Whether a call names the run's own result,
-    by the path that the folder had when it was made.
-    """
+    """True if a call names the run's own result, by the path of the folder at that time."""
     path = Path(model)
     return path.name in ("model", "best") and path.parent.name in (
         run.name,
@@ -147,8 +145,8 @@ def _check_local(policy: str) -> None:
 
 
 def _step_of(folder: Path) -> int | None:
-    """Number of optimiser steps, from the checkpoint's manifest; None if the folder holds no
-    weights.
+    """Number of optimiser steps, from the checkpoint's manifest (None if the folder has no weights
+    or no readable manifest).
     """
     if not (folder / "config.json").is_file() and not is_adapter_folder(str(folder)):
         return None

@@ -1,10 +1,10 @@
 """Config models of the commands that collect, evaluate and train: read from a TOML file and flags,
 saved with the run.
 
-They stand apart from what they configure so that a command's help needs neither torch nor
-langgraph. What suits one model ruins another: a key whose default depends on the model is None
-until the model is known (`hrm_agent.training.config.fitted`). The paper's values (rStar2-Agent,
-arXiv 2508.20722) stand beside the others.
+They are separate from the code that they configure, so that a command's help needs neither torch
+nor langgraph. A value that suits one model ruins another, so a key whose default depends on the
+model is None until the model is known (`hrm_agent.training.config.fitted`). Values of the paper
+(rStar2-Agent, arXiv 2508.20722) are given beside the defaults.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ FREE_ON_RESUME = frozenset(
         *(*TRACK_KEYS, "otel", "otel_content"),
     }
 )
-"""Keys that decide how a run is carried out and not its result:
-they may change when it is resumed.
+"""Keys that affect how a run is carried out and not its result. They may change when it is resumed.
 """
 FREE_IN_TRAINING = FREE_ON_RESUME | {
     "data",
@@ -87,8 +86,8 @@ FREE_IN_TRAINING = FREE_ON_RESUME | {
     "engine_difference_limit",
     "loss.engine_difference_limit",
 }
-"""Keys that may change when a training is resumed. It looks at data and steps itself: a run may be
-prolonged.
+"""Keys that may change when a training is resumed. It checks data and steps itself, since a run may
+be prolonged.
 """
 
 TANK = (
@@ -98,7 +97,7 @@ TANK = (
 
 
 class TaskSettings(BaseModel):
-    """Which tasks are run, how many at a time, and where they are recorded."""
+    """Tasks, concurrency and store of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -107,47 +106,47 @@ class TaskSettings(BaseModel):
     .parquet), hf:NAME, your own as package.module:attribute or ./file.py:attribute, or mix:...
     """
     rewards: str | None = None
-    """Rubric that rollouts are scored by, in place of their task's own verifier:
-    package.module:attribute, ./file.py:attribute, or answer:READER[,COMPARISON] such as
-    answer:last_number. none: the verifier.
+    """Rubric that scores rollouts instead of their task's verifier: package.module:attribute,
+    ./file.py:attribute, or answer:READER[,COMPARISON] such as answer:last_number (none: the
+    verifier).
     """
     concurrency: int = Field(default=256, ge=1)
-    """Rollouts open at a time."""
+    """Maximum number of rollouts in progress at a time."""
     store: StoreUrl | None = None
-    """Where to record, as a path or URL; several runs may share one. none: `store.db` in the run's
-    folder.
+    """Store of the record, as a path or URL. Several runs may share one (none: `store.db` in the
+    run's folder).
     """
 
 
 class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings, TrackSettings):
-    """Which tasks are run, how often, and with which policy."""
+    """One run of collecting or evaluating rollouts: tasks, samples and policy."""
 
     policy: str = "builtin:trained"
-    """Model that answers: a built-in policy, a model folder, hf:NAME,
-    or a provider's chat model.
+    """Model that answers: a built-in policy, a model folder, hf:NAME, or a provider's chat model.
     """
     split: Literal["train", "eval"] = "eval"
-    """Which tasks of the family: those to train on, or the held-out ones."""
+    """Split of the family: tasks to train on, or held-out ones."""
     count: int | None = Field(default=256, ge=1)
-    """Number of tasks; none takes all of a finite family."""
+    """Number of tasks (none: all of a finite family)."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
     processes: int = Field(default=1, ge=1)
-    """Processes that run the graphs, around one engine; 1: the one that has the engine."""
+    """Processes that run the graphs, around one engine (1: only the process of the engine)."""
     ray: str | None = None
-    """Ray cluster that these processes are spread over, as HOST:PORT, auto or local; none: this
-    machine.
+    """Ray cluster that these processes are spread over, as HOST:PORT, auto or local (none: this
+    machine).
     """
     durability: Durability = "calls"
-    """What is committed when: calls, each model call as it ends, steps and python calls with the
-    next commit or some milliseconds later; steps, each step and call before the next one begins.
+    """Commit policy. calls: each model call is committed as it ends, steps and python calls with
+    the next commit or some milliseconds later. steps: each step and call is committed before the
+    next one begins.
     """
     share_memory: bool = False
-    """Rollouts share the caches and the LangGraph stores that the graph holds; otherwise each has
-    its own: empty caches, and a copy of a store in memory.
+    """Rollouts share the caches and the LangGraph stores that the graph holds. Otherwise each
+    rollout has empty caches and its own copy of a store in memory.
     """
     seed: int = 0
-    """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
+    """Seed of the draw of tasks, and base of the seeds of all model calls."""
 
     def runner_options(self) -> RunnerOptions:
         own: RunnerOptions = {
@@ -159,27 +158,27 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings,
 
 
 class SftConfig(CheckpointSettings):
-    """How a policy is fine-tuned on conversations."""
+    """Settings of fine-tuning on conversations."""
 
     steps: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
     """Optimiser steps. By the model: those of three passes over the conversations; the small
     built-in policies bring their own, 400.
     """
     batch_size: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Conversations of one step, over all processes. By the model: 16, or all where there are
-    fewer; the small built-in policies bring their own, 64.
+    """Conversations per step, over all processes. By the model: 16, or all if there are fewer; the
+    small built-in policies bring their own, 64.
     """
     micro_batch_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Most tokens, padding included, that one process holds at a time; a longer conversation goes
-    alone. By the model: as many as 4 GiB hold, 8192 at most.
+    """Maximum number of tokens, padding included, that one process holds at a time. A longer
+    conversation goes alone. By the model: as many as 4 GiB hold, 8192 at most.
     """
     forward: Literal["padded", "packed"] = "padded"
-    """How conversations go through the model: padded, side by side; packed, one after the other
-    without padding, each seeing itself alone. The same loss and gradients, but for rounding.
+    """Layout of conversations in a forward pass. padded: side by side. packed: one after the other
+    without padding, each seeing itself alone. Loss and gradients are equal up to rounding.
     """
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon for the matrices of the layers and AdamW for the rest: fewer steps where a model is
-    trained from nothing.
+    """Optimiser. muon: Muon for the matrices of the layers and AdamW for the rest, which takes
+    fewer steps to train a model from scratch.
     """
     learning_rate: Annotated[float | None, BY_MODEL] = Field(default=None, gt=0)
     """AdamW's learning rate between warm-up and cool-down. By the model: by its size, 2e-5 or 1e-5,
@@ -190,36 +189,35 @@ class SftConfig(CheckpointSettings):
     small built-in policies bring their own, 0.02.
     """
     warmup_steps: Annotated[int | None, BY_MODEL] = Field(default=None, ge=0)
-    """First steps, at most all, in which the learning rate rises linearly to its full value; 0:
-    none. By the model: a tenth of the steps, 30 at most; the small built-in policies bring their
-    own, 30.
+    """Number of first steps, at most all, in which the learning rate rises linearly to its full
+    value (0: none). By the model: a tenth of the steps, 30 at most; the small built-in policies
+    bring their own, 30.
     """
     cooldown: float = Field(default=0.0, ge=0, le=1)
-    """Share of the steps, the last ones, in which the learning rate falls to almost nothing; 0: it
-    stays, and the run can be prolonged later, where it has no fewer steps than its warm-up.
+    """Share of the steps, at the end, in which the learning rate falls to almost nothing. With 0 it
+    stays, and the run can be prolonged later if it has no fewer steps than its warm-up.
     """
     fall: Literal["linear", "cosine"] = "linear"
-    """The line along which the learning rate falls in the cool-down."""
+    """Shape of the learning rate's fall in the cool-down."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay of either optimiser, times the learning rate in each step; 0: none."""
+    """Decoupled weight decay of either optimiser, times the learning rate in each step (0: none).
+    """
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """L2 norm that the gradient of a step is scaled down to where it is larger."""
+    """Maximum L2 norm of a step's gradient. A larger gradient is scaled down to it."""
     average: float = Field(default=0.0, ge=0, lt=1)
-    """Decay of a running mean of the weights, with which the run ends (0.98: of the last 50 steps,
-    say); 0: none.
+    """Decay of a running mean of the weights, which the run ends with (0: none). With 0.98 it
+    covers about the last 50 steps.
     """
     checkpoint_every: int = Field(default=50, ge=1)
-    """Steps from one checkpoint to the next; what comes after the last one is taken again when a
+    """Steps from one checkpoint to the next. Steps after the last checkpoint are taken again when a
     run is resumed.
     """
     seed: int = 0
-    """Decides the order of the conversations."""
+    """Seed of the order of conversations."""
 
     @model_validator(mode="after")
     def _every_key_acts(self, info: ValidationInfo) -> Self:
-        """A value that changes nothing is refused; of a run on record, which an earlier version
-        took, it stays.
-        """
+        """Refuse a value that changes nothing. A run on record by an earlier version keeps it."""
         for key, acts, why in (
             ("matrix_learning_rate", self.optimizer == "muon", "the optimizer is adamw"),
             ("fall", self.cooldown > 0, "without cooldown the learning rate does not fall"),
@@ -235,26 +233,26 @@ class FineTuneConfig(SftConfig, TrackSettings):
     """One run of supervised fine-tuning."""
 
     policy: str = "builtin:cold-start"
-    """Where to start: a built-in policy, a model folder, or hf:NAME."""
+    """Starting policy: a built-in policy, a model folder, or hf:NAME."""
     data: str = ""
-    """JSONL file of conversations, as the first argument; a line: {"messages": [{"role": ...,
-    "content": ...}, ...]}
+    """JSONL file of conversations, also the first argument. Each line is {"messages": [{"role":
+    ..., "content": ...}, ...]}
     """
     source: StoreUrl = ""
-    """Store, run folder or exported file whose completed runs are learned from in place of data;
-    also --from.
+    """Store, run folder or exported file whose completed runs are learned from instead of data.
+    Also --from.
     """
     reward: float | None = None
-    """With source: only runs with at least this reward; none: all, verified or not."""
+    """Minimum reward of runs that are learned from, with source (none: all, verified or not)."""
     by: str = ""
-    """With source: scores that stand for each run's own rewards, by the name of
-    `hrm-agent rescore`, or feedback.
+    """Scores that replace each run's own rewards, with source: the name of a `hrm-agent rescore`,
+    or feedback.
     """
     adapter: AdapterPart = AdapterPart()
-    """What is trained in place of all weights."""
+    """LoRA adapter, trained instead of all weights."""
     roles: tuple[str, ...] = ()
-    """With source: only answers of these roles, the nodes that asked, such as solve; also --role.
-    Empty: all.
+    """Roles, the nodes that asked, whose answers are learned from, such as solve, with source. Also
+    --role (empty: all).
     """
 
     @model_validator(mode="after")
@@ -279,65 +277,63 @@ class FineTuneConfig(SftConfig, TrackSettings):
 
 
 class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
-    """One run of reinforcement learning. The paper's values stand beside the defaults."""
+    """One run of reinforcement learning. Values of the paper are given beside the defaults."""
 
     policy: str = "builtin:cold-start"
-    """Where to start: a built-in policy, a model folder, or hf:NAME."""
+    """Starting policy: a built-in policy, a model folder, or hf:NAME."""
     source: tuple[StoreUrl, ...] = ()
-    """Stores, run folders or exported files whose runs are learned from, and nothing is sampled;
-    also --from.
+    """Stores, run folders or exported files whose runs are learned from. Nothing is sampled. Also
+    --from.
     """
     by: str = ""
-    """With source: scores that stand for each run's own rewards, by the name of
-    `hrm-agent rescore`, or feedback.
+    """Scores that replace each run's own rewards, with source: the name of a `hrm-agent rescore`,
+    or feedback.
     """
     steps: int = Field(default=30, ge=1)
-    """Optimiser steps (paper: 510 in three stages); with --from, unless given, one pass over what
-    is on record.
+    """Optimiser steps (paper: 510 in three stages). With --from, by default one pass over the
+    record.
     """
     max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout). By the model: half
-    of its context, 2048 at most; the small built-in policies bring their own, 256.
+    """Maximum number of completion tokens of one reply (paper: 8K to 12K of a whole rollout). By
+    the model: half of its context, 2048 at most; the small built-in policies bring their own, 256.
     """
     temperature: float = Field(default=1.0, gt=0)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Sampling temperature of the rollouts, and of the log-probs in the loss; 0 would make all
-    rollouts alike.
+    """Sampling temperature of the rollouts, and of the log-probs in the loss. It is above 0, since
+    0 would make all rollouts alike.
     """
     seed: int = 0
-    """Decides the tasks and their order, the draw of kept rollouts, and the seeds of all model
-    calls.
-    """
+    """Seed of the tasks and their order, the draw of kept rollouts, and all model calls."""
     rollout: RolloutPart = RolloutPart()
-    """What is sampled in a step."""
+    """Rollouts of a step."""
     engines: EnginesPart = EnginesPart()
-    """What samples them."""
+    """Engines that sample the rollouts."""
     select: SelectPart = SelectPart()
-    """Which rollouts are trained on."""
+    """Selection of the rollouts that are trained on."""
     loss: LossPart = LossPart()
-    """What is minimised."""
+    """Training loss."""
     optim: OptimPart = OptimPart()
-    """How the weights are changed."""
+    """Optimiser, precision and learning rate."""
     adapter: AdapterPart = AdapterPart()
-    """What is trained in place of all weights."""
+    """LoRA adapter, trained instead of all weights."""
     keep: KeepPart = KeepPart()
-    """Which states of the run are kept."""
+    """Checkpoints of the run."""
     evaluation: EvaluationPart = EvaluationPart()
-    """Held-out problems while the run goes on."""
+    """Evaluation on held-out problems during the run."""
     stages: tuple[TrainingStage, ...] = ()
-    """Stretches of the training, one after the other; `steps` is the sum of theirs. Only in a file,
-    as [[stages]].
+    """Stages of the training, in order. `steps` is the sum of theirs. Only in a file, as
+    [[stages]].
     """
 
     @classmethod
     def of(cls, **keys: Any) -> Self:
-        """A configuration of keys by their own names, whichever table they stand in:
-        `of(steps=3, group_size=4)`.
+        """Return a configuration of keys by their own names, whatever their table: `of(steps=3,
+        group_size=4)`.
         """
         return cls.model_validate(in_tables(cls, keys))
 
     def but(self, *, on_record: bool = False, **keys: Any) -> Self:
-        """This one with other values, by the keys' own names. `on_record`: it may be of an earlier
-        version's run.
+        """Return a copy with other values, by the keys' own names. `on_record`: it may belong to a
+        run of an earlier version.
         """
         given = in_tables(type(self), {**self.model_dump(), **keys})
         return self.model_validate(given, context=ON_RECORD if on_record else None)
@@ -345,16 +341,16 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     @model_validator(mode="before")
     @classmethod
     def _in_tables(cls, values: Any, info: ValidationInfo) -> Any:
-        """Runs of earlier versions have all keys side by side: on record each goes to its table."""
+        """Sort the flat keys of a run on record by an earlier version into their tables."""
         if info.context != ON_RECORD or not isinstance(values, dict):
             return values
         return in_tables(cls, cast("dict[str, Any]", values), {"rollout_processes": "processes"})
 
     @model_validator(mode="after")
     def _every_key_acts(self, info: ValidationInfo) -> Self:
-        """A value that changes nothing is refused: who sets it expects something of it.
+        """Refuse a value that changes nothing, since the user expects an effect.
 
-        An earlier version took it, so that of a run on record is the default.
+        Earlier versions accepted it, so a run on record gets the default instead.
         """
         unused: dict[str, dict[str, Any]] = {}
         for table, keys, acts, why in conditions(
@@ -393,7 +389,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @model_validator(mode="after")
     def _passes_go_together(self, info: ValidationInfo) -> Self:
-        """Ways to compute that are right alone and wrong together."""
+        """Refuse settings that are right alone and wrong together."""
         optim, loss = self.optim, self.loss
         mean = loss.taken("aggregation")
         if loss.credit == "even" and mean == "sequence" and info.context != ON_RECORD:
@@ -437,8 +433,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @model_validator(mode="after")
     def _nothing_is_sampled(self) -> Self:
-        """Keys of sampling say nothing here, and are taken: a run's own configuration is, with
-        other rewards.
+        """Refuse keys that have no effect on a record. Other sampling keys are accepted, so that a
+        run's own configuration works with other rewards.
         """
         if not self.source:
             if self.by:
@@ -478,7 +474,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @property
     def tasks_of_stages(self) -> tuple[str, ...]:
-        """Families of tasks that a stage has in place of `tasks`, each once."""
+        """Families of tasks that stages use instead of `tasks`, each once."""
         own = [
             stage.tasks
             for stage in self.stages
@@ -488,7 +484,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @property
     def same_as_clipped(self) -> str:
-        """Why the objective makes no difference here, in one line; empty where it does."""
+        """Reason why the objective makes no difference here, in one line (empty if it does)."""
         loss, optim = self.loss, self.optim
         if loss.objective == "clipped" or ratio_moves(loss, optim, on_record=bool(self.source)):
             return ""
@@ -500,8 +496,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         )
 
     def runner_options(self) -> RunnerOptions:
-        """The policy stands in for every model of the graph, unconstrained: tokens chosen by a
-        schema teach nothing.
+        """Runner options. The policy replaces every model of the graph, without constraints, since
+        tokens chosen by a schema teach nothing.
         """
         own: RunnerOptions = {
             "stand_in": True,
@@ -519,12 +515,12 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @property
     def ray(self) -> str | None:
-        """Address of the Ray cluster that they are on."""
+        """Address of the Ray cluster that runs the graphs' processes (None: this machine)."""
         return self.rollout.ray
 
     @property
     def samples(self) -> int:
-        """Rollouts of a prompt."""
+        """Rollouts per prompt."""
         of_each = 1 if self.select.algorithm == "grpo" else self.rollout.oversampling
         return round(self.rollout.group_size * of_each)
 
@@ -537,8 +533,8 @@ class DemoConfig(BaseModel):
     from_scratch: bool = False
     """Train the cold-start model instead of using the one that the package ships."""
     train: GrpoConfig = GrpoConfig.of(cooldown=0.67)
-    """The reinforcement learning between the two evaluations; it cools down for most of the way."""
+    """Reinforcement learning between the two evaluations. It cools down for most of its steps."""
     eval_problems: int = Field(default=256, ge=1)
-    """Held-out problems that the policy is evaluated on, the same before and after training."""
+    """Number of held-out problems of each evaluation, the same before and after training."""
     problem: str = TANK
-    """The task that the hierarchical graph solves at the end."""
+    """Task that the hierarchical graph solves at the end."""

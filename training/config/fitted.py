@@ -1,14 +1,14 @@
 """Defaults of a training that depend on the model: learning rates, batches, steps and lengths of
 answers.
 
-Rates are the field's. A pretrained model is moved by 1e-6 to 5e-6 in reinforcement learning and by
-1e-5 to 5e-5 in fine-tuning, the smaller the more; an adapter takes about ten times as much. At the
-hundredfold, which suits a small model that is trained from nothing, a pretrained one is ruined
-within a few steps. A model that brings defaults of its own (`hrm_agent.models.own_defaults`) is
-trained by those.
+Rates follow common practice. A pretrained model takes 1e-6 to 5e-6 in reinforcement learning and
+1e-5 to 5e-5 in fine-tuning, more the smaller it is. An adapter takes about ten times as much. A
+hundred times as much, which suits a small model trained from scratch, ruins a pretrained one within
+a few steps. A model that brings its own defaults (`hrm_agent.models.own_defaults`) is trained by
+those.
 
-A configuration is fitted once, before its run begins, and saved as it was fitted: a run that is
-resumed takes the figures that are on record.
+A configuration is fitted once, before its run begins, and saved as it was fitted. A resumed run
+takes the recorded values.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class _Rates(NamedTuple):
     """Usual learning rates of models of one size."""
 
     below: float
-    """Parameters that such a model has fewer than."""
+    """Upper bound of the number of parameters, exclusive."""
     rl: float
-    """Reinforcement learning of all weights."""
+    """Rate for reinforcement learning of all weights."""
     rl_adapter: float
-    """Reinforcement learning of an adapter."""
+    """Rate for reinforcement learning of an adapter."""
     sft: float
-    """Fine-tuning of all weights."""
+    """Rate for fine-tuning of all weights."""
     sft_adapter: float
-    """Fine-tuning of an adapter."""
+    """Rate for fine-tuning of an adapter."""
 
 
 _RATES = (
@@ -59,9 +59,9 @@ _RATES = (
     _Rates(below=1e10, rl=2e-6, rl_adapter=2e-5, sft=1e-5, sft_adapter=1e-4),
     _Rates(below=inf, rl=1e-6, rl_adapter=1e-5, sft=1e-5, sft_adapter=1e-4),
 )
-"""By size; the last ones are also those of a model whose size is not known."""
+"""Rates by size, ascending. The last ones also apply to a model of unknown size."""
 _MATRIX_FACTOR = 5
-"""Muon's rate over AdamW's: a step of Muon is spread over a whole matrix, so that each number in it
+"""Muon's rate over AdamW's. A step of Muon is spread over a whole matrix, so that each number in it
 moves less.
 """
 _BATCH = 16
@@ -71,9 +71,9 @@ _MICRO_BATCH_BYTES = 4 << 30
 _LEAST_MICRO_BATCH = 512
 _MOST_OF_RL = 4096
 _MOST_OF_SFT = 8192
-"""Tokens of a micro-batch."""
+"""Maximum tokens of a micro-batch in fine-tuning."""
 _FAR = 100
-"""A learning rate of so many times the usual one is remarked on, or of so small a part of it."""
+"""Factor above or below the usual learning rate from which a warning is given."""
 _SFT_KEYS = (
     "learning_rate",
     "matrix_learning_rate",
@@ -91,32 +91,28 @@ class Fitted:
     values: Mapping[str, Any]
     """Values by key."""
     lines: tuple[str, ...]
-    """Choices with their reasons, in words for the user;
-    none where nothing was left to the model.
-    """
+    """Choices with their reasons, as text for the user (empty if nothing was left to the model)."""
     warning: str
-    """Line about a learning rate that is far from the usual one; empty where it is not."""
+    """Warning about a learning rate far from the usual one (empty if there is none)."""
 
 
 def decided(value: Value | None, key: str) -> Value:
-    """The value of `key` in a configuration that was fitted. Raises `ValueError` in one that was
-    not.
-    """
+    """Return the value of `key` in a fitted configuration. Raises `ValueError` if it is None."""
     if value is None:
         raise ValueError(f"{key} is left to the model: fit the configuration first ({__name__})")
     return value
 
 
 def conversations_taken(config: SftConfig) -> int:
-    """How many conversations a fitted configuration learns from, those of further passes counted
-    again.
+    """Number of conversations that a fitted configuration learns from, counting repeats in further
+    passes.
     """
     return decided(config.steps, "steps") * decided(config.batch_size, "batch_size")
 
 
 def fit(config: GrpoConfig) -> GrpoConfig:
-    """The configuration fitted to its policy.
-    Raises `ModelError` for one that cannot be trained.
+    """Return the configuration fitted to its policy. Raises `ModelError` if it cannot be
+    trained.
     """
     if not left_open(config):
         return config
@@ -125,7 +121,7 @@ def fit(config: GrpoConfig) -> GrpoConfig:
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with `values` in it, each in the table that its key belongs to."""
+    """Return the configuration with `values` in it, each in the table of its key."""
     own = {key: value for key, value in values.items() if key in type(config).model_fields}
     for name in type(config).model_fields:
         part = getattr(config, name)
@@ -136,8 +132,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def with_recorded(config: Config, recorded: Config) -> Config:
-    """The configuration with what its run has on record in the place of what it leaves to the
-    model.
+    """Return the configuration with keys that it leaves to the model taken from its recorded
+    run.
     """
     before = _by_model(recorded)
     return with_values(
@@ -167,7 +163,7 @@ def _by_model(config: SftConfig | GrpoConfig) -> dict[str, Any]:
 
 
 def fit_grpo(config: GrpoConfig, facts: ModelFacts) -> Fitted:
-    """Values for what a reinforcement learning of this model leaves open."""
+    """Choose values for keys that a reinforcement learning of this model leaves open."""
     usual, why = _usual_rate(
         "rl", facts, facts.own.train_rl.learning_rate, adapter=config.adapter.lora_rank > 0
     )
@@ -186,9 +182,10 @@ def fit_grpo(config: GrpoConfig, facts: ModelFacts) -> Fitted:
 def fit_sft(
     config: SftConfig, facts: ModelFacts, *, adapter: bool, conversations: int | None
 ) -> Fitted:
-    """Values for what a fine-tuning of this model leaves open. `adapter`: it is of an adapter.
+    """Choose values for keys that a fine-tuning of this model leaves open. `adapter`: True for an
+    adapter.
 
-    Where the number of `conversations` is not known (None), what follows from it stays open.
+    If the number of `conversations` is unknown (None), values that depend on it stay open.
     """
     own = facts.own.train_sft
     usual, why = _usual_rate("sft", facts, own.learning_rate, adapter=adapter)
@@ -220,14 +217,10 @@ def fit_sft(
 
 
 class _Choice:
-    """The values that are chosen for one configuration, in the words in which the user is told of
-    them.
-    """
+    """Values chosen for one configuration, with the text that reports them to the user."""
 
     def __init__(self, given: Mapping[str, Any], own: BaseModel) -> None:
-        """`given`: keys with their values, None where they are left open. `own`: what the model
-        brings along.
-        """
+        """`given`: keys with their values, None if open. `own`: defaults that the model brings."""
         self._given = given
         self._own = own
         self._values: dict[str, Any] = {}
@@ -235,7 +228,7 @@ class _Choice:
         self._others: list[str] = []
 
     def take_rate(self, usual: float, why: str) -> float:
-        """The learning rate. `why`: the reason for the usual one."""
+        """Return the learning rate. `why`: the reason for the usual one."""
         if self._given["learning_rate"] is not None:
             return self._given["learning_rate"]
         self._values["learning_rate"] = usual
@@ -243,7 +236,7 @@ class _Choice:
         return usual
 
     def take(self, key: str, by_model: Callable[[], Any], text: str) -> Any:
-        """The value of `key`: the given one, else the model's own, else the one that follows from
+        """Return the value of `key`: the given one, else the model's own, else the one derived from
         its size.
         """
         if self._given[key] is not None:
@@ -263,7 +256,7 @@ class _Choice:
 def _usual_rate(
     kind: str, facts: ModelFacts, own: float | None, *, adapter: bool
 ) -> tuple[float, str]:
-    """The usual learning rate of a training of this kind, and why it is that."""
+    """Return the usual learning rate of a training of this kind, and the reason."""
     if own is not None:
         return own, "the model brings it along"
     parameters = facts.measure().parameters
@@ -289,8 +282,8 @@ def _micro_batch(facts: ModelFacts, most: int) -> int:
 
 
 def _warning(rates: Iterable[float], usual: float) -> str:
-    """A line about a learning rate that is far from the usual one; empty where none is."""
-    nearly = _FAR * (1 - 1e-9)  # a quotient of two such figures is rounded
+    """Warning about a learning rate far from the usual one (empty if there is none)."""
+    nearly = _FAR * (1 - 1e-9)  # tolerance for rounding of the quotient
     far = next((rate for rate in rates if max(rate / usual, usual / rate) >= nearly), None)
     if far is None:
         return ""
@@ -306,7 +299,7 @@ def _warning(rates: Iterable[float], usual: float) -> str:
 
 
 def _figure(rate: float) -> str:
-    """5e-4 for 0.0005."""
+    """Format a rate: 5e-4 for 0.0005."""
     mantissa, _, exponent = f"{rate:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 

@@ -1,10 +1,10 @@
-"""Clips and aggregation that each objective has where none are given: those of its own paper.
+"""Default clips and aggregation of each objective, from its own paper.
 
 clipped: DAPO's upper clip (arXiv 2503.14476), and rStar2-Agent's. gspo: arXiv 2507.18071, section
 5.1. cispo has no lower bound; MiniMax-M1 (arXiv 2506.13585) gives no upper one, ScaleRL (arXiv
 2510.13786) cuts the ratio at 5.
 
-They stand apart from the objectives so that a command's help does not need torch.
+They are separate from the objectives so that a command's help does not need torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ObjectiveDefaults(NamedTuple):
     """Defaults of one objective."""
 
     clip_low: float | None
-    """The probability ratio is clipped below 1 - this; None: it has no lower bound."""
+    """Lower clip of the probability ratio, as a distance below 1 (None: no lower bound)."""
     clip_high: float
-    """The probability ratio is clipped above 1 + this."""
+    """Upper clip of the probability ratio, as a distance above 1."""
     aggregation: Aggregation
     """Unit of the mean."""
 
@@ -33,4 +33,4 @@ OWN: dict[ObjectiveName, ObjectiveDefaults] = {
     "cispo": ObjectiveDefaults(None, 4.0, "token"),
     "gspo": ObjectiveDefaults(3e-4, 4e-4, "sequence"),
 }
-"""By the name that a user gives."""
+"""Defaults by objective name."""

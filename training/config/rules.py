@@ -1,4 +1,4 @@
-"""Keys of a reinforcement learning's configuration that act together, or not at all."""
+"""Rules for keys of a reinforcement learning configuration that depend on each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUOTA_KEYS = ("min_positives", "min_negatives")
 
 
 def ratio_moves(loss: LossPart, optim: OptimPart, *, on_record: bool) -> bool:
-    """True if the probability ratio of a token may be another than 1."""
+    """True if the probability ratio of a token may differ from 1."""
     return optim.epochs * optim.mini_batches > 1 or loss.old_logprobs == "engine" or on_record
 
 
@@ -33,9 +33,10 @@ def conditions(
     *,
     on_record: bool,
 ) -> Iterator[tuple[str, tuple[str, ...], object, str]]:
-    """(table, keys, whether they act, why they do not) of keys that act under some conditions only.
+    """Yield (table, keys, True if they have an effect, reason if not) for keys that depend on
+    conditions.
 
-    `on_record`: whether rollouts on record are learned from.
+    `on_record`: True if rollouts on record are learned from.
     """
     algorithm = select.algorithm
     moves = ratio_moves(loss, optim, on_record=on_record)
@@ -85,8 +86,8 @@ def conditions(
 
 
 def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> None:
-    """Raise `ConfigError` where older weights sample and nothing corrects for it, or one of
-    `samples` is a quorum.
+    """Raise `ConfigError` if older weights sample without a correction, or if the quorum is only
+    one of `samples`.
     """
     behind, share = rollout.versions_behind, rollout.group_quorum
     older = f"versions_behind = {behind}" if behind else "carry_over" if rollout.carry_over else ""
@@ -107,7 +108,7 @@ def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> No
 def refuse_with_ranks(
     rollout: RolloutPart, optim: OptimPart, adapter: AdapterPart, *, on_record: bool
 ) -> None:
-    """Raise `ConfigError` for what several processes cannot do, or do in another way."""
+    """Raise `ConfigError` for settings that several processes do not support."""
     whole = "whole weights on each process: take ddp" if optim.sharding == "fsdp2" else ""
     for given, what, hint in (
         (on_record, "--from", "Learn from what is on record in one process."),

@@ -1,4 +1,4 @@
-"""The keys by which a command names its trackers."""
+"""Configuration keys of trackers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TrackerName = Literal["tensorboard", "trackio", "wandb"]
 
 
 def _split(value: Any) -> Any:
-    """`tensorboard,wandb`, alone or in a list, as one name after the other, each once."""
+    """Split `tensorboard,wandb`, alone or in a list, into unique names."""
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, (list, tuple)):
         return value
@@ -23,21 +23,21 @@ def _split(value: Any) -> Any:
 
 
 class TrackSettings(BaseModel):
-    """Where metrics go beside metrics.jsonl."""
+    """Trackers of metrics, in addition to metrics.jsonl."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     track: Annotated[tuple[TrackerName, ...], BeforeValidator(_split), ONE_BY_ONE] = ()
-    """Trackers that are sent each row of metrics: tensorboard, trackio, wandb, joined by commas.
-    Empty: none.
+    """Trackers that receive each row of metrics: tensorboard, trackio, wandb, joined by commas
+    (empty: none).
     """
     track_project: str = "hrm-agent"
-    """Project that trackio and wandb file the run under."""
+    """Project name of the run in trackio and wandb."""
     track_folder: str | None = None
-    """Where trackers write. none: TensorBoard and wandb into the run's folder, trackio where it
-    keeps all its runs.
+    """Folder that trackers write to (none: TensorBoard and wandb into the run's folder, trackio
+    where it keeps all its runs).
     """
 
 
 TRACK_KEYS = frozenset(TrackSettings.model_fields)
-"""Keys that change nothing of a run."""
+"""Keys of trackers, which do not affect a run."""

@@ -1,14 +1,14 @@
-"""What an iteration of an engine costs, measured in a few seconds before the engine takes rollouts.
+"""Iteration costs of an engine, measured in a few seconds before it takes rollouts.
 
-Two slopes. Iterations with more and more sequences say what one costs anyway, and what each
+There are two slopes. Iterations with more and more sequences show the fixed cost, and what each
 sequence adds: mostly the server's own work, since even a slow engine reads its weights for 16 as
-fast as for one. What a token costs that is computed again is another thing, and prompts of growing
-length say it.
+fast as for one. The cost of a recomputed token differs, and is measured by prompts of growing
+length.
 
 Times are those of whole requests, as the client sees them: a call that samples 1 + k tokens takes k
 iterations longer than one that samples 1, and sending and waiting are in both. A server's own
-histograms would spare the subtraction, but their buckets are as coarse as what is to be measured.
-The shortest time of a call counts: what else a machine does can only add to it.
+histograms would spare the subtraction, but their buckets are too coarse. The shortest time of a
+call counts, since other load of a machine can only add to it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["Ask", "IterationCosts", "fit_iterations", "measure_costs", "random_p
 
 @dataclass(frozen=True, slots=True)
 class IterationCosts:
-    """What an engine's iterations cost, measured: about max(weights,
-    sequences x token) + overhead.
+    """Measured costs of an engine's iterations: about max(weights, sequences x token) +
+    overhead.
     """
 
     weights_s: float
-    """Seconds to read the weights once, which one sequence pays as well as many."""
+    """Seconds to read the weights once, for any number of sequences."""
     overhead_s: float
-    """Seconds that an iteration takes beside that, whatever is in it."""
+    """Fixed overhead of an iteration in seconds."""
     token_s: float
     """Seconds that each sequence adds for the token that it samples."""
     prompt_token_s: float
-    """Seconds of computation for a token of a long prompt, as for each that is computed again."""
+    """Seconds of computation per token of a long prompt, and per recomputed token."""
 
     def recompute_share(self, sequences: float) -> float:
-        """What one token more of each of `sequences` costs, computed again, over an iteration that
+        """Ratio of the time to recompute one token of each of `sequences` to an iteration that
         samples one.
         """
         iteration = max(self.weights_s, self.token_s * sequences) + self.overhead_s
@@ -45,22 +45,27 @@ class IterationCosts:
 
 
 Ask = Callable[[Sequence[Sequence[int]], int], float]
-"""Asks for several prompts at once; seconds until each has so many sampled tokens."""
+"""Send several prompts at once, and return the seconds until each has the given number of sampled
+tokens.
+"""
 
 _SEQUENCES = (1, 4, 16)
 _PROMPT = 8
-"""Tokens: less than a block of a cache, so that no call finds what another has left."""
+"""Tokens of a short prompt: less than a cache block, so that no call finds what another has left.
+"""
 _ITERATIONS = (4, 16)
-"""The fewest and the most, as many as take `_ITERATIONS_SECONDS` with one sequence."""
+"""Minimum and maximum number of iterations. Between them, as many as take `_ITERATIONS_SECONDS`
+with one sequence.
+"""
 _ITERATIONS_SECONDS = 0.4
 _PROMPTS = (16, 1_024)
-"""Tokens of the first prompt and of the longest: at a thousand any GPU computes for longer than it
+"""Tokens of the first prompt and of the longest. At a thousand any GPU computes for longer than it
 reads.
 """
 _PROMPT_SECONDS = 0.25
-"""Prompts grow until one takes so much longer than the first."""
+"""Time over the first prompt's at which prompts stop growing."""
 _BUDGET_SECONDS = 2.0
-"""Of each slope: sizes and repeats are added until so much is spent."""
+"""Time budget of each slope, up to which sizes and repeats are added."""
 _REPEATS = 5
 _TINY = 1e-9
 Call = TypeVar("Call")
@@ -68,17 +73,18 @@ _CHANCE = random.Random()
 
 
 def random_prompt(tokens: int) -> list[int]:
-    """Of ids that every vocabulary has; no cache has seen it."""
+    """Random prompt of ids that every vocabulary has, which no cache contains."""
     return [_CHANCE.randrange(3, 250) for _ in range(tokens)]
 
 
 def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
-    """What costs an iteration has, by those of a number of sequences: a line, whose slope is what a
-    sequence adds.
+    """Fit iteration costs to seconds by number of sequences: a line, whose slope is the cost of a
+    sequence.
 
-    Seconds to read the weights and the rest are told apart no further than one sequence and the
-    line's beginning are; their sum is right. A slope of 0 or less is noise, and taken as tiny, as
-    is that of a single point. A prompt's token is taken to cost what a sampled one does.
+    The split between reading the weights and the overhead is only as precise as the difference
+    between one sequence and the line's intercept; their sum is right. A slope of 0 or less is
+    noise, and taken as tiny, as is the slope of a single point. A prompt's token is assumed to cost
+    what a sampled one does.
     """
     mean_n, mean_s = sum(seconds) / len(seconds), sum(seconds.values()) / len(seconds)
     spread = sum((n - mean_n) ** 2 for n in seconds)
@@ -91,11 +97,11 @@ def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
 def measure_costs(
     ask: Ask, *, max_running: int, kv_tokens: int, max_length: int | None
 ) -> IterationCosts:
-    """Ask an idle engine, whose limits are given, until its costs are known: some seconds.
+    """Measure the costs of an idle engine with the given limits, in some seconds.
 
-    A slow one is asked for fewer tokens, with fewer sequences, and less often.
+    A slow engine gets fewer tokens, fewer sequences and fewer requests.
     """
-    ask([random_prompt(_PROMPT)], 2)  # what is slow only once
+    ask([random_prompt(_PROMPT)], 2)  # the first call may be slow
     fewest, most = _ITERATIONS
     pace = max(_TINY, ask([random_prompt(_PROMPT)], 1 + fewest)) / (1 + fewest)
     steps = round(min(most, max(fewest, _ITERATIONS_SECONDS / pace)))
@@ -108,7 +114,7 @@ def measure_costs(
 
 
 def _by_sequences(ask: Ask, sizes: Sequence[int], steps: int) -> dict[int, float]:
-    """Seconds of an iteration, with one sequence and with more as far as the budget goes."""
+    """Seconds per iteration by number of sequences, as far as the budget allows."""
 
     def seconds(call: tuple[int, int]) -> float:
         n, sampled = call
@@ -123,7 +129,7 @@ def _by_sequences(ask: Ask, sizes: Sequence[int], steps: int) -> dict[int, float
 
 
 def _prompt_token(ask: Ask, longest: int) -> float | None:
-    """Seconds that a token adds to a long prompt; None where no two lengths fit."""
+    """Seconds that a token adds to a long prompt (None if no two lengths fit)."""
 
     def seconds(tokens: int) -> float:
         return ask([random_prompt(tokens)], 1)
@@ -140,7 +146,9 @@ def _prompt_token(ask: Ask, longest: int) -> float | None:
 
 
 def _shortest(calls: Sequence[Call], seconds: Callable[[Call], float]) -> dict[Call, float]:
-    """The shortest time of each call, in rounds; the first two are made whatever they take."""
+    """Shortest time of each call, measured in rounds. The first two calls are made regardless of
+    the budget.
+    """
     found: dict[Call, float] = {}
     spent = 0.0
     for number, call in enumerate([*calls] * _REPEATS):

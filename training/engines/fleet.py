@@ -1,21 +1,21 @@
-"""vLLM servers as the engine of a training: started and watched here or by others, given new
-weights, proved current.
+"""Fleet of vLLM servers as the engine of a training: started here or elsewhere, watched, given new
+weights, and proved current.
 
 To graphs and to the trainer a fleet is one engine. `publish` gives every server the weights of the
-next version while it stays up: it is sent nothing meanwhile, ends or gives back what it is at,
-takes the weights (from a file, or as the trainer sends them), forgets its cache, and is compared
-with the trainer (`hrm_agent.training.engines.weights`). A request is answered by one version from
-its first token to its last, and says which.
+next version while it stays up. Meanwhile the server gets no requests: it ends or gives back those
+in progress, takes the weights (from a file, or as the trainer sends them), drops its cache, and is
+compared with the trainer (`hrm_agent.training.engines.weights`). A request is answered by one
+version from its first token to its last, and the answer names it.
 
-A thread of each server watches it: whether it is there, whether it is still what was proved, and
-how many tokens each of its requests has. A server that ended, or says nothing of a request for a
-while, loses its rollouts to the others; one of ours is started again; and one that is back gets the
-weights in force, and their proof, before its first request. While no server is there requests wait,
-for `patience` seconds. `vouch` looks at all of them at once, before a step's rollouts are learnt
-from.
+Each server has a watcher thread, which checks whether it is present, whether it is still what was
+proved, and how many tokens each of its requests has. A server that ended, or is silent about a
+request for a while, loses its rollouts to the others. A server started here is restarted. A server
+that is back gets the current weights, and their proof, before its first request. While no server is
+present requests wait, for `patience` seconds. `vouch` checks all servers at once, before a step's
+rollouts are trained on.
 
-Where the scheduling policy asks what a server's iterations cost, that is measured once, before its
-first request: of one that comes back, and of a second one that was started here, it is known.
+If the scheduling policy uses iteration costs, they are measured once per kind of server, before its
+first request. They are known for a server that comes back, and for further servers started here.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class EngineFleet:
         scheduler: RolloutScheduler,
         score: Callable[[Sequence[int]], list[float]],
     ) -> None:
-        """`name`: what calls are recorded under. `score`: the trainer's log-prob of each token of a
-        text but the first.
+        """`name`: recorded as the model of calls. `score`: the trainer's log-prob of each token of
+        a text but the first.
 
-        Returns when the servers are there; those that do not come within `patience` are done
-        without, as long as one is. Raises `ModelError` where none is. Before the first `publish`
-        requests wait.
+        Returns when the servers are present. Those that do not come within `patience` are left out,
+        as long as one has come. Raises `ModelError` if none has. Requests wait for the first
+        `publish`.
         """
         self.name, self.codec, self.policy_version = name, codec, 0
         self._options, self._proof = options, FleetProof(options, score)
@@ -87,9 +87,9 @@ class EngineFleet:
         self._looked = threading.Condition()
         self._failure: ModelError | None = None
         self._logprob_kind: LogprobKind | None = None
-        """Of the first server that has come."""
+        """Kind of the first server that has come."""
         self._told: dict[str, str] = {}
-        """By server, the hint of the last error that was told of it."""
+        """Last message reported by server, or the hint of its last reported error."""
         self._alone_since = time.monotonic()
         self._last: dict[str, float] = {}
         self._costs = FleetCosts(self._router)
@@ -109,13 +109,13 @@ class EngineFleet:
 
     @property
     def logprob_kind(self) -> LogprobKind:
-        """Of the servers, whether any is there now or not."""
+        """Kind of log-probs of the servers, present or not."""
         assert self._logprob_kind is not None, "the constructor has waited for a server"
         return self._logprob_kind
 
     @property
     def servers(self) -> tuple[FleetServer, ...]:
-        """All of them, there or not."""
+        """All servers, present or not."""
         return tuple(self._servers)
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
@@ -125,15 +125,15 @@ class EngineFleet:
         return self._router.submit(request)
 
     def rollout_ended(self, thread: str, *, counted: bool = True) -> None:
-        """A rollout asks for nothing more."""
+        """End a rollout, which sends no more requests."""
         self._router.rollout_ended(thread, counted=counted)
 
     def formats(self) -> set[tuple[str, str]]:
-        """Number formats of the servers that were proved: dtype and quantisation."""
+        """Number formats of the proved servers: dtype and quantisation."""
         return set(self._formats)
 
     def metrics(self) -> Mapping[str, float]:
-        """Of the last publish, and of the servers since the start."""
+        """Metrics of the last publish, and of the servers since the start."""
         load = self._router.scheduler.load()
         counts = {
             "engines": len(load.engines),
@@ -149,8 +149,8 @@ class EngineFleet:
         """Give every server the weights of `version`, and prove that it samples with them.
 
         `state_dict`: all weights, by Hugging Face's names; or a function that writes an adapter to
-        a folder. A server that is away gets them when it is back. Raises `ModelError` where one
-        took them and samples with others.
+        a folder. A server that is away gets them when it is back. Raises `ModelError` if one took
+        them and samples with others.
         """
         started = time.monotonic()
         with self._renewing:
@@ -182,12 +182,13 @@ class EngineFleet:
         self._wait_for_servers(at_least=1)
 
     def vouch(self) -> None:
-        """See that every server is what was proved, before what it has sampled since is learnt
-        from.
+        """Verify that every server is still what was proved, before its samples since then are
+        trained on.
 
-        Raises `ModelError` where one is not. One that is gone has lost its rollouts to the others.
+        Raises `ModelError` if one is not. A server that is gone has lost its rollouts to the
+        others.
         """
-        # also one that has dropped a request
+        # includes servers that have dropped a request
         there = [server for server in self._servers if server.proved is not None]
         with ThreadPoolExecutor(max(1, len(there))) as threads:
             list(threads.map(lambda server: self._seen(server, digest=True), there))
@@ -195,7 +196,7 @@ class EngineFleet:
             raise self._failure
 
     def close(self) -> None:
-        """Stop; pending requests fail with `ModelError`. Servers of our own end."""
+        """Stop the fleet and the servers started here. Pending requests fail with `ModelError`."""
         self._closing.set()
         self._router.close(
             ModelError(f"The engines of {self.name!r} are closed.", "Open new ones.")
@@ -205,7 +206,7 @@ class EngineFleet:
         until = time.monotonic() + _CLOSE_SECONDS
         for watcher in self._watchers:
             if watcher is not threading.current_thread():
-                # it may wait for a server that answers nothing
+                # it may wait for a silent server
                 watcher.join(max(0.0, until - time.monotonic()))
         with ThreadPoolExecutor(max(1, len(self._servers))) as threads:
             list(threads.map(lambda server: server.close(), self._servers))
@@ -229,7 +230,9 @@ class EngineFleet:
         return Publication(version, path, (text,))
 
     def _renewed(self, server: FleetServer, publication: Publication) -> Shown | None:
-        """Load the new weights, and what the server shows of them then; None if it was lost."""
+        """Load the new weights into a server, and return its evidence of them (None if it was
+        lost).
+        """
         self._router.hold(server.name)
         if server.name in self._router.names and not self._router.drain(
             server.name, abort=self._options.abort, seconds=self._options.patience
@@ -237,7 +240,7 @@ class EngineFleet:
             self._lose(server, "did not end what it was at")
             return None
         try:
-            self._seen(server, digest=True)  # what it was until now, it was with the former weights
+            self._seen(server, digest=True)  # check it with the previous weights first
             if self._failure is not None:
                 raise self._failure
             if server.engine is None:
@@ -259,7 +262,7 @@ class EngineFleet:
 
     def _take_in(self, server: FleetServer) -> None:
         self._watches[server.name].begin()
-        # whatever becomes of its cache, it is of one version
+        # its cache is never shared between versions
         server.salt(f"{self._salt}-{self.policy_version}")
         if server.name in self._router.names:
             self._router.release(server.name)
@@ -295,14 +298,14 @@ class EngineFleet:
         if hangs:
             server.end()
 
-    # the watchers' threads, in which servers of our own are started: they live as long as those
+    # watcher threads, in which servers are started: they live as long as these servers
 
     def _watch(self, server: FleetServer) -> None:
         while not self._closing.is_set():
             try:
                 self._look_at(server)
                 self._give_up_where_nobody_comes()
-            # whatever it is: nobody would look after that, and requests would wait for ever
+            # any error: without a watcher requests would wait for ever
             except Exception as error:
                 said = f"What watches the engines has failed: {type(error).__name__}: {error}."
                 self._fail(ModelError(said, "What was recorded is kept: resume the run."))
@@ -333,12 +336,12 @@ class EngineFleet:
             self._tell(server, error)
             self._lose(server, error.message)
             server.refuse(error)
-            if isinstance(error, OtherWeightsError):  # nobody may train on what it samples
+            if isinstance(error, OtherWeightsError):  # its samples must not be trained on
                 self._fail(error)
 
     def _seen(self, server: FleetServer, *, digest: bool = False) -> None:
-        """True if a server is what was proved, and says something of what it is at; it is lost, or
-        the run ends.
+        """Check that a server is what was proved, and reports on its requests. Otherwise it is
+        lost, or the run fails.
         """
         try:
             found = self._watches[server.name].look(digest=digest)
@@ -368,8 +371,8 @@ class EngineFleet:
             sys.stderr.write(f"hrm-agent: the engine at {server.url} {what}.\n")
 
     def _tell(self, server: FleetServer, error: ModelError) -> None:
-        """Why a server that came late was not taken in; once, for it is tried again. At the start
-        it is raised.
+        """Report once why a late server was not taken in, since it is tried again. At the start the
+        error is raised instead.
         """
         if (
             self._publication is None
@@ -383,7 +386,9 @@ class EngineFleet:
         )
 
     def _refuse_other_logprobs(self, server: FleetServer) -> None:
-        """The record names one kind for all of a run's calls."""
+        """Raise `ModelError` for another kind of log-probs, since the record names one kind for all
+        calls of a run.
+        """
         if server.engine is None:
             return
         self._logprob_kind = self._logprob_kind or server.engine.logprob_kind
@@ -396,7 +401,9 @@ class EngineFleet:
             )
 
     def _bring_up_to_date(self, server: FleetServer) -> None:
-        """A server that has come after a publish. Where one is under way, that takes care of it."""
+        """Give a server that has come after a publish the current weights. A publish in progress
+        does that itself.
+        """
         if not self._renewing.acquire(blocking=False):
             return
         try:
@@ -434,10 +441,10 @@ class EngineFleet:
         )
 
     def _wait_for_servers(self, at_least: int | None = None) -> None:
-        """Until all have come, or as many as asked for; what comes within the patience is enough if
-        any has.
+        """Wait until all servers have come, or `at_least` as many. At the end of `patience` any
+        number is enough.
 
-        At the start one that is refused is an error: it was asked for, and nobody would look for it
+        At the start a refused server is an error, since the user asked for it and would not notice
         later.
         """
         until = time.monotonic() + self._options.patience

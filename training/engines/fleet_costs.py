@@ -1,5 +1,5 @@
-"""Iteration costs of a fleet's servers: measured once for each kind,
-if the scheduling policy asks.
+"""Iteration costs of a fleet's servers, measured once for each kind if the scheduling policy uses
+them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class FleetCosts:
         self._known: dict[object, IterationCosts] = {}
 
     def of(self, server: FleetServer) -> IterationCosts | None:
-        """Costs measured for its kind (None: not measured)."""
+        """Costs measured for its kind (None if not measured)."""
         return self._known.get(server.kind)
 
     def unmeasured(self, servers: Iterable[FleetServer]) -> list[FleetServer]:
-        """One server of each kind that is not known: it has the weights, and no requests yet."""
+        """Return one server of each unmeasured kind, which has the weights and no requests yet."""
         if not self._router.scheduler.policy.uses_costs:
             return []
         idle = (
@@ -40,9 +40,7 @@ class FleetCosts:
         return list({each.kind: each for each in idle if each.kind not in self._known}.values())
 
     def measure(self, server: FleetServer) -> None:
-        """Ask it until its costs are known.
-        Raises `ServerGoneError` where it goes away meanwhile.
-        """
+        """Measure its costs. Raises `ServerGoneError` if it goes away meanwhile."""
         kind = server.kind
         try:
             self._known[kind] = server.measured()
@@ -54,7 +52,7 @@ class FleetCosts:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Means over the kinds; empty where none is known."""
+        """Means over the kinds (empty if none is measured)."""
         if not self._known:
             return {}
         costs = self._known.values()

@@ -1,6 +1,4 @@
-"""The proof of one server of a fleet: what it has shown of its weights is held against the
-trainer's.
-"""
+"""Proof of one server of a fleet: compares its evidence of weights with the trainer's."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ __all__ = ["FleetProof"]
 
 
 class FleetProof:
-    """Holds servers to publications."""
+    """Verifies servers against publications."""
 
     def __init__(
         self, options: FleetOptions, score: Callable[[Sequence[int]], list[float]]
@@ -39,11 +37,11 @@ class FleetProof:
     def prove(
         self, server: FleetServer, publication: Publication, shown: Shown
     ) -> tuple[Publication, LogprobDifference]:
-        """The publication with what the server sampled, for others to be held to, and how far the
-        server is off.
+        """Return the publication with the server's sample added, to verify others with, and the
+        server's difference of log-probs.
 
-        Raises `OtherWeightsError` where it is too far, or where its weights cannot be looked at and
-        are not to be taken on trust.
+        Raises `OtherWeightsError` if it is too large, or if weights cannot be compared and are not
+        to be trusted.
         """
         texts, differences = publication.texts[:1], list[LogprobDifference]()
         if shown.sample is not None:

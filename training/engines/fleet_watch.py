@@ -1,14 +1,13 @@
-"""A server is still what it was proved to be: looked at again and again, and once more before a
-step is learnt from.
+"""Repeated check that a server is still what was proved, also once before a step is trained on.
 
-A proof says what a server samples with at one moment. Afterwards it may be started again with what
-it had at first, be given weights by somebody else, or have its memory written over. So each look
-asks for its process and for what that was last given, and some looks for a digest of all that it
+A proof shows what a server samples with at one moment. Afterwards it may be restarted with its
+initial weights, be given weights by another client, or have its memory overwritten. So each check
+reads its process and the last weights it was given, and some checks read a digest of all that it
 computes with.
 
-What a server answered since it was last seen to be the same cannot be told from answers of other
-weights. Where there is none, the server is dealt with as one that was lost: it is given the weights
-anew, and proved. Where there is any, the step must not be learnt from.
+Answers since the last successful check cannot be told apart from answers of other weights. Without
+such answers, the server is treated as lost: it is given the weights again, and proved. With any,
+the step must not be trained on.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ from hrm_agent.training.engines.weights import OtherWeightsError
 __all__ = ["FleetWatch"]
 
 _LEAST_SECONDS = 10.0
-"""Between one digest of all weights and the next."""
+"""Minimum seconds between two digests of all weights."""
 _SHARE = 0.01
-"""Share of a server's time that digests may take."""
+"""Maximum share of a server's time that digests take."""
 
 
 class FleetWatch:
-    """Looks at one server of a fleet."""
+    """Watches one server of a fleet."""
 
     def __init__(self, server: FleetServer, router: EngineRouter) -> None:
         self._server, self._router = server, router
         self._proved: Watched | None = None
         self._next_digest = 0.0
         self._same = self._same_digest = 0
-        """Its answers when it was last seen to be the same, by its process and by a digest."""
+        """Number of its answers at the last successful check, of its process and by a digest."""
 
     def begin(self) -> None:
-        """It was proved, and is asked from now on."""
+        """Begin to watch a server that was proved, and gets requests from now on."""
         self._proved = self._server.proved
         self._same = self._same_digest = self._router.answered(self._server.name)
 
     def look(self, *, digest: bool = False) -> Watched | None:
-        """See whether it is what was proved, and hear how far its requests are; None if nothing was
-        proved.
+        """Check that the server is what was proved, and report the progress of its requests to the
+        router. Return its state (None if nothing was proved).
 
-        `digest`: read all weights, whether or not it is time to. Raises `ServerGoneError` where it
-        is another now and has answered nothing since, and `OtherWeightsError` where it has.
+        `digest`: read all weights, even if it is not due. Raises `ServerGoneError` if it has
+        changed and has answered nothing since, and `OtherWeightsError` if it has.
         """
         server, proved = self._server, self._server.proved
         if proved is None:
@@ -61,14 +60,14 @@ class FleetWatch:
         except ServerGoneError:
             if server.proved is proved:
                 raise
-            return None  # it was given others meanwhile, and this look had to wait for that
+            return None  # it was given other weights meanwhile, which this check waited for
         if digest:
             took = time.monotonic() - began
             self._next_digest = began + max(_LEAST_SECONDS, took / _SHARE)
         if found.tokens is not None:
             self._router.heard(server.name, found.tokens)
         if server.proved is not proved or self._proved is not proved:
-            return found  # it was given others meanwhile, or is asked for nothing yet
+            return found  # it was given other weights meanwhile, or gets no requests yet
         if found.identity != proved.identity:
             self._refuse("It was started again, or given weights by somebody else,", self._same)
         if digest and found.digest != proved.digest:

@@ -1,6 +1,4 @@
-"""The engine that samples a training's rollouts, as it is configured: this process, or vLLM
-servers.
-"""
+"""Opens the vLLM servers that sample a training's rollouts, as configured."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ def open_fleet(
     codec: PolicyCodec,
     score: Callable[[Sequence[int]], list[float]],
 ) -> EngineFleet:
-    """The servers of a run, started or found; they have no weights of the trainer yet. Raises
-    `ModelError`.
+    """Start or find the servers of a run, which have no weights of the trainer yet. Raises
+    `ModelError`, or `ConfigError` for adapters of several roles.
 
-    `folder`: the run's. `score`: as `EngineFleet`.
+    `folder`: the run's. `score`: the trainer's log-prob of each token of a text but the first.
     """
     engines, adapter = config.engines, config.adapter
     if adapter.lora_roles:
@@ -78,14 +76,14 @@ def _policy(config: GrpoConfig) -> SchedulingPolicy:
 
 
 def _lora_arguments(rank: int, given: Sequence[str]) -> tuple[str, ...]:
-    """A server takes adapters up to a rank that it is told at its start."""
+    """Arguments for the adapter rank, which a server needs at its start."""
     named = any(option.startswith("--max-lora-rank") for option in given)
     known = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
     return ("--max-lora-rank", str(known), "--max-loras", "2") if rank and not named else ()
 
 
 def _devices() -> tuple[str, ...]:
-    """The GPUs that servers are spread over, one each: those that this process may use."""
+    """GPUs available to this process, one for each server in turn."""
     import torch
 
     if not torch.cuda.is_available():

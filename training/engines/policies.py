@@ -1,19 +1,18 @@
-"""Which engine has room for a rollout: the policies of `RolloutScheduler`, and what they are told
-of engines.
+"""Scheduling policies of `RolloutScheduler`: which engine has room for a rollout.
 
-Two kinds. The static ones and `least_requests` admit everybody at once, as trainers do by default:
-the engine preempts when its cache is full, and computes what it threw away again. The others hold
-rollouts back in a central queue: `fixed_limit` by a number that somebody chose, `safe_maximum` by
-the longest that a rollout may get, `expected_peak` by what the last step says they will need.
-docs/scale.md has what each of them gains and loses.
+There are two kinds. The static ones and `least_requests` admit all rollouts at once, as trainers do
+by default: the engine preempts when its cache is full, and later computes the evicted part again.
+The others hold rollouts back in a central queue: `fixed_limit` by a chosen number, `safe_maximum`
+by the longest that a rollout may get, `expected_peak` by the need predicted from the last step.
+docs/scale.md compares their gains and losses.
 
-How long rollouts get, as the last complete step had them; and what a set of running ones will need
-at most.
+`LengthCurve` has the rollout lengths of the last complete step, and `PeakTable` the largest
+expected need of a set of running ones.
 
 A rollout's length is in tokens past its prompt: sampled ones, tool results. Of the rollouts that
-have `x` tokens now, the share `S(x + h) / S(x)` will be there when each of them has `h` more; `S`
-is the survival curve. Lengths of the rollouts that have finished *so far* are biased to the short
-ones, which is why a step counts only when it is over.
+have `x` tokens now, the share `S(x + h) / S(x)` remains when each of them has `h` more; `S` is the
+survival curve. Lengths of the rollouts that have finished *so far* are biased to the short ones, so
+a step counts only when it is over.
 """
 
 from __future__ import annotations
@@ -50,21 +49,23 @@ __all__ = [
 Floats = NDArray[np.floating]
 
 HORIZONS = 20
-"""Moments ahead at which the need is computed, from now to the longest length."""
+"""Number of future moments at which the need is computed, from now to the longest length."""
 _BUCKETS = 512
-"""Lengths are told apart as far as one in so many of the longest."""
+"""Resolution of lengths: buckets up to the longest one."""
 
 
 @dataclass(frozen=True)
 class LengthCurve:
-    """The survival curve of final lengths, from all rollouts of one step."""
+    """Survival curve of final lengths, from all rollouts of one step."""
 
     lengths: tuple[int, ...]
     """Final lengths in tokens past the prompt, ascending."""
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> LengthCurve:
-        """Raises `ConfigError` for none, or for a negative one."""
+        """Build the curve from final lengths. Raises `ConfigError` if there are none, or one is
+        negative.
+        """
         found = tuple(sorted(int(length) for length in lengths))
         if not found or found[0] < 0:
             raise ConfigError(
@@ -75,29 +76,27 @@ class LengthCurve:
 
     @property
     def longest(self) -> int:
-        """Tokens past the prompt; at least 1."""
+        """Longest length in tokens past the prompt, at least 1."""
         return max(1, self.lengths[-1])
 
     @property
     def mean(self) -> float:
-        """Tokens past the prompt; at least 1."""
+        """Mean length in tokens past the prompt, at least 1."""
         return max(1.0, sum(self.lengths) / len(self.lengths))
 
     def survival(self, tokens: Floats) -> Floats:
-        """Share of rollouts that get longer than `tokens`, of any shape; never 0, since a later one
-        may.
+        """Share of rollouts that get longer than `tokens`, of any shape. Never 0, since a later
+        rollout may.
         """
         longer = len(self.lengths) - np.searchsorted(np.asarray(self.lengths), tokens, side="right")
         return (longer + 0.5) / (len(self.lengths) + 0.5)
 
 
 class PeakTable:
-    """For each length a rollout may have now: mean and variance of the tokens it holds at each
-    horizon.
+    """Mean and variance of the tokens that a rollout holds at each horizon, by its current length.
 
-    One row of numbers a rollout, so that what an engine will hold is a sum of rows: a decision
-    costs a rollout's row where nothing else has changed, and one gather over the engine's own
-    rollouts where something has.
+    Each rollout is one row of numbers, so the need of an engine is a sum of rows. A decision costs
+    one row if nothing else has changed, and otherwise one gather over the engine's rollouts.
     """
 
     def __init__(self, curve: LengthCurve) -> None:
@@ -109,46 +108,46 @@ class PeakTable:
         self._rows_B2H: Floats = np.stack([tokens * alive, tokens**2 * alive * (1 - alive)], axis=1)
 
     def row(self, tokens: float) -> Floats:
-        """Of one rollout that has `tokens` past its prompt: (mean and variance, horizon)."""
+        """Row of one rollout with `tokens` past its prompt: (mean and variance, horizon)."""
         return self._rows_B2H[min(int(tokens / self._width), len(self._rows_B2H) - 1)]
 
     def total(self, tokens: Sequence[float]) -> Floats:
-        """Of several: (mean and variance, horizon)."""
+        """Sum of the rows of several rollouts: (mean and variance, horizon)."""
         found = (np.array(tokens, np.float64) / self._width).astype(np.int64)
         return self._rows_B2H[np.minimum(found, len(self._rows_B2H) - 1)].sum(axis=0)
 
 
 def highest(total_2H: Floats, deviations: float) -> float:
-    """The most tokens over all horizons, `deviations` standard deviations above the mean."""
+    """Maximum over all horizons of the mean plus `deviations` standard deviations, in tokens."""
     return float((total_2H[0] + deviations * np.sqrt(total_2H[1])).max())
 
 
 @dataclass(slots=True, eq=False)
 class RolloutState:
-    """One rollout, from its arrival to its end."""
+    """State of one rollout, from its arrival to its end."""
 
     name: str
-    """Unique among those that are not over."""
+    """Name, unique among active rollouts."""
     group: str
-    """Rollouts of one group share their prompt."""
+    """Name of the group. Its rollouts share a prompt."""
     prompt_tokens: int
-    """Of the first prompt."""
+    """Tokens of the first prompt."""
     tokens: int
-    """Of its whole context now: prompt, sampled tokens, tool results."""
+    """Tokens of the whole current context: prompt, sampled tokens, tool results."""
     engine: EngineState | None = None
-    """Where it is live; None while it waits,
-    or while it is in a tool call and its engine has left.
+    """Engine on which it is live (None while it waits, or in a tool call after its engine has
+    left).
     """
     running: bool = True
-    """Whether a turn of it is under way or waits for an engine; False in a tool call."""
+    """True if a turn is in progress or waits for an engine. False in a tool call."""
     placed: bool = False
-    """Whether it has been on an engine."""
+    """True if it has ever been on an engine."""
 
     response_tokens: int = 0
-    """Of `tokens`, those past the prompt."""
+    """Part of `tokens` past the prompt."""
 
     def set_tokens(self, tokens: int) -> None:
-        """Of the whole context; its engine's sums follow."""
+        """Set the tokens of the whole context, and update the sums of its engine."""
         response = tokens - self.prompt_tokens if tokens > self.prompt_tokens else 0
         engine = self.engine
         if engine is not None:
@@ -159,40 +158,38 @@ class RolloutState:
 
 @dataclass(slots=True, eq=False)
 class EngineState:
-    """One engine, and the rollouts that are live on it."""
+    """State of one engine, with its live rollouts."""
 
     name: str
-    """Unique among those that are there."""
+    """Name, unique among present engines."""
     capacity_tokens: int
     """Tokens that its key-value cache holds."""
     max_running: int
-    """Sequences that it takes into one iteration."""
+    """Maximum number of sequences in one iteration."""
     block_tokens: int
-    """Tokens of a block of its cache: a rollout holds half of one more than its tokens,
-    on average.
-    """
+    """Tokens of a cache block. On average a rollout occupies half a block more than its tokens."""
     costs: IterationCosts | None
-    """What was measured of it, if it was."""
+    """Measured iteration costs (None if not measured)."""
     live: dict[str, RolloutState] = field(default_factory=dict[str, RolloutState])
     """Rollouts pinned to it, by name."""
     running: int = 0
-    """Of the live ones, those with a turn under way."""
+    """Number of live rollouts with a turn in progress."""
     response_tokens: int = 0
-    """Tokens past the prompts, of all live ones."""
+    """Tokens past the prompts, of all live rollouts."""
     prompt_tokens: int = 0
-    """Tokens of the prompts, each group's once."""
+    """Tokens of the prompts, counted once per group."""
     groups: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Group -> its live rollouts here, and the tokens of its prompt."""
+    """Group -> number of its live rollouts here, and tokens of its prompt."""
     changes: int = 0
-    """Goes up with each change of a live rollout: what was computed at another number is stale."""
+    """Change counter of live rollouts. A value computed at another count is stale."""
 
     @property
     def tokens(self) -> int:
-        """That the live rollouts' contexts have now, a group's prompt once."""
+        """Tokens of the live rollouts' current contexts, with a group's prompt counted once."""
         return self.response_tokens + self.prompt_tokens
 
     def new_prompt_tokens(self, rollout: RolloutState) -> int:
-        """What its prompt would add: nothing if one of its group is here."""
+        """Tokens that the rollout's prompt would add (0 if its group is here)."""
         return 0 if rollout.group in self.groups else rollout.prompt_tokens
 
     def add(self, rollout: RolloutState) -> None:
@@ -217,65 +214,67 @@ class EngineState:
 
 
 class SchedulingPolicy:
-    """Says where there is room. This one, which the others are made of, admits everybody where the
-    fewest are.
+    """Decides which engine has room. This base class admits every rollout on the engine with the
+    fewest.
     """
 
     name = "least_requests"
     watches_growth = False
-    """Whether it looks at what a rollout holds in the middle of a turn: if not, `grow` at a turn's
-    end will do.
+    """True if it needs a rollout's tokens during a turn. Otherwise `grow` at a turn's end is
+    enough.
     """
     uses_costs = False
-    """Whether it asks what an engine's iterations cost: if not, nobody needs to measure that."""
+    """True if it uses iteration costs of engines. Otherwise they need not be measured."""
     _random: random.Random
 
     def start(self, chance: random.Random, lengths: LengthCurve | None) -> None:
-        """Before anything else, once; `chance` decides between equals, or groups would fall in line
-        with engines.
+        """Initialise, once, before any other call. `chance` breaks ties, so that groups do not line
+        up with engines.
         """
         self._random = chance
 
     def learn(self, lengths: LengthCurve, engines: Sequence[EngineState]) -> None:
-        """A step is over; `lengths` are those of its rollouts."""
+        """Take the rollout `lengths` of a step that is over."""
 
     def joined(self, engine: EngineState) -> None:
-        """An engine is there, empty."""
+        """Add an empty engine."""
 
     def left(self, engine: EngineState) -> None:
-        """An engine is gone."""
+        """Remove an engine that is gone."""
 
     def pinned(self, rollout: RolloutState, engine: EngineState) -> None:
-        """A rollout was placed: `engine` has it already."""
+        """Take the placement of a rollout, which `engine` already lists."""
 
     def place(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """That of `engines`, at least one, with room for a rollout that is on none; None if it has
-        to wait.
+        """Return one of `engines`, at least one, with room for an unplaced rollout (None if it has
+        to wait).
         """
         return min(engines, key=lambda each: (len(each.live), self._random.random()))
 
     def better(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """Where a live rollout should have its next turn,
-        if not on the engine that has its cache.
+        """Return the engine to move a live rollout to for its next turn (None to stay with its
+        cache).
         """
         return None
 
     def peak(self, engine: EngineState) -> float:
-        """Tokens that the live rollouts of an engine are expected to hold at most, as far as the
-        policy asks.
+        """Maximum number of tokens that the live rollouts of an engine are expected to hold, if the
+        policy predicts it (otherwise the current number).
         """
         return engine.tokens
 
 
 class LeastRequests(SchedulingPolicy):
-    """Everybody at once, each to the engine with the fewest live rollouts, where it stays."""
+    """Admits all rollouts at once, each to the engine with the fewest live rollouts, where it
+    stays.
+    """
 
 
 class StaticRollouts(SchedulingPolicy):
-    """Everybody at once, the same number to each engine, whatever has ended: the split that most
-    trainers make.
+    """Admits all rollouts at once, the same number to each engine whatever has ended. Most trainers
+    split this way.
 
-    Each round over the engines has an order of its own.
+    Each round over the engines has its own random order.
     """
 
     name = "static_rollouts"
@@ -292,7 +291,7 @@ class StaticRollouts(SchedulingPolicy):
 
 
 class StaticPrompts(StaticRollouts):
-    """Everybody at once, all rollouts of a group to one engine."""
+    """Admits all rollouts at once, those of a group to one engine."""
 
     name = "static_prompts"
 
@@ -312,14 +311,16 @@ class StaticPrompts(StaticRollouts):
 
 
 class _Admission(SchedulingPolicy, ABC):
-    """Those that hold rollouts back, and let the last ones of a step spread over the engines."""
+    """Base of policies that hold rollouts back, and spread the last ones of a step over the
+    engines.
+    """
 
     @abstractmethod
     def has_room(self, rollout: RolloutState, engine: EngineState) -> bool:
-        """Whether the rollout may begin on the engine now."""
+        """True if the rollout may begin on the engine now."""
 
     def load(self, engine: EngineState) -> float:
-        """What orders the engines; that of an engine without rollouts is the least."""
+        """Load that orders the engines. An engine without rollouts has the least."""
         return len(engine.live)
 
     def place(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
@@ -335,8 +336,8 @@ class _Admission(SchedulingPolicy, ABC):
         )
 
     def better(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """The emptiest engine if it has so much fewer rollouts that computing the context again is
-        worth it.
+        """Return the emptiest engine if it has so many fewer rollouts that computing the context
+        again pays off.
         """
         assert rollout.engine is not None
         emptiest = min(engines, key=lambda each: len(each.live))
@@ -345,13 +346,13 @@ class _Admission(SchedulingPolicy, ABC):
 
 
 _MOVE_FROM = 1.3
-"""How many times the rollouts of the emptiest engine an engine has before one of its own goes
+"""Ratio of live rollouts to those of the emptiest engine plus one, above which a rollout moves
 there.
 """
 
 
 class FixedLimit(_Admission):
-    """At most so many live rollouts on an engine, whatever they hold."""
+    """Admits up to a fixed number of live rollouts per engine, whatever they hold."""
 
     name = "fixed_limit"
 
@@ -363,11 +364,10 @@ class FixedLimit(_Admission):
 
 
 class SafeMaximum(_Admission):
-    """Room for the longest response that each rollout may have is reserved: nothing is ever thrown
-    away.
+    """Reserves room for the longest response of each rollout, so that nothing is ever evicted.
 
-    That is the scheduler of rStar2-Agent (arXiv 2508.20722, section 3.2). `over_commit` multiplies
-    what is reserved; its released code begins with 0.7.
+    This is the scheduler of rStar2-Agent (arXiv 2508.20722, section 3.2). `over_commit` multiplies
+    the reservation; its released code begins with 0.7.
     """
 
     name = "safe_maximum"
@@ -384,7 +384,9 @@ class SafeMaximum(_Admission):
         return self.over_commit * (engine.prompt_tokens + len(engine.live) * self._reserved(engine))
 
     def _reserved(self, engine: EngineState) -> int:
-        """Of one rollout past its prompt, in whole blocks and the one that the prompt shares."""
+        """Reserved tokens of one rollout past its prompt, in whole blocks, plus the block that it
+        shares with the prompt.
+        """
         return (
             -(-self.max_response_tokens // engine.block_tokens) * engine.block_tokens
             + engine.block_tokens
@@ -392,16 +394,18 @@ class SafeMaximum(_Admission):
 
 
 class ExpectedPeak(_Admission):
-    """As many as are expected to fit at the moment when they hold most, by the lengths of the last
+    """Admits as many rollouts as are expected to fit at their peak, by the lengths of the last
     step.
 
-    What a set of rollouts holds at a moment ahead is a sum over independent ones: it stays within
-    `deviations` standard deviations of its mean. 2 would do if lengths were those of the last step;
-    2.5 has room for a step whose rollouts get a few percent longer, for 0.5 % of the time, and
-    preempting is the price of the rest. The idea is that of Past-Future (arXiv 2507.10150). Before
-    the first step is over there is no curve, and an engine whose iterations cost mostly overhead
-    runs fastest with everybody on it: then all are admitted, as all are with `admit_all`. Of an
-    engine that was measured (`IterationCosts`) the policy sees that by itself.
+    The need of a set of rollouts at a future moment is a sum over independent ones: it stays within
+    `deviations` standard deviations of its mean. 2 would do if lengths equalled those of the last
+    step. 2.5 leaves room for rollouts that get a few percent longer, at the cost of 0.5 % of the
+    time; larger growth is paid for by preemption. The idea is that of Past-Future (arXiv
+    2507.10150).
+
+    All rollouts are admitted before the first step is over, when there is no curve, and with
+    `admit_all`. An engine whose iterations cost mostly overhead also runs fastest with all rollouts
+    on it; the policy detects that if the engine was measured (`IterationCosts`).
     """
 
     name = "expected_peak"
@@ -427,8 +431,8 @@ class ExpectedPeak(_Admission):
         self._totals.pop(engine.name, None)
 
     def pinned(self, rollout: RolloutState, engine: EngineState) -> None:
-        """Where the sum was that of before, the new one's row is added to it: no gather for each of
-        many arrivals.
+        """Add the rollout's row to an up-to-date sum, which avoids a gather for each of many
+        arrivals.
         """
         known = self._totals.get(engine.name)
         if known is not None and self._table is not None and known.changes == engine.changes - 1:
@@ -447,8 +451,8 @@ class ExpectedPeak(_Admission):
         return peak <= engine.capacity_tokens
 
     def load(self, engine: EngineState) -> float:
-        """The share of its cache, as it was last computed: what has changed since is computed where
-        it matters.
+        """Share of the cache that the last computed peak takes. Later changes are computed when
+        they matter.
         """
         known = self._totals.get(engine.name)
         return (
@@ -464,7 +468,7 @@ class ExpectedPeak(_Admission):
         if self.admit_all or self._curve is None or engine.costs is None:
             return self.admit_all
         fit = min(engine.max_running, engine.capacity_tokens / self._curve.mean)
-        # in a tool call they cost no iteration
+        # rollouts in a tool call cost no iteration
         sampling = engine.running / len(engine.live) if engine.live else 1.0
         return engine.costs.recompute_share(sampling * fit) < _OVERHEAD_BOUND
 
@@ -488,14 +492,14 @@ class ExpectedPeak(_Admission):
 
 
 _OVERHEAD_BOUND = 0.15
-"""Below that share, work done twice costs less than rollouts that begin later: holding back loses
+"""Share of recomputation below which it costs less than delaying rollouts, so that all are admitted
 (docs/scale.md).
 """
 
 
 @dataclass(slots=True)
 class _Total:
-    """Sum of an engine's rows, and when it was taken."""
+    """Sum of an engine's rows, its peak, and the change counter at which it was taken."""
 
     total: Floats
     peak: float = 0.0
@@ -513,12 +517,12 @@ POLICIES: dict[str, Callable[..., SchedulingPolicy]] = {
         StaticRollouts,
     )
 }
-"""By the names that a configuration knows them by."""
+"""Policies by configuration name."""
 
 
 def scheduling_policy(name: str, **options: float) -> SchedulingPolicy:
-    """A policy by its name, and the options of its class. Raises `ConfigError` for what it does not
-    know or lacks.
+    """Build a policy by name, with the options of its class. Raises `ConfigError` for an unknown
+    name, or unknown or missing options.
     """
     if name not in POLICIES:
         close = nearest(name, POLICIES)

@@ -1,4 +1,4 @@
-"""State of a router: its engines, their rollouts, and the requests on their way."""
+"""State of a router: its engines, their rollouts, and pending requests."""
 
 from __future__ import annotations
 
@@ -20,49 +20,48 @@ __all__ = [
 ]
 
 MOST_SILENCES = 3
-"""Engines that may fall silent over one request before it fails."""
+"""Number of engines that may fall silent over one request before it fails."""
 
 
 class RoutedEngine(Protocol):
     """An engine behind a router."""
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """As `hrm_agent.models.Engine`. Fails with `ServerGoneError` where another engine may
-        answer it.
+        """Send a request, like `hrm_agent.models.Engine`. The future fails with `ServerGoneError`
+        if another engine may answer the request.
         """
         ...
 
 
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
-    """A request and its answer to come."""
+    """A request and its pending answer."""
 
     request: GenerationRequest
-    """As it was asked."""
+    """Request as submitted."""
     future: Future[Completion]
-    """The caller's."""
+    """Future of the caller."""
     rollout: RoutedRollout
-    """The one that asks."""
+    """Rollout that sent the request."""
     attempt: int = 0
-    """Number of times it was sent: answers to earlier attempts are ignored."""
+    """Number of attempts so far. Answers to earlier attempts are ignored."""
     inner: Future[Completion] | None = None
-    """The engine's own future, while it is there."""
+    """Future of the engine (None before it is sent)."""
     name: str = ""
     """Name of this attempt, for its engine."""
     tokens: int = 0
-    """Prompt and sampled ones, as last heard of."""
+    """Number of prompt and sampled tokens in the last report."""
     heard_at: float = 0.0
-    """Time at which it was sent or last made progress, on the monotonic clock."""
+    """Monotonic time at which it was sent or last made progress."""
     listed: bool = False
-    """True if its engine's last report names it: one that waits in the engine's own queue is in
-    none.
+    """True if its engine's last report lists it. A request in the engine's own queue is not listed.
     """
     silences: int = 0
-    """Number of engines that were left because nothing was heard of the request."""
+    """Number of engines that were given up because they reported nothing on the request."""
 
     def advanced(self, tokens: int | None, now: float) -> bool:
-        """Take its tokens, or None where a report does not list it. True if it went on: it has
-        more, or has begun.
+        """Take its token count of a report (None if not listed). Return True if it made progress:
+        it has more tokens, or has begun.
         """
         begun, self.listed = tokens is not None and not self.listed, tokens is not None
         if not begun and (tokens or 0) <= self.tokens:
@@ -73,20 +72,20 @@ class RoutedRequest:
 
 @dataclass(slots=True, eq=False)
 class RoutedRollout:
-    """A rollout, from its first request to its end."""
+    """Rollout from its first request to its end."""
 
     name: str
-    """Its thread, or a name of its own."""
+    """Thread of the rollout, or a generated name."""
     once: bool
-    """True for a single request outside of any rollout: over when it is answered."""
+    """True for a single request outside of any rollout, which is over when it is answered."""
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
-    """Requests without an answer: several where a graph asks in parallel."""
+    """Unanswered requests: several if a graph asks in parallel."""
     waiting: list[RoutedRequest] = field(default_factory=list[RoutedRequest])
-    """Requests that no engine has."""
+    """Requests that are on no engine."""
     member: Member | None = None
-    """Engine on which it is placed."""
+    """Engine on which it is placed (None while it waits)."""
     in_turn: bool = True
-    """As the scheduler knows it: a turn of it is under way, or waits for room."""
+    """Scheduler state: True if a turn is in progress, or waits for room."""
     prompt_tokens: int = 0
     """Tokens of its first request's prompt."""
 
@@ -96,33 +95,33 @@ class Member:
     """An engine behind the router."""
 
     name: str
-    """Unique among those that are there."""
+    """Name, unique among present engines."""
     engine: RoutedEngine
     """Engine that requests are sent to."""
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
-    """With the engine."""
+    """Requests sent to the engine and unanswered."""
     held: list[RoutedRequest] | None = None
-    """Requests that came while it takes none; None while it takes them."""
+    """Requests held back while it takes none (None while it takes them)."""
     reports: bool = False
-    """True if it says how far its requests are."""
+    """True if it reports the progress of its requests."""
     advanced_at: float = 0.0
-    """Time at which one of its requests last made progress or was answered,
-    on the monotonic clock.
-    """
+    """Monotonic time at which one of its requests last made progress or was answered."""
 
     def hear(self, tokens: Mapping[str, int], now: float) -> list[RoutedRequest]:
-        """Take its report, by request name,
-        and find the requests that went on since the last one.
+        """Take its report of tokens by request name. Return the requests that made progress since
+        the last one.
         """
         found = [asked for asked in self.asked if asked.advanced(tokens.get(asked.name), now)]
         self.reports, self.advanced_at = True, now if found else self.advanced_at
         return found
 
     def silent_over(self, until: float) -> tuple[bool, list[RoutedRequest]]:
-        """True if nothing was heard of it since `until`, and the requests that may be the reason.
+        """Return True if it has been silent since `until`, with the requests that may be the
+        reason.
 
-        One that reports is silent if none of its requests went on: some may wait in its queue for
-        as long as others are sampled. Those that it does not list wait for those that it does.
+        An engine that reports is silent if none of its requests made progress, since some may wait
+        in its queue as long as others are sampled. Requests that it does not list wait for those
+        that it lists.
         """
         late = [asked for asked in self.asked if asked.heard_at < until]
         if not late or (self.reports and self.advanced_at >= until):
@@ -131,7 +130,7 @@ class Member:
 
 
 def never_answered() -> ModelError:
-    """Why a request fails that no engine has answered."""
+    """Error of a request that no engine has answered."""
     return ModelError(
         f"A request got no answer: {MOST_SILENCES} times its server was left because nothing was"
         " heard of it.",

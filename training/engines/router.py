@@ -1,13 +1,13 @@
-"""Requests over several engines: each goes where its rollout is placed, and on to another engine
-where that one dies.
+"""Router of requests over several engines. Each goes to the engine of its rollout, and on to
+another if that one dies.
 
-`RolloutScheduler` decides; this carries it out. A request that waits for room waits here. One whose
-engine went away is asked again elsewhere with its own seed: it had no answer, so nothing is sampled
+`RolloutScheduler` decides and this carries it out. Requests that wait for room wait here. A request
+whose engine went away is sent elsewhere with its own seed: it had no answer, so nothing is sampled
 twice. Thread-safe: requests come from any thread, and answers from the engines' own.
 
-Each request has a name, under which an engine can say how far it is (`heard`): the scheduler learns
-of tokens while they are sampled, and an engine that says nothing of a request for long can be told
-from one that is busy (`silent`).
+Each request has a name, under which an engine can report its progress (`heard`). So the scheduler
+sees tokens while they are sampled, and an engine that is silent about a request for long is
+distinguished from a busy one (`silent`).
 """
 
 from __future__ import annotations
@@ -46,46 +46,46 @@ class EngineRouter:
     def __init__(
         self, scheduler: RolloutScheduler, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock`: seconds, for `silent`."""
+        """`clock`: monotonic time in seconds."""
         self._scheduler, self._clock = scheduler, clock
         self._own = secrets.token_hex(4)
-        """Before the name of each request: others may ask the same engines."""
+        """Prefix of request names, since other clients may use the same engines."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._members: dict[str, Member] = {}
         self._answers = Counter[str]()
         self._rollouts: dict[str, RoutedRollout] = {}
         self._begun: dict[str, int] = {}
-        """Prompt tokens of rollouts that ended unfinished: one may go on later."""
+        """Prompt tokens of rollouts that ended unfinished and may go on later."""
         self._numbers = count()
         self._to_send: list[tuple[Member, RoutedRequest]] = []
         self._closed: ModelError | None = None
         self.lost = 0
-        """How often an engine was lost, so far."""
+        """Number of times that an engine was lost."""
         self.asked_again = 0
-        """Requests that were sent to another engine, so far."""
+        """Number of requests sent again to another engine."""
 
     @property
     def scheduler(self) -> RolloutScheduler:
-        """To be read, for metrics."""
+        """The scheduler, to be read for metrics."""
         return self._scheduler
 
     @property
     def names(self) -> list[str]:
-        """Of the engines that are there."""
+        """Names of the present engines."""
         with self._lock:
             return list(self._members)
 
     @property
     def unanswered(self) -> int:
-        """Requests without an answer."""
+        """Number of unanswered requests."""
         with self._lock:
             return sum(len(rollout.asked) for rollout in self._rollouts.values())
 
     # requests
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """Send a request, or keep it until there is room. Cancelling the future takes it back."""
+        """Send a request, or keep it until there is room. Cancelling the future withdraws it."""
         future: Future[Completion] = Future()
         with self._lock:
             if self._closed is not None:
@@ -99,9 +99,9 @@ class EngineRouter:
         return future
 
     def rollout_ended(self, name: str, *, counted: bool = True) -> None:
-        """A rollout is over: what it still asks for is taken back, and its room is given to others.
+        """End a rollout: withdraw its pending requests, and give its room to others.
 
-        `counted`: its length is one of those that the next step's rollouts are expected to have.
+        `counted`: True if its length counts for the lengths expected in the next step.
         """
         with self._lock:
             rollout = self._rollouts.pop(name, None)
@@ -120,8 +120,8 @@ class EngineRouter:
         self._send()
 
     def step_ended(self) -> None:
-        """The lengths of the rollouts since the last time are what the coming ones are expected to
-        have.
+        """End a step. The lengths of rollouts since the previous step become those expected of the
+        next one.
         """
         with self._lock:
             self._scheduler.step_ended()
@@ -138,7 +138,7 @@ class EngineRouter:
         *,
         block_tokens: int = 16,
     ) -> None:
-        """An engine is there, for the first time or again. Sizes and costs: as of
+        """Add an engine, for the first time or again. Sizes and costs: see
         `RolloutScheduler.join`.
         """
         with self._lock:
@@ -149,10 +149,9 @@ class EngineRouter:
         self._send()
 
     def heard(self, name: str, tokens: Mapping[str, int]) -> None:
-        """Take an engine's report: by request name the number of tokens so far, those of the prompt
-        included.
+        """Take an engine's report: number of tokens so far, prompt included, by request name.
 
-        Nothing follows from it at once: the scheduler decides by it when something ends or comes.
+        It has no immediate effect. The scheduler uses it when something ends or arrives.
         """
         with self._lock:
             member = self._members.get(name)
@@ -161,10 +160,9 @@ class EngineRouter:
                     self._grow(asked.rollout.name, asked.tokens)
 
     def silent(self, name: str, seconds: float) -> bool:
-        """True if an engine that has requests hangs: nothing was heard for so long, neither tokens
-        nor an answer.
+        """True if an engine with requests hangs: no tokens and no answer for this many `seconds`.
 
-        Of one that reports no tokens every request has to be answered within the time.
+        An engine that reports no tokens has to answer every request within that time.
         """
         with self._lock:
             member = self._members.get(name)
@@ -176,17 +174,16 @@ class EngineRouter:
             return found
 
     def answered(self, name: str) -> int:
-        """Requests that an engine of this name has answered since the start, also those before it
-        left and came.
+        """Number of requests that an engine of this name has answered since the start, across all
+        its connections.
         """
         with self._lock:
             return self._answers[name]
 
     def leave(self, name: str) -> None:
-        """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an
-        engine.
+        """Remove an engine that is gone. Its requests are sent elsewhere, or wait for an engine.
 
-        One over which several engines in a row fell silent fails.
+        A request over which several engines fell silent fails.
         """
         with self._lock:
             member = self._members.pop(name, None)
@@ -216,7 +213,9 @@ class EngineRouter:
         self._send()
 
     def hold(self, name: str) -> bool:
-        """Send it nothing until `release`; False if it is not there."""
+        """Send it nothing until `release`. Return False if it is not present, or is held
+        already.
+        """
         with self._lock:
             member = self._members.get(name)
             if member is None or member.held is not None:
@@ -225,10 +224,10 @@ class EngineRouter:
             return True
 
     def drain(self, name: str, *, abort: bool, seconds: float) -> bool:
-        """Wait until a held engine has answered all; or, with `abort`, take back what it is at, to
-        be asked anew.
+        """Wait until a held engine has answered all its requests, or with `abort` withdraw them, to
+        be sent again.
 
-        False if it is gone, or is not done within `seconds`.
+        Return False if it is gone, or is not done within `seconds`.
         """
         with self._lock:
             member = self._members.get(name)
@@ -248,7 +247,7 @@ class EngineRouter:
             return done and member is not None and self._members.get(name) is member
 
     def release(self, name: str) -> None:
-        """A held engine takes requests again."""
+        """Let a held engine take requests again."""
         with self._lock:
             member = self._members.get(name)
             if member is None:
@@ -258,14 +257,14 @@ class EngineRouter:
         self._send()
 
     def fail_all(self, error: ModelError) -> None:
-        """Answer everything that waits with an error."""
+        """Answer all pending requests with an error."""
         with self._lock:
             left = [asked for rollout in self._rollouts.values() for asked in rollout.asked]
         for asked in left:
             self._settle(asked, error)
 
     def close(self, error: ModelError) -> None:
-        """Take nothing any more; what is under way fails with `error`."""
+        """Refuse further requests, and fail pending ones with `error`."""
         with self._lock:
             self._closed = error
         self.fail_all(error)
@@ -307,7 +306,7 @@ class EngineRouter:
             rollout.member = self._members[placement.engine]
             self._to_send += [(rollout.member, asked) for asked in rollout.waiting]
             rollout.waiting.clear()
-            if not rollout.asked:  # what it waited for was taken back
+            if not rollout.asked:  # its requests were withdrawn
                 self._turn_over(rollout)
 
     def _turn_over(self, rollout: RoutedRollout) -> None:
@@ -318,11 +317,11 @@ class EngineRouter:
             self._apply(self._scheduler.ended(rollout.name, counted=False))
         elif (
             rollout.in_turn and rollout.member is not None
-        ):  # one that waits in the queue ends its turn once it is placed
+        ):  # a queued rollout ends its turn once it is placed
             rollout.in_turn = False
             self._apply(self._scheduler.turn_ended(rollout.name))
 
-    # without it
+    # without the lock
 
     def _send(self) -> None:
         while True:
@@ -331,7 +330,7 @@ class EngineRouter:
                     return
                 member, asked = self._to_send.pop(0)
                 if asked not in asked.rollout.asked:
-                    continue  # taken back meanwhile
+                    continue  # withdrawn meanwhile
                 if member.held is not None:
                     member.held.append(asked)
                     continue
@@ -367,7 +366,7 @@ class EngineRouter:
         if isinstance(error, ServerGoneError) and asked.request.on_token is None:
             with self._lock:
                 known = self._members.get(member.name) is member
-                member.asked.add(asked)  # to be asked again with the others
+                member.asked.add(asked)  # to be sent again with the others
             if known:
                 self.leave(member.name)
                 return
@@ -404,7 +403,7 @@ class EngineRouter:
         self._send()
 
     def _drop(self, asked: RoutedRequest) -> None:
-        """Take a request away from wherever it is."""
+        """Remove a request from engines and queues."""
         with self._lock:
             asked.attempt += 1
             for member in self._members.values():

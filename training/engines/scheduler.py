@@ -1,15 +1,15 @@
-"""Which engine a rollout runs on: a state machine, told what happens, that answers with placements.
+"""Scheduler of rollouts over engines: a state machine that takes events and returns placements.
 
-It has no clock, no sockets and no event loop: the router in front of real servers and the simulator
-of `benchmarks.simulate` drive the same code, and the same calls in the same order give the same
-answers. A rollout is pinned to the engine that it was placed on, since its key-value cache lies
-there, and stays *live* on it during its tool calls. What has no room waits in one queue, in order
-of arrival; an engine is offered the head of the queue whenever something ended on it. Which engine
-has room is the business of a `SchedulingPolicy`.
+It has no clock, no sockets and no event loop. The router of real servers and the simulator of
+`benchmarks.simulate` drive the same code, and the same calls in the same order give the same
+answers. A rollout is pinned to the engine on which it was placed, since its key-value cache lies
+there, and stays *live* on it during its tool calls. Rollouts without room wait in one queue, in
+order of arrival. An engine is offered the head of the queue whenever something ended on it. A
+`SchedulingPolicy` decides which engine has room.
 
-A rollout's life is `arrive`, then `turn_ended` and `turn_asked` for each tool call, then `ended`;
-`grow` in between, as often as one likes. Each of them returns the placements that follow: of the
-rollout itself, of others, or none.
+A rollout's life is `arrive`, then `turn_ended` and `turn_asked` for each tool call, then `ended`,
+with any number of `grow` in between. All but `grow` return the resulting placements: of the rollout
+itself, of others, or none.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ __all__ = ["EngineLoad", "FleetLoad", "Placement", "RolloutScheduler"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A rollout's turn, which is waiting to be sent, goes to an engine."""
+    """Placement of a rollout's pending turn on an engine."""
 
     rollout: str
-    """Its name."""
+    """Name of the rollout."""
     engine: str
-    """Name of the engine, which the rollout is pinned to from now on."""
+    """Name of the engine, to which the rollout is pinned from now on."""
     moved: bool
-    """True if it was live on another engine before:
-    its whole context is computed anew on this one.
-    """
+    """True if it was live on another engine before, so that its whole context is recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the scheduler knows about one engine now."""
+    """Current load of one engine."""
 
     engine: str
-    """Its name."""
+    """Name of the engine."""
     live: int
     """Rollouts pinned to it, those in a tool call included."""
     running: int
-    """Of the live ones, those with a turn under way."""
+    """Number of live rollouts with a turn in progress."""
     tokens: int
-    """Tokens of the live ones' contexts now; a prompt that several of a group share counts once."""
+    """Tokens of the live rollouts' current contexts. A prompt that several of a group share counts
+    once.
+    """
     peak_tokens: float
-    """What the policy expects them to hold at most, or has reserved for them; `tokens` where it
-    does not ask.
+    """Maximum tokens that the policy expects them to hold, or has reserved for them (`tokens` if it
+    does neither).
     """
     capacity_tokens: int
     """Tokens that its key-value cache holds."""
@@ -67,27 +67,27 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """What the scheduler knows about all engines now."""
+    """Current load of all engines."""
 
     engines: tuple[EngineLoad, ...]
-    """In the order in which they joined."""
+    """Engines in the order in which they joined."""
     queued: int
-    """Rollouts that wait for room on any engine."""
+    """Number of rollouts that wait for room on any engine."""
     placed: int
-    """Rollouts placed for the first time, so far."""
+    """Number of rollouts placed for the first time, so far."""
     moves: int
-    """Live rollouts that went on on an engine with fewer of them, so far."""
+    """Number of moves of live rollouts to an engine with fewer of them, so far."""
     displaced: int
-    """Live rollouts whose engine left, so far."""
+    """Number of live rollouts whose engine left, so far."""
 
 
 class RolloutScheduler:
-    """Engines, the rollouts on them, and those that wait.
+    """Engines, the rollouts on them, and the queue.
 
-    `lengths` is the curve of the last complete step, None before there is one: then a policy that
-    needs it admits everybody. `seed` decides between engines that are equal to the policy. A call
-    about a rollout or engine that is not known raises `KeyError`; one that cannot follow what was
-    told before, `ValueError`.
+    `lengths` is the curve of the last complete step (None before there is one: then a policy that
+    needs it admits all rollouts). `seed` breaks ties between engines that are equal to the policy.
+    A call about an unknown rollout or engine raises `KeyError`; one that contradicts earlier calls
+    raises `ValueError`.
     """
 
     def __init__(
@@ -111,10 +111,11 @@ class RolloutScheduler:
         block_tokens: int = 16,
         costs: IterationCosts | None = None,
     ) -> list[Placement]:
-        """An engine is there, for the first time or again, with an empty cache.
+        """Add an engine with an empty cache, for the first time or again.
 
-        `max_running` is its limit of sequences in one iteration, `block_tokens` the unit in which
-        its cache is handed out, `costs` what was measured of it, if it was.
+        `max_running`: its limit of sequences in one iteration. `block_tokens`: allocation unit of
+        its cache. `costs`: measured iteration costs (None if not measured). Raises `ConfigError`
+        for a size below 1.
         """
         if engine in self._engines:
             raise ValueError(f"Engine {engine} has joined already.")
@@ -131,10 +132,10 @@ class RolloutScheduler:
         return self._fill([state])
 
     def leave(self, engine: str) -> list[Placement]:
-        """An engine is gone, and its cache with it; nothing happens if it was gone before.
+        """Remove an engine that is gone, with its cache. Nothing happens if it was gone before.
 
-        Its rollouts with a turn under way are queued again, before all others, and so will those in
-        a tool call be when they ask for their next turn.
+        Its rollouts with a turn in progress are queued again, before all others. Those in a tool
+        call are queued so when they ask for their next turn.
         """
         state = self._engines.pop(engine, None)
         if state is None:
@@ -150,9 +151,9 @@ class RolloutScheduler:
     def arrive(
         self, rollout: str, group: str, prompt_tokens: int, tokens: int = 0
     ) -> list[Placement]:
-        """A rollout wants its first turn. It waits if nothing is returned for it.
+        """Ask for a rollout's first turn. It waits if no placement of it is returned.
 
-        `tokens`: of its whole context, where it was begun before and goes on.
+        `tokens`: of its whole context, if it was begun before and goes on.
         """
         if rollout in self._rollouts:
             raise ValueError(f"Rollout {rollout} has arrived already.")
@@ -163,13 +164,13 @@ class RolloutScheduler:
         return [] if waiting else self._fill(self._all())
 
     def grow(self, rollout: str, tokens: int) -> None:
-        """Its context has `tokens` now: prompt, sampled ones, tool results. Cheap enough for each
+        """Set the tokens of its context: prompt, sampled ones, tool results. Cheap enough for each
         streamed token.
         """
         self._rollouts[rollout].set_tokens(tokens)
 
     def turn_ended(self, rollout: str) -> list[Placement]:
-        """The engine has answered; a tool call follows, and the rollout stays live where it is."""
+        """End a turn before a tool call. The rollout stays live on its engine."""
         state = self._rollouts[rollout]
         engine = state.engine
         if engine is None or not state.running:
@@ -179,10 +180,10 @@ class RolloutScheduler:
         return self._fill([engine])
 
     def turn_asked(self, rollout: str, tokens: int) -> list[Placement]:
-        """The tool call is over, and the next turn's prompt has `tokens` in all.
+        """Ask for the next turn after a tool call. Its prompt has `tokens` in all.
 
-        Normally the answer is the engine that it is pinned to. It may be another one when nobody
-        waits and the engines empty unevenly; and none, so that it waits, if its engine has left.
+        Normally it stays on the engine to which it is pinned. It may move if the queue is empty and
+        the engines empty unevenly. It waits, without a placement, if its engine has left.
         """
         state = self._rollouts[rollout]
         if state.running:
@@ -202,10 +203,10 @@ class RolloutScheduler:
         return [self._pin(state, new)]
 
     def ended(self, rollout: str, *, counted: bool = True) -> list[Placement]:
-        """It is over, whatever it was doing, and its room goes to the next ones.
+        """End a rollout in any state, and give its room to the next ones.
 
-        `counted` is False for one that failed or was cut off by us: its length says nothing about
-        those to come.
+        `counted`: False for one that failed or was cut off, whose length does not predict later
+        ones.
         """
         state = self._rollouts.pop(rollout)
         self._queue.pop(rollout, None)
@@ -213,21 +214,19 @@ class RolloutScheduler:
             self._finished.append(state.response_tokens)
         engine = state.engine
         if engine is None:
-            return self._fill(self._all())  # it may have been the head that fitted nowhere
+            return self._fill(self._all())  # it may have blocked the queue
         self._unpin(state)
         return self._fill([engine])
 
     def step_ended(self) -> None:
-        """All rollouts of a step are over: their lengths are what the next step's are expected to
-        be.
-        """
+        """End a step. The lengths of its rollouts become those expected of the next step."""
         if self._finished:
             self.lengths = LengthCurve.of(self._finished)
             self._finished = []
             self.policy.learn(self.lengths, self._all())
 
     def load(self) -> FleetLoad:
-        """A picture for metrics."""
+        """Current load of all engines, for metrics."""
         engines = tuple(
             EngineLoad(
                 each.name,
@@ -251,8 +250,8 @@ class RolloutScheduler:
     def _fill(self, engines: Sequence[EngineState]) -> list[Placement]:
         """Place from the head of the queue as long as one of `engines` has room.
 
-        What fits on no engine even by itself runs by itself: the engine has to preempt or to refuse
-        it, and it must not wait for ever and everybody else behind it.
+        A rollout that fits on no engine even alone runs alone. The engine has to preempt or to
+        refuse it; otherwise it would block the queue for ever.
         """
         placements: list[Placement] = []
         while self._queue and engines:

@@ -1,4 +1,4 @@
-"""One vLLM server of a fleet: there or away, ours or others'."""
+"""One vLLM server of a fleet, present or away, started here or elsewhere."""
 
 from __future__ import annotations
 
@@ -23,51 +23,49 @@ from hrm_agent.trajectory import Sampling
 __all__ = ["FleetOptions", "FleetServer", "Shown"]
 
 _SICK_LOOKS = 3
-"""Looks in a row that a server may leave unanswered."""
+"""Consecutive health checks that a server may miss."""
 _STARTS = 3
-"""Of one server, one after another without its ever answering."""
+"""Maximum number of consecutive starts of one server without an answer."""
 _SAMPLE = Sampling(temperature=1.0, max_tokens=48, seed=1)
 _ONE_TOKEN = Sampling(temperature=1.0, max_tokens=1, seed=1)
 _SAMPLE_SECONDS = 120.0
 _COUNT_SECONDS = 2.0
-"""Seconds by which a server's counters may lag behind its answers."""
+"""Maximum seconds that a server's counters lag behind its answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Which servers, and how they are dealt with."""
+    """Servers of a fleet, and how they are run."""
 
     run: Path
-    """The run's folder: logs go to `engines` in it."""
+    """Run folder. Logs go to `engines` in it."""
     servers: tuple[str, ...] = ()
-    """`vllm:URL?OPTIONS` of servers that others started."""
+    """`vllm:URL?OPTIONS` of servers started elsewhere."""
     launch: LaunchOptions | None = None
-    """How servers of our own are started."""
+    """Launch options of servers started here."""
     count: int = 0
-    """Number of servers of our own."""
+    """Number of servers started here."""
     tokenizer: str = ""
-    """Folder of the tokenizer that they are to have; empty: what they say."""
+    """Folder of the servers' tokenizer (empty: the one that each server reports)."""
     weights: Path | None = None
-    """Folder that trainer and servers see, for weights; None: the memory of this machine."""
+    """Folder visible to trainer and servers, for weights (None: the memory of this machine)."""
     collective: bool = False
-    """Weights are sent to the servers' workers, and lie in no folder."""
+    """True if weights are sent to the servers' workers, without a folder."""
     address: str = ""
-    """Of this machine, for weights that are sent; empty:
-    the one that it has towards each server.
-    """
+    """Address of this machine, for weights that are sent (empty: the one towards each server)."""
     tolerance: float | None = None
-    """How far log-probs may differ after a publish; None: by dtype."""
+    """Maximum difference of log-probs after a publish (None: by dtype)."""
     unproved: bool = False
-    """True if weights that cannot be looked at are taken on trust."""
+    """True if weights that cannot be compared are trusted."""
     base: Path | None = None
-    """Folder of the weights that an adapter stands on."""
+    """Folder of the base weights of an adapter."""
     abort: bool = False
-    """Requests under way at a publish are asked again with the new weights, in place of being
-    waited for.
+    """True if requests in progress at a publish are sent again with the new weights, instead of
+    being waited for.
     """
     patience: float = 600.0
-    """Seconds that requests wait for a server to be there, a publish for one to be done, and
-    everybody for one that says nothing of what it is at.
+    """Timeout in seconds: of requests for a server to be present, of a publish for one to finish,
+    and of a server that reports nothing on its requests.
     """
 
 
@@ -76,74 +74,76 @@ class Shown:
     """Evidence that a server has given of its weights."""
 
     compared: Compared
-    """Its tensors, held to the trainer's."""
+    """Comparison of its tensors with the trainer's."""
     sample: Completion | None
-    """Taken as any rollout is, after `head`; None where nobody asked for one."""
+    """Sample taken as in any rollout, after `head` (None if not requested)."""
     kept_cache: bool
-    """True if it had the former weights' keys and values still."""
+    """True if its cache still had keys and values of the previous weights."""
     watched: Watched
-    """State of the server after that."""
+    """State of the server after comparison and sample."""
 
 
 class FleetServer:
     """One vLLM server: its process, its connections, and the weights it was given."""
 
     def __init__(self, number: int, options: FleetOptions) -> None:
-        """The first `options.count` are ours; the others stand in `options.servers`."""
+        """Servers numbered below `options.count` are started here. The others are those in
+        `options.servers`.
+        """
         self.name = f"server-{number}"
         self.engine: VllmEngine | None = None
-        """To sample with; None while it is away."""
+        """Engine to sample with (None while the server is away)."""
         self.facts: ServerFacts | None = None
-        """Size of its cache, and so on; None while it is away."""
+        """Cache size and other facts (None while it is away)."""
         self.refused: ModelError | None = None
-        """Why nothing more is expected of it."""
+        """Error for which it is given up (None if it is not)."""
         self.took: int | None = None
-        """Version of the weights that it was given; None since it was last away."""
+        """Version of the weights it was given (None if it has been away since)."""
         self.proved: Watched | None = None
-        """State at its last proof (None: it was given weights since, or was away)."""
+        """State at its last proof (None if it was given weights since, or was away)."""
         self._options, self._number = options, number
         self._given = "" if number < options.count else options.servers[number - options.count]
         self._process: VllmProcess | None = None
         self._weights: WeightsClient | None = None
         self._adapter = ""
         self._base_compared = False
-        """True if what adapters stand on was looked at; the digest says if that changes."""
+        """True if the base weights of adapters were compared. The digest shows later changes."""
         self._counts = True
-        """True if it counts what it looks for in its cache."""
+        """True if it counts lookups in its cache."""
         self._unanswered = self._starts = 0
 
     @property
     def url(self) -> str:
-        """Where it is; its name before it was started."""
+        """URL of the server (its name before it is started)."""
         if self._given:
             return parse_address(self._given).url
         return self._process.url if self._process is not None else self.name
 
     @property
     def kind(self) -> tuple[str, ServerFacts | None]:
-        """Equal for servers that cost the same: the same one with the same options, and all of
-        ours.
+        """Kind of server, equal for servers with equal costs: all started here, or one address with
+        the same options, of the same facts.
         """
         return self._given, self.facts
 
     @property
     def dtype(self) -> str:
-        """Of its weights."""
+        """Dtype of its weights."""
         assert self.facts is not None
         return self.facts.dtype
 
     @property
     def pid(self) -> int | None:
-        """Of one of ours that runs."""
+        """Process id of a running server started here (None for others)."""
         return (
             self._process.pid if self._process is not None and self._process.ended is None else None
         )
 
     def look(self) -> str | None:
-        """See whether it is there, and what it is if it has come; why it is lost, if it is. Raises
-        what it refuses by.
+        """Check on the server, and connect to it if it has come. Return the reason if it is lost
+        (None if not). Raises the error for which it is to be refused.
 
-        One of ours is started where it does not run.
+        A server of this machine that does not run is started.
         """
         if self.refused is not None:
             return None
@@ -165,13 +165,11 @@ class FleetServer:
         return f"it has not answered {_SICK_LOOKS} times"
 
     def is_there(self) -> bool:
-        """Whether it answers now."""
+        """True if it answers now."""
         return (self._process is None or self._process.ended is None) and self._healthy()
 
     def take(self, publication: Publication) -> None:
-        """Give it the weights of a version,
-        and name that version in what it samples from now on.
-        """
+        """Load the weights of a version, and label its samples with that version from now on."""
         engine, weights = self._here()
         self.proved = None
         engine.cache_salt = ""
@@ -188,8 +186,8 @@ class FleetServer:
         self._adapter = publication.adapter
 
     def head(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """These tokens, again and again: more than a block of its cache, which a shorter prompt
-        would never fill.
+        """Repeat these tokens until they exceed a block of its cache, which a shorter prompt would
+        never fill.
         """
         engine, _ = self._here()
         assert self.facts is not None
@@ -198,12 +196,12 @@ class FleetServer:
         return tuple((list(token_ids) * (wanted // len(token_ids) + 1))[:wanted])
 
     def prime(self, publication: Publication) -> None:
-        """Have its cache hold what the proof of the next weights begins with."""
+        """Put the beginning of the next proof's prompt into its cache."""
         if self.proved is not None:
             self._sampled(self.head(publication.texts[0].token_ids), _ONE_TOKEN)
 
     def show(self, publication: Publication, *, sampled: bool) -> Shown:
-        """Compare its tensors, sample if wanted, and look at what it is then."""
+        """Compare its tensors, sample if wanted, and read its state afterwards."""
         _, weights = self._here()
         compared = self._compared(publication)
         sample, kept = None, False
@@ -214,19 +212,19 @@ class FleetServer:
         return Shown(compared, sample, kept, self.watch(digest=True))
 
     def watch(self, *, digest: bool) -> Watched:
-        """State now; with `digest`, all of its weights are read."""
+        """Current state. With `digest`, all of its weights are read."""
         return self._here()[1].watch(digest=digest)
 
     def salt(self, salt: str) -> None:
-        """From the next request on its cache is shared among those with the same one only."""
+        """Separate its cache: from the next request on only requests of the same salt share it."""
         self._here()[0].cache_salt = salt
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Of a text's tokens but the first."""
+        """Log-probs of a text's tokens but the first."""
         return self._here()[1].logprobs(token_ids, self._adapter or None)
 
     def measured(self) -> IterationCosts:
-        """What its iterations cost. Nobody else may ask it meanwhile; its cache is empty
+        """Measure its iteration costs. It must have no other requests meanwhile. Its cache is empty
         afterwards.
         """
         engine, weights = self._here()
@@ -243,7 +241,7 @@ class FleetServer:
         return found
 
     def forget(self) -> None:
-        """It is away."""
+        """Drop the connections and the state of a server that is away."""
         engine, weights = self.engine, self._weights
         self.engine = self._weights = self.facts = self.took = self.proved = None
         self._adapter, self._base_compared, self._counts = "", False, True
@@ -254,16 +252,16 @@ class FleetServer:
             weights.close()
 
     def end(self) -> None:
-        """It hangs: one of ours ends, and the next look starts another."""
+        """Stop a server started here, for example if it hangs. The next `look` starts another."""
         if self._process is not None:
             self._process.stop()
 
     def refuse(self, error: ModelError) -> None:
-        """Expect nothing more of it."""
+        """Set the error for which it is given up."""
         self.refused = error
 
     def close(self) -> None:
-        """It is needed no more: one of ours ends."""
+        """Disconnect, and stop a server started here."""
         self.forget()
         self.end()
 
@@ -281,14 +279,12 @@ class FleetServer:
             ) from error
 
     def _found_since(self, before: tuple[float, float]) -> bool:
-        """True if its cache had anything of what it was asked for since; its counters come a little
-        later.
-        """
+        """True if its cache had any token requested since `before`. Its counters lag a little."""
         _, weights = self._here()
         until = time.monotonic() + _COUNT_SECONDS
         while (now := weights.cache_hits() or before)[0] <= before[0] and time.monotonic() < until:
             time.sleep(_COUNT_SECONDS / 40)
-        self._counts = now[0] > before[0]  # one without a cache of prefixes is asked once
+        self._counts = now[0] > before[0]  # ask a server without a prefix cache once
         return now[1] > before[1]
 
     def _compared(self, publication: Publication) -> Compared:
@@ -324,7 +320,7 @@ class FleetServer:
 
     @contextmanager
     def _offered(self, publication: Publication) -> Generator[str]:
-        """What the server is told of where all weights are to be had; valid within."""
+        """Source of all weights, as text for the server. Valid in the block."""
         _, weights = self._here()
         if isinstance(publication.source, Path):
             yield str(publication.source)
@@ -364,14 +360,14 @@ class FleetServer:
         if self._options.tokenizer and "tokenizer=" not in name:
             name += f"{'&' if '?' in name else '?'}tokenizer={self._options.tokenizer}"
         try:
-            # who hears of its tokens says when it has fallen silent
+            # the reader of its tokens reports when it has fallen silent
             engine = open_vllm(name, seconds=math.inf)
             weights = WeightsClient(engine.address, engine.model, self._options.patience)
             facts = weights.facts()
-            weights.watch()  # says whether it takes weights at all
+            weights.watch()  # raises if it cannot take weights
             self._refuse_replicas(facts)
         except ServerGoneError:
-            return  # looked at again
+            return  # checked again later
         self.engine, self._weights, self.facts, self._starts = engine, weights, facts, 0
 
     def _refuse_replicas(self, facts: ServerFacts) -> None:

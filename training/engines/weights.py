@@ -1,44 +1,40 @@
-"""Weights on their way to engines of other processes: files in a folder that both sides see.
+"""Weights on their way to engines of other processes, and the proof that these sample with them.
 
-On one machine that folder lies in memory (/dev/shm), so that nothing touches a disk; across
-machines it is a shared one that the user names. It has the same name each time that a run is
-resumed: what a killed trainer has left is removed.
+`WeightsFolder` writes them to files in a folder that both sides see. On one machine that folder
+lies in memory (/dev/shm), so that nothing touches a disk; across machines it is a shared one that
+the user names. It has the same name each time that a run is resumed, so that leftovers of a killed
+trainer are removed.
 
-Weights on their way to engines of other processes: sent over the network to the workers of one
-server at a time.
+`WeightsBroadcast` sends them over the network to the workers of one server at a time, without a
+shared folder. Each server has its own group, so that a dead or slow one blocks only itself. The
+weights are kept in the trainer's memory until the next version, as a file would be: a server that
+comes back while the trainer learns receives the current version, and not a half-changed one.
 
-No folder has to be seen by both sides. Each server has a group of its own, so that one that dies or
-is slow holds up itself alone. The weights are kept in the trainer's memory until the next version,
-as a file would be: a server that comes back while the trainer learns is given those that are in
-force, and not those that are half changed.
+While a transfer lasts, any process that reaches the trainer's address can take part in it. The
+network has to be closed, as for the servers' dev mode.
 
-While a transfer lasts, who reaches the trainer's address can take part in it: as for the servers'
-dev mode, the network has to be closed.
-
-Whether an engine samples with the weights that it was given: proved after each publish, never
-assumed.
-
-Ways to hand weights to a server answer "done" and are wrong in silence: a server that was asleep
-wakes with what it had (huggingface/trl issue 5312), an output layer tied to the embedding keeps
-another (pytorch/torchtitan PR 2402). Then a training goes on, on samples of another policy, and its
-curves only look a little worse. Three things are held against the trainer:
+Engines are proved to sample with the weights they were given after each publish; this is never
+assumed. Ways to hand weights to a server can answer "done" and be silently wrong: a server that was
+asleep wakes with its old weights (huggingface/trl issue 5312), an output layer tied to the
+embedding keeps another (pytorch/torchtitan PR 2402). Training then continues on samples of another
+policy, and its curves only look a little worse. Three things are compared with the trainer:
 
 * the tensors, layer by layer, byte by byte (`hrm_agent/models/vllm/in_server/hrm_agent_held.py`),
-  in whatever form and on however many cards: that says *which* are wrong, and sees a step of any
-  size;
+  in whatever form and on however many cards: this shows *which* are wrong, and detects a step of
+  any size;
 * the log-probs of a fixed text, which the server computes without its cache;
-* the log-probs of fresh samples, which took the way of every rollout: prefill, cache, decoding,
-  sampler. They begin with a prompt that the server had in its cache with the former weights, and
+* the log-probs of fresh samples, which took the path of every rollout: prefill, cache, decoding,
+  sampler. They begin with a prompt that the server had in its cache with the previous weights, and
   must not be found there.
 
-How far log-probs may differ depends on the dtype of the server's weights. In float32 the largest
-difference counts. In half precision single tokens differ by up to 0.8 with equal weights, so there
-the mean does: it is 0.016 with the small policy, and cannot see a small step. So tensors that
-cannot be compared are named, and taken on trust only where the user says so.
+The allowed difference of log-probs depends on the dtype of the server's weights. In float32 the
+largest difference counts. In half precision single tokens differ by up to 0.8 with equal weights,
+so the mean counts there: it is 0.016 with the small policy, and cannot show a small step. So
+tensors that cannot be compared are named, and trusted only if the user allows it.
 
-A proof is of one moment. `hrm_agent.training.engines.fleet_watch` sees to the time after it, and
-`engine_difference` of each step, within the bounds of `difference_bound`, to what either of them
-misses.
+A proof holds for one moment. `hrm_agent.training.engines.fleet_watch` covers the time after it, and
+`engine_difference` of each step, within the bounds of `difference_bound`, covers what both of them
+miss.
 """
 
 from __future__ import annotations
@@ -101,29 +97,29 @@ class ScoredText:
     """A text and its log-probs by the trainer."""
 
     token_ids: tuple[int, ...]
-    """The whole text."""
+    """Token ids of the whole text."""
     logprobs: tuple[float, ...]
-    """Of its last tokens, as many as there are."""
+    """Log-probs of its last tokens, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobDifference:
-    """How far an engine's log-probs are from the trainer's."""
+    """Difference of an engine's log-probs from the trainer's."""
 
     largest: float
-    """Over all tokens that were compared."""
+    """Largest absolute difference over all compared tokens."""
     mean: float
     """Mean of the absolute differences."""
 
     @classmethod
     def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> LogprobDifference:
-        """Of log-probs of the same tokens."""
+        """Compare log-probs of the same tokens."""
         apart = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
         return cls(max(apart, default=0.0), fmean(apart) if apart else 0.0)
 
 
 class OtherWeightsError(ModelError):
-    """An engine samples with other weights than those that it was given."""
+    """Raised if an engine samples with other weights than it was given."""
 
 
 def refuse_other_weights(
@@ -134,11 +130,11 @@ def refuse_other_weights(
     found: LogprobDifference,
     differing: Sequence[str],
 ) -> None:
-    """Raise `OtherWeightsError` where an engine does not sample with the weights of `version`.
+    """Raise `OtherWeightsError` if an engine does not sample with the weights of `version`.
     `where`: its address.
 
-    `tolerance`: how far log-probs may differ; None: by dtype. `differing`: tensors that are known
-    to; one that differs by less than log-probs show is refused, too.
+    `tolerance`: maximum difference of log-probs (None: by dtype). `differing`: tensors known to
+    differ, each of which is refused even if the log-probs do not show it.
     """
     exact = dtype == "float32"
     tolerance = tolerance if tolerance is not None else _FLOAT32 if exact else _HALF
@@ -160,8 +156,8 @@ def refuse_other_weights(
 def refuse_unknown(
     where: str, version: int, unknown: Sequence[str], *, trusted: bool
 ) -> str | None:
-    """Raise `OtherWeightsError` where tensors of an engine cannot be compared; a text in place of
-    it if `trusted`.
+    """Raise `OtherWeightsError` if tensors of an engine cannot be compared. If `trusted`, return a
+    message instead (None if all can be compared).
     """
     if not unknown:
         return None
@@ -180,8 +176,8 @@ def refuse_unknown(
 
 
 def refuse_kept_cache(where: str, version: int) -> None:
-    """Raise `OtherWeightsError`: an engine was told to forget its cache of prefixes, and has it
-    still.
+    """Raise `OtherWeightsError` for an engine that still has a cache of prefixes after it was asked
+    to drop it.
     """
     raise OtherWeightsError(
         f"The engine at {where} answers with version {version} from a cache of its former weights:"
@@ -198,22 +194,20 @@ def _named(names: Sequence[str]) -> str:
 
 
 _SECONDS = 120.0
-"""That a worker may take for one tensor: to pack it, or to compare it."""
+"""Timeout in seconds of a worker for one tensor, to pack or to compare it."""
 _END_SECONDS = 10.0
 _HTTP_PORT = 80
 
 
 class WeightsBroadcast:
-    """The weights of a version, for any number of servers, each as often as it is asked to take or
-    to compare them.
+    """Weights of a version, for any number of servers, each of which may take or compare them
+    repeatedly.
     """
 
     def __init__(
         self, tensors: Mapping[str, Any], address: str = "", *, seconds: float = _SECONDS
     ) -> None:
-        """`address`: of this machine, as servers reach it; empty:
-        the one that it has towards each.
-        """
+        """`address`: of this machine, as servers reach it (empty: the one towards each server)."""
         given: dict[str, Tensor] = {name: tensor.detach() for name, tensor in tensors.items()}
         self._device = next((tensor.device for tensor in given.values()), torch.device("cpu"))
         self._tensors = {
@@ -223,11 +217,11 @@ class WeightsBroadcast:
 
     @contextmanager
     def offered(self, url: str, gpus: Sequence[str]) -> Generator[str]:
-        """While the body calls the server at `url` with this string, its workers are sent all
+        """Yield a string with which a call to the server at `url` makes its workers receive all
         tensors.
 
-        `gpus`: that of each worker, as `gpu_of` names it. Raises `ModelError` where the address is
-        none of this machine, and says more of a `ServerGoneError` of the body.
+        `gpus`: the GPU of each worker, named by `gpu_of`. Raises `ModelError` if the address does
+        not belong to this machine, and adds details to a `ServerGoneError` of the body.
         """
         own = gpu_of(self._device)
         # NCCL takes no two ranks on one GPU
@@ -238,7 +232,7 @@ class WeightsBroadcast:
                 urlsplit(url).hostname or "", urlsplit(url).port or _HTTP_PORT
             )
             store, port = open_store(host, self._seconds)
-        except (OSError, RuntimeError) as error:  # torch's own is of the second kind
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError
             raise ModelError(
                 f"Weights for the server at {url} cannot be offered at {host or 'any address'}: "
                 f"{getattr(error, 'strerror', None) or error}.",
@@ -250,7 +244,7 @@ class WeightsBroadcast:
         sending = (offer, store, answered, failures)
         thread = threading.Thread(target=self._send, args=sending, name="weights", daemon=True)
         thread.start()
-        # it listens for as long as somebody holds it, and an error holds what stands here
+        # The store listens as long as a reference exists, and a traceback keeps these locals alive.
         del store, sending
         try:
             yield offer.text()
@@ -266,7 +260,7 @@ class WeightsBroadcast:
             ) from error
         finally:
             answered.set()
-            thread.join(_END_SECONDS)  # one that hangs in a driver is left to itself
+            thread.join(_END_SECONDS)  # a thread that hangs in a driver is left alone
 
     def _send(
         self, offer: Offer, store: Any, answered: threading.Event, failures: list[str]
@@ -274,7 +268,7 @@ class WeightsBroadcast:
         device = self._device if offer.backend == "nccl" else torch.device("cpu")
         try:
             send(offer, store, self._tensors, device, answered)
-        # whatever it is: the server's answer says what became of the weights
+        # any error: the server's answer shows what became of the weights
         except Exception as error:
             failures.append(" ".join(str(error).split()))
 
@@ -284,20 +278,20 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is made for this use
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The weights of a version, and texts by which an engine is held to them."""
+    """Weights of a version, and texts to verify an engine with."""
 
     version: int
-    """Optimiser steps behind them."""
+    """Number of optimiser steps behind the weights."""
     source: Path | WeightsBroadcast
-    """Path of a safetensors file of all weights or of an adapter's folder; or the weights
-    themselves, to broadcast.
+    """Path of a safetensors file of all weights or of an adapter's folder, or a broadcast of the
+    weights.
     """
     texts: tuple[ScoredText, ...]
-    """With the trainer's log-probs."""
+    """Texts with the trainer's log-probs."""
 
     @property
     def adapter(self) -> str:
-        """The name under which an adapter is asked for; empty for all weights."""
+        """Name under which the adapter is requested (empty for all weights)."""
         return (
             f"version-{self.version}"
             if isinstance(self.source, Path) and self.source.is_dir()
@@ -306,11 +300,11 @@ class Publication:
 
 
 class WeightsFolder:
-    """Where the weights of a run lie for its engines."""
+    """Folder of a run's weights for its engines."""
 
     def __init__(self, run: Path, base: Path | None = None) -> None:
-        """`base`: a folder that the engines see, too; None: this machine's memory. Raises
-        `RunError`.
+        """`base`: a parent folder that the engines see, too (None: this machine's memory). Raises
+        `RunError` if the folder cannot be made.
         """
         base = base or (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
         key = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
@@ -328,20 +322,22 @@ class WeightsFolder:
             ) from error
 
     def place(self, version: int, *, adapter: bool) -> Path:
-        """Where the weights of a version go: a file, or for an adapter a folder."""
+        """Path for the weights of a version: a file, or a folder for an adapter."""
         return self._folder / (
             f"adapter-{version}" if adapter else f"weights-{version}.safetensors"
         )
 
     def write(self, version: int, tensors: Mapping[str, Any]) -> Path:
-        """Write all weights, and nothing half: engines are told of the file when it is there."""
+        """Write all weights to a file, which is complete before engines get its path. Raises
+        `RunError`.
+        """
         path = self.place(version, adapter=False)
         held: dict[str, Tensor] = {
             name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()
         }
         try:
             save_file(held, path)
-        except Exception as error:  # safetensors has an error of its own for a full disk
+        except Exception as error:  # safetensors has its own error for a full disk
             raise RunError(
                 f"The weights of version {version} cannot be written to {path}: {error}.",
                 "Make room there, or name another folder with --weights-folder; then resume the"
@@ -361,12 +357,12 @@ class WeightsFolder:
                 )
 
     def close(self) -> None:
-        """Remove all."""
+        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _remove_own(self) -> None:
-        """What stands there under our name may be somebody else's: memory is open to all users of a
-        machine.
+        """Remove the folder of an earlier run. Raises `RunError` if another user owns it, since the
+        memory folder is open to all users of a machine.
         """
         status = self._folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

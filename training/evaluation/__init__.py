@@ -1,3 +1,3 @@
-"""What `hrm_agent.training.evaluation.evaluate` is made of: numbers (`statistics`), facts of a run
+"""Parts of `hrm_agent.training.evaluation.evaluate`: numbers (`statistics`), facts of a run
 (`samples`, `roles`), prices, reports.
 """

@@ -1,7 +1,7 @@
-"""Two evaluations of the same problems: what differs, and whether chance would do it too.
+"""Comparison of two evaluations of the same problems, with a test of significance.
 
-A problem is paired with itself, by its id and its prompt, so that how hard it is cancels out: two
-runs whose intervals overlap may differ beyond doubt. What stands in one of the two only is named
+A problem is paired with itself, by its id and its prompt, so that its difficulty cancels out: two
+runs with overlapping intervals may differ significantly. Problems of only one evaluation are named
 and left out.
 """
 
@@ -31,60 +31,60 @@ __all__ = [
 
 _LEVEL = 0.05
 _NAMED = 20
-"""Problems of a comparison that are named in the text; all of them stand in the JSON."""
+"""Maximum number of problem ids named in the text. The JSON has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of the two, on the paired problems alone."""
+    """One of the two runs, on the paired problems only."""
 
     name: str
-    """The run as it was named: a folder, a store or a file."""
+    """Run as it was named: a folder, a store or a file."""
     trajectories: int
-    """Ended trajectories on the paired problems."""
+    """Number of ended trajectories on the paired problems."""
     pass_at_1: Estimate
     """Mean over problems of the share of right samples."""
     sampled_tokens: float
-    """Completion tokens of a trajectory: mean over problems of the mean of a problem's samples."""
+    """Completion tokens per trajectory: mean over problems of the mean of a problem's samples."""
     tool_errors: float
-    """Tool calls of a trajectory that failed by the policy's doing: mean over problems of the mean
-    of its samples.
+    """Failed tool calls per trajectory, through the policy's fault: mean over problems of the mean
+    of a problem's samples.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A and B; differences are B less A."""
+    """Comparison of the runs A and B. Differences are B less A."""
 
     a: ComparedRun
-    """The run that differences are taken from."""
+    """Run that differences are taken from."""
     b: ComparedRun
-    """The run that is compared with it."""
+    """Run that is compared with A."""
     problems: int
-    """Number of problems that are in both runs."""
+    """Number of problems in both runs."""
     difference: Estimate
     """Difference of pass@1, resampled over pairs."""
     p_value: float
-    """Two-sided, of no difference; McNemar's exact test where every problem has one sample a
+    """Two-sided p-value of no difference. McNemar's exact test if every problem has one sample a
     side.
     """
     test: str
-    """Name of the test that `p_value` is of."""
+    """Name of the test of `p_value`."""
     sampled_tokens: Estimate
     """Difference of the mean completion tokens, resampled over pairs."""
     tool_errors: Estimate
     """Difference of the mean failed tool calls, resampled over pairs."""
     better: tuple[str, ...]
-    """Ids of problems that B does oftener right, in order."""
+    """Ids of problems that B answers right more often, in order."""
     worse: tuple[str, ...]
-    """Ids of problems that A does oftener right, in order."""
+    """Ids of problems that A answers right more often, in order."""
     only_a: tuple[str, ...]
-    """Ids of problems that B has not, or has with another prompt, or not to the end."""
+    """Ids of problems that B lacks, has with another prompt, or has not finished."""
     only_b: tuple[str, ...]
-    """Ids of problems that A has not, or has with another prompt, or not to the end."""
+    """Ids of problems that A lacks, has with another prompt, or has not finished."""
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """HTML table for notebooks."""
         from hrm_agent.basics.markup import element, fragment, table
 
         columns = ("", f"A: {self.a.name}", f"B: {self.b.name}", "B less A")
@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def certain(self) -> bool:
-        """The difference is beyond what chance gives one time in twenty."""
+        """True if the difference is significant at the 5 % level."""
         return self.p_value < _LEVEL
 
 
@@ -105,7 +105,9 @@ def compare(
     seed: int = 0,
     resamples: int = 10_000,
 ) -> Comparison:
-    """Raises `RunError` where no problem is in both."""
+    """Compare two evaluations. `names`: of A and B. Raises `RunError` if they have no ended problem
+    in common.
+    """
     ours, theirs = (_ended(samples, name) for samples, name in zip((a, b), names, strict=True))
     both = sorted(ours.keys() & theirs.keys())
     if not both:
@@ -163,8 +165,8 @@ def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
 
 
 def with_width(difference: Estimate, problems: int) -> Estimate:
-    """Pairs that all differ alike (not at all, mostly) leave a bootstrap no width: as much as
-    Wilson gives a 0.
+    """Return the estimate with an interval. A bootstrap over equal differences (mostly 0) has no
+    width, so it gets that of Wilson's interval of 0.
     """
     if difference.low < difference.high:
         return difference
@@ -196,7 +198,7 @@ def _side(
 
 
 def comparison_rows(found: Comparison) -> list[Row]:
-    """Both sides and their difference, measure by measure."""
+    """Table of both sides and their difference, by measure."""
     a, b = found.a, found.b
     return [
         ("trajectories", a.trajectories, b.trajectories, ""),
@@ -226,7 +228,7 @@ def comparison_rows(found: Comparison) -> list[Row]:
 
 
 def comparison_lines(found: Comparison) -> list[str]:
-    """What follows from the table, in words."""
+    """Conclusions from the table, as text lines."""
     word = "beyond chance" if found.certain else "within what chance gives"
     lines = [
         f"{found.problems} problems are in both.",

@@ -1,13 +1,16 @@
-"""Statistics over trajectories: pure functions, from stored records alone.
+"""Statistics over trajectories: pure functions of stored records.
 
-    pass@k, majority@k    means over problems; `hrm_agent.training.evaluation.statistics` says how, and where from
-    intervals             *problems* are resampled (a bootstrap with a seed); with one sample a problem, Wilson's
-    tool errors           the share of tool calls that failed by the policy's doing; and the share of *correct*
-                          trajectories with such a call: what GRPO-RoC is about, and what accuracy does not show
+    pass@k, majority@k    means over problems; `hrm_agent.training.evaluation.statistics` has the
+                          method and its sources
+    intervals             *problems* are resampled (a bootstrap with a seed); with one sample a
+                          problem, Wilson's
+    tool errors           the share of tool calls that failed through the policy's fault; and the
+                          share of *correct* trajectories with such a call, which GRPO-RoC reduces
+                          and accuracy does not show
 
-Every trajectory counts. A run that failed or was truncated is a wrong answer, and `statuses` says
-how many there were: a score over the runs that happened to end would flatter whoever ends few. Only
-runs that are still under way are left out.
+Every ended trajectory counts, except completed ones that nothing has scored (`without_score`). A
+run that failed or was truncated is a wrong answer, and `statuses` has their number: a score over
+completed runs only would flatter a policy that completes few. Runs in progress are left out.
 """
 
 from __future__ import annotations
@@ -44,50 +47,52 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class FamilyScore:
-    """One family of a mixture."""
+    """Score of one family of a mixture."""
 
     problems: int
-    """Problems with an ended trajectory."""
+    """Number of problems with an ended trajectory."""
     trajectories: int
-    """Ended trajectories, of any status."""
+    """Number of ended trajectories, of any status."""
     pass_at_1: Estimate
     """Mean over problems of the share of right samples, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where the time went."""
+    """Time of an evaluation, in seconds."""
 
     wall: float
-    """From the first start to the last end, pauses between two sittings included; nan without a
-    trajectory.
+    """Time from the first start to the last end, pauses between sessions included (nan without a
+    trajectory).
     """
     trajectory: float
-    """Mean of a trajectory from start to end: with many side by side, mostly waiting."""
+    """Mean time of a trajectory from start to end. With many in parallel it is mostly waiting."""
     model: float
-    """Mean of a trajectory's model calls, summed up."""
+    """Mean over trajectories of the total time of model calls."""
     tool: float
-    """Mean of its tool calls, summed up."""
+    """Mean over trajectories of the total time of tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a policy did on a set of problems."""
+    """Results of a policy on a set of problems."""
 
     problems: int
-    """Problems with an ended trajectory."""
+    """Number of problems with an ended trajectory."""
     trajectories: int
-    """Ended ones, of any status. Where a choice is made among candidates, the choice is one, and
-    they are none.
+    """Number of ended trajectories, of any status. A choice among candidates counts once, and its
+    candidates do not.
     """
     without_score: int
-    """Completed ones that nothing has scored: they are neither right nor wrong, and are left out of
-    all else.
+    """Number of completed trajectories that nothing has scored. They are neither right nor wrong,
+    and are left out of everything else.
     """
     samples: int
-    """Trajectories of the problem that has fewest: the largest k of `pass_at` and `majority_at`."""
+    """Smallest number of trajectories of a problem, which is the largest k of `pass_at` and
+    `majority_at`.
+    """
     pass_at_1: float
-    """Mean over problems of the share of right samples, in [0, 1]; nan without a trajectory."""
+    """Mean over problems of the share of right samples, in [0, 1] (nan without a trajectory)."""
     interval: tuple[float, float]
     """95 % confidence interval of `pass_at_1`."""
     pass_at: dict[int, Estimate]
@@ -95,52 +100,52 @@ class Evaluation:
     majority_at: dict[int, Estimate]
     """majority@k by k from 1 to `samples`."""
     families: dict[str, FamilyScore]
-    """Scores of each family of a mixture, by its name."""
+    """Scores by family of a mixture."""
     rewards: dict[str, Estimate]
-    """Mean over problems of each reward of a rubric, `reward` being the weighted sum; empty where
-    only `correct` is known. A trajectory without the reward is left out of its mean.
+    """Mean over problems of each reward of a rubric, `reward` being the weighted sum (empty if only
+    `correct` is known). A trajectory without the reward is left out of its mean.
     """
     statuses: dict[str, int]
-    """Number of trajectories by run status, those under way among them."""
+    """Number of trajectories by run status, including those in progress."""
     run_again: int
-    """Ended ones whose first attempt a machine failed; the second one counts, and the first for
-    nothing.
+    """Number of ended trajectories whose first attempt a machine failed. Only the second attempt
+    counts.
     """
     stop_reasons: dict[str, int]
     """Number of ended trajectories by stop reason."""
     truncated_correct: int
-    """Truncated runs whose best answer was right all the same; they count as wrong."""
+    """Number of truncated runs whose best answer was right. They count as wrong."""
     without_call: int
-    """Runs that ended before any model was asked: mostly, the prompt is too long for its context
-    window.
+    """Number of runs that ended before any model call, mostly because the prompt exceeds the
+    context window.
     """
     correct_with_tool_error: float
-    """Share of correct trajectories with a tool call that failed by the policy's doing; nan if none
-    is correct.
+    """Share of correct trajectories with a tool call that failed through the policy's fault (nan if
+    none is correct).
     """
     tool_error_share: float
-    """Share of all tool calls that failed by the policy's doing; nan without a tool call."""
+    """Share of all tool calls that failed through the policy's fault (nan without a tool call)."""
     tool_statuses: dict[str, int]
-    """Tool calls by how they ended."""
+    """Number of tool calls by status."""
     roles: dict[str, dict[str, int]]
-    """By role, what `hrm_agent.training.evaluation.roles.ROLE_COUNTS` names."""
+    """Counts by role, as named in `hrm_agent.training.evaluation.roles.ROLE_COUNTS`."""
     read_tokens: int
     """Prompt tokens of all trajectories, as the models reported them."""
     sampled_tokens: int
     """Completion tokens of all trajectories."""
     mean_sampled_tokens: float
-    """Completion tokens per trajectory; nan without one."""
+    """Mean completion tokens of a trajectory (nan without one)."""
     mean_tool_calls: float
-    """Tool calls per trajectory; nan without one."""
+    """Mean number of tool calls of a trajectory (nan without one)."""
     seconds: Seconds
-    """Where the time went, in seconds."""
+    """Time of runs, models and tools."""
     cost: float | None
-    """Cost by the prices given; None where a model has none."""
+    """Cost by the given prices (None if a model has no price)."""
     reported_cost: float | None
-    """Cost as providers reported it, in their currency; None where none did."""
+    """Cost reported by providers, in their currency (None if none did)."""
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """HTML table for notebooks."""
         from hrm_agent.basics.markup import fragment, table
 
         return fragment(table(("measure", "value"), summary(self), "Evaluation"))
@@ -197,7 +202,7 @@ def evaluate_samples(
 
 
 def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """A step's metrics: of all rollouts as sampled (`rollout/`), and of what was made of them
+    """Metrics of a step: of all sampled rollouts (`rollout/`), and of their selection
     (`select/`).
     """
     judged = list(overlays)
@@ -225,7 +230,9 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
 
 
 def _by_problem(ended: Iterable[Sample]) -> dict[Problem, list[Sample]]:
-    """Sorted by problem: an interval must not depend on which rollout was finished first."""
+    """Samples by sorted problem, so that intervals do not depend on the order in which rollouts
+    finished.
+    """
     found: defaultdict[Problem, list[Sample]] = defaultdict(list)
     for sample in ended:
         found[sample.problem].append(sample)
@@ -235,7 +242,7 @@ def _by_problem(ended: Iterable[Sample]) -> dict[Problem, list[Sample]]:
 def _curves(
     by_problem: dict[Problem, list[Sample]], seed: int, resamples: int
 ) -> tuple[dict[int, Estimate], dict[int, Estimate]]:
-    """pass@k and majority@k, for k as far as every problem has samples."""
+    """Estimates of pass@k and majority@k, up to the k for which every problem has samples."""
     groups = list(by_problem.values())
     most = min(map(len, groups), default=0)
     passed_PK = [pass_curve(len(group), sum(s.correct for s in group))[:most] for group in groups]
@@ -252,7 +259,7 @@ def _proportion(share: float, problems: int) -> Estimate:
 
 
 def _answers(group: Iterable[Sample]) -> AnswerTally:
-    """Equal answers together; who gives none votes for nothing."""
+    """Tally of equal answers. Samples without an answer have no vote."""
     votes: defaultdict[str, list[bool]] = defaultdict(list)
     for sample in group:
         votes[sample.answer_key].append(sample.correct)
@@ -321,7 +328,9 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 
 def _mean_rewards(rollouts: Iterable[Trajectory]) -> dict[str, float]:
-    """Of a rubric's parts and their sum; `correct` stands among the metrics by another name."""
+    """Mean of a rubric's parts and their sum. `correct` is left out, as it has another name among
+    metrics.
+    """
     given: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in rollouts:
         for name, value in trajectory.rewards.items():
@@ -349,7 +358,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def summary(found: Evaluation) -> list[tuple[str, object]]:
-    """The measures of an evaluation with their values, as people read them."""
+    """Measures of an evaluation with their values, for display."""
     rows: list[tuple[str, object]] = [
         ("problems", found.problems),
         ("trajectories", found.trajectories),

@@ -1,4 +1,4 @@
-"""An evaluation at a glance: four panels, one PNG."""
+"""Plot of an evaluation: four panels, one PNG."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["draw"]
 
 _FAILURES = ("failed", "truncated", "undecodable", "asked_again", "tool_errors")
 _HEIGHT = 0.5
-"""Of a bar, as a share of its line."""
+"""Height of a bar, as a share of its line."""
 _LONGEST = 24
-"""Characters of a name; longer ones lose their middle."""
+"""Maximum characters of a name. Longer ones are shortened in the middle."""
 
 
 def draw(found: Evaluation, path: Path, title: str) -> None:
-    """Scores by k, scores by family, how runs ended, failures by role."""
+    """Draw scores by k, scores by family, stop reasons, and failures by role."""
     figure = new_figure(
         11, 7, f"{_short(title)}: {found.problems} problems, {found.trajectories} trajectories"
     )
@@ -68,7 +68,7 @@ def _bars(axes: Any, counts: dict[str, int], title: str) -> None:
 
 
 def _roles(axes: Any, found: Evaluation) -> None:
-    """Failures a run of the role: several of one run count each."""
+    """Draw failures per run of each role. Several failures of one run all count."""
     names = list(reversed(found.roles))
     left = [0.0] * len(names)
     for kind in (kind for kind in _FAILURES if any(found.roles[name].get(kind) for name in names)):

@@ -1,5 +1,5 @@
-"""What runs cost: tokens as the models reported them, times a price a million; or what a provider
-says itself.
+"""Cost of runs: tokens reported by models, times a price per million; or the cost reported by a
+provider.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of a million tokens, in any currency."""
+    """Prices per million tokens, in any currency."""
 
     read: float
     """Price of a million prompt tokens."""
@@ -35,15 +35,15 @@ class Prices:
     """Prices by model."""
 
     by_model: Mapping[str, Price]
-    """By the name that stands on the call; the empty name is that of all others."""
+    """Price by model name of the call. The empty name is for all others."""
 
     def find(self, model: str) -> Price | None:
         return self.by_model.get(model) or self.by_model.get("")
 
 
 def read_prices(texts: Iterable[str]) -> Prices:
-    """`PROMPT,COMPLETION` for all models, `MODEL=PROMPT,COMPLETION` for one.
-    Raises `ConfigError`.
+    """Parse prices: `PROMPT,COMPLETION` for all models, `MODEL=PROMPT,COMPLETION` for one. Raises
+    `ConfigError`.
     """
     return Prices(dict(_price(text) for text in texts))
 
@@ -61,14 +61,12 @@ def _price(text: str) -> tuple[str, Price]:
 
 
 def usage(call: Call) -> tuple[int, int]:
-    """Tokens that the model read, as it reported them (0 where it did not), and those that it
-    sampled.
-    """
+    """Numbers of prompt tokens and completion tokens that the model reported (0 if it did not)."""
     used = call.used or CallUsage()
     return used.input_tokens or 0, used.output_tokens or 0
 
 
 def reported_cost(call: Call) -> float:
-    """The provider's own figure; nan where it gives none."""
+    """Cost reported by the provider (nan if none)."""
     cost = call.used.cost if call.used is not None else None
     return math.nan if cost is None else cost

@@ -1,8 +1,8 @@
-"""The results of an evaluation as files: `results.json` for programs, `results.md` for people,
+"""Evaluation results as files: `results.json` for programs, `results.md` for readers,
 `results.png`.
 
-The picture needs matplotlib, which comes with the extra `train`. Without it the picture is left
-out, and `write_results` says so.
+The picture needs matplotlib, which comes with the extra `train`. Without it `write_results` leaves
+the picture out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ __all__ = [
 def write_results(
     found: Evaluation, folder: Path, title: str, config: Mapping[str, Any] | None = None
 ) -> list[Path]:
-    """The files, written into `folder`; without matplotlib there is no picture among them."""
+    """Write the files into `folder`, and return their paths. Without matplotlib there is no
+    picture.
+    """
     record = {"record": title, **({"config": dict(config)} if config else {}), **asdict(found)}
     written = [_write_json(folder / "results.json", record)]
     written.append(_write(folder / "results.md", markdown(found, title, config)))
@@ -49,7 +51,7 @@ def write_results(
 
 
 def write_comparison(found: Comparison, folder: Path) -> list[Path]:
-    """`comparison.json` and `comparison.md` in `folder`."""
+    """Write `comparison.json` and `comparison.md` into `folder`."""
     written = _write_json(folder / "comparison.json", asdict(found))
     return [written, _write(folder / "comparison.md", comparison_markdown(found))]
 
@@ -67,7 +69,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def role_rows(found: Evaluation) -> tuple[list[str], list[Row]]:
-    """The roles as a table, with those counts that any of them has."""
+    """Table of roles (columns, rows), with the counts that any role has."""
     counts = [name for name in ROLE_COUNTS if any(role.get(name) for role in found.roles.values())]
     return ["role", *counts], [
         [name, *(role.get(c, 0) for c in counts)] for name, role in found.roles.items()
@@ -75,7 +77,7 @@ def role_rows(found: Evaluation) -> tuple[list[str], list[Row]]:
 
 
 def markdown(found: Evaluation, title: str, config: Mapping[str, Any] | None = None) -> str:
-    """The whole evaluation as a page."""
+    """Whole evaluation as a Markdown page."""
     parts = [f"# Evaluation of {title}", _table(("measure", "value"), summary(found)), _LEGEND]
     if len(found.families) > 1:
         rows = [
@@ -106,7 +108,7 @@ _LEGEND = (
 
 
 def comparison_markdown(found: Comparison) -> str:
-    """The whole comparison as a page."""
+    """Whole comparison as a Markdown page."""
     table = _table(
         ("", f"A: {found.a.name}", f"B: {found.b.name}", "B less A"), comparison_rows(found)
     )

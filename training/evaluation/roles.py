@@ -1,10 +1,10 @@
-"""Who failed: the calls of a trajectory by role.
+"""Calls and failures of a trajectory by role.
 
-A role is the node of the outermost graph that a call was made in, the first name of its checkpoint
-namespace (`solve:ID|reason:ID` is the solver's); one execution of that node is a *run* of the role.
-What every graph's record shows is counted for every role; a tool call is the role's that asked for
-it. Of the built-in hierarchical graph it is known besides what a run has to end with: a plan and a
-verdict hold a JSON object, a solver's last turn a final answer.
+A role is the node of the outermost graph in which a call was made, the first name of its checkpoint
+namespace (`solve:ID|reason:ID` belongs to the solver). One execution of that node is a *run* of the
+role. Counts that any graph's record has are made for every role. A tool call counts for the role
+that asked for it. For the built-in hierarchical graph the required output of a run is also known: a
+plan and a verdict hold a JSON object, a solver's last turn a final answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hrm_agent.trajectory import Call, FinishReason, GraphIdentity, ToolCall, Tr
 __all__ = ["ROLE_COUNTS", "Roles", "role_counts"]
 
 Roles = dict[str, Counter[str]]
-"""By role, in the order of first appearance: `ROLE_COUNTS` as far as they are not 0."""
+"""Counts by role, in the order of first appearance: those of `ROLE_COUNTS` that are not 0."""
 
 ROLE_COUNTS = {
     "runs": "executions of the node",
@@ -43,7 +43,7 @@ ROLE_COUNTS = {
 
 
 def role_counts(trajectory: Trajectory) -> Roles:
-    """What the own calls of a trajectory come to, by role."""
+    """Counts of a trajectory's own calls and tool calls, by role."""
     roles: Roles = {}
     last: dict[str, Call] = {}
     for call in trajectory.own_calls:
@@ -60,9 +60,7 @@ def role_counts(trajectory: Trajectory) -> Roles:
 
 
 def _askers(trajectory: Trajectory) -> dict[str, str]:
-    """By the id of a tool call, the role that asked for it: a node of its own may have carried it
-    out.
-    """
+    """Role that asked for a tool call, by the call's id. Another node may have executed it."""
     return {
         str(asked.get("id")): call.identity.role
         for call in trajectory.own_calls
@@ -103,7 +101,7 @@ def _failed(last: Call) -> bool:
 
 
 def _text(call: Call) -> str:
-    """The answer's text; of content in blocks, the text blocks."""
+    """Text of the answer. For content in blocks, the text of all blocks."""
     content: Any = call.response.get("content") or ""
     if isinstance(content, str):
         return content

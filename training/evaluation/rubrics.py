@@ -1,7 +1,7 @@
-"""Scorings by rubrics as statistics: the means of one, and two on the same runs.
+"""Statistics of scorings by rubrics: means of one, and a comparison of two on the same runs.
 
-Two rubrics are compared on the trajectories that both have scored. The problem is the unit, as
-everywhere (`hrm_agent.training.evaluation.statistics`): its samples are not independent.
+Two rubrics are compared on the trajectories that both have scored. The problem is the unit, as in
+`hrm_agent.training.evaluation.statistics`, since its samples are not independent.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ __all__ = [
 ]
 
 RECORDED = "recorded"
-"""Names the rewards that runs were recorded with, beside the names of rubrics."""
+"""Name of the rewards recorded with runs, used like the name of a rubric."""
 _RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class FaultCount:
-    """One way in which a reward gave no value."""
+    """Frequency of one reason why a reward gave no value."""
 
     reward: str
     """Name of the reward."""
     fault: str
-    """A `RewardFault`, or `no opinion`."""
+    """Value of a `RewardFault`, or `no opinion`."""
     count: int
-    """Trajectories."""
+    """Number of trajectories."""
     trajectory: str
-    """One of them."""
+    """Id of one such trajectory."""
     reason: str
-    """What was said of that one."""
+    """Reason given for that trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Difference:
     """A trajectory on which two rubrics differ."""
 
     trajectory: str
-    """Its id."""
+    """Id of the trajectory."""
     task: str
     """Id of its task."""
     a: float
@@ -68,25 +68,25 @@ class Difference:
     b: float
     """Outcome by the second rubric."""
     a_reason: str
-    """Words of the first one's outcome."""
+    """Reasons of the first rubric."""
     b_reason: str
-    """Words of the second one's outcome."""
+    """Reasons of the second rubric."""
 
 
 @dataclass(frozen=True, slots=True)
 class RubricComparison:
-    """Two rubrics, A and B, on one set of runs; differences are B less A."""
+    """Comparison of two rubrics, A and B, on one set of runs. Differences are B less A."""
 
     a: str
     """Name of the rubric that differences are taken from."""
     b: str
-    """Name of the rubric that is compared with it."""
+    """Name of the rubric that is compared with A."""
     trajectories: int
-    """Those with an outcome by both."""
+    """Number of trajectories with rewards by both."""
     problems: int
-    """Their problems."""
+    """Number of their problems."""
     right: dict[str, int]
-    """Trajectories right by `both`, by only `a`, by only `b`, by `neither`."""
+    """Number of trajectories right by `both`, only by `a`, only by `b`, or by `neither`."""
     a_outcome: Estimate
     """Mean outcome by A over problems."""
     b_outcome: Estimate
@@ -100,17 +100,17 @@ class RubricComparison:
     reward: Estimate
     """Difference of the reward, resampled over problems."""
     p_value: float
-    """Two-sided, of the share of right ones being the same: sign flips over problems, exact."""
+    """Two-sided p-value of equal shares of right ones: sign flips over problems, exact."""
     only_a: int
-    """Trajectories that B gave no reward."""
+    """Number of trajectories without a reward by B."""
     only_b: int
-    """Trajectories that A gave no reward."""
+    """Number of trajectories without a reward by A."""
     differing: tuple[Difference, ...]
-    """Trajectories whose outcomes differ, the largest differences first."""
+    """Trajectories with different outcomes, largest difference first."""
 
 
 def recorded_scorings(trajectories: Iterable[Trajectory]) -> dict[str, Scoring]:
-    """The rewards that runs were recorded with, as scorings. A truncated run is not right."""
+    """Recorded rewards of runs as scorings. A truncated run is not right."""
     return {
         t.id: Scoring(
             trajectory_id=t.id,
@@ -127,9 +127,7 @@ def recorded_scorings(trajectories: Iterable[Trajectory]) -> dict[str, Scoring]:
 def scorings_named(
     store: RunStore, name: str, headers: Iterable[Trajectory]
 ) -> Mapping[str, Scoring]:
-    """The scores that stand under a name, by trajectory id. Raises `ConfigError` if there are none
-    of that name.
-    """
+    """Scores of a name, by trajectory id. Raises `ConfigError` for a name without scores."""
     if name == RECORDED:
         return recorded_scorings(headers)
     known = store.scorings.rubrics()
@@ -146,11 +144,11 @@ def scorings_named(
 
 
 def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajectory | None:
-    """The trajectory with a rubric's rewards in place of its own; None where the rubric has none to
-    give.
+    """Return the trajectory with a rubric's rewards instead of its own (None if the rubric gave it
+    none).
 
-    A run that failed or was stopped is none of a rubric's: it stays, and is a wrong answer as in
-    any evaluation.
+    A failed or stopped run, which a rubric does not score, stays without rewards: a wrong answer,
+    as in any evaluation.
     """
     scoring = scorings.get(trajectory.id)
     if scoring is not None and scoring.rewards:
@@ -163,9 +161,7 @@ def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajec
 def reward_means(
     trajectories: Sequence[Trajectory], scorings: Mapping[str, Scoring], *, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Mean over problems of each reward,
-    `correct` being the outcome and `reward` the weighted sum.
-    """
+    """Mean over problems of each reward. `correct` is the outcome and `reward` the weighted sum."""
     by_name: defaultdict[str, defaultdict[Problem, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -185,7 +181,7 @@ def reward_means(
 def fault_counts(
     trajectories: Iterable[Trajectory], scorings: Mapping[str, Scoring]
 ) -> list[FaultCount]:
-    """Every way in which a reward gave no value, the most frequent first."""
+    """Reasons why rewards gave no value, most frequent first."""
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], tuple[str, str]] = {}
     for trajectory in trajectories:
@@ -202,8 +198,8 @@ def compare_rubrics(
     a: tuple[str, Mapping[str, Scoring]],
     b: tuple[str, Mapping[str, Scoring]],
 ) -> RubricComparison:
-    """Each side: a name and scorings by trajectory id. Raises `RunError` where no trajectory has
-    rewards by both.
+    """Compare two rubrics, each a name with scorings by trajectory id. Raises `RunError` if no
+    trajectory has rewards by both.
     """
     (a_name, by_a), (b_name, by_b) = a, b
     everything = list(trajectories)
@@ -253,7 +249,7 @@ _Pairs = dict[Problem, list[tuple[float, float]]]
 def _by_problem(
     both: Iterable[Trajectory], by_a: Mapping[str, Scoring], by_b: Mapping[str, Scoring]
 ) -> tuple[_Pairs, _Pairs, dict[Problem, list[tuple[bool, bool]]]]:
-    """Outcomes, totals, and whether each is right, by A and by B."""
+    """Pairs (A, B) by problem: outcomes, totals, and whether each is right."""
     outcomes, totals = _Pairs(), _Pairs()
     right: dict[Problem, list[tuple[bool, bool]]] = {}
     for trajectory in both:
@@ -268,7 +264,7 @@ def _by_problem(
 
 
 def _columns(pairs: _Pairs) -> list[list[float]]:
-    """By problem, in their order: the mean of A, that of B, and of the difference."""
+    """Means by sorted problem: of A, of B, and of the difference."""
     a, b = (
         [fmean(pair[side] for pair in pairs[problem]) for problem in sorted(pairs)]
         for side in (0, 1)
@@ -293,7 +289,7 @@ def _differing(
 
 
 def _said(scoring: Scoring) -> str:
-    """What the rewards of a scoring say, each with its value where there are several."""
+    """Reasons of a scoring's rewards, each with its value if there are several."""
     several = len(scoring.scores) > 1
     said = (f"{score.name} {score.value:g}: {score.reason}" if several and score.value is not None else score.reason
             for score in scoring.scores if score.reason)  # fmt: skip

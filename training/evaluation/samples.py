@@ -1,8 +1,8 @@
-"""A trajectory reduced to what statistics need: facts that add up, and no tokens.
+"""Trajectories reduced to facts that statistics need, which can be summed up, without tokens.
 
-Where a rollout comes to its answer by a choice among several runs, its own thread holds the choice
-and the answer; the candidates are a group named after that thread. They are no samples, since
-nobody handed in their answers, but what they cost, the rollout cost.
+If a rollout chooses its answer among several runs, its own thread has the choice and the answer,
+and the candidates are a group named after that thread. Candidates are not samples, since their
+answers were not submitted, but their cost counts for the rollout.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ __all__ = ["Effort", "Problem", "Sample", "samples_of"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """What a sample is a sample of. The prompt belongs to it: two files may give one id to two
-    problems.
+    """Problem that a sample answers. The prompt is part of its identity, since two files may give
+    one id to two problems.
     """
 
     id: str
-    """The task's id, unique within its family."""
+    """Id of the task, unique within its family."""
     prompt_hash: str
     """Hash of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a run took."""
+    """Effort of a run: calls, tokens, tools and time."""
 
     calls: int = 0
-    """Model calls."""
+    """Number of model calls."""
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """Prompt tokens (`read`) and completion tokens (`sampled`): (model, kind) -> count."""
+    """(model, kind) -> number of tokens. Kinds are prompt tokens (`read`) and completion tokens
+    (`sampled`).
+    """
     tools: Counter[str] = field(default_factory=Counter[str])
-    """Tool calls by status."""
+    """Number of tool calls by status."""
     tool_errors: int = 0
-    """Tool calls that failed by the policy's doing."""
+    """Number of tool calls that failed through the policy's fault."""
     roles: Roles = field(default_factory=Roles)
-    """By role, what `hrm_agent.training.evaluation.roles.ROLE_COUNTS` names."""
+    """Counts by role, as named in `hrm_agent.training.evaluation.roles.ROLE_COUNTS`."""
     model_seconds: float = 0.0
-    """Sum over calls, waiting for the engine included; calls side by side count each."""
+    """Seconds of model calls, waiting for the engine included. Parallel calls count in full."""
     tool_seconds: float = 0.0
-    """Sum over tool calls of their duration, without the time in the queue."""
+    """Seconds of tool calls, without the time in the queue."""
     reported_cost: float = math.nan
-    """Sum of what providers reported; nan where none did."""
+    """Cost reported by providers (nan if none did)."""
 
     def __add__(self, other: Effort) -> Effort:
         roles = {name: Counter(counts) for name, counts in self.roles.items()}
@@ -73,51 +75,51 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer to one problem, or the lack of one."""
+    """One sample of a problem, with or without an answer."""
 
     problem: Problem
-    """The problem that it answers."""
+    """Problem of the sample."""
     family: str
     """Name of the task's family."""
     thread: str
-    """Id of the run's thread."""
+    """Thread id of the run."""
     group: str
-    """The run's group; for a candidate of a choice, the thread that chooses."""
+    """Group of the run. For a candidate of a choice, it is the thread that chooses."""
     forked: bool
     """True for a fork."""
     status: RunStatus
-    """Where the run stands."""
+    """Status of the run."""
     stop_reason: str
-    """Empty while under way."""
+    """Stop reason (empty while the run is in progress)."""
     correct: bool
-    """A truncated run is wrong, whatever it has to show."""
+    """True if the answer is right and the run was not truncated."""
     verified: bool
-    """Its answer is right, in whatever way the run ended."""
+    """True if the answer is right, however the run ended."""
     rewards: Mapping[str, float]
-    """As the run was scored."""
+    """Rewards of the run."""
     answer_key: str
-    """Equal for equal answers; empty where there is none, or the run was truncated."""
+    """Normalised answer, equal for equal answers (empty without one, or if the run did not
+    complete).
+    """
     began: float
     """Start of the run: Unix time in seconds."""
     ended: float | None
-    """End of the run: Unix time in seconds; None while under way."""
+    """End of the run: Unix time in seconds (None while it is in progress)."""
     effort: Effort
-    """What the run took; for a choice, its candidates' effort included."""
+    """Effort of the run, with that of the candidates of a choice."""
     second: bool = False
-    """It was run once more, since a machine failed it: what the first attempt came to counts for
-    nothing.
-    """
+    """True for a second attempt, after a machine failed the first, which does not count."""
 
     @property
     def unscored(self) -> bool:
-        """It ended well, and nothing has said whether it is right."""
+        """True if it completed and has not been scored."""
         return self.status is RunStatus.COMPLETED and not self.rewards
 
 
 def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
-    """The samples among `trajectories`, each with the effort of its candidates.
+    """Samples among `trajectories`, each with the effort of its candidates.
 
-    Forks that a person made are none, nor is the first attempt of a rollout that was run once more.
+    Forks are excluded, and so is the first attempt of a repeated rollout.
     """
     everything = [_sample(trajectory) for trajectory in trajectories]
     threads = {sample.thread for sample in everything}
@@ -179,6 +181,6 @@ def _effort(trajectory: Trajectory) -> Effort:
 
 
 def _known_sum(values: Iterable[float]) -> float:
-    """Of what is known; nan where nothing is."""
+    """Sum of the known values (nan if none is known)."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) if known else math.nan

@@ -1,17 +1,20 @@
-"""Estimators and tests over problems: numbers in, numbers out.
+"""Estimators and tests over problems, on plain numbers.
 
 Several samples of one problem are not independent, so the *problem* is the unit that is resampled,
 everywhere.
 
-    pass@k        1 - C(n - c, k) / C(n, k) for n samples of which c are correct: the share of the k-subsets of a
-                  problem's samples that hold a correct one. Unbiased for every k up to n (Chen et al. 2021,
-                  arXiv 2107.03374, equation 1); 1 - (1 - c/n)^k is not.
-    majority@k    the share of the k-subsets in which the answer given most often is correct; of answers given equally
-                  often one is drawn (Wang et al. 2022, arXiv 2203.11171, names the vote; the mean over all subsets is
-                  exact here, where one usually draws some)
+    pass@k        1 - C(n - c, k) / C(n, k) for n samples of which c are correct: the share of
+                  the k-subsets of a problem's samples that hold a correct one. Unbiased for
+                  every k up to n (Chen et al. 2021, arXiv 2107.03374, equation 1);
+                  1 - (1 - c/n)^k is not.
+    majority@k    the share of the k-subsets in which the most frequent answer is correct; of
+                  equally frequent answers one is drawn (Wang et al. 2022, arXiv 2203.11171,
+                  names the vote; the mean over all subsets is exact here, where one usually
+                  draws some)
     intervals     those of `hrm_agent.basics.intervals`, with the problem as the unit
-    comparison    problems are paired, and the sign of each difference is flipped with probability 1/2: exact, by
-                  convolution. With one sample a side this is McNemar's exact test (a binomial over discordant pairs)
+    comparison    problems are paired, and the sign of each difference is flipped with
+                  probability 1/2: exact, by convolution. With one sample a side this is
+                  McNemar's exact test (a binomial over discordant pairs)
 """
 
 from __future__ import annotations
@@ -34,19 +37,18 @@ __all__ = [
 ]
 
 _MAX_STEPS = 10_000
-"""Differences finer than one part in so many are rounded in the permutation test."""
+"""Largest common denominator of differences in the permutation test. Finer differences are rounded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTally:
-    """The answers that were given to one problem, equal ones together."""
+    """Answers to one problem, with equal ones counted together."""
 
     given: tuple[tuple[int, float], ...]
-    """Of each answer: how often it was given, and the share of those times that it was right (0 or
-    1, mostly).
-    """
+    """Frequency of each answer, and the share of these samples that is right (mostly 0 or 1)."""
     none: int = 0
-    """Samples that gave no answer: they are drawn like the others, and vote for nothing."""
+    """Number of samples without an answer. They are drawn like the others, and have no vote."""
 
     @property
     def samples(self) -> int:
@@ -54,8 +56,8 @@ class AnswerTally:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of n samples, drawn without replacement,
-    hold one of the c correct ones.
+    """Probability that k of n samples, drawn without replacement, contain one of the c correct
+    ones. Raises `ValueError` for values out of range.
     """
     if not 0 <= c <= n or not 1 <= k <= n:
         raise ValueError(f"pass@k takes 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
@@ -63,17 +65,17 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_curve(n: int, c: int) -> list[float]:
-    """pass@1 to pass@n."""
+    """Values of pass@1 to pass@n."""
     return [pass_at_k(n, c, k) for k in range(1, n + 1)]
 
 
 def shown_ks(samples: int) -> list[int]:
-    """1, 2, 4 and so on, and the largest: what a table has room for."""
+    """Values of k for a table: powers of two up to 256, and the largest."""
     return sorted({k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, samples) if 1 <= k <= samples})
 
 
 def majority_curve(answers: AnswerTally) -> list[float]:
-    """majority@1 to majority@n of one problem."""
+    """Values of majority@1 to majority@n of one problem."""
     n = answers.samples
     credit = np.zeros(n + 1)
     for top in range(1, max((times for times, _ in answers.given), default=0) + 1):
@@ -82,12 +84,12 @@ def majority_curve(answers: AnswerTally) -> list[float]:
 
 
 def _won_with(answers: AnswerTally, top: int) -> Any:
-    """By k: over the k-subsets whose leading answers are given `top` times, the sum of the share of
-    right ones.
+    """Sum by k, over the k-subsets whose leading answers occur `top` times, of the share of right
+    ones among the leading.
 
-    `ways[k, t]` counts the draws of k samples with t answers given `top` times and none oftener;
-    `right[k, t]` sums up over them how many of those t answers are right. Answers are added one
-    after another.
+    `ways[k, t]` counts the draws of k samples with t answers that occur `top` times and none more
+    often; `right[k, t]` sums up over them how many of those t answers are right. Answers are added
+    one after another.
     """
     n = answers.samples
     ties = n // top
@@ -108,17 +110,17 @@ def _won_with(answers: AnswerTally, top: int) -> Any:
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
-    """Two-sided p-value of `differences` having mean 0, were each as likely as its opposite; 1
-    without a difference.
+    """Two-sided p-value of `differences` with mean 0, if each sign is equally likely (1 without a
+    difference).
     """
     steps = min(_MAX_STEPS, math.lcm(*(d.denominator for d in differences))) if differences else 1
     sizes = [size for d in differences if (size := abs(round(d * steps)))]
     seen = abs(sum(round(d * steps) for d in differences))
     reach = sum(sizes)
-    chance = np.zeros(2 * reach + 1)  # of each sum from -reach to reach
+    chance = np.zeros(2 * reach + 1)  # probability of each sum from -reach to reach
     chance[reach] = 1.0
     for size in sizes:
-        # what a roll carries around the end is 0
+        # values that a roll carries around the end are 0
         chance = (np.roll(chance, size) + np.roll(chance, -size)) / 2
     extreme = np.abs(np.arange(-reach, reach + 1)) >= seen
     return min(1.0, float(chance[extreme].sum()))

@@ -1,5 +1,5 @@
-"""What a step's rollouts say of a training beyond its accuracy: rewards, lengths, staleness, and
-each role's part.
+"""Metrics of a step's rollouts besides accuracy: rewards, lengths, and the contribution of each
+role.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["roles_of_step", "rollout_metrics"]
 def rollout_metrics(
     rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> dict[str, float]:
-    """Rewards of the rollouts that can be judged, as they were judged, and lengths of all."""
+    """Metrics of rewards, as judged, of rollouts without a fault, and of the lengths of all."""
     judged = {overlay.trajectory_id: overlay.reward for overlay in overlays}
     rewards: dict[str, list[float]] = defaultdict(list)
     for each in rollouts:
@@ -51,12 +51,12 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "max": 1.0}
 def roles_of_step(
     rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> dict[str, dict[str, float]]:
-    """By role: what it does in all rollouts, and what of the kept ones it is trained on.
+    """Metrics by role: its behaviour in all rollouts, and its share of training on the kept ones.
 
-    `tokens`, sampled in a rollout; `entropy`, the mean of -log p as the engine recorded it;
-    `failed`, the share of its runs without what the role has to give; `tool_errors`, the share of
-    its tool calls; `weight_share`, of the sum of
-    |weight| over all trained tokens; `advantage`, the mean weight of its trained tokens.
+    `tokens`: sampled tokens per rollout. `entropy`: mean of -log p as the engine recorded it.
+    `failed`: share of its runs without the role's required output. `tool_errors`: share of its tool
+    calls that failed through the policy's fault. `weight_share`: share of the sum of |weight| over
+    all trained tokens. `advantage`: mean weight of its trained tokens.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     surprise: Counter[str] = Counter()
@@ -87,8 +87,8 @@ _ByRole = Mapping[str, float]
 def _weights(
     rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> tuple[_ByRole, _ByRole, _ByRole]:
-    """Of the trained tokens by role: their number, the sum of their weights, and of the weights'
-    sizes.
+    """Statistics of trained tokens by role: their number, the sum of weights, and the sum of
+    absolute weights.
     """
     by_id = {each.id: each for each in rollouts}
     kept = [each for each in overlays if each.verdict is Verdict.KEPT]

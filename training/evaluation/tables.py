@@ -1,4 +1,4 @@
-"""Values of an evaluation as text: means with their intervals, numbers in one line."""
+"""Evaluation values as text: means with intervals, and single values."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hrm_agent.basics.intervals import Estimate
 __all__ = ["NOT_REPORTED", "Row", "interval_text", "plain_text"]
 
 NOT_REPORTED = "not reported"
-"""Of a hosted model whose provider gives no counts, as hrm_agent.trajectory.words says of a single
-run.
+"""Text for counts that a hosted model's provider does not report (compare
+`hrm_agent.trajectory.words`).
 """
 
 Row = Sequence[object]
 
 
 def plain_text(value: object) -> str:
-    """A value in one line; what is not finite is none."""
+    """Format a value in one line. A number that is not finite becomes "none"."""
     if isinstance(value, float):
         return f"{value:.3f}" if math.isfinite(value) else "none"
     return " ".join(str(value).split())
 
 
 def interval_text(found: Estimate, *, sign: bool = False) -> str:
-    """A mean with its interval."""
+    """Format a mean with its interval."""
     form = "+.3f" if sign else ".3f"
     return f"{found.value:{form}}  (95 % interval {found.low:{form}} to {found.high:{form}})"

@@ -1,6 +1,4 @@
-"""Runs as lines of a picture: those that differ in the seed alone are one line, their mean with a
-band.
-"""
+"""Lines of a plot: runs that differ only in the seed form one line, their mean with a band."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from hrm_agent.training.plots.runs import Axis, PlottedRun
 __all__ = ["Band", "PlotLine", "plot_lines"]
 
 Band = Literal["minmax", "interval", "none"]
-"""What is shown of several runs beside their mean: their range, or the 95 % interval of the mean
-over them.
-"""
+"""Band around the mean of several runs: their range, the 95 % interval of the mean, or none."""
 
 _T95 = (
     12.706,
@@ -38,31 +34,33 @@ _T95 = (
     2.145,
     2.131,
 )
-"""97.5th percentiles of Student's t, by degrees of freedom from 1."""
+"""Percentiles (97.5th) of Student's t, by degrees of freedom from 1."""
 _T95_MORE = 2.131
-"""For more degrees of freedom: a little too wide."""
+"""Percentile for more degrees of freedom, slightly too large."""
 _SEEDS_NAMED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """One line of a picture."""
+    """One line of a plot."""
 
     label: str
-    """What the legend calls it."""
+    """Label in the legend."""
     runs: tuple[PlottedRun, ...]
-    """One run, or several of which the mean is drawn."""
+    """Runs of the line. The mean of several is drawn."""
 
     @property
     def steps(self) -> int:
-        """How far it is drawn: a mean over fewer runs would jump."""
+        """Last step of the line, up to which all runs have values. A mean over fewer runs would
+        jump.
+        """
         return min(run.steps[-1] for run in self.runs)
 
     def points(
         self, metric: str, axis: Axis, band: Band, smooth: int = 1
     ) -> list[tuple[float, Estimate]]:
-        """Where the line goes: place on the axis, and the mean with its band; nan where no run has
-        a value.
+        """Points of the line: position on the axis, and the mean with its band (nan if no run has a
+        value).
         """
         series = [
             dict(zip(run.steps, _smoothed(run.metrics[metric], smooth), strict=True))
@@ -76,8 +74,8 @@ class PlotLine:
         ]
 
     def held_out(self, axis: Axis, band: Band) -> list[tuple[float, Estimate]]:
-        """Accuracy on held-out problems at the updates behind it. Of one run with the interval over
-        its problems.
+        """Accuracy on held-out problems, as (position, estimate) by updates. A single run has the
+        interval over its problems.
         """
         at = sorted({updates for run in self.runs for updates in run.held_out})
         found: list[tuple[float, Estimate]] = []
@@ -106,7 +104,7 @@ class PlotLine:
 
 
 def _smoothed(values: Sequence[float], steps: int) -> list[float]:
-    """The mean of each step and those before it, `steps` in all."""
+    """Running mean of each value and those before it, `steps` in all."""
     return (
         [_mean(values[max(0, end - steps) : end]) for end in range(1, len(values) + 1)]
         if steps > 1
@@ -136,10 +134,11 @@ def _over(values: Sequence[float], band: Band) -> Estimate:
 def plot_lines(
     runs: Sequence[PlottedRun], *, by_seed: bool = True, labels: Sequence[str] = ()
 ) -> list[PlotLine]:
-    """The runs as lines, in their order.
+    """Group the runs into lines, in their order.
 
-    `by_seed`: runs of one configuration are one line. `labels`: one for each run; runs of one label
-    are one line. Raises `ConfigError`.
+    `by_seed`: runs of one configuration form one line. `labels`: one for each run; runs of one
+    label form one line. Raises `ConfigError` for runs of different kinds, or another number of
+    labels than of runs.
     """
     kinds = {run.kind: run.name for run in runs}
     if len(kinds) > 1:
@@ -170,8 +169,8 @@ def plot_lines(
 
 
 def _labels(groups: Sequence[Sequence[PlottedRun]]) -> list[str]:
-    """What tells the groups apart: the one or two keys in which they differ, else the names of
-    their folders.
+    """Labels of groups: the one or two keys in which they differ, otherwise the names of their
+    folders.
     """
     configs = [group[0].config for group in groups]
     keys = list(dict.fromkeys(key for config in configs for key in config))

@@ -1,8 +1,8 @@
-"""Pictures of training runs: accuracy large, on held-out problems with its interval, the rest as
-small multiples.
+"""Plots of training runs: accuracy in a large panel, on held-out problems with its interval, the
+rest in small panels.
 
-Lines differ in colour (Okabe and Ito's, which people see apart whatever their colour vision), in
-dashes and in markers, so that a print in grey says the same.
+Lines differ in colour (of Okabe and Ito, distinguishable with any colour vision), in dashes and in
+markers, so that a print in grey shows the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CURVES: dict[Kind, tuple[str, ...]] = {
     ),
     "sft": ("loss", "accuracy", "grad_norm", "learning_rate"),
 }
-"""What is drawn where nothing is named. What no run has is left out."""
+"""Metrics drawn by default. Those that no run has are left out."""
 _TITLES = {
     _ACCURACY: "accuracy of all rollouts",
     _HELD_OUT: "accuracy on held-out problems",
@@ -46,7 +46,7 @@ _TITLES = {
     "reward/reward": "reward, weighted sum",
 }
 _SHARES = {_ACCURACY, _HELD_OUT, "accuracy", "select/groups_rejected", "select/correct"}
-"""Metrics that are read against the whole range from 0 to 1."""
+"""Metrics drawn on the whole range from 0 to 1."""
 _FROM_ZERO = {"rollout/correct_with_tool_error", "rollout/sampled_tokens", "select/mastered"}
 _AXES: dict[Axis, str] = {
     "step": "step",
@@ -63,18 +63,18 @@ _BANDS: dict[Band, str] = {
 }
 _HOLLOW: dict[str, Any] = {"markersize": 7, "markerfacecolor": "white", "markeredgewidth": 1.6}
 _MANY_POINTS = 60
-"""From so many steps on a marker stands at some of them only."""
+"""Number of steps above which only some have a marker."""
 
 
 class PlotStyle(NamedTuple):
-    """How lines are drawn."""
+    """Style of lines."""
 
     axis: Axis = "step"
-    """What they are drawn over."""
+    """Horizontal axis."""
     band: Band = "minmax"
-    """What is shown of several runs beside their mean."""
+    """Band around the mean of several runs."""
     smooth: int = 1
-    """Steps of which each point is the mean: the one that it stands at, and those before."""
+    """Number of steps of the running mean: a step and those before it."""
 
 
 def plot_curves(
@@ -84,10 +84,10 @@ def plot_curves(
     held_out: Mapping[int, Estimate] | None = None,
     problems: int = 0,
 ) -> None:
-    """Curves over the steps of `rows` (`metrics.jsonl`), counted from 1, as one PNG file.
+    """Draw curves over the steps of `rows` (`metrics.jsonl`), counted from 1, as one PNG file.
 
-    `held_out`: accuracy on held-out problems, by the number of updates behind the weights; None: as
-    the rows say, of `problems` each.
+    `held_out`: accuracy on held-out problems, by the number of updates behind the weights (None:
+    from the rows, with `problems` problems each).
     """
     run = plotted_rows(rows, title, problems=problems)
     if held_out is not None:
@@ -98,8 +98,8 @@ def plot_curves(
 
 
 def metrics_of(runs: Sequence[PlottedRun], wanted: Sequence[str] = ()) -> list[str]:
-    """Names of the metrics to draw: the wanted ones, else the usual ones that any run has. Raises
-    `ConfigError`.
+    """Names of the metrics to draw: the wanted ones, otherwise the default ones that any run has.
+    Raises `ConfigError` for an unknown name.
     """
     known = dict.fromkeys(name for run in runs for name in run.metrics)
     if any(run.held_out for run in runs):
@@ -117,7 +117,9 @@ def metrics_of(runs: Sequence[PlottedRun], wanted: Sequence[str] = ()) -> list[s
 
 
 def _nearest(name: str, known: Mapping[str, None]) -> str:
-    """`correct` means `rollout/correct`, though other names are written more alike."""
+    """Suggestion for an unknown name. `correct` suggests `rollout/correct`, though other names are
+    more similar.
+    """
     ends = [each for each in known if each.rpartition("/")[2] == name]
     return f"Did you mean {ends[0]!r}?" if ends else nearest(name, known)
 
@@ -131,7 +133,7 @@ def draw_lines(
     *,
     title: str = "",
 ) -> None:
-    """One panel for each metric, the first one large; written to `path` as `png` or `svg`."""
+    """Draw one panel for each metric, the first one large, to `path` as `png` or `svg`."""
     style = style or PlotStyle()
     rest = math.ceil((len(metrics) - 1) / 2)
     figure = new_figure(10, 4.6 + 2.7 * rest, _plain(title) if title else "")
@@ -159,8 +161,8 @@ def _handle(number: int, label: str) -> Any:
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Of the line of a number. Colours, dashes and markers come round after 7, 5 and 8: 280 lines
-    differ.
+    """Look of a line by its number. Colours, dashes and markers repeat after 7, 5 and 8, so 280
+    lines differ.
     """
     parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
     return {name: choices[number % len(choices)] for name, choices in parts.items()}
@@ -219,7 +221,7 @@ def _legend(line: PlotLine, style: PlotStyle) -> str:
 
 
 def _plain(text: str) -> str:
-    """As text that matplotlib neither sets as a formula nor hides."""
+    """Text that matplotlib neither sets as a formula nor hides."""
     return text.lstrip("_").replace("$", r"\$") or "-"
 
 
@@ -238,8 +240,8 @@ def _held_out(axes: Any, line: PlotLine, style: PlotStyle, look: Mapping[str, An
 
 
 def _key(axes: Any, lines: Sequence[PlotLine], style: PlotStyle) -> None:
-    """What stands for rollouts and what for held-out problems, in grey, since the colours tell the
-    runs apart.
+    """Draw a legend of rollouts and held-out problems in grey, since colours distinguish the
+    runs.
     """
     from matplotlib.lines import Line2D
 
@@ -256,8 +258,8 @@ def _key(axes: Any, lines: Sequence[PlotLine], style: PlotStyle) -> None:
 
 
 def _stages(lines: Sequence[PlotLine], axis: Axis) -> list[float]:
-    """Where a run entered another stage of its training, between the two steps; of several lines,
-    of none.
+    """Positions at which a run entered another stage, halfway between the two steps (empty for
+    several lines).
     """
     if len(lines) != 1 or "stage" not in lines[0].runs[0].metrics:
         return []

@@ -1,8 +1,7 @@
-"""Runs as they are plotted: metrics by step as the console counts, and what was measured on
-held-out problems.
+"""Runs for plotting: metrics by step as the console counts, and accuracy on held-out problems.
 
-A run that is being written is read as far as it is. A line that is no row is left out, and the run
-says which one it was: a picture of the rest is worth more than none.
+A run in progress is read up to its current end. Lines that are not rows are left out, and the run
+lists their numbers: a plot of the rest is worth more than none.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from hrm_agent.training.metrics import METRICS_FILE, flattened, parse_row, row_n
 __all__ = ["Axis", "Kind", "PlottedRun", "plotted_rows", "read_run"]
 
 Axis = Literal["step", "tokens", "seconds"]
-"""What curves are drawn over: steps, or the completion tokens or seconds that they have taken
-together.
-"""
+"""Horizontal axis: steps, or cumulative completion tokens or seconds."""
 Kind = Literal["rl", "sft"]
 
 _TRAINS = {"train rl": "rl", "train sft": "sft", "demo": "rl"}
-"""Commands whose runs have steps -> what is trained by."""
+"""Command whose runs have steps -> kind of training."""
 _PHASES = (
     "evaluation_seconds",
     "rollout_seconds",
@@ -40,38 +37,39 @@ _PHASES = (
     "update_seconds",
 )
 _UNIMPORTANT = {"seed", "store", "otel", "otel_content", *TRACK_KEYS}
-"""Keys that do not make another configuration: the seed, where the record lies, and where it is
-sent.
+"""Keys that do not distinguish configurations: the seed, the place of the record, and its export.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlottedRun:
-    """One run, one entry a step in each list."""
+    """One run with one list entry per step."""
 
     name: str
-    """Name of its folder."""
+    """Name of the run folder."""
     kind: Kind
-    """Reinforcement or fine-tuning: metrics of one name mean different things in the two."""
+    """Kind of training, reinforcement or fine-tuning. Metrics of one name differ in meaning between
+    the two.
+    """
     steps: Sequence[int]
-    """Numbers of the steps as the console counts them, from 1, rising."""
+    """Step numbers as the console counts them, from 1, ascending."""
     metrics: Mapping[str, Sequence[float]]
-    """By name; nan where a step has none. Those of a role are `roles/ROLE/NAME`."""
+    """Metrics by name (nan if a step has none). Those of a role are `roles/ROLE/NAME`."""
     held_out: Mapping[int, Estimate] = field(default_factory=dict[int, Estimate])
     """Accuracy on held-out problems, with its 95 % interval, by the number of updates behind the
     weights.
     """
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values by key, `table/key` within a table, without the seed; empty where they are not on
-    record.
+    """Configuration values by key, `table/key` within a table, without the seed (empty if not on
+    record).
     """
     seed: Any = None
-    """Its seed; None where it is not on record."""
+    """Seed of the run (None if not on record)."""
     broken: Sequence[int] = ()
-    """Numbers, from 1, of lines of the file that are no rows."""
+    """Numbers, from 1, of lines of the file that are not rows."""
 
     def over(self, axis: Axis) -> list[float]:
-        """Where each step stands on an axis. Raises `ConfigError` where the run does not say."""
+        """Position of each step on an axis. Raises `ConfigError` if the metrics lack it."""
         if axis == "step":
             return [float(step) for step in self.steps]
         if axis == "seconds":
@@ -94,9 +92,7 @@ class PlottedRun:
         return list(accumulate(taken))
 
     def places(self, axis: Axis) -> dict[int, float]:
-        """Where the weights after so many updates stand on an axis; those before the first step at
-        0.
-        """
+        """Position on an axis by number of updates (0 before the first step)."""
         return {0: 0.0, **dict(zip(self.steps, self.over(axis), strict=True))}
 
 
@@ -114,7 +110,7 @@ def read_run(folder: Path) -> PlottedRun:
     kind = _TRAINS.get(command) or (
         "rl" if any("stage" in row or "rollout/count" in row for row in rows) else "sft"
     )
-    evaluation = training.get("evaluation", training)  # earlier versions have all keys side by side
+    evaluation = training.get("evaluation", training)  # flat keys in earlier versions
     problems = evaluation.get("eval_problems") if isinstance(evaluation, dict) else None
     run = plotted_rows(
         rows,
@@ -143,8 +139,8 @@ def read_run(folder: Path) -> PlottedRun:
 def plotted_rows(
     rows: Sequence[Mapping[str, Any]], name: str, kind: Kind = "rl", problems: int = 0
 ) -> PlottedRun:
-    """Rows of `metrics.jsonl` as they are plotted. `problems`: how many held-out ones
-    `eval/correct` is a share of.
+    """Convert rows of `metrics.jsonl` for plotting. `problems`: number of held-out problems behind
+    `eval/correct`.
     """
     first = 1 if kind == "rl" else 0
     flat = [row_numbers(row) for row in rows]
@@ -162,7 +158,7 @@ def _share(value: float, problems: int) -> Estimate:
 
 
 def _of_demo(folder: Path) -> dict[int, Estimate]:
-    """What the demo found before and after its training; empty where it has not got there."""
+    """Results of the demo before and after its training (empty if there is no report yet)."""
     try:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         ends = {0: report["before"], int(report["steps"]): report["after"]}
@@ -187,7 +183,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows by step, the last one of each, and the numbers of lines that are none."""
+    """Read rows by step, the last one of each, and the numbers of lines that are not rows."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -198,7 +194,7 @@ def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]],
         row = parse_row(line)
         if row is not None:
             rows[row["step"]] = row
-        elif line.strip("\0 \r\t") and number < len(lines):  # the last one is being written
+        elif line.strip("\0 \r\t") and number < len(lines):  # the last line may be incomplete
             broken.append(number)
     if not rows:
         why = (

@@ -1,15 +1,13 @@
-"""The learner of one of several ranks. What the first one does, the others are told to do with it.
+"""Learner of one of several ranks. Rank 0 orders the others to repeat its operations.
 
 With `ddp` each rank holds all weights and the whole optimiser, and gradients are averaged;
 checkpoints are those of one process. With `fsdp2` each holds a share of both, and writes its share
-of a checkpoint. Either way the policy's own module is whole on each rank: it is what the engine
-samples with, and what rank 0 saves.
+of a checkpoint. Either way the policy's own module is complete on each rank: the engine samples
+with it, and rank 0 saves it.
 
-A rank that is led: it runs the rollouts that rank 0 hands to it, and takes part in each update.
-
-It has a learner and an engine of its own, and the run's store open; of the run's folder it touches
-only what rank 0 names: a checkpoint that it reads, or, where weights are sharded, writes its share
-of.
+A rank other than 0 (`follow`) runs the rollouts that rank 0 hands to it, and takes part in each
+update. It has its own learner and engine, and the run's store open. In the run's folder it accesses
+only checkpoints that rank 0 names, which it reads or, with sharded weights, writes its share of.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ __all__ = ["RankLearner", "follow", "led", "shared_out"]
 
 
 class RankLearner(Learner):
-    """Weights of which the ranks hold copies or shares."""
+    """Learner with weights that the ranks hold as copies or shares."""
 
     def __init__(self, config: GrpoConfig, ranks: Ranks, folder: Path | None = None) -> None:
-        """All ranks have to make theirs together. `folder`: the run's, of rank 0."""
+        """Build the learner, on all ranks together. `folder`: the run's, on rank 0."""
         self._ranks = ranks
         self._sharded = ranks.sharding == "fsdp2"
         super().__init__(config, ranks.accelerator, folder)
@@ -65,7 +63,7 @@ class RankLearner(Learner):
 
     @cached_property
     def engine(self) -> Engine:
-        """Samples with all weights, on each rank; servers are rank 0's."""
+        """Engine on each rank, which samples with all weights. Servers belong to rank 0."""
         if self._on_servers:
             return super().engine
         engine = TransformersEngine(self._policy.model, self.codec, name=self.name)
@@ -81,7 +79,7 @@ class RankLearner(Learner):
     def update(
         self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float
     ) -> dict[str, Any]:
-        """On rank 0: of all batches. The others are told theirs."""
+        """Update the weights. Rank 0 takes all batches, and sends the others their share."""
         if self._ranks.leads:
             shares = shared_out(batches, self._ranks.count, whole=self._by_sequence)
             self._ranks.order("update", lambda rank: (shares[rank], rate))
@@ -122,9 +120,9 @@ def shared_out(
     *,
     whole: bool = False,
 ) -> list[list[list[MicroBatch]]]:
-    """By rank, its micro-batches of each optimiser step: in turn, for they come longest first.
+    """Micro-batches of each optimiser step by rank, dealt in turn, since they come longest first.
 
-    `whole`: the tokens of a trajectory stay on one rank, because something is computed over all of
+    `whole`: keep the tokens of a trajectory on one rank, because something is computed over all of
     them.
     """
     given = [batches] if all(isinstance(each, MicroBatch) for each in batches) else batches
@@ -138,7 +136,7 @@ def shared_out(
 
 
 def _by_trajectories(batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
-    """The micro-batches, those together that have tokens of one trajectory."""
+    """Group micro-batches that share tokens of a trajectory."""
     parts: list[tuple[set[int], list[MicroBatch]]] = []
     for batch in batches:
         sequences, together = set(batch.sequences_K.tolist()), [batch]
@@ -153,16 +151,16 @@ _OVER = "over"
 
 
 def led(ranks: Ranks, config: GrpoConfig, folder: Path) -> RankLearner:
-    """The learner of rank 0, with which the others make theirs."""
+    """Build the learner of rank 0, and order the others to build theirs."""
     ranks.order("begin", lambda _: (config,))
     return RankLearner(config, ranks, folder)
 
 
 async def follow(ranks: Ranks) -> None:
-    """Do what rank 0 says until the training ends. Raises `RunError` where that rank ended before
-    it, and unsaid.
+    """Follow the orders of rank 0 until the training ends. Raises `RunError` if rank 0 ends early
+    without a message.
 
-    Where it has told an error, it says the rest itself: this process ends with exit code 1.
+    If rank 0 has reported an error, it prints that itself, and this process ends with exit code 1.
     """
     leader = ranks.links[0]
     orders: asyncio.Queue[Message] = asyncio.Queue()
@@ -202,13 +200,13 @@ async def follow(ranks: Ranks) -> None:
 
 
 async def _end(serving: asyncio.Task[None], rollouts: asyncio.Queue[Message]) -> None:
-    """Cancel what is under way: it is resumed from the record."""
+    """Cancel rollouts in progress, which are resumed from the record."""
     rollouts.put_nowait((_OVER,))
     await serving
 
 
 def _train(learner: RankLearner, kind: str, *rest: Any) -> None:
-    """A step that all ranks take together; nothing else goes on here meanwhile."""
+    """Do an operation that all ranks do together. This blocks everything else here."""
     steps: dict[str, Callable[..., Any]] = {
         "update": learner.update,
         "read": learner.read,

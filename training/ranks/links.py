@@ -1,13 +1,12 @@
-"""What the ranks of a training say to each other beside their tensors: the first one leads, the
-others do what it says.
+"""Messages between the ranks of a training, apart from their tensors. Rank 0 gives the orders.
 
-Rank 0 has a connection to each other rank. Not the process group of the tensors, because a follower
-waits for its next order as long as rollouts take, which no timeout fits; and because the end of a
-connection tells at once that a process has ended, whatever ended it.
+Rank 0 has a connection to each other rank. It is not the process group of the tensors, because a
+follower waits for its next order as long as rollouts take, which no timeout fits; and because the
+end of a connection shows at once that a process has ended, whatever the cause.
 
 A frame is that of `hrm_agent.training.workers.wire`, after its length. The ranks are processes of
-one program and one user, as torchrun has started them: what one says, another may unpickle. Who
-connects has to know a secret that the process group carried.
+one program and one user, as torchrun has started them, so they may unpickle each other's messages.
+A connecting process has to know a secret that the process group carried.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from hrm_agent.training.workers.wire import LENGTH, Message, packed, unpacked
 __all__ = ["FALLEN", "RankLink", "RankListener", "linked_to"]
 
 FALLEN = "fallen"
-"""Message of a process that ends by an error, which it tells."""
+"""Kind of the message with the error by which a process ends."""
 _SECRET_BYTES = 32
 _CONNECT_SECONDS = 60.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""A machine that lost its power says nothing:
-after a minute and a half its connections are over.
+"""Keep-alive options. A machine that lost its power sends nothing; its connections end after a
+minute and a half.
 """
 
 
@@ -51,20 +50,22 @@ class RankLink:
         self._heard: list[Message] = []
         self._listener: tuple[Callable[[Message], None], Callable[[], None]] | None = None
         self.failure: str | None = None
-        """The error that has ended the other process, where it has said so."""
+        """Error by which the other process ended, if it sent one."""
         self.ended = threading.Event()
-        """The other process has ended, or has closed the connection."""
+        """Set when the other process has ended, or has closed the connection."""
         threading.Thread(target=self._read, name="rank", daemon=True).start()
 
     def send(self, *messages: Message) -> None:
-        """Returns when the other end has them, or is gone: then the end of what it says tells."""
+        """Send messages, and return once they are handed to the connection. Errors are ignored: a
+        lost peer shows by `ended`.
+        """
         data = packed(messages)
         with self._sending, suppress(OSError):
             self._connection.sendall(LENGTH.pack(len(data)) + data)
 
     def hear(self, take: Callable[[Message], None], over: Callable[[], None]) -> None:
-        """`take` is called with each message, those before included, and `over` at the end, in the
-        present loop.
+        """Call `take` with each message, earlier ones included, and `over` at the end, in the
+        running loop.
         """
         loop = asyncio.get_running_loop()
 
@@ -103,7 +104,7 @@ class RankLink:
                 self._listener[0](message)
 
     def _receive(self) -> Sequence[Message]:
-        """The next messages; none at the end."""
+        """Receive the next messages (empty at the end)."""
         with suppress(OSError):
             header = self._file.read(LENGTH.size)
             if len(header) == LENGTH.size:
@@ -114,13 +115,13 @@ class RankLink:
         return ()
 
     def close(self) -> None:
-        """The other end hears what was sent, and that there is no more."""
+        """Close the connection. The other end receives all that was sent before."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
 
 class RankListener:
-    """Where the other ranks connect to the first one."""
+    """Listener of rank 0 for connections of the other ranks."""
 
     def __init__(self, host: str) -> None:
         self._socket = socket.create_server((host, 0))
@@ -128,11 +129,13 @@ class RankListener:
 
     @property
     def place(self) -> tuple[int, bytes]:
-        """Port, and what to say there."""
+        """Port and secret for connecting."""
         return self._socket.getsockname()[1], self._secret
 
     def accept(self, count: int) -> dict[int, RankLink]:
-        """Connections to ranks 1 to `count` - 1, each by its number."""
+        """Accept connections of ranks 1 to `count` - 1, by number. Raises `RunError` for missing
+        ones.
+        """
         links: dict[int, RankLink] = {}
         self._socket.settimeout(_CONNECT_SECONDS)
         with self._socket:
@@ -155,7 +158,9 @@ class RankListener:
 
 
 def linked_to(host: str, place: tuple[int, bytes], rank: int) -> RankLink:
-    """The connection of `rank` to rank 0, which listens at `place`."""
+    """Connect `rank` to rank 0, which listens at `place`. Raises `RunError` if it is
+    unreachable.
+    """
     port, secret = place
     try:
         connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
@@ -169,7 +174,7 @@ def linked_to(host: str, place: tuple[int, bytes], rank: int) -> RankLink:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; fewer where there are no more."""
+    """Read up to `size` bytes (fewer at the end of the connection)."""
     data = b""
     while len(data) < size and (more := connection.recv(size - len(data))):
         data += more

@@ -1,21 +1,16 @@
-"""Several processes of one training: how they find each other, and who leads.
+"""Several processes of one training: how they join, and which one leads.
 
     torchrun --nproc_per_node 2 -m hrm_agent train rl --sharding ddp
 
-Rank 0 leads. It alone has the run's folder, draws the tasks, judges rollouts, and says what is
-done; the other ranks (`hrm_agent.training.ranks.learner`) run the rollouts that it hands to them,
-each with an engine of its own, and take part in each update with the micro-batches that it gives
-them. So what a run does is decided once, and the course of a run does not depend on the number of
-its ranks.
+Rank 0 leads. Only it has the run's folder, draws the tasks, judges rollouts, and gives orders. The
+other ranks (`hrm_agent.training.ranks.learner`) run the rollouts that it hands to them, each with
+its own engine, and take part in each update with the micro-batches that it gives them. So each
+decision is made once, and the course of a run does not depend on the number of its ranks.
 
-What launchers get silently wrong is looked at first: copies that were never joined, one process
-where two were asked for, another kind of sharding than was named.
-
-Whether this is one of several processes of a training, and whether they were started as they have
-to be.
-
-Asked of the environment, as launchers set it: Accelerate joins processes without an accelerator
-only if it is told to, so its own count is 1 in each of them.
+Silent errors of launchers are checked first: copies that were never joined, one process where two
+were asked for, another kind of sharding than was named. The check uses environment variables as
+launchers set them. Accelerate joins processes without an accelerator only on request, so its own
+count is 1 in each of them.
 """
 
 from __future__ import annotations
@@ -49,7 +44,7 @@ __all__ = [
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-"""torchrun and accelerate launch; three kinds of mpirun."""
+"""Rank variables of torchrun and accelerate launch, and of three kinds of mpirun."""
 _JOINED_BY = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _OF_ACCELERATE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 TORCHRUN = "torchrun --nproc_per_node 2 -m hrm_agent train rl --sharding ddp ..."
@@ -67,9 +62,9 @@ def require_one_process() -> None:
 
 
 def require_ranks(sharding: str) -> int:
-    """The number of processes of a training that was asked to be sharded so.
+    """Number of processes of a training with this sharding.
 
-    Raises `ConfigError` where they were started otherwise than the training needs.
+    Raises `ConfigError` if they were not started as the training needs.
     """
     if sharding == "none":
         require_one_process()
@@ -108,14 +103,14 @@ def require_ranks(sharding: str) -> int:
 def is_first_process() -> bool:
     """False in processes whose messages would repeat those of the first one.
 
-    A rank without a number of processes is left over in the environment: nobody else is there to
-    say anything.
+    A rank variable without a number of processes is a leftover in the environment, and the process
+    is the only one.
     """
     return _first(_SIZES) <= 1 or _first(_RANKS) == 0
 
 
 def wait_for_all() -> None:
-    """Go on when every process of this training has come here."""
+    """Wait until every process of this training calls this."""
     if _first(_SIZES) > 1:
         import torch
         from accelerate import PartialState
@@ -129,46 +124,46 @@ def _first(names: tuple[str, ...]) -> int:
 
 
 _EXCHANGE_SECONDS = 600.0
-"""For one exchange of tensors: ranks begin an update together, so that none waits for longer than
-another computes.
+"""Timeout in seconds of one exchange of tensors. Ranks begin an update together, so that none waits
+for longer than another computes.
 """
 _LAST_WORDS_SECONDS = 2.0
-"""For what a rank that has ended had said, after an exchange with it has failed."""
+"""Seconds to wait for the last messages of an ended rank after a failed exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The processes of a training, seen from one of them."""
+    """Processes of a training, seen from one of them."""
 
     accelerator: Accelerator
-    """Of this rank; joined with the others."""
+    """Accelerator of this rank, joined with the others."""
     sharding: str
     """`ddp` or `fsdp2`."""
     on_one_machine: bool
-    """Whether all of them are."""
+    """True if all ranks are on one machine."""
     links: Mapping[int, RankLink]
-    """To each other rank by its number, on rank 0; to rank 0, on the others."""
+    """Links by rank number: to each other rank on rank 0, to rank 0 on the others."""
 
     @property
     def rank(self) -> int:
-        """Number of this one."""
+        """Number of this rank."""
         return self.accelerator.process_index
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self.accelerator.num_processes
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
+        """True if this is rank 0."""
         return self.rank == 0
 
     def order(self, kind: str, each: Callable[[int], tuple[Any, ...]] = lambda _: ()) -> None:
-        """On rank 0: have every other rank do something, with `each(rank)`; elsewhere nothing, for
-        it was told to.
+        """Send an order with `each(rank)` to every other rank. Does nothing on ranks other than 0,
+        which act on that order.
 
-        Raises `RunError` where a rank has ended.
+        Raises `RunError` if a rank has ended.
         """
         if not self.leads:
             return
@@ -178,7 +173,7 @@ class Ranks:
             link.send((kind, *each(rank)))
 
     def ended(self, rank: int) -> RunError:
-        """The error to raise when a rank has ended."""
+        """Error to raise when a rank has ended."""
         why = self.links[rank].failure
         how = f": {why}" if why else ", by no error of its own: a signal, or its machine"
         if rank == 0:
@@ -189,7 +184,9 @@ class Ranks:
 
     @contextmanager
     def exchange(self) -> Generator[None]:
-        """Says which rank is missing where tensors cannot be exchanged."""
+        """Raise `RunError`, which names the missing rank, if tensors cannot be exchanged in the
+        block.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -210,16 +207,16 @@ class Ranks:
 
 
 _joined: list[Ranks] = []
-"""The ranks of the training that goes on in this process, if it is one of several."""
+"""Ranks of the current training of this process, if it is one of several (at most one entry)."""
 
 
 @contextmanager
 def several_ranks(config: GrpoConfig) -> Generator[Ranks | None]:
-    """This process as one of those that the configuration asks for, joined with the others; None
-    where it is the one.
+    """Join this process with the others that the configuration asks for (None if it is the only
+    one).
 
-    Within a block that has joined them already, they stay so. Raises `ConfigError` where the
-    processes were started otherwise than the configuration says, with what to do.
+    Nested blocks use the same ranks. Raises `ConfigError` with a hint if the processes were not
+    started as the configuration requires.
     """
     count = require_ranks(config.optim.sharding)
     if count == 1 or _joined:
@@ -252,7 +249,7 @@ def _tell_all(ranks: Ranks, message: Message) -> None:
 
 
 def _join(config: GrpoConfig, count: int) -> Ranks:
-    """Wait for the others, and hold how they were started against what was asked for."""
+    """Wait for the other processes, and check that they were started as required."""
     on_cpu = not torch.cuda.is_available()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not on_cpu and here > torch.cuda.device_count():

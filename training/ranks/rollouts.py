@@ -1,8 +1,7 @@
-"""Rollouts that the ranks of a training share: a group is run by the rank that its place among them
-falls to.
+"""Rollouts shared by the ranks of a training. The place of a group in its step decides its rank.
 
-What a rollout samples follows from its seed, which follows from its place. So it does not depend on
-which rank runs it, and a run that is resumed with other ranks finds on record what was run.
+The samples of a rollout follow from its seed, which follows from its place. So they do not depend
+on the rank that runs it, and a run resumed with another number of ranks finds the record.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["RankRollouts", "opened_ranks"]
 
 
 class RankRollouts:
-    """Runs episodes: of rank 0 here, of the others there."""
+    """Runs episodes on this rank 0 or on the others."""
 
     def __init__(self, ranks: Ranks, runner: EpisodeRunner) -> None:
         self._ranks, self._runner = ranks, runner
@@ -38,7 +37,7 @@ class RankRollouts:
             link.hear(lambda message: self._take(*message), lambda rank=rank: self._over(rank))
 
     async def run(self, episode: Episode) -> Trajectory:
-        """Run, resume or read back an episode. Raises what it raised where it ran, `RunError` if
+        """Run, resume or read back an episode. Raises its error wherever it ran, or `RunError` if
         the rank has ended.
         """
         rank = int(episode.group_id.rpartition("/")[2]) % self._ranks.count
@@ -86,7 +85,7 @@ def _sendable(episode: Episode) -> bytes:
         )
     try:
         return pickle.dumps(episode)
-    except Exception as error:  # of an object among the task's metadata or the graph's options
+    except Exception as error:  # raised by an object in the task's metadata or the graph's options
         raise ConfigError(
             f"Thread {episode.thread_id} cannot be handed to another rank: {type(error).__name__}:"
             f" {error}.",
@@ -98,7 +97,9 @@ def _sendable(episode: Episode) -> bytes:
 async def opened_ranks(
     ranks: Ranks, runner: EpisodeRunner, config: GrpoConfig, *, draw: Callable[[], list[Task]]
 ) -> AsyncGenerator[RankRollouts]:
-    """The other ranks, with the run's store open in each of them."""
+    """Open the run's store on the other ranks, and yield the rollouts. Raises `ConfigError` if
+    ranks on several machines would share a store file.
+    """
     if not ranks.on_one_machine and runner.store.database.path is not None:
         raise ConfigError(
             f"The ranks are on several machines, and the store {runner.store.url} is a file of"

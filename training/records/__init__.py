@@ -1,1 +1,1 @@
-"""Learning from records: stored runs, their groups, rescored or imported conversations."""
+"""Learning from records: stored runs, their groups and their scores."""

@@ -1,14 +1,14 @@
-"""Which groups of rollouts on record a training learns from, step by step, and what of the record
-is left out.
+"""Selection of recorded rollout groups that a training learns from, step by step.
 
-They are selected once, before the run has a folder, and kept in it (`groups.json`): a resumed run
-learns from the same ones, by the same rewards, whatever was recorded or scored since. The record
-itself stays where it is.
+Groups are selected once, before the run has a folder, and kept in it (`groups.json`). A resumed run
+learns from the same groups, by the same rewards, whatever was recorded or scored since. The record
+itself is not copied.
 
-Rollouts of a training have steps of their own, by the names of their threads (`RUN/step-7/...`) or
-by what their run judged. If all groups have one, each step takes the groups of one recorded step,
-in its order; of several runs those of the same step together. Else the groups are drawn in an order
-that the seed decides, as many a step as are asked for. After the last of them comes the next pass.
+Rollouts of a training have their own steps, by the names of their threads (`RUN/step-7/...`) or by
+the verdicts of their run. If all groups have a step, each step takes the groups of one recorded
+step, in order; groups of the same step of several runs are taken together. Otherwise the groups are
+drawn in an order decided by the seed, `prompts_per_step` at a time. After the last group the next
+pass begins.
 """
 
 from __future__ import annotations
@@ -41,57 +41,57 @@ __all__ = [
 ]
 
 GROUPS = "groups.json"
-"""File in a run's folder."""
+"""Name of the file in a run's folder."""
 _UNREADABLE = "cannot be read: `hrm-agent store verify` lists why"
 
 
 class RecordedGroup(BaseModel):
-    """The rollouts of one prompt."""
+    """Rollouts of one prompt."""
 
     model_config = ConfigDict(frozen=True)
 
     source: int
-    """Number of the place where it is on record, in the order in which places were named."""
+    """Index of the place of the record, in the order in which places were named."""
     group_id: str
-    """As on record."""
+    """Id of the group on record."""
     step: int | None
-    """The step that it was sampled in; None for rollouts of no training."""
+    """Step in which it was sampled (None for rollouts of no training)."""
     rollouts: tuple[tuple[str, ...], ...]
-    """Of each rollout the trajectories of its attempts."""
+    """Trajectory ids of the attempts of each rollout."""
 
 
 class RecordedGroups(BaseModel):
-    """What a training learns from."""
+    """Groups that a training learns from, with a count of exclusions."""
 
     model_config = ConfigDict(frozen=True)
 
     sources: tuple[str, ...]
     """Places of the record."""
     groups: tuple[RecordedGroup, ...]
-    """In the order of their steps, else in that of the record."""
+    """Groups by step, if all have one, otherwise in the order of the record."""
     rewards: dict[str, dict[str, float]] | None = None
-    """Rewards by trajectory that stand for those on record, where scores were named; None: those on
-    record.
+    """Rewards by trajectory that replace those on record, if scores were named (None: those on
+    record).
     """
     left_out: dict[str, int] = {}
-    """Why, in words -> trajectories."""
+    """Reason -> number of trajectories left out."""
     context: dict[str, int] = {}
-    """Why, in words -> calls of the rollouts that no gradient comes from."""
+    """Reason -> number of calls without a gradient."""
     idle: dict[str, int] = {}
-    """Why, in words -> groups that teach nothing as they are."""
+    """Reason -> number of groups that teach nothing as they are."""
 
     def own_steps(self) -> list[int] | None:
-        """The steps on record; None where groups are drawn."""
+        """Recorded steps, sorted (None if groups are drawn)."""
         steps = {group.step for group in self.groups}
         return None if None in steps else sorted(step for step in steps if step is not None)
 
     def steps_of_pass(self, prompts_per_step: int) -> int:
-        """Steps in which each group is taken once."""
+        """Number of steps in which each group is taken once."""
         own = self.own_steps()
         return len(own) if own is not None else -(-len(self.groups) // prompts_per_step)
 
     def of_step(self, step: int, prompts_per_step: int, seed: int) -> list[RecordedGroup]:
-        """The groups of a step, counted from 0."""
+        """Groups of a step, counted from 0."""
         turn, place = divmod(step, self.steps_of_pass(prompts_per_step))
         if (own := self.own_steps()) is not None:
             return [group for group in self.groups if group.step == own[place]]
@@ -101,18 +101,18 @@ class RecordedGroups(BaseModel):
         return order[place * prompts_per_step :][:prompts_per_step]
 
     def rewarded(self, trajectory: Trajectory) -> Trajectory:
-        """With the rewards that it is learned by."""
+        """Return the trajectory with the rewards that are learned from."""
         if self.rewards is None:
             return trajectory
         return trajectory.model_copy(update={"rewards": self.rewards.get(trajectory.id, {})})
 
     def write(self, folder: Path) -> None:
-        """Keep them in a run's folder."""
+        """Write the groups to a run's folder."""
         with replacing(folder / GROUPS) as part:
             part.write_text(self.model_dump_json(), encoding="utf-8")
 
     def lines(self, steps: int, prompts_per_step: int) -> list[str]:
-        """What is learned from and what is not, for people."""
+        """Summary of what is learned from and what is left out, as text lines."""
         rollouts = sum(len(group.rollouts) for group in self.groups)
         a_pass = self.steps_of_pass(prompts_per_step)
         how = (
@@ -130,7 +130,9 @@ class RecordedGroups(BaseModel):
 
 
 def kept_groups(folder: Path) -> RecordedGroups | None:
-    """The recorded groups kept in the run `folder`; None for a new run."""
+    """Recorded groups kept in the run `folder` (None for a new run). Raises `RunError` if the file
+    is damaged.
+    """
     text = read_whole(folder / GROUPS)
     if text is None:
         return None
@@ -150,7 +152,7 @@ def attempts_of_group(
     *,
     requests: bool = False,
 ) -> list[Attempts]:
-    """The rollouts of a group, read. `requests`: with what their calls were sent."""
+    """Read the rollouts of a group. `requests`: include the requests of their calls."""
     source = runs[group.source]
     return [
         tuple(
@@ -162,9 +164,10 @@ def attempts_of_group(
 
 
 def select_groups(config: GrpoConfig, own_store: str) -> RecordedGroups:
-    """What there is to learn from in `config.source`. Raises `TaskError` if there is nothing.
+    """Select the groups to learn from in `config.source`. Raises `TaskError` if there are none.
 
-    `own_store`: of the run that learns, which is none of them.
+    `own_store`: store of the run that learns, which must not be a source. Raises `ConfigError` if
+    it is, or if a source is named twice.
     """
     if len(set(config.source)) < len(config.source):
         raise ConfigError(
@@ -190,9 +193,9 @@ class _Selection:
         self._left_out, self._context, self._idle = Counter[str](), Counter[str](), Counter[str]()
         self._rewards: dict[str, dict[str, float]] = {}
         self._seen: dict[str, dict[str, float]] = {}
-        """By group, when each of its rollouts began."""
+        """Group id -> start time of each of its rollouts."""
         self._calls = 0
-        """That can be trained on."""
+        """Number of calls that can be trained on."""
 
     def made(self) -> RecordedGroups:
         groups = [group for source in range(len(self._runs)) for group in self._of_source(source)]
@@ -235,7 +238,7 @@ class _Selection:
     def _grouped(
         self, headers: Sequence[Trajectory], steps: Mapping[str, Mapping[str, int]]
     ) -> dict[tuple[str, str], list[Trajectory]]:
-        """By run and group, in the order of their places; none of an earlier place again."""
+        """Members by run and group, sorted by their place, without groups of earlier sources."""
         found: dict[tuple[str, str], list[Trajectory]] = {}
         for header in headers:
             if lack := self._lack(header, steps):
@@ -277,7 +280,7 @@ class _Selection:
         return ""
 
     def _read(self, group: RecordedGroup) -> RecordedGroup | None:
-        """The group, without rollouts that cannot be read; None where one alone is left."""
+        """Return the group without unreadable rollouts (None if fewer than two are left)."""
         whole: dict[str, Trajectory] = {}
         for trajectory_id in (attempts[-1] for attempts in group.rollouts):
             try:
@@ -301,7 +304,7 @@ class _Selection:
         return trajectory.model_copy(update={"rewards": self._rewards.get(trajectory.id, {})})
 
     def _look_at(self, rollouts: Sequence[Trajectory]) -> None:
-        """Count what a group has for a gradient."""
+        """Count the trainable calls of a group, and the reasons why it gives no gradient."""
         reasons = [(no_gradient(call, t.policy), call) for t in rollouts for call in t.own_calls]
         trainable = sum(reason is None for reason, _ in reasons)
         self._calls += trainable
@@ -341,7 +344,7 @@ class _Selection:
 
 
 def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[str, int]]:
-    """For each run that is a training: step by trajectory id."""
+    """Step by trajectory id, for each run that is a training."""
     named: dict[str, dict[str, int]] = {}
     for header in headers:
         if (step := step_in_name(header.thread_id, header.run_id)) is not None:
@@ -350,25 +353,25 @@ def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[
         return named
     for run_id in {header.run_id for header in headers} - named.keys() - {""}:
         overlays = runs.store.journal.overlays(run_id)
-        # else a choice among runs, which is no training
+        # other overlays come from a choice among runs, which is no training
         if any(overlay.advantage is not None for overlay in overlays):
             named[run_id] = {overlay.trajectory_id: overlay.step for overlay in overlays}
     return named
 
 
 def _parts(header: Trajectory) -> list[str]:
-    """What the name of a thread says behind its run's: stage, place, sample."""
+    """Parts of a thread's name after its run: stage, place, sample."""
     return header.thread_id.removeprefix(f"{header.run_id}/").split("/")
 
 
 def _place(header: Trajectory) -> int:
-    """Of a group within its step, as far as the name of the thread says it."""
+    """Place of a group within its step, from the thread's name (0 if unknown)."""
     parts = _parts(header)
     return int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else 0
 
 
 def _rollouts(members: Sequence[Trajectory]) -> tuple[tuple[str, ...], ...]:
-    """The attempts of each rollout, by sample."""
+    """Attempts of each rollout, sorted by sample index."""
     by_thread = {each.thread_id: each for each in members}
     firsts = [
         t

@@ -1,15 +1,14 @@
-"""Training on runs that are on record: the steps of `hrm_agent.training.grpo`, and nothing is
-sampled.
+"""Training on recorded runs: the steps of `hrm_agent.training.grpo`, without sampling.
 
-Verdicts, advantages, credit and update are those of a run that samples; its rollouts are read
-(`hrm_agent.training.records.groups`). A record is only read: verdicts, and scores by a rubric that
-is named now, go to the store of the new run.
+Verdicts, advantages, credit and update are those of a run that samples. Only its rollouts are read
+instead (`hrm_agent.training.records.groups`). A record is never written to: verdicts, and scores by
+a newly named rubric, go to the store of the new run.
 
-A step is on-policy where its tokens were sampled by the very weights that take it. Versions on
-record can say the same of other weights, so it is measured: recorded log-probs are then the
-trainer's, up to rounding. Such a step is taken as one that samples takes it, and so a run's own
-record, with its rewards and its seed, leads to its weights, bit for bit. Any other step goes by the
-recorded log-probs, unless `correction` weighs the loss instead.
+A step is on-policy if its tokens were sampled by the very weights that take it. Equal version
+numbers on record can belong to other weights, so it is measured: recorded log-probs then equal the
+trainer's, up to rounding. Such a step is taken as a sampling run takes it, so a run's own record,
+with its rewards and its seed, leads to its weights, bit for bit. Any other step uses the recorded
+log-probs, unless `correction` weighs the loss instead.
 """
 
 from __future__ import annotations
@@ -54,18 +53,18 @@ from hrm_agent.trajectory import DropReason, Scoring, Trajectory
 __all__ = ["own_store", "train_on_record"]
 
 _SAME_WEIGHTS = 1e-3
-"""Mean difference of log-probs, in nats, below which two policies of single precision are taken for
-the same.
+"""Mean difference of log-probs, in nats, up to which two policies of single precision count as
+equal.
 """
 
 
 async def train_on_record(
     config: GrpoConfig, folder: Path, *, on_step: Callable[[Row], None] | None = None
 ) -> Path:
-    """Train, or resume, the run in `folder` on what `config.source` holds; returns the folder of
+    """Train, or resume, the run in `folder` on the record in `config.source`. Return the folder of
     the trained model.
 
-    Raises `TaskError`, before there is a folder, where nothing on record can be learned from.
+    Raises `TaskError`, before there is a folder, if nothing on record can be learned from.
     """
     require_one_process()
     config = fit(config)
@@ -95,12 +94,12 @@ async def train_on_record(
 
 
 def own_store(config: GrpoConfig, folder: Path) -> str:
-    """Where a run that learns from records writes its verdicts."""
+    """Store to which a run that learns from records writes its verdicts."""
     return config.store or str(folder / "store.db")
 
 
 class _RecordSource(TaskSource):
-    """The steps, as the groups on record have them."""
+    """Steps from the recorded groups."""
 
     def __init__(
         self, config: GrpoConfig, folder: Path, progress: RunProgress, groups: RecordedGroups
@@ -146,7 +145,7 @@ class _RecordLearner(Learner):
         return options if self._sampled(flat) else replace(options, old_logprobs="engine")
 
     def _sampled(self, batches: Sequence[MicroBatch]) -> bool:
-        """Whether the weights as they are sampled the tokens."""
+        """True if the current weights sampled the tokens."""
         if not all(bool((batch.versions_K == self.version).all()) for batch in batches):
             return False
         difference, tokens = 0.0, 0
@@ -162,9 +161,7 @@ class _RecordLearner(Learner):
 async def _scoring(
     config: GrpoConfig, store: RunStore, runs: Sequence[RecordedRuns], groups: RecordedGroups
 ) -> AsyncGenerator[Score]:
-    """Scores by the rubric that is named now, in place of what is on record; else rollouts keep
-    their rewards.
-    """
+    """Open a scorer by the named rubric. Without one, rollouts keep their recorded rewards."""
     if config.rewards is None:
 
         async def unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
@@ -183,8 +180,8 @@ async def _scoring(
 
 
 class _Rescoring:
-    """Scores groups by a rubric. What was scored once, by an earlier pass or before a kill, is not
-    scored again.
+    """Scores groups by a rubric. Groups scored by an earlier pass or before a kill are not scored
+    again.
     """
 
     def __init__(
@@ -216,7 +213,7 @@ class _Rescoring:
                 " does not hold.",
                 "Learn from the store itself, or by a rubric that reads text, calls or tool_calls.",
             )
-        # Without a state only the trajectories are looked at, and any store does.
+        # without a state only the trajectories are read, and any store will do
         found = await self._scorer.score(
             rollouts_of(self._scorer.rubric, runs.store or self._store, group)
         )

@@ -1,12 +1,12 @@
-"""Stored runs scored again: by another rubric, or by the same one after it was changed.
+"""Rescoring of stored runs, by another rubric or by a changed one.
 
-Scores stand beside the record (`hrm_agent.trajectory.Scoring`), under the name of their rubric.
-Nothing is sampled, and no lease is taken: runs that are under way are left out, and found by the
-next call. What was scored is written twice a second, so that a call that is killed has lost next to
-nothing and the next one goes on.
+Scores are stored beside the record (`hrm_agent.trajectory.Scoring`), under the name of their
+rubric. Nothing is sampled, and no lease is taken: runs in progress are left out, and found by the
+next call. Scores are written twice a second, so that a killed call loses next to nothing and the
+next one goes on.
 
-Only the header of a trajectory is read where no reward looks at calls, and its state only where one
-looks at that.
+Only the header of a trajectory is read if no reward looks at calls, and its state only if a reward
+looks at it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ from hrm_agent.trajectory import RunStatus, Scoring, Trajectory
 __all__ = ["Again", "Rescored", "can_be_scored", "rescore"]
 
 Again = Literal["", "faults", "all"]
-"""What is scored once more though it was scored by the same code: nothing, what has a fault,
-everything.
-"""
+"""Scores that are repeated despite unchanged code: none, those with a fault, or all."""
 _AT_ONCE = 128
-"""Groups that are read, scored and not yet written."""
+"""Maximum number of groups that are read and scored at a time."""
 _SECONDS_BETWEEN_WRITES = 0.5
 
 
 @dataclass(slots=True)
 class Rescored:
-    """What scoring stored runs came to."""
+    """Result of scoring stored runs."""
 
     rubric: str
     """Name of the scorings."""
@@ -51,16 +49,16 @@ class Rescored:
     skipped: int = 0
     """Trajectories that had been scored by the same code."""
     replaced: Counter[str] = field(default_factory=Counter[str])
-    """Digest of other code -> trajectories whose scores by it this call has replaced."""
+    """Digest of other code -> number of trajectories whose scores by it were replaced."""
     left_out: Counter[str] = field(default_factory=Counter[str])
-    """Why, in words -> trajectories that were not scored."""
+    """Reason -> number of trajectories that were not scored."""
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
-    """Headers of those that have a scoring now, in the order in which they were begun."""
+    """Headers of trajectories that have a scoring now, in the order in which they began."""
     scorings: dict[str, Scoring] = field(default_factory=dict[str, Scoring])
-    """Trajectory id -> its scoring, made now or before."""
+    """Trajectory id -> its current scoring, made now or before."""
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """HTML summary for notebooks."""
         from hrm_agent.basics.markup import element, fragment, pairs, table
         from hrm_agent.training.evaluation.rubrics import reward_means
 
@@ -89,24 +87,24 @@ async def rescore(
     again: Again = "",
     on_scored: Callable[[int], object] | None = None,
 ) -> Rescored:
-    """Score those of `headers` that have ended; `wanted`: only these ids, with the siblings that
-    they are compared to.
+    """Score the `headers` that have ended. `wanted`: only these ids, with the siblings that they
+    are compared to.
 
-    `on_scored`: told how many more are scored. Raises `RunError` where the rubric wants states and
-    no trajectory has one any more, `HrmError` for a rubric that cannot work, and `StoreError` for a
-    state of a type that nobody allowed.
+    `on_scored`: called with the number of newly scored trajectories. Raises `RunError` if the
+    rubric needs states and no trajectory has one any more, `HrmError` for a rubric that cannot
+    work, and `StoreError` for a state of a type that is not allowed.
     """
     return await _Rescoring(store, scorer, headers, again, on_scored).of(wanted)
 
 
 def can_be_scored(trajectory: Trajectory) -> str:
-    """Empty; else why it is left out, in words."""
+    """Reason why a trajectory cannot be scored (empty if it can)."""
     match trajectory.status:
         case RunStatus.RUNNING:
             return "still under way"
         case RunStatus.ABORTED:
             return "stopped from outside"
-        case RunStatus.FAILED if trajectory.answer is None:  # else the verifier failed
+        case RunStatus.FAILED if trajectory.answer is None:  # with an answer, the verifier failed
             return "failed, without an answer"
         case _:
             return ""
@@ -143,9 +141,7 @@ class _Rescoring:
         return self._found
 
     def _groups(self, wanted: Collection[str] | None) -> list[list[Trajectory]]:
-        """Trajectories that are scored together: all rollouts of a task, where a reward compares
-        them.
-        """
+        """Trajectories to score, grouped by task within a run if a reward compares rollouts."""
         comparing = any(part.compares for part in self._scorer.rubric.parts)
         grouped: defaultdict[tuple[str, str], list[Trajectory]] = defaultdict(list)
         for header in self._headers:
@@ -193,7 +189,9 @@ class _Rescoring:
             )
 
     async def _score_all(self, due: Sequence[Sequence[Trajectory]]) -> None:
-        """A write that fails ends the scoring: what is scored after it would be lost as well."""
+        """Score all groups. A failed write ends the scoring, since later scores would be lost as
+        well.
+        """
         over = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as writing:

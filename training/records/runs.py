@@ -1,10 +1,8 @@
-"""Runs on record as a training reads them: stores, folders of runs, exported files, and whose
-tokens they hold.
+"""Recorded runs for training: stores, run folders, exported files, and a check of their tokens.
 
-A store is only read. Of a folder that shares its store with others, the runs of its own are taken.
-What a call was sampled with is on record; whether its tokens are of the learner's tokenizer is not,
-and is found out: what another model sampled has to read, by the learner's own codec, as the answer
-that was recorded with it.
+A store is only read. For a folder that shares its store with others, only its own runs are taken.
+The sampling settings of a call are on record. Its tokenizer is not, and is tested: tokens that
+another model sampled have to decode, by the learner's own codec, to the answer recorded with them.
 """
 
 from __future__ import annotations
@@ -32,27 +30,25 @@ RAW_LOGPROBS = "log-probs at another temperature than the one it was sampled at"
 
 
 class RecordedRuns(Protocol):
-    """One place with runs on record."""
+    """A source of recorded runs."""
 
     where: str
-    """As it was named."""
+    """Source as it was named."""
     store: RunStore | None
-    """The store; None for a file, which has neither states nor further scores."""
+    """Store of the runs (None for a file, which has neither states nor further scores)."""
 
     def headers(self, left_out: dict[str, int]) -> Sequence[Trajectory]:
-        """All trajectories, without calls where these are read one by one. `left_out`: by reason,
-        is added to.
+        """All trajectories, without calls if these are read one by one. `left_out`: counts by
+        reason, which are added to.
         """
         ...
 
     def whole(self, trajectory_id: str, *, requests: bool) -> Trajectory:
-        """A trajectory with its calls. Raises `RunError` where it is not there any more."""
+        """Read a trajectory with its calls. Raises `RunError` if it does not exist any more."""
         ...
 
     def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
-        """The scores of each trajectory, by its id. Raises `ConfigError` if nothing was scored
-        under this name.
-        """
+        """Scores by trajectory id. Raises `ConfigError` if nothing was scored under this name."""
         ...
 
 
@@ -117,7 +113,7 @@ class _ExportedRuns:
 
 @contextmanager
 def opened_runs(sources: Sequence[str], allow: Sequence[str] = ()) -> Generator[list[RecordedRuns]]:
-    """The runs of each of `sources`, while they are read. `allow`: types that states may hold."""
+    """Open the runs of each of `sources` for reading. `allow`: types that states may hold."""
     with ExitStack() as stack:
         yield [
             (
@@ -132,7 +128,7 @@ def opened_runs(sources: Sequence[str], allow: Sequence[str] = ()) -> Generator[
 
 
 def is_same_store(a: str, b: str) -> bool:
-    """Whether two names are of one store."""
+    """True if two names refer to the same store."""
     files = [None if _is_file(where) else file_of(_pointed(where)) for where in (a, b)]
     if None not in files:
         return (
@@ -144,19 +140,17 @@ def is_same_store(a: str, b: str) -> bool:
 
 
 class TokenReader:
-    """Tells what of a record the tokens can be trained on by a policy."""
+    """Finds the recorded tokens that a policy can be trained on."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self.codec: Codec = load_codec(policy)
-        """Of the policy."""
+        """Codec of the policy."""
         tokenizer: Any = getattr(self.codec, "tokenizer", None)
         self._tokens = 1 << 31 if tokenizer is None else len(tokenizer)
 
     def readied(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory; calls that are untrainable for this policy, and not by what is on record,
-        say so.
-        """
+        """Return the trajectory with calls marked that are untrainable for this policy only."""
         lacks = {
             call.id: lack
             for call in trajectory.own_calls
@@ -171,9 +165,7 @@ class TokenReader:
         return trajectory.model_copy(update={"calls": tuple(calls)})
 
     def reads(self, call: Call) -> bool:
-        """Whether the tokens of a call are of this policy's tokenizer, whatever they were sampled
-        at.
-        """
+        """True if the tokens of a call belong to this policy's tokenizer, at any temperature."""
         own = max(call.token_ids, default=0) < self._tokens
         return own and (call.model == self._policy or self._reads_as_recorded(call))
 
@@ -206,7 +198,7 @@ def _is_file(where: str) -> bool:
 
 
 def _pointed(where: str) -> str:
-    """The store that a folder names, where it lies elsewhere."""
+    """Resolve the store pointer of a folder whose store lies elsewhere."""
     pointer = Path(where) / STORE_POINTER
     return (read_whole(pointer) or where) if "://" not in where and pointer.is_file() else where
 

@@ -1,16 +1,16 @@
-"""Steps whose rollouts are under way while the weights are still those of earlier steps.
+"""Steps whose rollouts run while the weights are still those of earlier steps.
 
 With `versions_behind` = k, a step is begun together with the k steps after it, so that the engine
-samples while the learner learns. The bound holds by what is begun when: step n trains the weights
-of version n, and none of its rollouts begins before version n - k is in force. Which version
-sampled a token, its call says; the loss weighs it accordingly
-(`hrm_agent.training.update.objectives.correction`), and leaves out any that is older all the same.
+samples while the learner learns. The order in which steps begin keeps the bound: step n trains the
+weights of version n, and none of its rollouts begins before version n - k is in use. Each call
+records the version that sampled its tokens. The loss weighs the tokens accordingly
+(`hrm_agent.training.update.objectives.correction`), and leaves out any that are older than the
+bound.
 
-A rollout may see several versions: when weights are published its replies under way end, or are
-asked for again, and the next ones are by the new weights (AReaL, arXiv 2505.24298, calls such
-rollouts interruptible). The steps that are under way are part of each checkpoint
-(`RunProgress.begun`), and the names of their threads say which they are: a run that was killed
-finds what had ended, and goes on with the rest.
+A rollout may see several versions. When weights are published, its running replies end or are
+requested again, and the next ones use the new weights (AReaL, arXiv 2505.24298, calls such rollouts
+interruptible). The running steps are part of each checkpoint (`RunProgress.begun`), and their
+thread names identify them. A killed run finds what had ended, and resumes the rest.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ __all__ = ["StepsUnderWay", "with_bound"]
 
 
 def with_bound(config: GrpoConfig) -> GrpoConfig:
-    """The configuration of the learner:
-    no token is trained on that is older than the run allows.
-    """
+    """Configuration of the learner, which trains on no token older than the run allows."""
     behind, given = config.rollout.versions_behind, config.loss.max_staleness
     if not behind:
         return config
-    # what is carried over is trained on one version later
+    # rollouts that are carried over are trained on one version later
     most = behind + config.rollout.carry_over
     bound = most if given is None else min(most, given)
     return config.model_copy(
@@ -44,8 +42,8 @@ def with_bound(config: GrpoConfig) -> GrpoConfig:
 
 
 class StepsUnderWay:
-    """The groups of a step, and those of the steps that come after it. What is under way at the end
-    is cancelled.
+    """Running groups of a step and of the steps after it. Groups still running at exit are
+    cancelled.
     """
 
     def __init__(self, collector: Collector) -> None:
@@ -54,8 +52,8 @@ class StepsUnderWay:
 
     @asynccontextmanager
     async def groups(self, plan: StepPlan, coming: Iterable[StepPlan]) -> AsyncGenerator[Groups]:
-        """The groups of a step, begun with those of the `coming` steps unless they are under way
-        already.
+        """Groups of a step. They are begun together with those of the `coming` steps unless already
+        running.
         """
         for each in (plan, *coming):
             if each.step not in self._open:
@@ -73,10 +71,10 @@ class StepsUnderWay:
             self._open[plan.step] = stack.pop_all(), groups
 
     def share_busy(self, since: float) -> float:
-        """Of the time from `since` (`time.monotonic`) until now, the share in which a coming step
-        was under way.
+        """Share of the time from `since` (`time.monotonic`) until now in which a coming step was
+        running.
 
-        Nothing was begun meanwhile.
+        Valid only if no step was begun in that time.
         """
         now = time.monotonic()
         busy_until = max(

@@ -1,7 +1,7 @@
-"""Tasks to trajectories, without learning: for looking, for evaluation, for exports.
+"""Tasks to trajectories without learning, for inspection, evaluation and exports.
 
 A run folder holds `store.db`. Called again on the same folder, `collect` runs what is missing,
-carries on what was interrupted and reads back the rest, so that resuming is the same as starting.
+resumes what was interrupted and reads back the rest.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ async def collect(
     backend: Backend | None = None,
     on_rollout: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """All trajectories of the run in `folder`, in the order of the tasks.
+    """Run or read back all trajectories of the run in `folder`, in the order of the tasks.
 
-    `backend` and `tasks` stand for `config.policy` and `config.tasks` where they are loaded
-    already.
+    `backend` and `tasks` replace `config.policy` and `config.tasks` if they are already loaded.
     """
     refuse_unsendable(config.processes, config, backend)
     episodes = group_episodes(

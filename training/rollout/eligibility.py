@@ -1,12 +1,12 @@
-"""Which rollouts can be judged at all, and when too few of a group are left.
+"""Rollouts that can be judged, and the smallest group that is used.
 
-A run that a machine failed earned no reward, good or bad: trained with 0 it would teach the policy
-that the machine's fault was its own. So it is left out, with a typed reason, and a group of which
-too few are left is left out whole.
+A run that failed because of a machine earned no reward, good or bad. Trained with 0, it would blame
+the policy for the machine's fault. It is therefore left out, with a typed reason. A group with too
+few rollouts left is left out whole.
 
-A run whose graph could not go on from what the policy wrote (`StopReason.UNUSABLE_ANSWER`) is not
-left out: it is wrong, and is learnt from. Otherwise what a policy does worst could never be
-unlearnt.
+A run whose graph could not continue from what the policy wrote (`StopReason.UNUSABLE_ANSWER`) is
+not left out. It counts as wrong and is trained on. Otherwise the worst behaviour of a policy could
+never be unlearnt.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 SECOND_ATTEMPT = "/attempt-2"
-"""What the thread of a rollout's second attempt has behind the name of its first."""
+"""Suffix of the thread name of a rollout's second attempt."""
 _SHOWN = 300
-"""Characters of an error that are shown: what a policy wrote may be a part of it."""
+"""Maximum number of characters shown of an error, which may contain text of the policy."""
 Why = tuple[DropReason, str]
-"""Why a rollout was left out, as a type and in words."""
+"""Reason why a rollout was left out, as a type and as text."""
 
 
 def fault_of(trajectory: Trajectory) -> Why | None:
-    """Why a rollout cannot take part; None if it can."""
+    """Reason why a rollout cannot take part (None if it can)."""
     if trajectory.status is RunStatus.ABORTED:
         return DropReason.ABORTED, "the run was aborted from outside"
     if trajectory.status is RunStatus.RUNNING:
@@ -62,7 +62,7 @@ def fault_of(trajectory: Trajectory) -> Why | None:
 
 
 def failed_by_policy(trajectory: Trajectory) -> bool:
-    """True if the graph, or the chat template, could not go on from what the policy wrote."""
+    """True if the graph or the chat template could not continue from what the policy wrote."""
     return (
         trajectory.status is RunStatus.FAILED
         and trajectory.stop_reason is StopReason.UNUSABLE_ANSWER
@@ -70,25 +70,26 @@ def failed_by_policy(trajectory: Trajectory) -> bool:
 
 
 def error_of(trajectory: Trajectory, *, place: bool = False) -> str:
-    """The error of a run in one line, and where it was raised; empty without one."""
+    """Error of a run in one line, with the place where it was raised if `place`. Empty without an
+    error.
+    """
     said = " ".join((trajectory.error or "").split())
     said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
     return f"{said} ({trajectory.error_at})" if place and said and trajectory.error_at else said
 
 
 def lost_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
-    """The run's own tool calls that a machine or a service failed: its reward may not be the
-    policy's doing.
+    """Return the run's own tool calls that failed because of a machine or a service. The reward may
+    then not be due to the policy.
     """
     return [call for call in trajectory.own_tool_calls if call.status is ToolStatus.INFRASTRUCTURE]
 
 
 def needs_second_attempt(trajectory: Trajectory) -> bool:
-    """True if the rollout is to be run once more: graph, verifier or a tool call failed, by no
-    doing of the policy.
+    """True if the rollout is to be run once more: graph, verifier or a tool call failed through no
+    fault of the policy.
 
-    Whether a graph that raised was failed by a machine or by its own code cannot be told from its
-    error.
+    The error of a graph does not show whether a machine or the graph's own code was at fault.
     """
     fault = fault_of(trajectory)
     if fault is None or trajectory.stop_reason is StopReason.VERIFIER_ERROR:
@@ -97,7 +98,7 @@ def needs_second_attempt(trajectory: Trajectory) -> bool:
 
 
 def needed_of(group: int, min_group: float) -> int:
-    """How many rollouts of a `group` have to be able to take part."""
+    """Number of rollouts of a `group` that must be able to take part."""
     return math.ceil(round(min_group * group, 9))  # 0.28 * 25 is a little more than 7
 
 

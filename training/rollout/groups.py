@@ -1,10 +1,10 @@
 """Groups of rollouts of one policy, as they end.
 
-A step begins some groups and may begin more while it looks at those that have ended: in place of
-each group that teaches nothing, another prompt (dynamic sampling). Groups are numbered in the order
-in which they were begun, and the number decides their task and their seeds. Which groups a step
-comes to does not depend on which of them ends first: it begins one more for each rejected one among
-those begun, and the least number of groups for which that holds is the same in any order.
+A step begins some groups. While it looks at those that have ended, it may begin more: another
+prompt in place of each group that teaches nothing (dynamic sampling). Groups are numbered in the
+order in which they were begun, and the number decides their task and their seeds. The groups of a
+step do not depend on which of them ends first. The step begins one more for each rejected group,
+and the least number of groups for which that holds is the same in any order.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ __all__ = ["Collector", "Group", "Groups"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one prompt."""
+    """Rollouts of one prompt."""
 
     place: int
-    """Its number among the groups of the step."""
+    """Number of the group within the step."""
     attempts: tuple[Attempts, ...]
-    """Of each rollout that has ended."""
+    """Attempts of each rollout that has ended."""
     cut_off: int = 0
-    """How many more there were, which it has gone on without."""
+    """Number of further rollouts, which were cut off."""
 
     @property
     def versions(self) -> frozenset[int]:
-        """Of the policy that sampled them."""
+        """Versions of the policy that sampled the rollouts."""
         return frozenset(
             call.policy_version for attempts in self.attempts for call in attempts[-1].own_calls
         )
 
 
 class Groups:
-    """Those of one step: an async iterator over groups as they end, to which more can be added
-    while it goes on.
+    """Groups of one step: an async iterator over groups as they end. More can be added during
+    iteration.
     """
 
     def __init__(self, run: Callable[[int, Task], Coroutine[Any, Any, Group]]) -> None:
         self._run = run
         self.begun = 0
-        """How many groups were begun."""
+        """Number of groups begun so far."""
         self._running: set[asyncio.Task[Group]] = set()
         self._last_ended = 0.0
 
     def begin(self, task: Task) -> None:
-        """One more group."""
+        """Begin one more group."""
         running = asyncio.create_task(self._run(self.begun, task))
         running.add_done_callback(self._note_end)
         self._running.add(running)
@@ -77,8 +77,8 @@ class Groups:
         self._last_ended = time.monotonic()
 
     def busy_until(self, now: float) -> float:
-        """When the last group that was begun has ended, by `time.monotonic`; `now` where one has
-        not.
+        """Time at which the last group ended, by `time.monotonic` (`now` if a group is still
+        running).
         """
         return self._last_ended if all(task.done() for task in self._running) else now
 
@@ -94,7 +94,7 @@ class Groups:
         return first.result()
 
     async def cancel(self) -> None:
-        """End what is under way."""
+        """Cancel all running groups."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -113,7 +113,7 @@ class Collector:
         workers: RunsEpisodes | None = None,
         on_rollout: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        """`workers`: processes that run the graphs; None: this one."""
+        """`workers`: processes that run the graphs (None: this process)."""
         self._runner, self._run_id, self._folder, self._workers = runner, run_id, folder, workers
         self._stragglers = Stragglers(runner.store, run_id)
         self._attempt = attempts_of(
@@ -130,13 +130,13 @@ class Collector:
         samples: int | None = None,
         step: int | None = None,
     ) -> AsyncGenerator[Groups]:
-        """The groups of `tasks`, all under way. `stage` names the step, and with it the threads.
+        """Groups of `tasks`, all running. `stage` names the step, and with it the threads.
 
-        `step`: the step that trains on them, whose groups may go on without their last rollouts;
-        None: all are wanted.
+        `step`: step that trains on the groups. Its groups may go on without their last rollouts
+        (None: all rollouts are awaited).
 
-        An error that is no fault of a policy or a graph (the store cannot be written) ends the
-        rest, and is raised.
+        An error that is no fault of a policy or a graph (the store cannot be written) cancels the
+        rest and is raised.
         """
         async with AsyncExitStack() as leases:
 
@@ -173,7 +173,7 @@ class Collector:
     def episodes(
         self, stage: str, config: GrpoConfig, place: int, task: Task, samples: int | None = None
     ) -> list[Episode]:
-        """The rollouts of one group."""
+        """Rollouts of one group."""
         return group_episodes(
             [task],
             samples or config.samples,
@@ -188,17 +188,19 @@ class Collector:
         )
 
     def cut_off_in(self, step: int) -> list[Overlay]:
-        """As `Stragglers.cut_off_in`."""
+        """Verdicts of the rollouts of `step` that were cut off in it, whatever became of them
+        later.
+        """
         return self._stragglers.cut_off_in(step)
 
     @asynccontextmanager
     async def carried(
         self, episodes: Sequence[Episode], step: int, config: GrpoConfig
     ) -> AsyncGenerator[Callable[[], Awaitable[list[Attempts]]]]:
-        """Rollouts that the step before has cut off, under way again beside the groups of `step`.
+        """Rollouts that the previous step cut off, running again beside the groups of `step`.
 
-        What is given is called when these groups have ended, and waits for the others as
-        `Stragglers.run_carried`.
+        Call the function that is yielded once these groups have ended. It waits for the rollouts as
+        `Stragglers.run_carried` does.
         """
         others_over, options = asyncio.Event(), config.rollout
         with leases_of(episodes, self._runner, self._workers):

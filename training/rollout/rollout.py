@@ -1,17 +1,17 @@
 """Rollouts: tasks x samples -> groups of trajectories.
 
 Every rollout has a thread of its own, named after the run, the step, the task and the sample. The
-name decides the seed, so that a run repeated with one seed samples the same tokens; and it decides
-the identity, so that a rollout that is on record already is read back instead of run, and one that
-was interrupted goes on from its checkpoint.
+name decides the seed, so that a run repeated with one seed samples the same tokens. It also decides
+the identity: a rollout that is already on record is read back instead of run, and an interrupted
+one resumes from its checkpoint.
 
-All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs
-nothing, and the engine batches whatever asks at the same moment. `concurrency` bounds how many are
-open at a time.
+All rollouts of a step run side by side in one event loop. A graph that waits for a tool costs
+nothing, and the engine batches all concurrent requests. `concurrency` bounds how many are open at a
+time.
 
-A rollout that a machine failed is no sample of the policy. `attempts_of` runs it once more, on a
-thread named after the first one and with the same seed. The second attempt is made because of what
-is on record of the first, so that a killed run finds its attempts again, and makes no third.
+A rollout that failed because of a machine is no sample of the policy. `attempts_of` runs it once
+more, on a thread named after the first one and with the same seed. The second attempt depends only
+on the record of the first, so that a killed run finds its attempts again and makes no third.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ __all__ = [
 ]
 
 Attempts = tuple[Trajectory, ...]
-"""The runs of one episode, one or two; the last one counts."""
+"""Runs of one episode, one or two. The last one counts."""
 
 
 class RunsEpisodes(Protocol):
-    """Other processes, which run episodes for this one."""
+    """Worker processes that run episodes for this one."""
 
     async def run(self, episode: Episode) -> Trajectory:
         """Run, resume or read back an episode."""
@@ -74,10 +74,10 @@ async def open_run(
     backend: Backend | str | None = None,
     allow: Sequence[str] = (),
 ) -> AsyncGenerator[EpisodeRunner]:
-    """The runner of the run in `folder`, which nobody else has open, over its store; `allow`: as
+    """Runner of the run in `folder`, which is opened for this process alone. `allow` is passed to
     `open_store`.
     """
-    # before there is a folder: a wrong name leaves nothing behind
+    # before the folder is made: a wrong name leaves no folder behind
     backend = backend or load_policy(policy)
     with (
         alone_in(folder),
@@ -92,12 +92,12 @@ async def open_run(
 
 
 def run_id_of(folder: Path, store: RunStore | None = None) -> str:
-    """The id of the run in `folder`: its name when it began, kept in it, so that it can be moved
-    and resumed.
+    """Id of the run in `folder`: its name when it began, stored there so that the folder can be
+    moved and resumed.
 
-    `store`: where it is about to begin. Raises `RunError` if that holds another run of this name,
-    whose rollouts would be read back as this one's own; or where the file that keeps it was lost,
-    and what is on record does not tell it.
+    `store`: store in which the run is about to begin. Raises `RunError` if the store holds another
+    run of this name, whose rollouts would be read back as this run's. Also raises it if the file
+    with the id is missing and the records do not identify the run.
     """
     kept = folder / "run_id"
     if (known := read_whole(kept)) is not None:
@@ -117,8 +117,8 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
 
 
 def _refuse_unknown_name(kept: Path, name: str, store: RunStore | None) -> None:
-    """A folder may have been moved since its run began: only a run that is on record under its name
-    is known by it.
+    """Raise `RunError` if no run is on record under the name of a folder, which may have been moved
+    since its run began.
     """
     runs = {thread.run_id for thread in store.threads()} if store is not None else {""}
     if runs and name not in runs:
@@ -130,8 +130,8 @@ def _refuse_unknown_name(kept: Path, name: str, store: RunStore | None) -> None:
 
 
 def steps_with_rollouts(store: RunStore, run_id: str, ahead: int = 0) -> int:
-    """How many steps of a training are behind its newest rollouts: n - `ahead` behind those of step
-    n.
+    """Number of steps completed before the newest rollouts. Rollouts of step n follow n - `ahead`
+    steps.
     """
     steps = (step_in_name(thread.thread_id, run_id) for thread in store.threads(run_id=run_id))
     newest = max((step for step in steps if step is not None), default=0)
@@ -154,10 +154,10 @@ def group_episodes(
     """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the
     purpose (`eval`).
 
-    `first`: the place of the first task among those of the stage.
+    `first`: position of the first task among the tasks of the stage.
 
-    `verified`: each is scored by its task's verifier as it ends; else the run scores it by a
-    rubric. `options`: of the graph's runs, kept in each task's metadata
+    `verified`: each episode is scored by its task's verifier when it ends. If False, the run scores
+    it by a rubric. `options`: options of the graph's runs, stored in each task's metadata
     (`GraphSettings.task_options`).
     """
     return [
@@ -181,10 +181,10 @@ def group_episodes(
 def refuse_other_tasks(
     on_record: Mapping[str, TaskRef], episodes: Iterable[Episode], folder: Path
 ) -> None:
-    """Raise `RunError` where the thread of an episode is on record with another task: it would be
-    read back as its own.
+    """Raise `RunError` if the thread of an episode is on record with another task, whose rollout
+    would be read back as the episode's.
 
-    `on_record`: task by thread.
+    `on_record`: tasks by thread.
     """
     for episode in episodes:
         found = on_record.get(episode.thread_id)
@@ -210,11 +210,12 @@ async def rollout(
     on_done: Callable[[Trajectory], None] | None = None,
     workers: RunsEpisodes | None = None,
 ) -> list[Trajectory]:
-    """Run all episodes, each by `mode`; their trajectories in the order of `episodes`.
+    """Run all episodes, each by `mode`. Returns their trajectories in the order of `episodes`.
 
-    `workers`: processes that run them, by the mode that they were opened with; None: this one.
+    `workers`: processes that run the episodes, in the mode they were opened with (None: this
+    process runs them).
 
-    The nodes of a graph that is not async run in threads, as many as there may be episodes.
+    Nodes of a graph that is not async run in threads, at most one per open episode.
 
     An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest
     and is raised.
@@ -232,8 +233,8 @@ def attempts_of(
     on_done: Callable[[Trajectory], None] | None = None,
     workers: RunsEpisodes | None = None,
 ) -> Callable[[Episode], Coroutine[Any, Any, Attempts]]:
-    """Runs an episode, with a second attempt where the graph or a tool call failed by no doing of
-    the policy.
+    """Return a function that runs an episode, and runs it again if the graph or a tool call failed
+    through no fault of the policy.
     """
     run = _solver(runner, ONE_RUN, concurrency, on_done, workers)
 
@@ -252,14 +253,14 @@ def leases_of(
     workers: RunsEpisodes | None,
     mode: Mode = ONE_RUN,
 ) -> AbstractContextManager[None]:
-    """Taken together where this process runs each episode on its own thread."""
+    """Take all episodes' leases at once if this process runs each episode on its own thread."""
     if workers is not None or mode != ONE_RUN:
         return nullcontext()
     return runner.store.leases_ahead([episode.thread_id for episode in episodes])
 
 
 def second_attempt(episode: Episode) -> Episode:
-    """The same on a thread of its own; the seed is the same, since the tokens were not at fault."""
+    """Copy of an episode with a thread of its own. The seed stays: the tokens were not at fault."""
     return replace(episode, thread_id=f"{episode.thread_id}{SECOND_ATTEMPT}")
 
 

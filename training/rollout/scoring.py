@@ -1,9 +1,9 @@
-"""The rollouts of a run scored by its rubric, group by group, and what is on record of it.
+"""Scores the rollouts of a run by its rubric, group by group, and records the scorings.
 
 A rollout is scored when its whole group has ended, since a reward may compare siblings. The
 scorings of a group and the rewards of its trajectories are written in one transaction, so that a
-run that is killed asks no judge twice. A rollout whose scoring has a fault stays without rewards,
-and is left out of training with that reason.
+killed run asks no judge twice. A rollout whose scoring has a fault gets no rewards, and is left out
+of training with that reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ __all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 REWARD_FAULT = "the rubric failed: "
 """Prefix of the error of a rollout without a reward."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
-"""Rollouts with their attempts -> the same, with the rewards of the last attempts."""
+"""Function from rollouts with their attempts to the same rollouts with the rewards of the last
+attempts.
+"""
 
 
 class _Settings(Protocol):
@@ -42,13 +44,12 @@ class _Settings(Protocol):
 async def scoring_by(
     settings: _Settings, store: RunStore, *, carry_over: bool = False, keeps_truncated: bool = False
 ) -> AsyncGenerator[Score]:
-    """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier
-    said.
+    """Score by the run's rubric if it has one. Otherwise rollouts keep the rewards of their task's
+    verifier.
 
-    `keeps_truncated`: the outcome of a truncated rollout is what the rubric says, and not 0.
+    `keeps_truncated`: the outcome of a truncated rollout is that of the rubric, not 0.
 
-    Raises `ConfigError` where rollouts are carried over, apart from a group that the rubric
-    compares.
+    Raises `ConfigError` if rollouts are carried over although the rubric compares those of a group.
     """
     if settings.rewards is None:
         yield _unchanged
@@ -82,11 +83,11 @@ async def _unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
 async def scored(
     scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """Trajectories in their order, with rewards where they can be judged. Rewards that exist are
+    """Trajectories in their order, with rewards where they can be judged. Existing rewards are
     kept.
 
-    One whose scoring has a fault has that as its `error`, which is on record with the scoring
-    alone.
+    A trajectory whose scoring has a fault gets it as its `error`. The fault is recorded with the
+    scoring only.
     """
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
@@ -123,7 +124,7 @@ async def _group(scorer: Scorer, store: RunStore, group: Sequence[Trajectory]) -
 
 
 def rollouts_of(rubric: Rubric, store: RunStore, group: Sequence[Trajectory]) -> list[Rollout]:
-    """What the rubric looks at, read from the store."""
+    """Rollouts for the rubric, read from the store."""
     if "state" not in rubric.wants:
         return [Rollout(trajectory) for trajectory in group]
     return [Rollout(t, newest_state(store, t.thread_id, t.graph)) for t in group]

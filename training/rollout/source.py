@@ -1,12 +1,12 @@
-"""Which tasks a training draws, when it goes over to its next stage, and when it ends: a function
-of saved state.
+"""Draws the tasks of a training, and decides from saved state when the next stage begins and when
+the run ends.
 
-A stage is a stretch of steps with tasks, lengths and a learning rate of its own (the paper's recipe
-has three; a run without stages is one). Its tasks stand in an order that the seed decides
-(`hrm_agent.training.tasks.training_order`), and `RunProgress` says how far it was drawn, which
-problems have left because the policy masters them, and what the rest of the decisions depends on.
-It is part of each checkpoint, and what a step changes in it follows from the rollouts of that step:
-a step that is taken again, from the rollouts on record, comes to the same state.
+A stage is a stretch of steps with its own tasks, lengths and learning rate. The paper's recipe has
+three stages. A run without stages is one stage. The seed decides the order of its tasks
+(`hrm_agent.training.tasks.training_order`). `RunProgress` records how much of the order was drawn,
+which problems have left because the policy masters them, and the rest of the state that decisions
+depend on. It is part of each checkpoint. A step changes it only by the results of its rollouts, so
+that a step repeated from the rollouts on record leads to the same state.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 
 
 class BegunStep(BaseModel):
-    """A step whose rollouts are under way before it is taken."""
+    """Step whose rollouts are running before it is taken."""
 
     model_config = ConfigDict(frozen=True)
 
     step: int
-    """Its number, from 0."""
+    """Number of the step, from 0."""
     places: list[int]
-    """Of its tasks, in the order of its stage."""
+    """Positions of its tasks in the order of its stage."""
 
 
 class RunProgress(BaseModel):
-    """How far a run has come, apart from its weights. Saved with each checkpoint."""
+    """Progress of a run, apart from its weights. Saved with each checkpoint."""
 
     model_config = ConfigDict(validate_assignment=True)
 
@@ -60,31 +60,32 @@ class RunProgress(BaseModel):
     began_at: int = 0
     """Step at which the stage began."""
     cursor: int = 0
-    """Places of the stage's order that have been drawn."""
+    """Number of positions of the stage's order that have been drawn."""
     in_a_row: dict[str, int] = {}
-    """By problem, how many of its last groups were right throughout."""
+    """Number of consecutive groups with all rollouts right, by problem."""
     mastered: list[str] = []
     """Problems that have left the pool, by `key_of`."""
     best_correct: float = -1.0
     """Largest share of right rollouts of a step of this stage."""
     since_best: int = 0
-    """Steps since then."""
+    """Number of steps since the best step of this stage."""
     evaluations: list[tuple[int, float]] = []
-    """Steps behind the weights, and their accuracy on held-out problems."""
+    """Evaluations as (steps behind the weights, accuracy on held-out problems)."""
     begun: list[BegunStep] = []
-    """The steps that come next, as far as they are under way already; all of this stage."""
+    """Next steps whose rollouts are already running, all of this stage."""
 
     def evaluated(self, steps: int, accuracy: float) -> bool:
-        """Take in an evaluation; whether it is the best so far."""
+        """Record an evaluation. Returns True if it is the best so far."""
         best = max((found for _, found in self.evaluations), default=-1.0)
         self.evaluations = [*self.evaluations, (steps, accuracy)]
         return accuracy > best
 
     def is_patience_spent(self, patience: int, every: int) -> bool:
-        """Whether the last `patience` evaluations were no better than one before them; never for 0.
+        """True if the last `patience` evaluations were no better than one before them. Never true
+        for 0.
 
-        Those of each `every`-th step count. The one at the end of a run that is prolonged later
-        would not have been in a run that was begun with so many steps.
+        Only evaluations of each `every`-th step count. The evaluation at the end of a run that is
+        prolonged later would not exist in a run begun with the longer length.
         """
         found = [
             accuracy for steps, accuracy in self.evaluations if not every or steps % every == 0
@@ -94,22 +95,22 @@ class RunProgress(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, before it is taken."""
+    """Plan of one step."""
 
     step: int
     """Number of the step, from 0, over all stages."""
     stage: int
     """Number of its stage, from 0."""
     config: GrpoConfig
-    """The run's configuration, as it is in this stage."""
+    """Configuration of the run in this stage."""
     rate: float
     """Learning rate of the step."""
     tasks: list[Task]
-    """One for each group that is begun with."""
+    """Tasks of the first groups, one for each."""
 
 
 class TaskSource:
-    """Draws the tasks of a run."""
+    """Source of the tasks of a run."""
 
     def __init__(
         self, config: GrpoConfig, folder: Path, progress: RunProgress | None = None
@@ -121,7 +122,7 @@ class TaskSource:
         self._order_of: tuple[Any, ...] = ()
 
     def goes_on(self, step: int) -> bool:
-        """Whether there is a `step`, in this stage or in the next one, which then begins."""
+        """True if there is a `step`, in this stage or in the next one, which then begins."""
         while self._stage_is_over(step):
             if not self._next_stage(step):
                 return False
@@ -129,7 +130,7 @@ class TaskSource:
         return step < self._config.steps and not self.progress.is_patience_spent(patience, every)
 
     def prepare(self) -> None:
-        """Raise `TaskError` where the tasks of a stage cannot be trained on."""
+        """Raise `TaskError` if the tasks of a stage cannot be trained on."""
         self._extend()
         for number in range(len(self._config.stages)):
             _tasks(at_stage(self._config, number), self._folder, 1)
@@ -137,7 +138,7 @@ class TaskSource:
     def ran_out(self, step: int) -> bool:
         """Report on stderr that the pool has no problem left for `step`, and begin the next stage.
 
-        Returns False where this was the last one.
+        Returns False if this was the last stage.
         """
         stages, number = self._config.stages, self.progress.stage
         goes_on = self._next_stage(step)
@@ -147,7 +148,7 @@ class TaskSource:
         return goes_on
 
     def plan(self, step: int) -> StepPlan | None:
-        """What `step` is to be, or what it was begun as; None where no problem is left."""
+        """Plan of `step`, or the plan with which it was begun (None if no problem is left)."""
         progress = self.progress
         if progress.begun and progress.begun[0].step == step:
             begun, *progress.begun = progress.begun
@@ -156,10 +157,11 @@ class TaskSource:
         return self._planned(BegunStep(step=step, places=places)) if places else None
 
     def ahead(self, step: int) -> list[StepPlan]:
-        """The steps after `step` that are to be under way while it is taken: `versions_behind` of
+        """Return the steps after `step` whose rollouts run while it is taken, `versions_behind` of
         them.
 
-        None is of a later stage: its first step comes when all that was begun has been taken.
+        All are of this stage. The first step of a later stage begins when all begun steps have been
+        taken.
         """
         progress, behind = self.progress, self.config.rollout.versions_behind
         stages = self._config.stages
@@ -196,22 +198,22 @@ class TaskSource:
         )
 
     def entered(self, step: int) -> TrainingStage | None:
-        """The stage that begins with `step`; None where none does."""
+        """Stage that begins with `step` (None if none does)."""
         stages = self._config.stages
         return stages[self.progress.stage] if stages and step == self.progress.began_at else None
 
     @property
     def config(self) -> GrpoConfig:
-        """The run's configuration, as it is in the present stage."""
+        """Configuration of the run in the current stage."""
         return at_stage(self._config, self.progress.stage)
 
     def next_task(self) -> Task | None:
-        """The next one of the stage's order that has not left; None where all have."""
+        """Next task of the stage's order that has not left the pool (None if all have)."""
         place = self._next_place()
         return None if place is None else self._task(place)
 
     def drawn(self, family: str, task_id: str) -> Task | None:
-        """A task of the stage's order, as far as it was drawn; None where none is called so."""
+        """Task of the stage's order among those drawn so far (None if there is no such task)."""
         places = (self._task(place) for place in reversed(range(self.progress.cursor)))
         return next((task for task in places if (task.family, task.id) == (family, task_id)), None)
 
@@ -232,16 +234,15 @@ class TaskSource:
         return self._order[place]
 
     def pool(self) -> list[Task]:
-        """Every problem of the stage's pool once: as many as it has, or as the run would draw at
-        most.
-        """
+        """Problems of the stage's pool, each once, at most as many as the run would draw."""
         self._extend()
         most = _places(self._config, self.config)
         return list({key_of(task.family, task.id): task for task in self._order[:most]}.values())
 
     def take_in(self, groups: Mapping[str, list[bool]], correct: float) -> None:
-        """What a step showed: by problem, which of its rollouts were right; and the share of right
-        ones.
+        """Record the results of a step.
+
+        `groups`: correctness of the rollouts, by problem. `correct`: share of right rollouts.
         """
         progress, after = self.progress, self.config.select.mastered_after
         if after:
@@ -256,7 +257,7 @@ class TaskSource:
         progress.since_best = 0 if is_best else progress.since_best + 1
 
     def leave_out(self, problems: list[str]) -> None:
-        """They are not drawn any more."""
+        """Remove problems from the pool."""
         progress = self.progress
         progress.mastered = [*dict.fromkeys([*progress.mastered, *problems])]
 
@@ -277,7 +278,7 @@ class TaskSource:
             return False
         progress.stage, progress.began_at = progress.stage + 1, step
         progress.best_correct, progress.since_best = -1.0, 0
-        if self._wanted != before:  # other tasks: from their beginning
+        if self._wanted != before:  # other tasks: start at their beginning
             progress.cursor, progress.in_a_row = 0, {}
         return True
 
@@ -287,7 +288,7 @@ class TaskSource:
         return config.tasks, config.rollout.problems
 
     def _extend(self) -> None:
-        """More of the order: the longer list begins with the shorter one."""
+        """Extend the order. The longer list begins with the shorter one."""
         of_run = _places(self._config, self.config)
         count = max(of_run, self.progress.cursor + of_run if len(self._order) >= of_run else 0)
         self._order_of = self._wanted
@@ -295,12 +296,12 @@ class TaskSource:
 
 
 def key_of(family: str, task_id: str) -> str:
-    """Tells problems apart."""
+    """Key that identifies a problem."""
     return f"{family}/{task_id}"
 
 
 def at_stage(config: GrpoConfig, number: int) -> GrpoConfig:
-    """The configuration with what stage `number` has otherwise."""
+    """Configuration with the settings of stage `number`."""
     if not config.stages:
         return config
     stage = config.stages[number]
@@ -323,14 +324,14 @@ def at_stage(config: GrpoConfig, number: int) -> GrpoConfig:
 
 
 def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
-    """All that a run may draw, each once: what its worker processes have to know."""
+    """Return all tasks that a run may draw, each once. Worker processes need them."""
     found: dict[tuple[str, str], Task] = {}
     leave = config.select.mastered_after > 0 or any(
         stage.leave_out_solved for stage in config.stages
     )
     for number in range(max(1, len(config.stages))):
         staged = at_stage(config, number)
-        # each problem that has left is passed over once
+        # each problem that has left the pool is passed over once
         most = _places(config, staged) * (2 if leave else 1)
         tasks = _tasks(staged, folder, most)
         if config.evaluation.eval_every:
@@ -340,7 +341,7 @@ def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
 
 
 def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
-    """The problems of an evaluation, the same each time."""
+    """Problems of an evaluation, the same each time."""
     count = config.evaluation.eval_problems
     return load_tasks(
         config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder)
@@ -348,7 +349,7 @@ def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
 
 
 def _places(config: GrpoConfig, staged: GrpoConfig) -> int:
-    """How many tasks the run draws at most if none leaves the pool."""
+    """Maximum number of tasks that the run draws if none leaves the pool."""
     return config.steps * (staged.rollout.prompts_per_step + staged.rollout.refill)
 
 

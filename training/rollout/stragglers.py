@@ -1,16 +1,15 @@
 """Groups that go on without their last rollouts.
 
-Where one rollout of a group hangs, all others wait for it, and with them the step. With a quorum a
-group waits for so many of its rollouts, then some seconds more, and cuts the rest off: they are
-cancelled at what they have committed, which stays on record;
-`hrm-agent fork THREAD --run --policy RUN/model` goes on from there. They are no failures of the
-policy, and take no part in the step. They may be carried over: they go on in the next step, until
-the deadline after its own groups, and no further.
+If one rollout of a group hangs, the whole step waits for it. With a quorum, a group waits for that
+share of its rollouts, then for some seconds more, and cuts the rest off. These are cancelled at
+their last commit, which stays on record. `hrm-agent fork THREAD --run --policy RUN/model` resumes
+from there. They do not count as failures of the policy, and take no part in the step. They may be
+carried over: they then continue in the next step, at most until the deadline after its own groups.
 
-Which rollouts were cut off is written as a verdict before they are cancelled. A step that is taken
-again finds it, and comes to the same groups, even if one of them has ended since. The verdict of
-one that was carried over says what became of it in the later step, and still that it was cut off in
-the earlier one (`Overlay.carried_from`).
+Verdicts for the rollouts that are cut off are written before they are cancelled. A repeated step
+finds them and gets the same groups, even if one of the rollouts has ended since. The verdict of a
+rollout that was carried over records its result in the later step, and that it was cut off in the
+earlier one (`Overlay.carried_from`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Running = asyncio.Task[Attempts]
 
 
 def quorum_of(rollouts: int, share: float) -> int:
-    """How many of a group's rollouts have to end before the others are given a deadline."""
+    """Number of a group's rollouts that have to end before the others get a deadline."""
     return math.ceil(round(share * rollouts, 9))  # 0.28 * 25 is a little more than 7
 
 
@@ -48,7 +47,7 @@ class Stragglers:
 
     @cached_property
     def _cut_off(self) -> dict[str, Overlay]:
-        """By trajectory, verdicts of those that were cut off, by what is on record."""
+        """Recorded verdicts of rollouts that were ever cut off, by trajectory."""
         found = self._store.journal.overlays(self._run_id)
         return {
             each.trajectory_id: each
@@ -69,8 +68,8 @@ class Stragglers:
     async def run_group(
         self, episodes: Sequence[Episode], attempt: Attempt, *, step: int, options: RolloutPart
     ) -> list[Attempts]:
-        """The rollouts that have ended, in the order of `episodes`. An error of one cancels the
-        rest, and is raised.
+        """Return the rollouts that end in time, in the order of `episodes`. An error of one cancels
+        the rest and is raised.
         """
         if options.group_quorum == 1:
             return await run_group(episodes, attempt)
@@ -97,11 +96,11 @@ class Stragglers:
         step: int,
         options: RolloutPart,
     ) -> list[Attempts]:
-        """Of rollouts that the step before has cut off, those that end in `step`, in the order of
+        """Return the rollouts cut off by the previous step that end in `step`, in the order of
         `episodes`.
 
-        They are waited for until the deadline after `others_over`, that all groups of the step have
-        ended. What has not ended then is cut off for good.
+        They are awaited until the deadline after `others_over`, which is set when all groups of the
+        step have ended. Rollouts that have not ended by then are cut off for good.
         """
         deadline = options.group_deadline
 
@@ -130,9 +129,10 @@ class Stragglers:
         step: int,
         carried_from: int | None = None,
     ) -> list[Attempts]:
-        """The rollouts that have ended, where `late` waits and gives those that have not.
+        """Return the rollouts that end in time. `late` waits, and returns the tasks that are still
+        running.
 
-        `reason`: how many have ended -> why the others are cut off.
+        `reason`: maps the number of ended rollouts to the reason for cutting off the others.
         """
         running = {asyncio.create_task(attempt(episode)): episode for episode in episodes}
         in_time = list[Running]()
@@ -151,9 +151,7 @@ class Stragglers:
         return [task.result() for task in in_time]
 
     def _has_ended(self, episode: Episode) -> bool:
-        """Whether all of a rollout is on record, though who waits for it does not know yet: it is
-        read back, say.
-        """
+        """True if a rollout is completely on record, even if its task has not returned yet."""
         journal = self._store.journal
         if not journal.is_over(episode.trajectory_id):
             return False
@@ -193,7 +191,7 @@ def _is_cut_off(verdict: Overlay) -> bool:
 async def _late_after(
     others_over: asyncio.Event, seconds: float, running: set[Running]
 ) -> set[Running]:
-    """Those that have not ended `seconds` after the others. Raises what one of them raises."""
+    """Tasks still running `seconds` after the other groups. Raises the error of any task."""
     await others_over.wait()
     if not running:
         return set()
@@ -206,8 +204,8 @@ async def _late_after(
 
 
 async def _late(running: set[Running], quorum: int, seconds: float) -> set[Running]:
-    """Those that have not ended `seconds` after `quorum` of them have. Raises what one of them
-    raises.
+    """Tasks still running `seconds` after `quorum` of them have ended. Raises the error of any
+    task.
     """
     loop, count, ends = asyncio.get_running_loop(), len(running), math.inf
     pending = running

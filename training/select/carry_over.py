@@ -1,18 +1,18 @@
-"""Rollouts that were cut off, carried over: they go on in the next step, with its weights, and are
-trained on there.
+"""Carries over rollouts that were cut off. They continue in the next step, with its weights, and
+are trained on there.
 
-A rollout goes on as after a kill: what it has sampled is on record and is not sampled again, what
-comes now is by the weights of the later step. Which weights sampled a token its call says, and the
-loss is corrected for the older ones as it is with `versions_behind`.
+A rollout resumes as after a kill. Its samples on record are not sampled again, and new ones use the
+weights of the later step. Each call records which weights sampled a token. The loss is corrected
+for older ones as with `versions_behind`.
 
-It belongs to the group that it was begun in, which was trained on without it. When it has ended,
-that group is judged once more with it, by the draw of its own step, as if it had been waited for:
-what a carried rollout gets, verdict and advantage, is what it would have had. Only the carried ones
-are trained on; what became of the others stands. So no rollout is more likely to be trained on, nor
-less, because it took long.
+A carried rollout belongs to the group it was begun in, which was trained on without it. When it has
+ended, that group is judged once more with it, by the draw of its own step, as if it had been
+awaited. Its verdict and advantage are those it would have had. Only the carried rollouts are
+trained on. The verdicts of the others do not change. So the duration of a rollout does not change
+its chance of being trained on.
 
-It is carried once. What has not ended by the deadline of the later step is left for good, and
-nothing is carried into another stage, whose tasks and lengths are others.
+A rollout is carried once. One that has not ended by the deadline of the later step is dropped for
+good. No rollout is carried into another stage, whose tasks and lengths differ.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = ["Carried", "CarryOver"]
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What became of the rollouts that a step has taken over from the one before."""
+    """Results of the rollouts that a step has taken over from the previous one."""
 
     begun: int = 0
-    """How many they were."""
+    """Number of rollouts taken over."""
     attempts: Sequence[Attempts] = ()
-    """Of those that have ended in time, scored."""
+    """Scored attempts of the rollouts that ended in time."""
     overlays: Sequence[Overlay] = ()
-    """A verdict for each of these attempts, with advantages."""
+    """Verdicts of these attempts, with advantages."""
 
     @property
     def rollouts(self) -> list[Trajectory]:
-        """Those that have ended in time."""
+        """Rollouts that ended in time."""
         return [each[-1] for each in self.attempts]
 
     @property
@@ -63,7 +63,7 @@ class Carried:
 
 
 class CarryOver:
-    """Lets the rollouts of a run go on that its last step has cut off."""
+    """Continues the rollouts of a run that its last step has cut off."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class CarryOver:
 
     @asynccontextmanager
     async def beside(self, plan: StepPlan) -> AsyncGenerator[Callable[[], Awaitable[Carried]]]:
-        """They are under way beside the groups of a step; what is given is called when these have
-        ended.
+        """Run the carried rollouts beside the groups of a step. Call the function that is yielded
+        once these groups have ended.
         """
         episodes = self._episodes(plan)
         async with self._collector.carried(episodes, plan.step, plan.config) as ended:
@@ -92,7 +92,7 @@ class CarryOver:
             yield carried
 
     def _episodes(self, plan: StepPlan) -> list[Episode]:
-        """Those that the step before has cut off, by group and sample."""
+        """Rollouts cut off by the previous step, by group and sample."""
         if not plan.config.rollout.carry_over or plan.step == self._source.progress.began_at:
             return []
         before, cut = plan.step - 1, dict[str, set[str]]()
@@ -102,8 +102,8 @@ class CarryOver:
         for place, group_id in sorted(
             (int(group_id.rpartition("/")[2]), group_id) for group_id in cut
         ):
-            # One that was waiting for its turn is on no record itself; some of its group have
-            # ended.
+            # A rollout that was still waiting to start is not on record, but others of its group
+            # have ended.
             known = self._store.journal.headers("group_id = ?", (group_id,))[0].task
             task = self._source.drawn(known.family, known.id)
             if task is None:
@@ -118,7 +118,7 @@ class CarryOver:
         return found
 
     def _judged(self, carried: Sequence[Attempts], plan: StepPlan) -> list[Overlay]:
-        """A verdict for each attempt, by all that has ended of its group."""
+        """Verdicts for the carried attempts, judged with all ended rollouts of their group."""
         if not carried:
             return []
         before = plan.step - 1

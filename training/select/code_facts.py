@@ -1,13 +1,13 @@
-"""What a snippet of Python is but for its wording, and which variables it takes and leaves. It is
-compiled, never run.
+"""Facts of a Python snippet: its form without wording, and the variables it takes and leaves. The
+snippet is compiled, never run.
 
-`form` is equal for two snippets that differ in comments, whitespace, parentheses, annotations,
-docstrings, `pass`, constants standing alone, `x = x`, and names of variables, functions and classes
-that they define themselves: it is made of the bytecode, in which these are gone or numbered. Names
-of the session, of attributes and keywords stay.
+`form` is equal for two snippets that differ only in comments, whitespace, parentheses, annotations,
+docstrings, `pass`, standalone constants, `x = x`, and names of variables, functions and classes
+that they define themselves. It is computed from the bytecode, in which these are gone or numbered.
+Names of the session, of attributes and keywords stay.
 
-The text comes from a model, of any size and depth: what is too long, or nested too deep, has no
-facts.
+The text comes from a model, of any size and depth. A snippet that is too long, or nested too deep,
+has no facts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Any, cast
 __all__ = ["MAX_CHARACTERS", "CodeFacts", "code_facts"]
 
 MAX_CHARACTERS = 8 * 1024
-"""Longer snippets are not read. Ordinary ones take milliseconds, the worst less than a second: what
-the compiler does not do in linear time is taken out of them, or refused.
+"""Maximum length of a snippet. Ordinary snippets take milliseconds, the worst less than a second:
+anything that the compiler does not handle in linear time is removed or refused.
 """
 _MAX_SCOPES = 20
-"""Functions, classes and comprehensions within each other: a variable of the outermost passes
+"""Maximum nesting of functions, classes and comprehensions. A variable of the outermost passes
 through each of them.
 """
 _MAX_PATTERNS = 200
-"""Patterns of `match`: each name that one binds is moved past all others."""
+"""Maximum number of patterns of `match`. Each name that one binds is moved past all others."""
 _SCOPES = (
     *(ast.AsyncFunctionDef, ast.ClassDef, ast.FunctionDef, ast.Lambda),
     *(ast.DictComp, ast.GeneratorExp, ast.ListComp, ast.SetComp),
@@ -58,7 +58,7 @@ _MUTATORS = {
     ),
     *("remove", "reverse", "rotate", "setdefault", "sort", "update"),
 }
-"""Methods that change the object that they are called on."""
+"""Methods that change the object they are called on."""
 _ARGUMENT_MUTATORS = {"heapify", "heappop", "heappush", "insort", "setattr", "shuffle"}
 """Functions that change their first argument."""
 _RECITERS = {"print", "repr", "str"}
@@ -102,39 +102,37 @@ _ORDERED_BY_NAME = {
 
 @dataclass(frozen=True, slots=True)
 class CodeFacts:
-    """One snippet."""
+    """Facts of one snippet."""
 
     form: str
-    """Digest of the snippet without its wording; empty for one that does nothing."""
+    """Digest of the snippet without its wording. Empty if it does nothing."""
     shows: bool
-    """Whether it prints or ends with an expression, so that there may be something to see."""
+    """True if the snippet prints or ends with an expression, so that it may have output."""
     recites: bool
-    """Whether all that it shows stands in it: literals, and variables that it sets to such."""
+    """True if all output is contained in the code: literals, and variables set to literals."""
     renames: tuple[tuple[str, str], ...]
-    """New and old name, in order, where it does no more than give variables other names."""
+    """Pairs of new and old name, in order, if the snippet only renames variables."""
     reads: frozenset[str]
-    """Names that it takes from its session: those read before it sets them itself."""
+    """Names that the snippet takes from its session: those read before it sets them itself."""
     sets: frozenset[str]
-    """Names that it binds in its session."""
+    """Names that the snippet binds in its session."""
     changes: frozenset[str]
-    """Names whose objects it changes: by assignment to an item or attribute, or by a method such as
-    `append`.
+    """Names of the objects that the snippet changes by assignment to an item or attribute, or by a
+    method such as `append`.
     """
     through: tuple[tuple[str, frozenset[str]], ...]
-    """For each function or class that it defines: its name, and the names that its body takes from
-    the session.
+    """Functions and classes defined by the snippet, each as (name, names that its body takes from
+    the session).
     """
 
 
 @lru_cache(maxsize=4096)
 def code_facts(code: str) -> CodeFacts | None:
-    """The facts of a snippet; None for one that cannot be read: no Python, too long, or nested too
-    deep.
-    """
+    """Facts of a snippet (None if it cannot be read: no Python, too long, or nested too deep)."""
     if len(code) > MAX_CHARACTERS:
         return None
     try:
-        # of odd escapes: the model is told of them where its code runs
+        # warnings about odd escapes are shown to the model where its code runs
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = _plain(ast.parse(code))
@@ -165,9 +163,9 @@ def _facts(body: list[ast.stmt], parts: list[CodeType]) -> CodeFacts:
 
 
 def _plain(tree: ast.Module) -> list[ast.stmt]:
-    """The statements without annotations and without those that do nothing, all on one line.
+    """Statements without annotations and without those that do nothing, all on one line.
 
-    For lines that do nothing the bytecode would have fillers.
+    The bytecode would contain fillers for lines that do nothing.
     """
     patterns = 0
     nodes: list[tuple[Any, int]] = [(tree, 0)]
@@ -205,7 +203,7 @@ def _doing(block: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _simpler(node: ast.stmt) -> ast.stmt:
-    """The same without its annotation, or without `finally`."""
+    """Statement without its annotation, or without `finally`."""
     if isinstance(node, (ast.Try, ast.TryStar)) and node.finalbody:
         return _without_finally(node)
     if not isinstance(node, ast.AnnAssign):
@@ -214,11 +212,10 @@ def _simpler(node: ast.stmt) -> ast.stmt:
 
 
 def _without_finally(node: ast.Try | ast.TryStar) -> ast.stmt:
-    """The compiler copies the block of a `finally` to each way out: nested ones double with each
-    level.
+    """Move the block of a `finally` behind its `try`. The compiler copies the block to each exit,
+    which doubles the size per nesting level.
 
-    It is put behind the `try` once, and is reached whatever the `try` does. The condition is one
-    that no source has.
+    The block is reached whatever the `try` does. No source contains the inserted condition.
     """
     last, node.finalbody = node.finalbody, []
     return _if_empty_set([_if_empty_set([node] if node.handlers else node.body), *last])
@@ -229,8 +226,8 @@ def _if_empty_set(body: list[ast.stmt]) -> ast.If:
 
 
 def _keep_factors(node: ast.BinOp) -> None:
-    """Let the compiler not multiply constants: it keeps 4 kB for nine characters, and each sum of
-    such in memory.
+    """Keep the compiler from multiplying constants. The result can be 4 kB for nine characters, and
+    each sum of such results stays in memory.
     """
     if (
         isinstance(node.op, ast.Mult)
@@ -297,7 +294,9 @@ def _renames(body: list[ast.stmt]) -> tuple[tuple[str, str], ...]:
 
 
 def _compiled(body: list[ast.stmt]) -> list[CodeType]:
-    """The statements, then the last one's value where it is an expression: a notebook shows it."""
+    """Code of the statements, then of the last one's value if it is an expression, which a notebook
+    shows.
+    """
     last = body[-1] if body else None
     if not isinstance(last, ast.Expr):
         return [compile(ast.Module(body, []), "", "exec", dont_inherit=True)]
@@ -309,8 +308,8 @@ def _compiled(body: list[ast.stmt]) -> list[CodeType]:
 
 
 def _at_once(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes that are evaluated when the snippet is run, and not when a function of it is
-    called.
+    """Nodes that are evaluated when the snippet runs, excluding bodies of functions that are only
+    called later.
     """
     nodes = list(body)
     while nodes:
@@ -346,8 +345,8 @@ def _base(node: ast.AST) -> Iterator[str]:
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
-    """Opcode and argument of each instruction: what `dis` gives, without the text, in a hundredth
-    of the time.
+    """Opcode and argument of each instruction, like `dis` without the text, in a hundredth of the
+    time.
     """
     extended, raw = 0, code.co_code
     for place in range(0, len(raw), 2):
@@ -361,10 +360,10 @@ def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
 
 
 class _Flow:
-    """Which names a snippet takes and leaves, in the order of its instructions.
+    """Names that a snippet takes and leaves, in the order of its instructions.
 
-    What is set on one of two branches counts as set: no name is taken for one of the session that
-    the snippet may have set itself.
+    A name set on one of two branches counts as set. No name that the snippet may have set itself is
+    attributed to the session.
     """
 
     def __init__(self) -> None:
@@ -394,7 +393,7 @@ class _Flow:
                     self.through[inner.co_name] = _globals(inner)
 
     def end(self) -> None:
-        """Functions that the snippet calls itself take what they take now."""
+        """Count the names that a called function of the snippet takes from the session."""
         for name in self.loaded & self.through.keys():
             self.reads |= self.through[name] - self.sets
 
@@ -404,7 +403,7 @@ class _Flow:
 
 
 def _globals(code: CodeType) -> set[str]:
-    """Names that the code of a function, or one within it, takes from the session."""
+    """Names that the code of a function, or of one within it, takes from the session."""
     found = {
         code.co_names[argument >> 1]
         for opcode, argument in _instructions(code)
@@ -430,8 +429,9 @@ def _written(
     """Code without its wording. The compiler numbers variables of functions and constants by their
     first appearance.
 
-    Variables that functions share are in alphabetical order: they are numbered here. `around` has
-    those of the functions around this one; `numbers` those of `own`, over the whole snippet.
+    Variables shared by functions are in alphabetical order and are numbered here. `around` has the
+    shared variables of the enclosing functions. `numbers` has those of `own`, over the whole
+    snippet.
     """
     shared = {name: around[name] for name in code.co_freevars if name in around}
     flow: list[tuple[int | str, ...]] = []

@@ -1,8 +1,8 @@
-"""Why a training learns nothing: its counts looked at together, the cause that explains most, and
-what to do about it.
+"""Diagnosis of a training that learns nothing: the cause that explains most, and what to do about
+it.
 
-One metric by itself misleads. A step whose rollouts are all truncated has equal rewards, and so has
-one whose tasks are too hard. One whose prompts are too long for the policy has no call to train on,
+A single metric misleads. A step whose rollouts are all truncated has equal rewards, and so has one
+whose tasks are too hard. A step whose prompts are too long for the policy has no call to train on,
 and so has one that samples greedily.
 """
 
@@ -32,18 +32,17 @@ _FEW = 0.05
 easy.
 """
 _MOST = 0.5
-"""Share of the rollouts from which a cause is the one to be named."""
+"""Share of the rollouts from which a cause is reported."""
 _SHOWN = 3
-"""Errors that a step's row names, the most frequent ones."""
+"""Maximum number of errors in a step's row, the most frequent ones."""
 _NOT_FINITE = ("not_a_number", "not nan", "not inf", "not -inf")
 
 
 def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
-    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones in
-    words.
+    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones as
+    text.
 
-    A truncated run has an error where a prompt was too long: the first one, or a later one of those
-    that it asked.
+    A truncated run has an error if a prompt was too long, the first one or a later one.
     """
     faults = [(each, fault_of(each)) for each in rollouts]
     reasons = Counter(fault[0] for _, fault in faults if fault is not None)
@@ -70,7 +69,9 @@ def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
 
 
 def _reward_fault(trajectory: Trajectory) -> RewardFault | None:
-    """Why a rollout has no reward, as far as it is counted apart."""
+    """Kind of the fault that left a rollout without a reward (None if it is not counted
+    separately).
+    """
     error = trajectory.error or ""
     if any(word in error for word in _NOT_FINITE):
         return RewardFault.NOT_A_NUMBER
@@ -81,14 +82,14 @@ def _reward_fault(trajectory: Trajectory) -> RewardFault | None:
 
 
 class Totals(NamedTuple):
-    """The counts of some steps together."""
+    """Summed counts of some steps."""
 
     steps: int
-    """Number of rollouts."""
+    """Number of steps."""
     counts: Mapping[str, float]
-    """By the names of the metrics; shares of rollouts as counts of them."""
+    """Counts by the name of the metric. Shares of rollouts are converted to counts."""
     errors: str
-    """The most frequent errors of the newest step that has any."""
+    """Most frequent errors of the newest step that has any."""
 
     def of(self, name: str) -> float:
         return self.counts.get(name, 0.0)
@@ -102,7 +103,7 @@ _SHARES = ("rollout/correct", "rollout/truncated", "rollout/failed")
 
 
 def totals_of(rows: Sequence[Mapping[str, object]]) -> Totals:
-    """The counts of these rows."""
+    """Sum the counts of these rows."""
     names = {name for row in rows for name in row if name.startswith(("select/", "rollout/"))}
     counts = dict.fromkeys(names, 0.0)
     for row in rows:
@@ -120,10 +121,10 @@ def _number(value: object) -> float:
 
 
 def nothing_got_through(totals: Totals) -> bool:
-    """True if every rollout failed by its graph or its reward: no step after can be better.
+    """True if every rollout failed in its graph or its reward, so that no later step can be better.
 
-    A rollout that failed by what the policy wrote is one of a graph that fails where all of each
-    group raised the same error at the same line; other ones may get better by chance.
+    Rollouts that failed because of what the policy wrote count only if all rollouts of each group
+    raised the same error at the same line. Others may improve by chance.
     """
     failed = sum(totals.of(f"rollout/{name}") for name in ("raised", "not_scored"))
     if all(not totals.of(f"select/{name}") for name in _GROUPS if name != GROUPS_FAILED):
@@ -134,7 +135,7 @@ def nothing_got_through(totals: Totals) -> bool:
 
 
 def diagnosis(totals: Totals) -> str:
-    """The cause that explains most of what these steps lack, and what to do next."""
+    """Return the cause that explains most of what these steps lack, and what to do next."""
     for cause in _CAUSES:
         if cause.holds(totals):
             return cause.advice(totals)
@@ -160,9 +161,7 @@ def _mostly(*names: str) -> Callable[[Totals], bool]:
 
 
 def _lost_by(name: str) -> Callable[[Totals], bool]:
-    """True if most is lost, or groups are too small,
-    and that by this more than by anything else.
-    """
+    """True if most rollouts are lost or groups too small, and this is the most frequent cause."""
 
     def holds(totals: Totals) -> bool:
         lost = {each: totals.of(f"rollout/{each}") for each in _LOSSES}
@@ -286,6 +285,6 @@ _CAUSES: tuple[_Cause, ...] = (
         lambda _: "Almost every answer was right: take harder tasks.",
     ),
 )
-"""In the order in which they are looked for: what was lost says nothing of the policy, so it comes
-first.
+"""Causes in the order in which they are checked. Losses come first, since they are not due to the
+policy.
 """

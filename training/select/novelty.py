@@ -1,8 +1,8 @@
-"""Novelty of a call's output: it is compared with all that was known before the call.
+"""Novelty of a call's output, compared with all that was known before the call.
 
-Words and numbers count as known where they stand in this or an earlier snippet of the session, are
-made of such without working anything out (`hrm_agent.training.select.retracing.sessions`), or were
-shown before.
+Words and numbers count as known if they appear in this or an earlier snippet of the session, follow
+from such without calculation (`hrm_agent.training.select.retracing.sessions`), or were shown
+before.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _ARITHMETIC = re.compile(r"(?:print\(|round\(|[\d.+\-*/%()\s,])+")
 _OPERATION = re.compile(r"[\d.)]\s*[*/+\-%]")
 _NEUTRAL = re.compile(r"(?<![\d.])[01](?![\d.])")
 _TYPES = ("array", "dtype", "float32", "float64", "int32", "int64")
-"""Words that say how a number is kept."""
+"""Words that describe how a number is stored."""
 _SMALL = 1000
-"""Numbers below it may come out of a long calculation and stand in its code by chance."""
+"""Limit below which a number may result from a long calculation and appear in its code by chance.
+"""
 
 
 class Known:
-    """The words and numbers of a session, call by call."""
+    """Words and numbers of a session, call by call."""
 
     def __init__(self) -> None:
         self._tokens = {"0", "1", *_TYPES}
@@ -41,7 +42,7 @@ class Known:
         self._letters: set[str] = set()
 
     def read(self, code: str, retraced: Retraced | None) -> None:
-        """The code of the next call."""
+        """Read the code of the next call."""
         self._codes.append(code)
         self._tokens |= _tokens(_COMMENT.sub("", code) if "#" in code else code)
         if "'" in code or '"' in code:
@@ -51,10 +52,10 @@ class Known:
                 self._tokens |= _tokens(str(value.known)) | _tokens(repr(value.known))
 
     def has_plain_news(self, code: str, output: str) -> bool:
-        """True if `code` is arithmetic and `output` a number that is new beyond doubt; both are
-        known from now on.
+        """True if `code` is arithmetic and `output` a number that is certainly new. Both are known
+        afterwards.
 
-        Where it is not so, nothing is said: most calls need not be retraced.
+        False means undecided. Most calls then need no retracing.
         """
         if not _ARITHMETIC.fullmatch(code) or not _NUMBER.fullmatch(output):
             return False
@@ -77,8 +78,8 @@ class Known:
         return True
 
     def has_news(self, output: str, retraced: Retraced | None) -> bool:
-        """True if `output`, of the code that was read last, shows anything; it is known from now
-        on.
+        """True if `output`, of the code that was read last, shows anything new. It is known
+        afterwards.
         """
         output = _ADDRESS.sub("", output).strip()
         tokens = _tokens(output)
@@ -90,9 +91,7 @@ class Known:
         return news
 
     def _is_spelt(self, token: str) -> bool:
-        """True if it is a word of the letters that stand in texts of the code, however they were
-        put together.
-        """
+        """True if `token` is a word made of the letters of texts in the code, in whatever order."""
         return (
             not token[0].isdigit()
             and token[0] != "."
@@ -127,9 +126,7 @@ class Known:
 
 
 def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
-    """True if the record says something else than what was retraced: it is the record that is
-    believed.
-    """
+    """True if the recorded output contradicts the retraced values. The record takes precedence."""
     if (
         not values
         or not tokens
@@ -142,7 +139,7 @@ def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _tokens(text: str) -> frozenset[str]:
-    """Words, without regard to case, and numbers, however they are written."""
+    """Words, without regard to case, and numbers, in whatever notation."""
     return frozenset(
         _number(each) if each[0] in ".0123456789" else each.casefold()
         for each in _TOKEN.findall(text)

@@ -1,65 +1,65 @@
-"""What GRPO-RoC holds against a rollout (rStar2-Agent, arXiv 2508.20722), so counted that padding
-does not lower it.
+"""Penalties of GRPO-RoC for a rollout (rStar2-Agent, arXiv 2508.20722), counted so that padding
+does not lower them.
 
     p_err    = 0.5 without a tool call that counts, else failed calls / (failed calls + effective calls)
     p_format = 1 without an <answer> tag,            else min(1, surplus answer tags / turns)
 
 In the paper both are over *all* calls and turns, and a policy lowers them by calls that do nothing.
-So the calls that went well count where they are *effective*:
+Here a successful call counts only if it is *effective*:
 
-* It is not the same as an earlier call but for wording: comments, whitespace, and the names that
-  the code defines itself do not tell two calls apart (`hrm_agent.training.select.code_facts`); nor
-  is it a call that has failed before. Two sessions are apart: what one solver has run tells another
-  nothing.
-* And what came out of it was not known before, or it set or changed a variable of its session that
-  a later effective call takes. Known are the words and numbers of this and earlier code of the
-  session, what follows from them without working anything out, and what was shown before
-  (`hrm_agent.training.select.novelty`, `hrm_agent.training.select.retracing.sessions`): so
-  `print("hello")` shows nothing, and neither do `if True: print("hello")`, `chr(104) + chr(105)`,
-  `print(n + 1)`, a variable of an earlier call that holds a text, the time, or the version of
-  Python. To give a variable another name, or the value that it has already (`x = x + 0`), changes
-  nothing.
+* It differs from every earlier call by more than wording: comments, whitespace, and the names that
+  the code defines itself make no difference (`hrm_agent.training.select.code_facts`). Nor does it
+  repeat a call that failed before. Sessions are compared separately: one solver does not know what
+  another has run.
+* And its output was not known before, or it set or changed a variable of its session that a later
+  effective call takes. Known are the words and numbers of this and earlier code of the session,
+  what follows from them without calculation, and what was shown before
+  (`hrm_agent.training.select.novelty`, `hrm_agent.training.select.retracing.sessions`). So
+  `print("hello")` shows nothing new, and neither do `if True: print("hello")`, `chr(104) +
+  chr(105)`, `print(n + 1)`, a variable of an earlier call that holds a text, the time, or the
+  version of Python. Renaming a variable, or setting it to the value it already has (`x = x + 0`),
+  changes nothing.
 
-What a program says only in words of its own (`print("prime")`) is padding by this rule; one that
-prints a number, or `True` that is worked out, is not. What is found out about words or lists of the
-problem counts though little is worked out: `"strawberry".count("r")`.
+A program that only prints words of its own (`print("prime")`) is padding by this rule. One that
+prints a number, or a `True` that was calculated, is not. Findings about words or lists of the
+problem count although little is calculated: `"strawberry".count("r")`.
 
-A call that failed counts once, however often it was repeated; one whose arguments could not be
-decoded is a call like any other. Calls of other tools than ours for Python are effective if they
-are distinct. Faults of the infrastructure, and calls that were never finished, count on neither
-side. A turn counts unless all that it did were calls that do not count, or that failed in other
-words before. What other models than the policy said and called does not count. Where no call is
-padding both penalties are those of the paper.
+A failed call counts once, however often it was repeated. A call whose arguments could not be
+decoded is a call like any other. Calls of tools other than this package's for Python are effective
+if they are distinct. Faults of the infrastructure, and calls that were never finished, count on
+neither side. A turn counts unless it only made calls that do not count, or that failed before in
+other words. Messages and calls of models other than the policy do not count. If no call is padding,
+both penalties are those of the paper.
 
-What this cannot see: a number that is worked out and shown for no purpose, be it of literals
-(`7 * 19` may be all that a rollout needs its tool for), and what functions that are not retraced
-give (`calendar.isleap(2024)`). Each such call has to show a number or a word that neither a call
-nor an output of the session had before, so that the same few, in whatever words, count once. Nor is
-it seen that a used value is changed and changed back, or that a used object whose content is
-unknown is changed to no purpose. A variable that is taken by way of `eval`, `globals()`, a function
-of another module, or by another model's call counts as not taken. Calls too long to be read count
-as one. And a small program whose result happens to stand in its code (`10 - 5`) counts for nothing.
+Limits: a number that is calculated and shown for no purpose is not detected, even one of literals
+(`7 * 19` may be all that a rollout needs its tool for), nor is the result of a function that is not
+retraced (`calendar.isleap(2024)`). Each such call has to show a number or a word that neither a
+call nor an output of the session had before, so that repetitions in other words count once. It is
+also not detected that a used value is changed and changed back, or that a used object of unknown
+content is changed to no purpose. A variable taken through `eval`, `globals()`, a function of
+another module, or by another model's call counts as not taken. Calls too long to be read count as
+one. A small program whose result happens to appear in its code (`10 - 5`) does not count.
 
-The penalties of GRPO-RoC role by role, for graphs with several of them.
+Penalties by role, for graphs with several roles:
 
-Over the whole rollout a role with many calls drowns one with few: a solver's one failed call of
-twenty is hardly seen where it was the only call of another one. Here each role, the node that
-asked, has penalties of its own, and those of the rollout are the means over the roles that have
+Over the whole rollout, a role with many calls hides one with few: one failed call of a solver among
+twenty hardly matters, even if it was the only call of its role. Here each role, the node that made
+the call, has penalties of its own. Those of the rollout are the means over the roles that have
 them:
 
-* p_err has each role with tools: one of its calls was offered some, or asked for one. A planner
-  without tools has none, so that the 0.5 of a rollout without a tool call is not held against it. A
-  tool call is the role's that asked for it, whichever node carried it out; one that no call asked
-  for is the role's in whose node it ran.
-* p_format has each role that wrote an answer tag. Which roles are to is not known of a graph: a
-  synthesizer whose problem asks for another format writes none, and rightly, while the solvers
-  before it do. (Where it should have, the answer is not read, and the rollout is a negative, whose
-  penalty nobody looks at.) Where no role wrote one, the tag is asked of the role that ended the
-  rollout, the one of its last call: 1, as over the whole.
+* p_err exists for each role with tools: one of its calls was offered some, or asked for one. A
+  planner without tools has none, so that the 0.5 of a rollout without a tool call does not count
+  against it. A tool call belongs to the role that asked for it, whichever node executed it. One
+  that no call asked for belongs to the role in whose node it ran.
+* p_format exists for each role that wrote an answer tag. A graph does not declare which roles are
+  to write one: a synthesizer whose problem asks for another format rightly writes none, while the
+  solvers before it do. (If it should have, the answer is not read, and the rollout is a negative,
+  whose penalty is not used.) If no role wrote one, the role of the last call gets 1, as over the
+  whole rollout.
 
-What counts is decided over the whole rollout (`count_calls`), for roles may share a session: a
+Calls are counted over the whole rollout (`count_calls`), since roles may share a session: a
 variable that one sets and another takes was of use, and the same failure counts once, for the role
-that made it first. So the counts of the roles add up to those of the whole.
+that made it first. The counts of the roles therefore add up to those of the whole.
 
 A rollout in which the policy answers in one role only (the tool loop, a graph whose nodes are not
 on record) has the penalties over the whole.
@@ -103,12 +103,12 @@ _BLANK = re.compile(r"#[^\n]*|\s+")
 
 @dataclass(frozen=True, slots=True)
 class CountedCalls:
-    """The tool calls of a rollout that ended through the policy's own doing."""
+    """Tool calls of a rollout that ended through the policy's own doing."""
 
     failed_calls: tuple[ToolCall, ...]
     """Calls that failed, repeats left out."""
     effective_calls: tuple[ToolCall, ...]
-    """Calls that went well and were of use."""
+    """Successful calls that were of use."""
     padding: frozenset[str]
     """`tool_call_id` of each call that counts in neither."""
     counted: frozenset[str] = frozenset()
@@ -124,12 +124,14 @@ class CountedCalls:
 
     @property
     def error(self) -> float:
-        """p_err."""
+        """Penalty p_err."""
         return error_share(self.failed, self.effective)
 
 
 def count_calls(tool_calls: Sequence[ToolCall], problem: str = "") -> CountedCalls:
-    """The calls of one rollout, in their order; `problem` is the text that it was given."""
+    """Count the calls of one rollout, in their order. `problem` is the text that the rollout was
+    given.
+    """
     sessions: dict[str, _Session] = {}
     ended = [
         _Looked(call, sessions, problem)
@@ -155,17 +157,17 @@ def count_calls(tool_calls: Sequence[ToolCall], problem: str = "") -> CountedCal
 
 
 def error_share(failed: int, effective: int) -> float:
-    """p_err of so many calls: the share of failed ones; 0.5 without any."""
+    """p_err of these numbers of calls: the share of failed ones (0.5 without any)."""
     return failed / (failed + effective) if failed + effective else 0.5
 
 
 def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
-    """Share of failed calls among those that count; 0.5 without any."""
+    """Share of failed calls among those that count (0.5 without any)."""
     return count_calls(tool_calls).error
 
 
 def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
-    """Those of a rollout's own tool calls that its policy asked for, or that no model did."""
+    """Own tool calls of a rollout, except those that only another model asked for."""
     asked: dict[bool, set[str]] = {True: set(), False: set()}
     for call in trajectory.own_calls:
         asked[call.model == trajectory.policy].update(asked_ids(call))
@@ -174,8 +176,8 @@ def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
 
 
 def asked_ids(call: Call) -> list[str]:
-    """`tool_call_id` of each tool call that a model call asked for,
-    or may have by a fenced block.
+    """`tool_call_id` of each tool call that a model call asked for, or may have asked for by a
+    fenced block.
     """
     made = [
         *(call.response.get("tool_calls") or ()),
@@ -192,8 +194,8 @@ def penalty_format(
 ) -> float:
     """1 without an answer tag, else the surplus of answer tags per turn, at most 1.
 
-    `tools`: which tool calls count; None: all. `policy`, `role`: the model and the role whose turns
-    count; None: all.
+    `tools`: counted tool calls (None: all count). `policy`, `role`: model and role whose turns
+    count (None: all).
     """
     own = {
         call.id
@@ -217,7 +219,7 @@ class _Session:
 
 
 class _Looked:
-    """A call that ended, with what its code is and what it showed."""
+    """Ended call with the facts of its code and its output."""
 
     __slots__ = ("asked", "call", "facts", "failed", "form", "news", "output", "session", "sets")
 
@@ -229,17 +231,17 @@ class _Looked:
             if call.name != python.name
             else f"{call.identity.thread_id} {scope_of(call.identity)}"
         )
-        """Empty for a call of a tool that has none."""
+        """Session of the call. Empty for a tool without one."""
         self.asked = self.session, call.repeated_of or call.id
-        """Equal for calls of one session with the same arguments."""
+        """Key that is equal for calls of one session with the same arguments."""
         code = _code(call)
         self.facts = code_facts(code) if code is not None else None
         self.form = _form(call, code, self.facts, self.session, failed=self.failed)
         self.output = _output(call)
         self.news: bool | None = None
-        """True if it showed something that was not known before; None: the record does not say."""
+        """True if the call showed something new (None if the record does not show it)."""
         self.sets: frozenset[str] = frozenset()
-        """Variables that it set to something else, or changed."""
+        """Variables that the call set to a new value, or changed."""
         if code is not None and self.facts is not None and self.facts.form:
             seen = sessions.setdefault(self.session, _Session(problem))
             self.sets = left = (
@@ -271,7 +273,7 @@ class _Looked:
 
 
 def _effective(went_well: Sequence[_Looked]) -> list[_Looked]:
-    """Calls that showed something new, or left a variable that a later one of them takes."""
+    """Calls that showed something new, or left a variable that a later effective call takes."""
     first: dict[str, _Looked] = {}
     for looked in went_well:
         first.setdefault(looked.form, looked)
@@ -300,7 +302,7 @@ def _effective(went_well: Sequence[_Looked]) -> list[_Looked]:
 
 
 def _through(calls: Iterable[_Looked]) -> dict[str, dict[str, set[str]]]:
-    """By session, what the functions that are defined in it take from it."""
+    """Names that the functions defined in a session take from it, by session and function."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for looked in calls:
         for name, free in looked.facts.through if looked.facts is not None else ():
@@ -309,7 +311,7 @@ def _through(calls: Iterable[_Looked]) -> dict[str, dict[str, set[str]]]:
 
 
 def _reach(names: Iterable[str], through: dict[str, set[str]]) -> set[str]:
-    """The names, and those that functions among them take."""
+    """Given names, and the names that functions among them take."""
     reached: set[str] = set()
     waiting = set(names)
     while waiting:
@@ -331,7 +333,7 @@ def _code(call: ToolCall) -> str | None:
 def _form(
     call: ToolCall, code: str | None, facts: CodeFacts | None, session: str, *, failed: bool
 ) -> str:
-    """Equal for calls of one session that are the same but for wording."""
+    """Key that is equal for calls of one session that differ only in wording."""
     if code is None:
         try:
             return json.dumps([session, call.name, call.arguments], sort_keys=True, default=str)
@@ -343,9 +345,9 @@ def _form(
 
 
 def _output(call: ToolCall) -> str | None:
-    """The code's output as the model was shown it, empty if none (None: not on record).
+    """Output of the code as shown to the model, empty if there is none (None if not on record).
 
-    Of the text that it read, notes on the session are left out.
+    Notes on the session are left out of the text.
     """
     if call.stdout or call.value is not None:
         return f"{call.stdout}\n{call.value or ''}".strip()
@@ -355,7 +357,7 @@ def _output(call: ToolCall) -> str | None:
 
 
 def _only_pads(call: Call, tools: CountedCalls) -> bool:
-    """Whether a turn did nothing but make calls that do not count, as calls or by fenced blocks."""
+    """True if a turn only made calls that do not count, as calls or by fenced blocks."""
     listed: list[Any] = call.response.get("tool_calls") or []
     asked = [each.get("id") for each in listed]
     asked += [id_ for id_ in block_ids(call.id) if id_ in tools.padding or id_ in tools.counted]
@@ -378,15 +380,16 @@ def _text(content: Any) -> str:
 
 
 _NO_TOOLS = ("", content_hash(()))
-"""Of `Call.tools_hash`: not on record, and none offered."""
+"""Values of `Call.tools_hash` without tools: not on record, or none offered."""
 
 
 def role_penalties(
     trajectory: Trajectory, counted: CountedCalls | None = None
 ) -> dict[str, RolePenalty]:
-    """By role, in the order of first appearance; empty where the policy answered in fewer than two.
+    """Penalties by role, in the order of first appearance. Empty if the policy answered in fewer
+    than two roles.
 
-    `counted`: the rollout's tool calls, where they have been counted.
+    `counted`: counts of the rollout's tool calls, if they already exist.
     """
     calls = [call for call in trajectory.own_calls if call.model == trajectory.policy]
     roles = list(dict.fromkeys(call.identity.role for call in calls))
@@ -425,8 +428,8 @@ def role_penalties(
 
 
 def mean_penalties(roles: Iterable[RolePenalty]) -> tuple[float, float]:
-    """(p_err, p_format) of a rollout: the means over the roles that have them; without one, as
-    without a call.
+    """(p_err, p_format) of a rollout: the means over the roles that have them. If no role has one,
+    the value for a rollout without calls.
     """
     each = list(roles)
     errors = [role.error for role in each if role.error is not None]

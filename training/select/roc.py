@@ -1,24 +1,24 @@
-"""Resample on correct (GRPO-RoC): which rollouts of a group are trained on.
+"""Resample on correct (GRPO-RoC): selects the rollouts of a group to train on.
 
 rStar2-Agent (arXiv 2508.20722) samples 2G rollouts of a question and keeps G: half of the negatives
-at random, so that the ways of failing stay diverse, and half of the positives, preferring those
-with few tool errors and a clean format. An outcome reward alone teaches that a clumsy trajectory is
-as good as a clean one if both end right; selecting the clean ones says otherwise *without touching
-the reward*, which would invite hacking it.
+at random, so that failures stay diverse, and half of the positives, preferring those with few tool
+errors and a clean format. An outcome reward alone teaches that a clumsy trajectory is as good as a
+clean one if both end right. Selection favours the clean ones *without touching the reward*, which
+would invite hacking it.
 
     p_err    = 0.5 if the rollout called no tool, else failed calls / calls
     p_format = 1 without an <answer> tag,         else min(1, surplus answer tags / turns)
     keep probability of a positive ~ 1 / (p_err + p_format + eps), without replacement
 
 `select` runs one of four algorithms that differ in nothing else, so that an ablation compares like
-with like: `grpo` trains on every rollout, `grpo-roc` as above, and the two others are the controls
-that the paper lacks. `grpo-random` keeps a random G of 2G; it loses the only positive of 16 in half
-of the draws, and with it the group. `grpo-roc-random` keeps as many positives and negatives as
-`grpo-roc`, with one seed the very same negatives, but draws the positives uniformly: what is left
-between the two is the choice of clean ones.
+with like. `grpo` trains on every rollout, `grpo-roc` as above. The other two are controls that the
+paper lacks. `grpo-random` keeps a random G of 2G. It loses the only positive of 16 in half of the
+draws, and with it the group. `grpo-roc-random` keeps as many positives and negatives as `grpo-roc`,
+with one seed the very same negatives, but draws the positives uniformly. The two thus differ only
+in the choice of clean positives.
 
-Three deviations from the paper and the code released with it, each because of a way to cheat or to
-lose data:
+Three deviations from the paper and the code released with it, each to prevent cheating or loss of
+data:
 
 * Errors are *typed outcomes* (`ToolStatus.is_policy_failure`), never the word "error" in a text.
   Faults of the infrastructure, and calls that were never finished, count neither as calls nor as
@@ -26,32 +26,31 @@ lose data:
 * Calls and turns that do nothing do not count (`hrm_agent.training.select.penalties`): padding must
   not lower a penalty.
 * Surplus answer tags are counted within each conversation. With one conversation this is the
-  paper's answer_tags - 1; a graph in which several solvers answer once each has no surplus. Only
+  paper's answer_tags - 1. A graph in which several solvers answer once each has no surplus. Only
   the policy's own messages are counted.
 
 For graphs of several roles the penalties can be counted by role
 (`hrm_agent.training.select.penalties`).
 
-What is right is the outcome (`correct`); what is maximised is the reward, a rubric's weighted sum
-where the run has one. The quotas go by the outcome, the advantages by the reward.
+The outcome (`correct`) decides between positive and negative, and with it the quotas. The reward, a
+rubric's weighted sum if the run has one, is maximised and decides the advantages.
 
-Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated
-rollouts stay, with outcome 0 (filtering them made truncation worse), unless the run says otherwise.
-Rollouts that failed by themselves, were aborted, never ended, or lost a tool call to the
-infrastructure are dropped *before* the quotas, so that a fault of a machine neither counts as a
-negative nor changes the mean. A group that shrinks below G by this is kept whole; one of which less
-than the share `min_group` is left is rejected, since the mean and deviation of two that happened to
-survive say nothing of the prompt.
+Every rollout gets an `Overlay` with the reason why it was kept or dropped. Truncated rollouts stay,
+with outcome 0 (filtering them made truncation worse), unless the run is configured otherwise.
+Rollouts that failed through no fault of the policy, were aborted, never ended, or lost a tool call
+to the infrastructure are dropped *before* the quotas, so that a fault of a machine neither counts
+as a negative nor changes the mean. A group reduced below G by this is kept whole. One with less
+than the share `min_group` left is rejected, since the mean and deviation of two survivors do not
+characterise the prompt.
 
-A rollout whose graph raised on what the policy wrote (`hrm_agent.runtime.failures` says how that is
-found) is a negative: its reward is 0, or the lowest of its group where that is less, so that nobody
-gains by writing what cannot be read. Where every rollout of a group raised one error at one place,
-no answer is known that the graph can go on from: it is the graph's own doing, or may be, and the
-group teaches nothing.
+A rollout whose graph raised on what the policy wrote (see `hrm_agent.runtime.failures`) is a
+negative. Its reward is 0, or the lowest of its group if that is less, so that unreadable answers
+never pay. If every rollout of a group raised one error at one place, the graph itself may be the
+cause, and the group teaches nothing.
 
 The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the
-order of the list nor on ids that contain the time. Hence a permuted group, or one collected again
-after a crash, is judged alike.
+order of the list nor on ids that contain the time. A permuted group, or one collected again after a
+crash, is therefore judged alike.
 """
 
 from __future__ import annotations
@@ -105,22 +104,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RocOptions:
-    """What the paper leaves open. Raises `ConfigError` for values that make no sense."""
+    """Options that the paper leaves open. Raises `ConfigError` for invalid values."""
 
     selection: Literal["inverse", "lowest"] = "inverse"
-    """Positives by a draw with inverse weights (the paper), or those with the lowest penalty (the
-    released code).
+    """Positives by a weighted draw with inverse penalties (the paper), or those with the lowest
+    penalty (the released code).
     """
     min_negatives: int = 2
-    """Negatives that are kept if there are as many: without them a group of 31 positives has no
-    contrast.
+    """Minimum number of negatives to keep, if there are that many. Without them a group of 31
+    positives has no contrast.
     """
     min_positives: int = 2
-    """Positives that are kept if there are as many."""
+    """Minimum number of positives to keep, if there are that many."""
     eps: float = 1e-6
-    """Added to the penalty. So small a value takes positives without penalty before all others."""
+    """Constant added to the penalty. A small value takes positives without penalty before all
+    others.
+    """
     penalties: Literal["whole", "by_role"] = "whole"
-    """Over all calls and turns (the paper), or the means over roles
+    """Penalties over all calls and turns (the paper), or means over roles
     (`hrm_agent.training.select.penalties`).
     """
     truncated: Truncated = "wrong"
@@ -135,20 +136,22 @@ class RocOptions:
 
 @dataclass(frozen=True, slots=True)
 class SelectableRollout:
-    """A rollout that takes part in the selection."""
+    """Rollout that takes part in the selection."""
 
     trajectory: Trajectory
-    """The rollout itself."""
+    """Rollout itself."""
     reward: float
-    """What is maximised: the outcome, or a rubric's weighted sum."""
+    """Value to maximise: the outcome, or a rubric's weighted sum."""
     outcome: float
-    """Whether the answer is right, in [0, 1]; 0 for a truncated run."""
+    """Correctness of the answer, in [0, 1]. 0 for a truncated run."""
     penalty_error: float
     """p_err, in [0, 1]."""
     penalty_format: float
     """p_format, in [0, 1]."""
     by_role: Mapping[str, RolePenalty]
-    """What the two are means over; empty where they are over the whole rollout."""
+    """Penalties by role, whose means are the two penalties. Empty if these are over the whole
+    rollout.
+    """
 
     @property
     def penalty(self) -> float:
@@ -160,11 +163,11 @@ class SelectableRollout:
 
 
 Reasons = dict[str, str]
-"""By trajectory id, why it was kept."""
+"""Reasons for keeping rollouts, by trajectory id."""
 Algorithm = Callable[[Sequence[SelectableRollout], int, random.Random, RocOptions], Reasons]
-"""(candidates, number to keep, source of randomness, options) -> those kept."""
+"""Function (candidates, number to keep, source of randomness, options) -> kept rollouts."""
 Draw = Callable[[Sequence[SelectableRollout], int, random.Random, float], list[SelectableRollout]]
-"""(positives, number to keep, source of randomness, eps) -> those kept."""
+"""Function (positives, number to keep, source of randomness, eps) -> kept positives."""
 
 
 def select(
@@ -178,10 +181,10 @@ def select(
     options: RocOptions | None = None,
     min_group: float = 0.0,
 ) -> list[Overlay]:
-    """Judge the rollouts of one group: an `Overlay` for each, in the order of `group`, without
-    advantages.
+    """Judge the rollouts of one group. Returns an `Overlay` for each, in the order of `group`,
+    without advantages.
 
-    `keep` is G; where fewer rollouts can take part, all of them are kept, unless they are less than
+    `keep` is G. If fewer rollouts can take part, all of them are kept, unless they are less than
     the share `min_group` of the group. `algorithm` is a name of `ALGORITHMS`.
     """
     chosen = _algorithm(algorithm)
@@ -209,21 +212,21 @@ def _algorithm(name: str) -> Algorithm:
 
 
 def is_positive(reward: float) -> bool:
-    """Whether a rollout counts as correct, where a verifier may give fractions."""
+    """True if a rollout counts as correct. Verifiers may give fractions."""
     return reward > 0.5
 
 
 def outcome_of(trajectory: Trajectory) -> float:
-    """Whether the answer is right, in [0, 1]; a truncated rollout's is not."""
+    """Correctness of the answer, in [0, 1]. 0 for a truncated rollout."""
     return 0.0 if trajectory.status is RunStatus.TRUNCATED else trajectory.outcome
 
 
 def reward_of(trajectory: Trajectory, truncated: Truncated = "wrong") -> float:
-    """Reward that the trainer maximises: a rubric's weighted sum, else the outcome. `truncated`: as
-    the run's key.
+    """Reward that the trainer maximises: a rubric's weighted sum, else the outcome. `truncated` is
+    the run's setting.
 
-    0 where the graph could not go on from what the policy wrote; in its group it may be less
-    (`select`).
+    0 if the graph could not continue from what the policy wrote. `select` may lower it further
+    within the group.
     """
     if failed_by_policy(trajectory):
         return 0.0
@@ -276,7 +279,7 @@ def _resample(
     options: RocOptions,
     draw: Draw,
 ) -> Reasons:
-    """Each side's quota: negatives uniformly, positives by `draw`."""
+    """Keep each side's quota: negatives uniformly, positives by `draw`."""
     if len(candidates) <= keep:
         return _keep_all(candidates, keep, rng, options)
     positives = [c for c in candidates if c.positive]
@@ -301,16 +304,16 @@ ALGORITHMS: dict[str, Algorithm] = {
     "grpo-roc": _resample_on_correct,
     "grpo-roc-random": _resample_at_random,
 }
-"""By the name that a user gives."""
+"""Selection algorithms by the name that a user gives."""
 
 
 def quotas(
     positives: int, negatives: int, keep: int, min_positives: int = 2, min_negatives: int = 2
 ) -> tuple[int, int]:
-    """(positives, negatives) to keep of a group larger than `keep`; their sum is `keep`.
+    """(positives, negatives) to keep of a group larger than `keep`. Their sum is `keep`.
 
-    As in the released code, with two repairs: where both shares round the same way (an odd `keep`)
-    the positives give way, and the minimum of a side is at most half of `keep`.
+    Follows the released code, with two repairs. If both shares round the same way (an odd `keep`),
+    the positives give way. The minimum of a side is at most half of `keep`.
     """
     total = positives + negatives
     least_z = min(min_negatives, negatives, keep // 2)
@@ -327,7 +330,7 @@ def quotas(
 def _inverse(
     positives: Sequence[SelectableRollout], count: int, rng: random.Random, eps: float
 ) -> list[SelectableRollout]:
-    """A draw without replacement with weight 1 / (penalty + eps), by Efraimidis and Spirakis'
+    """Draw without replacement with weight 1 / (penalty + eps), by Efraimidis and Spirakis'
     exponential keys.
     """
     keys = [-math.log(1.0 - rng.random()) * (c.penalty + eps) for c in positives]
@@ -368,8 +371,8 @@ def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout
 
 
 def _with_failures_last(group: Sequence[SelectableRollout]) -> dict[str, SelectableRollout]:
-    """By trajectory id; no other reward of the group is below that of a run that the policy
-    failed.
+    """Candidates by trajectory id. A rollout that failed because of the policy gets at most the
+    lowest reward of the others.
     """
     able = [c.reward for c in group if fault_of(c.trajectory) is None]
     lowest = min(able, default=0.0)
@@ -386,7 +389,7 @@ def _with_failures_last(group: Sequence[SelectableRollout]) -> dict[str, Selecta
 
 
 def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | None:
-    """Why the whole group teaches nothing; None if it does."""
+    """Reason why the whole group teaches nothing (None if it teaches something)."""
     if not candidates:
         return DropReason.SMALL_GROUP, "group rejected: no rollout of it can take part"
     ends = {

@@ -1,9 +1,8 @@
-"""What becomes of the rollouts of a step: a verdict for every attempt, group by group, and why a
-step is empty.
+"""Verdicts for the rollouts of a step, group by group, and the reason why a step is empty.
 
-Only the last attempt of a rollout is judged with its group; an earlier one gets a verdict of its
-own, so that nothing is on record without one. A group that was kept and cannot teach anything (none
-of its calls was sampled from the policy as it is: temperature 0, top-p) is rejected like one whose
+Only the last attempt of a rollout is judged with its group. An earlier one gets a verdict of its
+own, so that every attempt on record has one. A kept group that cannot teach anything (none of its
+calls was sampled from the unmodified policy: temperature 0, top-p) is rejected like one whose
 rewards are equal.
 """
 
@@ -52,7 +51,7 @@ _GROUPS = {
     DropReason.RUN_FAILED: GROUPS_FAILED,
     DropReason.NO_GRADIENT: "groups_without_gradient",
 }
-"""Reasons for which a whole group is left out -> metrics, `select/{name}`."""
+"""Metrics, `select/{name}`, by the reason why a whole group is left out."""
 _WORDS = {
     DropReason.EQUAL_REWARDS: "have equal rewards",
     DropReason.SMALL_GROUP: "have too few rollouts that can take part",
@@ -68,8 +67,8 @@ _LOST = (DropReason.INFRASTRUCTURE, DropReason.RUN_FAILED)
 def judge(
     rollouts: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig
 ) -> list[Overlay]:
-    """A verdict for every attempt of every rollout of a step, group by group,
-    without advantages.
+    """Return a verdict for every attempt of every rollout of a step, group by group, without
+    advantages.
     """
     groups: dict[str, list[Attempts]] = {}
     for attempts in rollouts:
@@ -82,7 +81,7 @@ def judge(
 def judge_group(
     group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig
 ) -> list[Overlay]:
-    """A verdict for every attempt of every rollout of one group, without advantages."""
+    """Return a verdict for every attempt of every rollout of one group, without advantages."""
     options = RocOptions(
         selection=config.select.selection,
         min_negatives=config.select.min_negatives,
@@ -121,10 +120,10 @@ def judge_group(
 
 
 def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> list[Overlay]:
-    """The overlays; where no call that would be learnt from can be, those of a rejected group.
+    """Overlays of a group, rejected if none of the calls to learn from can be trained on.
 
-    A group of greedy rollouts has equal rewards, too; that nothing was sampled is the reason for
-    it.
+    A group of greedy rollouts has equal rewards, too. The reported reason is that nothing was
+    sampled.
     """
     able = [t for t in group if fault_of(t) is None]
     kept = {overlay.trajectory_id for overlay in overlays if _is_kept(overlay)}
@@ -148,7 +147,7 @@ def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> l
 
 
 def _why_left_out(trajectory: Trajectory, step: int, config: GrpoConfig) -> Why | None:
-    """Why a rollout that has ended is no part of its group; None if it is."""
+    """Reason why an ended rollout is excluded from its group (None if it is included)."""
     if (old := _too_old(trajectory, step, config)) is not None:
         return DropReason.TOO_OLD, old
     cut = trajectory.status is RunStatus.TRUNCATED and config.select.truncated == "leave_out"
@@ -159,13 +158,13 @@ def _why_left_out(trajectory: Trajectory, step: int, config: GrpoConfig) -> Why 
 
 
 def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | None:
-    """What is wrong with a rollout of which a token is of weights further back than the run allows;
-    None if none is.
+    """Reason why a rollout is too old: a token of it was sampled by weights further back than the
+    run allows (None if none was).
 
-    No rollout is begun so early. One on record can be: of a run that allowed more.
+    No rollout is begun so early. One on record can be too old if its run allowed more.
     """
     bound = config.rollout.versions_behind
-    if not bound or config.source:  # versions of another training's record say nothing
+    if not bound or config.source:  # versions of another training do not count
         return None
     versions = (
         call.policy_version
@@ -191,10 +190,10 @@ def credited_overlays(
     config: GrpoConfig,
     beside: Sequence[Overlay] = (),
 ) -> list[Overlay]:
-    """The overlays of a step with advantages, and the weight of each call.
+    """Overlays of a step with advantages and the weight of each call.
 
-    `beside`: further ones of the step, which have theirs already; estimators that look at a whole
-    step see them, too.
+    `beside`: further overlays of the step, which already have advantages. Estimators that look at a
+    whole step see them, too.
     """
     loss = config.loss
     overlays = by_group([*judged, *beside], loss.advantages, loss.advantage_eps)[: len(judged)]
@@ -211,9 +210,7 @@ def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:
 
 
 def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> Row:
-    """Numbers of rollouts that were run again, failed or lost, and of groups left out,
-    by reason.
-    """
+    """Numbers of rollouts run again, failed or lost, and of groups left out, by reason."""
     by_id = {overlay.trajectory_id: overlay for overlay in overlays}
     last = [by_id[attempts[-1].id] for attempts in rollouts]
     groups = _rejected(last)
@@ -231,7 +228,7 @@ def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay])
 
 
 def _rejected(overlays: Iterable[Overlay]) -> Counter[DropReason]:
-    """Groups of which nothing was kept, by reason."""
+    """Number of groups of which nothing was kept, by reason."""
     groups: dict[str, list[Overlay]] = {}
     for overlay in overlays:
         groups.setdefault(overlay.group_id, []).append(overlay)
@@ -249,7 +246,7 @@ def _is_kept(overlay: Overlay) -> bool:
 
 
 def _why_rejected(group: Sequence[Overlay]) -> DropReason:
-    """Of a group whose rollouts were all lost, that it is too small."""
+    """Reason why a group was rejected (too small if all its rollouts were lost)."""
     reasons = (
         overlay.drop_reason for overlay in group if overlay.verdict is Verdict.GROUP_REJECTED
     )
@@ -257,17 +254,16 @@ def _why_rejected(group: Sequence[Overlay]) -> DropReason:
 
 
 def explained(update: Row, metrics: Mapping[str, float]) -> Row:
-    """The metrics of an update; where nothing was to be trained, `skipped` says why nothing was
-    kept.
-    """
+    """Metrics of an update. If there was nothing to train on, `skipped` also gives the reason."""
     if update["skipped"] != NOTHING_TO_TRAIN:
         return update
     return {**update, "skipped": f"{NOTHING_TO_TRAIN}: {why_nothing_is_kept(metrics)}"}
 
 
 def why_nothing_is_kept(metrics: Mapping[str, Any]) -> str:
-    """Of a step, or of several whose metrics were added up:
-    `14 of 16 groups have equal rewards, 2 of 16 ...`.
+    """Reasons why groups were rejected, for one step or the summed metrics of several.
+
+    Example: `14 of 16 groups have equal rewards, 2 of 16 ...`.
     """
     counts = {reason: int(metrics.get(f"select/{name}") or 0) for reason, name in _GROUPS.items()}
     total = sum(counts.values())
@@ -284,10 +280,10 @@ def why_nothing_is_kept(metrics: Mapping[str, Any]) -> str:
 
 
 def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
-    """What a run lacked of which no step changed the weights, and what may help.
+    """Reason why no step of a run changed the weights, with advice.
 
-    None if one did, or if there are no rows, which is not to know. Those of an earlier version do
-    not say why.
+    None if a step changed them, or if there are no rows. Rows of an earlier version contain no
+    reason.
     """
     if not rows or any(row["stepped"] for row in rows):
         return None
@@ -310,10 +306,10 @@ def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
 
 
 def when_learning_stopped(rows: Sequence[Row]) -> str | None:
-    """From which step on almost no group taught anything, and what may help; None if that did not
-    happen.
+    """First step from which almost no group taught anything, with advice (None if that did not
+    happen).
 
-    The last steps count, if there are `_LAST_STEPS` or more of them: a single one may be bad luck.
+    Requires at least `_LAST_STEPS` such steps at the end. A single one may be bad luck.
     """
     rejected = [row.get("select/groups_rejected") for row in rows]
     idle = list(
@@ -332,8 +328,8 @@ def when_learning_stopped(rows: Sequence[Row]) -> str | None:
 
 
 def refuse_hopeless(row: Row, folder: Path) -> None:
-    """Raise `RunError` where no rollout of a run has got through yet: each further step would come
-    to the same.
+    """Raise `RunError` if no rollout of a run has succeeded yet. Further steps would have the same
+    result.
     """
     if not nothing_got_through(totals_of([row])):
         return
@@ -348,5 +344,5 @@ def refuse_hopeless(row: Row, folder: Path) -> None:
 
 
 def advice(rows: Sequence[Row]) -> str:
-    """What may help where many groups of these steps taught nothing."""
+    """Advice if many groups of these steps taught nothing."""
     return diagnosis(totals_of(rows))

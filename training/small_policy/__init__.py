@@ -1,3 +1,3 @@
-"""A small, real policy that the project builds itself: architecture, tokenizer, chat template,
+"""Small, real policy that the project builds itself: architecture, tokenizer, chat template,
 demonstrations.
 """

@@ -1,12 +1,12 @@
-"""Rebuild the policies that the package ships: a cold start, what GRPO-RoC makes of it, and a cold
-start of the roles.
+"""Rebuild the policies that the package ships: cold-start, trained, roles-cold-start.
 
     python -m hrm_agent.training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only NAME]
     python -m hrm_agent.training.small_policy --check
 
-Each is measured on held-out problems through the graphs, the engine and the sandbox, and the
-figures go to its card. With `--check` nothing is built: it says whether the policies in the folder
-are what would be built now.
+They are a cold start, the result of GRPO-RoC on it, and a cold start of the roles. Each is measured
+on held-out problems through the graphs, the engine and the sandbox, and its card gets the figures.
+With `--check` nothing is built: it reports whether the policies in the folder equal those that
+would be built now.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from hrm_agent.training.small_policy.trained import REINFORCEMENT, build_trained
 __all__ = ["main"]
 
 NAMES = ("cold-start", "trained", "roles-cold-start")
-"""In the order in which they are built."""
+"""Policies in the order in which they are built."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m hrm_agent.training.small_policy", description=(__doc__ or "").split("\n")[0]
     )
@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def build(out: Path, runs: Path, seed: int = 0, only: str | None = None) -> None:
-    """Build into `out`, measure, and write the cards; the figures lie in `runs` as JSON, too."""
+    """Build the policies into `out`, measure them and write the cards. The figures are also written
+    to `runs` as JSON.
+    """
     cold, trained, roles = (out / name for name in NAMES)
     runs.mkdir(parents=True, exist_ok=True)
     inputs = cold_start_inputs(seed)
@@ -98,9 +100,7 @@ def _check(out: Path, seed: int) -> None:
 
 
 def _finish(policy: Path, runs: Path, inputs: Inputs, seconds: float) -> None:
-    """Measure a policy; its card gets its figures, those of other seeds,
-    and what it was made from.
-    """
+    """Measure a policy. Write its figures, those of other seeds and its inputs to its card."""
     began = time.perf_counter()
     found, text = _measured(policy, runs / f"eval-{policy.name}")
     measuring = time.perf_counter() - began
@@ -117,7 +117,7 @@ def _finish(policy: Path, runs: Path, inputs: Inputs, seconds: float) -> None:
 
 
 def _measured(policy: Path, run: Path) -> tuple[dict[str, Figures], str]:
-    """A policy's figures by graph, and the text that its card has of them."""
+    """Figures of a policy by graph, and the text of its card."""
     if policy.name == "roles-cold-start":
         found = measure_roles(policy, run)
         return found.by_graph, roles_text(found)
@@ -132,7 +132,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _teller(steps: int, figure: str) -> Callable[[dict[str, float]], None]:
-    """Says every so often how far it is."""
+    """Return a function that reports progress on stderr about twenty times."""
     every = max(1, steps // 20)
 
     def tell(row: dict[str, float]) -> None:

@@ -1,14 +1,15 @@
-"""The small policy's network: a Qwen3 causal language model of under a million parameters.
+"""Network of the small policy: a Qwen3 causal language model of under a million parameters.
 
-A stock architecture, so that everything that loads a Hugging Face model (transformers, vLLM, an
-engine of one's own) loads this one. Two layers, because what the tasks ask for is copying numbers
-digit by digit: one layer sees what came before a digit, the next finds the place where that came
-before. With a third layer copying set in later, after as many demonstrations, and each cost half as
-much again. Embeddings are tied, dropout is nil, weights are float32: a CPU gains nothing from less.
+It is a stock architecture, so that everything that loads a Hugging Face model (transformers, vLLM,
+a custom engine) loads this one. It has two layers, because the tasks require copying numbers digit
+by digit: one layer sees the token before a digit, the next finds the place where that token
+occurred before. With a third layer copying emerged later, after as many demonstrations, and each
+cost half as much again. Embeddings are tied, dropout is 0, weights are float32: a CPU gains nothing
+from less.
 
-Two things bring copying forward. Rotary positions turn fast (base 100, not 10,000): to tell a
-neighbour from the one after it is what the first layer has to learn, and no episode is longer than
-a few hundred tokens. And attention begins softer than Qwen3's, so that the first steps look
+Two settings make copying emerge earlier. Rotary positions turn fast (base 100, not 10,000): the
+first layer has to learn to distinguish a neighbour from the token after it, and no episode is
+longer than a few hundred tokens. Attention begins softer than Qwen3's, so that the first steps look
 everywhere.
 """
 
@@ -22,7 +23,7 @@ from hrm_agent.models.own_defaults import OWN_KEY, OwnDefaults, RlDefaults, RunD
 __all__ = ["CONTEXT_TOKENS", "SMALL_DEFAULTS", "new_model", "small_config"]
 
 CONTEXT_TOKENS = 1024
-"""Longest episode in tokens; those of the built-in tasks stay under 256."""
+"""Longest episode in tokens. Those of the built-in tasks stay under 256."""
 
 SMALL_DEFAULTS = OwnDefaults(
     run=RunDefaults(max_tokens=512),
@@ -36,16 +37,14 @@ SMALL_DEFAULTS = OwnDefaults(
         warmup_steps=30,
     ),
 )
-"""Defaults that suit half a million weights that began from nothing; they would ruin a pretrained
-model.
-"""
+"""Defaults for half a million weights trained from scratch. They would ruin a pretrained model."""
 ROTARY_BASE = 100.0
 SHARPNESS = 0.7
-"""Of attention at first: the weights that scale normalised queries and keys (Qwen3: 1)."""
+"""Initial sharpness of attention: the weights that scale normalised queries and keys (Qwen3: 1)."""
 
 
 def small_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """The architecture for a tokenizer's vocabulary."""
+    """Architecture for a tokenizer's vocabulary."""
     vocabulary = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=len(vocabulary),
@@ -68,7 +67,9 @@ def small_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """Fresh weights, a function of the seed. The global random state is left as it was."""
+    """Return a model with fresh weights, a function of the seed. The global random state is
+    unchanged.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(small_config(tokenizer))

@@ -1,6 +1,4 @@
-"""The parts of a model card that are figures: this build's, and how far those of other builds lie
-from them.
-"""
+"""Figures in a model card: those of this build, and their spread over other builds."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ __all__ = [
 ]
 
 SPREAD = Path(__file__).with_name("spread.json")
-"""What `hrm_agent.training.small_policy.spread` found."""
+"""Figures found by `hrm_agent.training.small_policy.spread`."""
 
 _ROW = re.compile(r"^\| (\w+) \| [\d.]+ \| (\d+) \| ([\d.]+) \([^|]*\| ([\d.]+) \|$", re.MULTILINE)
 
@@ -32,7 +30,7 @@ _FAULT = re.compile(r"^\| `(\w+)` \| (\d+) \| (\d+) \| [\d.]+ \|$", re.MULTILINE
 
 
 def figures_text(found: Mapping[str, Figures]) -> str:
-    """A table of this build's figures."""
+    """Table of this build's figures."""
     rows = [_row(graph, figures) for graph, figures in found.items()]
     head = (
         f"\n**Figures** on held-out problems (seed {EVAL_SEED}), through the graphs of this"
@@ -53,8 +51,8 @@ def _row(graph: str, found: Figures) -> str:
 
 
 def figures_of_card(card: str) -> dict[str, tuple[int, float, float]]:
-    """By graph: rollouts, share of correct answers, and share of the correct ones with a tool
-    error.
+    """Figures by graph: rollouts, share of correct answers, and share of the correct ones with a
+    tool error.
     """
     return {
         graph: (int(count), float(right), float(errors))
@@ -63,7 +61,7 @@ def figures_of_card(card: str) -> dict[str, tuple[int, float, float]]:
 
 
 def roles_text(found: RoleFigures) -> str:
-    """The figures of a policy whose roles err, and how often each fault was made."""
+    """Text with figures of a policy whose roles make faults, and the frequency of each fault."""
     low, high = found.greedy.interval
     greedy = (
         f"At temperature 0 {found.greedy.correct:.3f} ({low:.3f} to {high:.3f}) of the same"
@@ -82,7 +80,7 @@ def roles_text(found: RoleFigures) -> str:
 
 
 def faults_of_card(card: str) -> dict[str, tuple[int, int]]:
-    """By fault: how often it was made, of how many chances."""
+    """Counts by fault: times it was made, and chances to make it."""
     return {name: (int(made), int(chances)) for name, made, chances in _FAULT.findall(card)}
 
 
@@ -92,7 +90,9 @@ def read_spread() -> dict[str, Any]:
 
 
 def spread_text(policy: str, inputs: Inputs) -> str:
-    """The same figures over several builds, if those were made from the same."""
+    """Text with the spread of the figures over several builds, if these were made from the same
+    inputs.
+    """
     found = read_spread().get(policy) if SPREAD.exists() else None
     made_from = inputs_of_card(found["inputs"]) if found else None
     if found is None or made_from is None or not made_from.agree_with(inputs):

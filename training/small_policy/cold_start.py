@@ -1,8 +1,9 @@
-"""The cold start: from nothing to a policy that holds both conversation forms, in minutes on a CPU.
+"""Cold start: trains a policy from scratch that follows both conversation forms, in minutes on a
+CPU.
 
-Demonstrations, tokenizer, fresh weights and their training are a function of one seed. What comes
-out is sloppy in the tool loop by construction (`hrm_agent.training.small_policy.traces`): the point
-that reinforcement learning starts from.
+Demonstrations, tokenizer, fresh weights and their training are a function of one seed. The policy
+is sloppy in the tool loop by construction (`hrm_agent.training.small_policy.traces`), as a starting
+point for reinforcement learning.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from hrm_agent.training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demo
 __all__ = ["COLD_START", "VOCABULARY", "answer_text", "build_cold_start", "build_tokenizer"]
 
 VOCABULARY = 1024
-"""Tokens, those of the tags and control tokens included."""
+"""Vocabulary size in tokens, including those of the tags and control tokens."""
 TOKENIZER_TEXTS = 3000
-"""Demonstrations that the tokenizer is trained on."""
+"""Number of demonstrations that the tokenizer is trained on."""
 COLD_START = SftConfig(
     steps=1000,
     batch_size=32,
@@ -48,8 +49,8 @@ COLD_START = SftConfig(
     average=0.99,
     micro_batch_tokens=1024,
 )
-"""The recipe; its seed is replaced by the caller's. Micro-batches of 1,024 tokens hardly pad, and
-stay in the cache.
+"""Recipe of the cold start. The seed is replaced by the caller's. Micro-batches of 1,024 tokens
+hardly pad, and stay in the cache.
 """
 CARD = Path(__file__).with_name("cold_start_card.md")
 _CONTROLS = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
@@ -62,7 +63,7 @@ def build_cold_start(
     progress: Callable[[dict[str, float]], None] | None = None,
     config: SftConfig = COLD_START,
 ) -> dict[str, float]:
-    """Train a policy from nothing and save it to `out_dir`. Returns the figures of the model card.
+    """Train a policy from scratch and save it to `out_dir`. Returns the figures of the model card.
 
     `progress` is called with each step's row. One thread is fastest on a busy machine
     (`OMP_NUM_THREADS=1`).
@@ -87,22 +88,20 @@ def build_cold_start(
 
 
 def build_tokenizer(lessons: Sequence[Conversation]) -> PreTrainedTokenizerFast:
-    """A tokenizer for the texts of these conversations, as a prompt of the chat template contains
-    them.
-    """
+    """Train a tokenizer for the texts of these conversations, as rendered by the chat template."""
     return train_tokenizer(_texts(lessons), VOCABULARY)
 
 
 def answer_text(message: AIMessage) -> str:
-    """An AI message as the policy would have written it: its text, then its tool calls."""
+    """Text of an AI message as the policy would have written it, followed by its tool calls."""
     return message.text + "".join(
         tool_call_text(call["name"], call["args"]) for call in message.tool_calls
     )
 
 
 def _texts(lessons: Sequence[Conversation]) -> Iterator[str]:
-    """What stands between tags and control tokens. In prompts a tag is plain text, in answers it is
-    a tag.
+    """Text pieces between tags and control tokens. In prompts tags are plain text, in answers they
+    are tokens.
     """
     for lesson in lessons:
         yield from _CONTROLS.split(_prompt(lesson))
@@ -114,7 +113,7 @@ def _texts(lessons: Sequence[Conversation]) -> Iterator[str]:
 
 
 def _prompt(lesson: Conversation) -> str:
-    """The first request of a demonstration as the chat template writes it."""
+    """First request of a demonstration as the chat template writes it."""
     system, request = lesson.messages[:2]
     turns = [{"role": "system", "content": system.text}, {"role": "user", "content": request.text}]
     rendered, _ = render_jinja_template(
@@ -127,7 +126,7 @@ def _prompt(lesson: Conversation) -> str:
 
 
 def _card(seed: int, config: SftConfig, metrics: dict[str, float]) -> str:
-    """The model card: `cold_start_card.md` with the run's numbers."""
+    """Model card: `cold_start_card.md` with the run's numbers."""
     return CARD.read_text(encoding="utf-8").format(
         seed=seed, config=config, guesses=GUESS_SHARE, slips=SLIP_SHARE, **metrics
     )

@@ -1,10 +1,10 @@
-"""Which faults of `hrm_agent.training.small_policy.role_faults` a recorded run of the hierarchical
-graph has in it.
+"""Counts the faults of `hrm_agent.training.small_policy.role_faults` in recorded runs of the
+hierarchical graph.
 
-Told from the record alone: a plan against the subgoals of the problem's template, a solver's calls
-and value, a verdict against the results that the critic was shown, the final text against what a
-verifier reads. The table of roles that `hrm-agent eval` prints cannot say this, for it knows no
-right plan.
+The record alone decides: a plan is compared with the subgoals of the problem's template, a verdict
+with the results that the critic was shown, the final text with what a verifier reads. Of a solver
+its calls and value are checked. The table of roles that `hrm-agent eval` prints cannot show this,
+since it knows no right plan.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 class _Named(BaseModel):
-    """A subgoal, as far as it matters here."""
+    """Subgoal of a plan, reduced to its name."""
 
     name: str = ""
 
 
 class _Plan(BaseModel):
-    """What a planner answers with."""
+    """Answer of a planner."""
 
     subgoals: list[_Named]
 
 
 class _Verdict(BaseModel):
-    """What a critic answers with."""
+    """Answer of a critic."""
 
     action: str
 
 
 @dataclass(frozen=True, slots=True)
 class FaultShare:
-    """How often one fault was made, of the times that it could have been."""
+    """Number of times one fault was made, and of chances to make it."""
 
     made: int
-    """Times that the fault was made."""
+    """Number of times the fault was made."""
     chances: int
-    """Times that the role was in a position to make it."""
+    """Number of times the role could have made it."""
 
     @property
     def share(self) -> float:
-        """In [0, 1]; 0 where there was no chance."""
+        """Share of chances in which the fault was made, in [0, 1] (0 without a chance)."""
         return self.made / self.chances if self.chances else 0.0
 
 
 def fault_shares(trajectories: Iterable[Trajectory]) -> dict[str, FaultShare]:
-    """Field of `RoleFaults` -> how often runs of word problems made that fault."""
+    """Count faults in runs of word problems. Returns shares by field of `RoleFaults`."""
     made, chances = Counter[str](), Counter[str]()
     for trajectory in trajectories:
         subgoals = _SUBGOALS[str(trajectory.task.metadata["template"])]
@@ -75,7 +75,7 @@ def fault_shares(trajectories: Iterable[Trajectory]) -> dict[str, FaultShare]:
 
 
 def _runs(trajectory: Trajectory) -> list[list[Call]]:
-    """The calls of each run of a role, in their order."""
+    """Calls of each run of a role, in their order."""
     runs: dict[str, list[Call]] = {}
     for call in trajectory.own_calls:
         task = next(
@@ -87,7 +87,7 @@ def _runs(trajectory: Trajectory) -> list[list[Call]]:
 
 
 def _faults(calls: Sequence[Call], subgoals: Sequence[str]) -> list[tuple[str, bool]]:
-    """The faults that a run could have made, and whether it did."""
+    """Faults that a run could have made, each with True if it made it."""
     match calls[0].identity.role:
         case "plan":
             return [("plan_cut", _is_cut(_text(calls[0]), subgoals))]

@@ -1,4 +1,4 @@
-"""What a policy does on held-out problems: in the tool loop, and in the roles of the hierarchical
+"""Figures of a policy on held-out problems: in the tool loop, and in the roles of the hierarchical
 graph.
 """
 
@@ -19,14 +19,14 @@ __all__ = ["EVAL_SEED", "GRAPHS", "Figures", "RoleFigures", "measure", "measure_
 EVAL_SEED = 1
 GRAPHS = ("tool_loop", "reasoning")
 SAMPLES = 4
-"""Rollouts of the tool loop on each problem: a standard error of 0.016 makes two cold starts
-comparable.
+"""Number of rollouts of the tool loop on each problem. A standard error of 0.016 makes two cold
+starts comparable.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one policy in one graph."""
+    """Figures of one policy in one graph."""
 
     temperature: float
     """Sampling temperature of the rollouts."""
@@ -40,24 +40,24 @@ class Figures:
     """Share of the correct rollouts with a tool call that failed."""
 
     def rounded(self) -> dict[str, float]:
-        """As the card shows them."""
+        """Figures rounded as in the card."""
         return {"correct": round(self.correct, 3), "tool_errors": round(self.tool_errors, 3)}
 
 
 @dataclass(frozen=True, slots=True)
 class RoleFigures:
-    """Of a policy whose roles err, on the same problems."""
+    """Figures of a policy whose roles make faults, on the same problems."""
 
     by_graph: dict[str, Figures]
-    """The tool loop, and the hierarchical graph at temperature 1."""
+    """Figures of the tool loop, and of the hierarchical graph at temperature 1."""
     greedy: Figures
-    """The hierarchical graph at temperature 0."""
+    """Figures of the hierarchical graph at temperature 0."""
     faults: dict[str, FaultShare]
-    """By the name of a field of `RoleFaults`, in the hierarchical graph at temperature 1."""
+    """Faults by field of `RoleFaults`, in the hierarchical graph at temperature 1."""
 
 
 def measure(policy: Path | str, run: Path) -> dict[str, Figures]:
-    """By graph, on the same problems for every policy."""
+    """Measure a policy. Returns figures by graph, on the same problems for every policy."""
     roles = CollectConfig(
         policy=str(policy), count=100, graph="reasoning", temperature=0, seed=EVAL_SEED
     )
@@ -66,7 +66,7 @@ def measure(policy: Path | str, run: Path) -> dict[str, Figures]:
 
 
 def measure_roles(policy: Path | str, run: Path, samples: int = SAMPLES) -> RoleFigures:
-    """Figures of `measure`, with the hierarchical graph on 256 problems, sampled and greedy.
+    """Measure as `measure` does, with the hierarchical graph on 256 problems, sampled and greedy.
 
     `samples`: rollouts of the tool loop on each problem.
     """

@@ -1,16 +1,15 @@
-"""Lessons in form alone, as the cold start of rStar2-Agent has them: nothing in them reasons about
-the tasks to come.
+"""Lessons in form alone, like the cold start of rStar2-Agent: none contains reasoning about the
+later tasks.
 
     python -m hrm_agent.training.small_policy.format_lessons LESSONS.jsonl [--count 8000] [--seed 0] [--fresh FOLDER]
     hrm-agent train sft LESSONS.jsonl --config configs/format-cold-start.toml --policy FOLDER --out runs/forms
 
-The paper's mixture (arXiv 2508.20722, section 5): instructions in general, calls of a tool,
-conversations in the form that is wanted later. Here the instructions are about words, the tool runs
-an expression that the request spells out, and the roles of the hierarchical graph split, compute,
-accept and report what the request lists itself. How a problem in words becomes an expression stands
-in none of them: that is left to reinforcement learning, or to what a pretrained model knows.
-`--fresh` writes a policy with fresh weights and a tokenizer of these lessons, to start from
-nothing.
+The mixture follows the paper (arXiv 2508.20722, section 5): general instructions, tool calls,
+conversations in the later form. Here the instructions are about words, the tool runs an expression
+that the request contains, and the roles of the hierarchical graph split, compute, accept and report
+what the request lists. None shows how a problem in words becomes an expression. That is left to
+reinforcement learning, or to the knowledge of a pretrained model. `--fresh` writes a policy with
+fresh weights and a tokenizer of these lessons, to start from scratch.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ from hrm_agent.trajectory import derive_seed
 __all__ = ["KINDS", "format_lessons", "write_lessons"]
 
 KINDS = {"instruction": 20, "tool": 44, "planner": 6, "solver": 16, "critic": 6, "synthesizer": 8}
-"""Parts of a hundred lessons, about the paper's: of its 222K three quarters call tools."""
+"""Mix of a hundred lessons, close to the paper's: three quarters of its 222K call tools."""
 LOST_SHARE = 0.2
-"""Of the critic's lessons: a result is missing."""
+"""Share of the critic's lessons with a missing result."""
 WORDS = (
     "apple", "boat", "cloud", "door", "east", "fish", "garden", "hill", "island", "jar", "king", "lamp",
     "moon", "north", "oak", "paper", "quiet", "river", "stone", "tree", "under", "violet", "wind", "yard",
@@ -69,7 +68,7 @@ WORDS = (
 
 
 def format_lessons(seed: int, count: int) -> Iterator[Conversation]:
-    """`count` conversations, mixed as `KINDS` says."""
+    """Yield `count` conversations, mixed by `KINDS`."""
     rng = random.Random(derive_seed(seed, "format lessons"))
     for _ in range(count):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
@@ -82,7 +81,7 @@ def format_lessons(seed: int, count: int) -> Iterator[Conversation]:
 
 
 def write_lessons(lessons: Sequence[Conversation], path: Path) -> None:
-    """As `hrm_agent.training.sft.read_chats` reads them."""
+    """Write lessons as `hrm_agent.training.sft.read_chats` reads them."""
     with path.open("w", encoding="utf-8") as file:
         for lesson in lessons:
             row: dict[str, Any] = {"messages": convert_to_openai_messages(list(lesson.messages))}
@@ -118,7 +117,7 @@ def _tool(rng: random.Random) -> Conversation:
 
 
 def _role(kind: str, rng: random.Random) -> Conversation:
-    """Of one that lists its subgoals itself."""
+    """Lesson of a role. The request lists its subgoals itself."""
     first, second = (_expression(rng) for _ in range(2))
     listed = f"first: run {first}\nsecond: run {second}\nThe answer is second."
     values = {"first": tool_text(first).strip(), "second": tool_text(second).strip()}
@@ -158,7 +157,7 @@ def _with_tool(prompt: str, request: str, turns: Sequence[BaseMessage]) -> Conve
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

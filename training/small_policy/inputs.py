@@ -1,13 +1,13 @@
-"""What the shipped weights are made from, in a few figures that stand in their cards.
+"""Inputs of the shipped weights, condensed to a few figures in their cards.
 
-They say when the policies have to be built again, so they are taken from what the sources *make*,
-not from the sources: a module that is renamed or tidied changes nothing here. A digest covers what
-is the same to the byte everywhere: the tokens of the first demonstrations (with them the problems,
-the prompts, the chat template, the tokenizer and the codec) and the recipe's figures. What is
-computed in floats is rehearsed: a few steps in miniature, whose losses and change of weights come
-out alike on every CPU (to four digits, with SSE4, AVX2, AVX-512 and its bfloat16), and otherwise if
-initialisation, optimiser, sampling, graph, verifier, selection or loss have changed. Versions of
-libraries are left out for the same reason: what they change is seen in what they compute.
+They show when the policies have to be rebuilt. They depend on what the sources *produce*, not on
+the sources themselves: renaming or tidying a module changes nothing here. A digest covers
+everything that is equal to the byte on every machine: the tokens of the first demonstrations (and
+with them the problems, the prompts, the chat template, the tokenizer and the codec) and the
+recipe's figures. Float computations are rehearsed: a few steps in miniature. Their losses and
+change of weights agree on every CPU (to four digits, with SSE4, AVX2, AVX-512 and its bfloat16),
+and differ if initialisation, optimiser, sampling, graph, verifier, selection or loss have changed.
+Versions of libraries are left out for the same reason: their effect shows in the results.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 TOLERANCE = 9e-5
-"""Relative difference of two rehearsals that are the same but for rounding."""
+"""Relative difference of two rehearsals that are equal except for rounding."""
 
 SFT_KEYS = (
     "steps", "batch_size", "optimizer", "learning_rate", "matrix_learning_rate", "warmup_steps", "cooldown",
@@ -64,27 +64,24 @@ RL_KEYS = (
     "oversampling", "learning_rate", "warmup_steps", "cooldown", "weight_decay", "max_grad_norm",
     "clip_low", "clip_high", "temperature",
 )  # fmt: skip
-"""By name, so that an option that is added, and does nothing unless it is set, makes no weights
-stale.
-"""
+"""Options of the recipe by name. A new option without effect by default makes no weights stale."""
 
 ROLE_LESSONS = 2000
-"""Demonstrations of the roles whose tokens the digest covers."""
+"""Number of demonstrations of the roles whose tokens the digest covers."""
 
 _LINE = re.compile(r"^Inputs: `([0-9a-f]{16})`, rehearsal ((?:\S+ ?)+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What one of the policies is made from."""
+    """Inputs of one of the policies."""
 
     digest: str
-    """16 hex digits over what is the same to the byte on every machine: tokens and the recipe's
+    """16 hex digits over what is equal to the byte on every machine: tokens and the recipe's
     figures.
     """
     rehearsal: tuple[float, ...]
-    """Losses, or tokens and gradient norms, of a few steps;
-    then the length of the weights' change.
+    """Losses, or tokens and gradient norms, of a few steps, then the norm of the weights' change.
     """
 
     def __str__(self) -> str:
@@ -94,7 +91,7 @@ class Inputs:
         )
 
     def agree_with(self, others: Inputs) -> bool:
-        """Whether both make the same weights but for rounding."""
+        """True if both make the same weights except for rounding."""
         return (
             self.digest == others.digest
             and len(self.rehearsal) == len(others.rehearsal)
@@ -106,15 +103,13 @@ class Inputs:
 
 
 def inputs_of_card(card: str) -> Inputs | None:
-    """What a card says that its weights were made from."""
+    """Inputs of the weights as given in a card (None if the card has none)."""
     found = _LINE.search(card)
     return Inputs(found[1], tuple(map(float, found[2].split()))) if found else None
 
 
 def stale(builtin: Path, seed: int = 0) -> list[str]:
-    """Of the policies in a folder, those that are missing, or would come out otherwise if they were
-    built now.
-    """
+    """Policies in a folder that are missing, or would differ if they were built now."""
     cold = cold_start_inputs(seed)
     if not _agrees(builtin / "cold-start", cold):
         return ["cold-start", "roles-cold-start", "trained"]
@@ -134,7 +129,9 @@ def _agrees(policy: Path, now: Inputs) -> bool:
 
 
 def cold_start_inputs(seed: int = 0) -> Inputs:
-    """Some seconds: the texts of the tokenizer, and four steps of training."""
+    """Inputs of the cold start: the texts of the tokenizer, and four steps of training. Takes some
+    seconds.
+    """
     lessons = list(demonstrations("train", seed, TOKENIZER_TEXTS))
     tokenizer = build_tokenizer(lessons)
     codec = ChatTemplateCodec(tokenizer)
@@ -154,8 +151,8 @@ def cold_start_inputs(seed: int = 0) -> Inputs:
 
 
 def roles_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
-    """Some seconds: two steps of each part of the fine-tuning on the roles, from the cold start in
-    `cold`.
+    """Inputs of the roles' cold start: two steps of each part of the fine-tuning, from the cold
+    start in `cold`. Takes some seconds.
     """
     parts = [
         (LOOKING, looking_lessons(seed, ROLE_LESSONS)),
@@ -182,7 +179,9 @@ def roles_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
 
 
 def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
-    """Some seconds: two steps of reinforcement learning from the cold start in `cold`."""
+    """Inputs of the trained policy: two steps of reinforcement learning from the cold start in
+    `cold`. Takes some seconds.
+    """
     config = REINFORCEMENT.model_copy(update={"policy": str(cold), "seed": seed})
     digest = trained_digest(made_from, config)
     short = config.but(steps=2, prompts_per_step=2, group_size=4, shuffle_block=4)
@@ -195,20 +194,20 @@ def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
 
 
 def trained_digest(made_from: Inputs, config: GrpoConfig) -> str:
-    """Of the weights that are started from, and of what `RL_KEYS` stand for, whichever table holds
-    them.
+    """Digest of the start weights and of the values of `RL_KEYS`, regardless of the tables that
+    hold them.
     """
     values = config.model_dump(mode="json")
     for part in (config.rollout, config.select, config.loss, config.optim):
         values |= part.model_dump(mode="json")
     if (whole := int(config.rollout.oversampling)) == config.rollout.oversampling:
-        values["oversampling"] = whole  # hashed as what it was when nothing else was allowed
+        values["oversampling"] = whole  # hashed as an integer, as before fractions were allowed
     return _digest(config.seed, made_from.digest, {key: values[key] for key in RL_KEYS})
 
 
 def _figures(recipe: SftConfig) -> dict[str, Any]:
-    """The figures of a recipe, as they are hashed: without Muon its rate counts as the small
-    policy's.
+    """Figures of a recipe for the digest. Without Muon its rate counts as the small policy's
+    default.
     """
     own = SMALL_DEFAULTS.train_sft.matrix_learning_rate
     figures = recipe.model_dump(mode="json", include=set(SFT_KEYS))
@@ -228,5 +227,5 @@ def _weights(model: Any) -> list[torch.Tensor]:
 
 
 def _change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
-    """Length of the way from the one weights to the others."""
+    """Euclidean distance between two sets of weights."""
     return float(sum((a - b).square().sum() for a, b in zip(after, before, strict=True)) ** 0.5)

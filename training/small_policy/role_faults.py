@@ -1,26 +1,25 @@
-"""Demonstrations of the four roles with faults in them, each as often as a named share says.
+"""Demonstrations of the four roles with faults, each with a configured frequency.
 
-What a fault looks like, and what becomes of it in the hierarchical graph:
+Faults and their effect in the hierarchical graph:
 
-| share | the fault | if nobody puts it right |
+| share | the fault | effect if not corrected |
 |---|---|---|
 | `plan_cut` | the planner leaves out the last subgoal; a plan of one is empty | the answer is a part's value |
-| `solve_guess` | a solver gives a number as long as the value, without the tool | a wrong number that no role sees |
+| `solve_guess` | a solver gives a number as long as the value, without the tool | a wrong number that no role detects |
 | `solve_formula` | a solver gives the formula in place of its value | the answer is no number |
 | `solve_bad_call` | a solver's first call fails | nothing: the next one is good |
-| `critique_accept` | the critic accepts a missing value, a formula, or the results of a cut plan | as of that fault |
+| `critique_accept` | the critic accepts a missing value, a formula, or the results of a cut plan | that of the fault |
 | `critique_reject` | the critic gives up on results without a flaw, or has one redone | the run ends or loses a round |
-| `synthesize_form` | the synthesizer gives `412 coins`, not the form asked for | nothing that a verifier reads |
+| `synthesize_form` | the synthesizer gives `412 coins`, not the required form | nothing that a verifier reads |
 
-So the roles have to do with each other: a cut plan and a formula do no harm under a critic that
-looks. Each fault is a decision within a few tokens, against an answer that the policy knows as
-well: at temperature 0 it hardly errs, at temperature 1 about as often as it was shown, and
-reinforcement learning can lower that. A policy is first shown the roles without a fault
+The roles thus interact: a cut plan and a formula do no harm if the critic detects them. Each fault
+is a decision within a few tokens, against an answer that the policy knows as well. At temperature 0
+it hardly makes any fault, at temperature 1 about as often as in its demonstrations, and
+reinforcement learning can lower that. A policy is first shown the roles without faults
 (`NO_FAULTS`, `CRITIC_KINDS`): a critic whose verdicts are noisy from the start learns how often to
-accept, and not when.
+accept, but not when.
 
-What a critic can see is what is missing and what is no number. Whether a number is right it cannot
-know.
+A critic can see whether a result is missing or no number. It cannot see whether a number is right.
 """
 
 from __future__ import annotations
@@ -68,33 +67,33 @@ __all__ = [
 ]
 
 ROLE_KINDS = {"tool_loop": 22, "solver": 32, "synthesizer": 12, "planner": 16, "critic": 18}
-"""Parts of a hundred demonstrations. Those of the tool loop keep it as it was."""
+"""Mix of a hundred demonstrations. Those of the tool loop keep that ability unchanged."""
 CRITIC_KINDS = {"tool_loop": 12, "solver": 18, "synthesizer": 5, "planner": 5, "critic": 60}
-"""The same where the critic is to learn what a flaw looks like."""
+"""Mix of a hundred demonstrations while the critic learns to detect flaws."""
 CRITIC_SIGHTS = {"whole": 55, "failed": 10, "formula": 15, "cut": 20}
-"""Parts of a hundred of the critic's: what it is shown. `cut`: the last subgoal is left out."""
+"""Mix of a hundred of the critic's inputs. `cut`: the last subgoal is left out."""
 FORMULA_THOUGHT = "The formula says it."
-"""Before a formula in place of a value."""
+"""Thought before a formula in place of a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleFaults:
-    """How often each fault is shown. Raises `ConfigError` for what is no share."""
+    """Share of demonstrations with each fault. Raises `ConfigError` for an invalid share."""
 
     plan_cut: float = 0.2
-    """Of plans: the last subgoal is left out."""
+    """Share of plans without their last subgoal."""
     solve_guess: float = 0.07
-    """Of solvers: a guess."""
+    """Share of solvers that guess."""
     solve_formula: float = 0.08
-    """Of the other solvers: the formula in place of its value."""
+    """Share of the other solvers that give the formula in place of its value."""
     solve_bad_call: float = 0.25
-    """Of solvers that use the tool: a first call that fails."""
+    """Share of solvers with the tool whose first call fails."""
     critique_accept: float = 0.35
-    """Of verdicts on flawed results: consent."""
+    """Share of verdicts on flawed results that accept them."""
     critique_reject: float = 0.08
-    """Of verdicts on results without a flaw: anything but consent."""
+    """Share of verdicts on results without a flaw that do not accept them."""
     synthesize_form: float = 0.1
-    """Of final texts: not in the form that was asked for."""
+    """Share of final texts that are not in the required form."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -107,7 +106,7 @@ class RoleFaults:
 
 
 NO_FAULTS = RoleFaults(0, 0, 0, 0, 0, 0, 0)
-"""The roles as they should be."""
+"""Roles without faults."""
 
 
 def faulty_demonstrations(
@@ -117,9 +116,7 @@ def faulty_demonstrations(
     faults: RoleFaults | None = None,
     kinds: Mapping[str, int] = ROLE_KINDS,
 ) -> Iterator[Conversation]:
-    """`count` conversations of all kinds, mixed as `kinds` says,
-    each about a problem of its own.
-    """
+    """Yield `count` conversations, mixed by `kinds`, each about a different problem."""
     rng = random.Random(derive_seed(seed, "faulty_demonstrations", split))
     traces = _Traces(rng, faults or RoleFaults()).by_kind()
     for problem in sample_problems(split, derive_seed(seed, "role_faults"), count):
@@ -127,9 +124,7 @@ def faulty_demonstrations(
 
 
 class _Traces:
-    """One conversation of each kind at a time; each fault comes evenly,
-    as often as its share says.
-    """
+    """Conversations of each kind, one at a time. Each fault occurs evenly, at its share."""
 
     def __init__(self, rng: random.Random, faults: RoleFaults) -> None:
         self._rng = rng
@@ -216,12 +211,10 @@ class _Traces:
 
 
 def formula_of(code: str) -> str:
-    """The last line of a subgoal's code: what is computed, in the names and numbers that it is
-    computed from.
-    """
+    """Last line of a subgoal's code: the formula, in the names and numbers it is computed from."""
     return code.rpartition("\n")[2]
 
 
 def _answered(lesson: Conversation, text: str) -> Conversation:
-    """The same request with another answer."""
+    """Copy of a demonstration with another answer."""
     return Conversation((*lesson.messages[:-1], AIMessage(text)), lesson.tools)

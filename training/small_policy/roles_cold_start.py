@@ -1,10 +1,10 @@
-"""A cold start of the four roles: the small policy's, fine-tuned on roles that err, in two minutes
+"""Cold start of the four roles: the small policy, fine-tuned on roles with faults, in two minutes
 on a CPU.
 
-`builtin:cold-start` errs in the tool loop alone, and its roles solve nearly everything. This one
-errs in every role of the hierarchical graph (`hrm_agent.training.small_policy.role_faults`), so
-that reinforcement learning on that graph has something to put right. Demonstrations and weights are
-a function of the seed and of the cold start.
+`builtin:cold-start` makes faults in the tool loop only, and its roles solve nearly everything. This
+one makes faults in every role of the hierarchical graph
+(`hrm_agent.training.small_policy.role_faults`), so that reinforcement learning on that graph has
+something to improve. Demonstrations and weights are a function of the seed and of the cold start.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ LOOKING = SftConfig(
     cooldown=0.5,
     micro_batch_tokens=1024,
 )
-"""The first part of the recipe: the roles without a fault, most of them critics, who learn what a
-flaw looks like.
+"""First part of the recipe: the roles without faults. Most are critics, which learn to detect
+flaws.
 """
 ROLES_COLD_START = SftConfig(
     steps=150,
@@ -57,7 +57,7 @@ ROLES_COLD_START = SftConfig(
     average=0.97,
     micro_batch_tokens=1024,
 )
-"""The second part: the roles with faults. The seed of both is replaced by the caller's."""
+"""Second part: the roles with faults. The seed of both parts is replaced by the caller's."""
 CARD = Path(__file__).with_name("roles_cold_start_card.md")
 
 
@@ -108,6 +108,6 @@ def erring_lessons(seed: int, count: int, faults: RoleFaults | None = None) -> l
 def _card(
     seed: int, looking: SftConfig, erring: SftConfig, faults: RoleFaults, metrics: dict[str, float]
 ) -> str:
-    """The model card: `roles_cold_start_card.md` with the run's numbers."""
+    """Model card: `roles_cold_start_card.md` with the run's numbers."""
     text = CARD.read_text(encoding="utf-8")
     return text.format(seed=seed, looking=looking, erring=erring, **asdict(faults), **metrics)

@@ -1,8 +1,8 @@
-"""What the python tool shows for a snippet of our own, without running the tool.
+"""Output of the python tool for a snippet of this package, without running the tool.
 
 A cold start shows some thousands of calls. Their code is written by this package and harmless, so
-that it runs in this process; the text goes through the tool's own formatter. Never for code that a
-policy wrote.
+it runs in this process. The text goes through the tool's own formatter. Never use it for code that
+a policy wrote.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tool_text(code: str) -> str:
 
 
 def _traceback(code: str, error: Exception) -> str:
-    """The traceback as the sandbox writes it: with the snippet's own frames and source lines."""
+    """Traceback as the sandbox writes it: with the snippet's own frames and source lines."""
     linecache.cache[SNIPPET] = (len(code), None, code.splitlines(keepends=True), SNIPPET)
     report = traceback.TracebackException.from_exception(error)
     report.stack = traceback.StackSummary.from_list(

@@ -1,15 +1,14 @@
-"""How much the small policies hang on the seed and on the CPU's rounding: builds of both from
-several seeds, measured.
+"""Spread of the small policies' figures over seeds and CPU rounding.
 
     python -m hrm_agent.training.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread]
                                            [--on-record] [--write]
 
-Each seed is built twice, as a process of its own: with the instruction set that torch picks on this
-CPU and one thread, and with `ATEN_CPU_CAPABILITY=avx2` and two threads, some minutes each. Not
-built again is what is on record in `--runs` and was made by the present recipe. With `--on-record`
-nothing is built, and the table is of what there is.
+Each seed is built twice, in separate processes: with the instruction set that torch picks on this
+CPU and one thread, and with `ATEN_CPU_CAPABILITY=avx2` and two threads, some minutes each. Builds
+on record in `--runs` made by the current recipe are not repeated. With `--on-record` nothing is
+built, and the table covers the builds that exist.
 
-`--write` keeps the table for the cards of later builds (`training/small_policy/spread.json`), and
+`--write` stores the table for the cards of later builds (`training/small_policy/spread.json`), and
 ships the build of seed 0 on the CPU's own instruction set.
 """
 
@@ -41,13 +40,13 @@ PATHS: Mapping[str, tuple[int, dict[str, str]]] = {
     "own": (1, {}),
     "avx2": (2, {"ATEN_CPU_CAPABILITY": "avx2"}),
 }
-"""Name -> (threads, variables)."""
+"""Paths as name -> (threads, environment variables)."""
 Build = tuple[str, int]
-"""Path and seed."""
+"""Build as (path, seed)."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m hrm_agent.training.small_policy.spread",
         description=(__doc__ or "").split("\n")[0],
@@ -94,7 +93,7 @@ def _build(runs: Path, path: str, seed: int) -> None:
 
 
 def _on_record(runs: Path, name: str, build: Build) -> bool:
-    """Whether a policy was built and measured, from what it would be made from now."""
+    """True if a policy was built and measured from the current inputs."""
     folder = runs / f"{build[0]}-{build[1]}"
     return (folder / "runs" / f"{name}.json").exists() and name not in _stale(
         folder / "built", build[1]
@@ -107,7 +106,7 @@ def _stale(built: Path, seed: int) -> list[str]:
 
 
 def _spread(runs: Path, name: str, builds: Sequence[Build]) -> dict[str, Any] | None:
-    """Of one policy, over the builds that are on record; None for fewer than two."""
+    """Spread of one policy over the builds on record (None for fewer than two)."""
     found = {
         (path, seed): json.loads(
             (runs / f"{path}-{seed}" / "runs" / f"{name}.json").read_text(encoding="utf-8")
@@ -147,7 +146,7 @@ def _figures(told: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(builds: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """By figure, over builds that have the same figures."""
+    """Statistics by figure, over builds that have the same figures."""
     columns = {name: [build[name] for build in builds] for name in builds[0]}
     return {
         name: {
@@ -161,7 +160,7 @@ def table(builds: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def _ship(built: Path) -> None:
-    """Copy the policies, with the table in their cards."""
+    """Copy the policies, with the table in their cards, into the package."""
     for name in POLICIES:
         target = Path(hrm_agent.models.__file__).parent / "builtin" / name
         shutil.copytree(built / name, target, dirs_exist_ok=True)

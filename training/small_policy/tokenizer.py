@@ -1,10 +1,9 @@
-"""The small policy's tokenizer: byte-level BPE, digits one by one, tags of the conversation form as
-tokens.
+"""Tokenizer of the small policy: byte-level BPE, with single digits and the tags of the
+conversation form as tokens.
 
-Merges run across words: the prompts and the templates' texts are the same in every problem, and a
-small model that reads them in a few long tokens has its attention, and the CPU its time, for the
-numbers. Any other text still encodes, in shorter tokens, down to bytes, and decodes to itself.
-
+Merges cross word boundaries. The prompts and the templates' texts are the same in every problem.
+Read in a few long tokens, they leave a small model's attention, and the CPU's time, to the numbers.
+Any other text still encodes, in shorter tokens, down to bytes, and decodes to itself.
 `<|im_start|>`, `<|im_end|>` and `<|endoftext|>` (padding) are control tokens. The tags are added
 but not special, so that they show when an answer is decoded.
 """
@@ -28,11 +27,11 @@ TAGS = tuple(
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 LONGEST_TOKEN = 32
-"""In bytes: long enough for a phrase of a prompt."""
+"""Maximum length of a token in bytes, enough for a phrase of a prompt."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocab_size` tokens, trained on `texts`: what stands between tags and
+    """Train a tokenizer of at most `vocab_size` tokens on `texts`, the pieces between tags and
     control tokens.
     """
     fast = Tokenizer(models.BPE())

@@ -1,13 +1,13 @@
-"""Demonstrations for the small policy, as the graphs' own conversations.
+"""Demonstrations for the small policy, in the form of the graphs' own conversations.
 
-Every message is what a graph would send or a policy would answer at run time: the prompts and
-requests are those of `hrm_agent.graphs.parts.prompts`, the tool is the python tool, and what it
-shows is written by its own formatter. A demonstration that merely resembles a rollout teaches a
-policy to answer prompts that it never meets.
+Every message is one that a graph would send or a policy would answer at run time. Prompts and
+requests come from `hrm_agent.graphs.parts.prompts`, the tool is the python tool, and its own
+formatter writes the output. A demonstration that merely resembles a rollout teaches a policy to
+answer prompts that it never meets.
 
-The tool loop is taught sloppily, on purpose: reinforcement learning needs something to put right.
-Of its traces some guess a number without the tool, and of the rest some make a call that fails
-before one that works. The roles of the hierarchical form are taught without fault.
+The tool loop is taught sloppily, on purpose: reinforcement learning needs something to improve.
+Some of its traces guess a number without the tool. Some of the others make a call that fails before
+one that works. The roles of the hierarchical form are taught without faults.
 """
 
 from __future__ import annotations
@@ -69,24 +69,24 @@ __all__ = [
 ]
 
 GUESS_SHARE = 0.38
-"""Of the tool loop's traces: answered without the tool, by a number that is wrong."""
+"""Share of the tool loop's traces that answer without the tool, with a wrong number."""
 SLIP_SHARE = 0.4
-"""Of those with the tool: a first call that fails."""
+"""Share of the traces with the tool whose first call fails."""
 LOST_SHARE = 0.15
-"""Of the critic's traces: one result is missing."""
+"""Share of the critic's traces with a missing result."""
 KINDS = {"tool_loop": 36, "solver": 38, "synthesizer": 16, "planner": 4, "critic": 6}
-"""Parts of a hundred demonstrations."""
+"""Mix of a hundred demonstrations."""
 HINT_SHARE = 0.3
-"""Of the planner's traces: a second round."""
+"""Share of the planner's traces that are a second round."""
 REVISION_SHARE = 0.15
-"""Of the solvers' traces: the critic has sent the subgoal back."""
+"""Share of the solvers' traces in which the critic has sent the subgoal back."""
 FORMAT_SHARE = 0.25
-"""Of the synthesizer's traces: the format is given beside the problem."""
+"""Share of the synthesizer's traces with the format given beside the problem."""
 FAILED = "failed"
-"""What stands for the value of a subgoal that has none."""
+"""Placeholder for the value of a subgoal that has none."""
 SOLVER_THOUGHT = "I solve the subgoal."
 PYTHON_TOOL: dict[str, Any] = convert_to_openai_tool(python)
-"""The tool as the policy is offered it."""
+"""Tool as offered to the policy."""
 
 FIRST_THOUGHTS = ("I compute it with python.", "Python can do this.", "One call will do.")
 GUESS_THOUGHTS = ("I can tell at once.", "This needs no tool.")
@@ -95,9 +95,7 @@ LAST_THOUGHTS = ("That is the value.", "Python has computed it.")
 
 
 def demonstrations(split: Split, seed: int, count: int) -> Iterator[Conversation]:
-    """`count` conversations of all kinds, mixed as `KINDS` says,
-    each about a problem of its own.
-    """
+    """Yield `count` conversations, mixed by `KINDS`, each about a different problem."""
     rng = random.Random(derive_seed(seed, "demonstrations", split))
     guesses = evenly(GUESS_SHARE)
     for problem in sample_problems(split, seed, count):
@@ -112,9 +110,8 @@ def demonstrations(split: Split, seed: int, count: int) -> Iterator[Conversation
 def evenly(share: float) -> Iterator[bool]:
     """True in this share of any stretch, give or take one.
 
-    A policy guesses as often as its last few hundred traces of the tool loop did. Were each drawn
-    for itself, policies of two seeds would differ by as much as some steps of reinforcement
-    learning.
+    A policy guesses as often as its last few hundred traces of the tool loop did. With independent
+    draws, policies of two seeds would differ by as much as some steps of reinforcement learning.
     """
     return (int((k + 1) * share) > int(k * share) for k in naturals())
 
@@ -122,8 +119,8 @@ def evenly(share: float) -> Iterator[bool]:
 def tool_loop_trace(
     problem: WordProblem, rng: random.Random, guess: bool | None = None
 ) -> Conversation:
-    """The tool loop, sloppily: a guess (None: drawn), or one good call, possibly after one that
-    fails.
+    """Sloppy trace of the tool loop: a guess (None: drawn), or one good call, possibly after one
+    that fails.
     """
     head = [SystemMessage(TOOL_LOOP_PROMPT), HumanMessage(problem.prompt())]
     if guess is None:
@@ -147,7 +144,7 @@ def tool_loop_trace(
 
 
 def planner_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """The planner: the template's plan, with or without a hint of the critic."""
+    """Trace of the planner: the template's plan, with or without a hint of the critic."""
     hint = missing_hint(rng.choice(problem.plan)) if rng.random() < HINT_SHARE else ""
     subgoals = [
         {"name": step.name, "goal": step.goal, "needs": list(step.needs)} for step in problem.plan
@@ -157,7 +154,7 @@ def planner_trace(problem: WordProblem, rng: random.Random) -> Conversation:
 
 
 def solver_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """A solver: one call, then the value."""
+    """Trace of a solver: one call, then the value."""
     step = rng.choice(problem.plan)
     known = {earlier.name: earlier.value for earlier in problem.plan if earlier.name in step.needs}
     hint = missing_hint(step) if rng.random() < REVISION_SHARE else ""
@@ -170,7 +167,7 @@ def solver_trace(problem: WordProblem, rng: random.Random) -> Conversation:
 
 
 def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """The critic: accept if every result is there, else send back the subgoal that has none."""
+    """Trace of the critic: accept if all results exist, else send back the subgoal without one."""
     results, verdict = plan_results(problem), {"action": "accept"}
     if rng.random() < LOST_SHARE:
         lost = rng.choice(problem.plan)
@@ -182,7 +179,9 @@ def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
 
 
 def synthesizer_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """The synthesizer: the last result, in the format asked for by the problem or beside it."""
+    """Trace of the synthesizer: the last result, in the format that is given in the problem or
+    beside it.
+    """
     form = draw_form(rng)
     asked = f"Answer: <{problem.unit}>" if rng.random() < FORMAT_SHARE else ""
     request = synthesizer_request(problem.prompt(form), plan_results(problem), asked)
@@ -199,7 +198,7 @@ TRACES: dict[str, Callable[[WordProblem, random.Random], Conversation]] = {
 
 
 def wrong_guess(problem: WordProblem, rng: random.Random) -> str:
-    """A number as long as the answer that is not the answer."""
+    """Wrong number with as many digits as the answer."""
     return wrong_number(problem.answer, rng)
 
 
@@ -214,9 +213,7 @@ def wrong_number(value: str, rng: random.Random) -> str:
 
 
 def broken(expression: str, rng: random.Random) -> str:
-    """The expression with one slip in it: an unknown name, or a parenthesis too many on either
-    side.
-    """
+    """Expression with one error: an unknown name, or an unmatched parenthesis on either side."""
     match rng.randrange(3):
         case 0:
             return re.sub(r"\d+", "number", expression, count=1)
@@ -227,17 +224,17 @@ def broken(expression: str, rng: random.Random) -> str:
 
 
 def draw_form(rng: random.Random) -> Form:
-    """The problem asks, or prescribes the final text."""
+    """Draw the form of a problem: it only asks, or it prescribes the final text."""
     return rng.choice(("plain", "exact"))
 
 
 def plan_results(problem: WordProblem) -> dict[str, str]:
-    """The values of the plan's subgoals, all of them right."""
+    """Values of the plan's subgoals, all of them right."""
     return {step.name: step.value for step in problem.plan}
 
 
 def missing_hint(step: PlanStep) -> str:
-    """What the critic says of a subgoal that has no value."""
+    """Hint of the critic for a subgoal without a value."""
     return f"{step.name} is missing"
 
 
@@ -250,12 +247,12 @@ def _conversation(*messages: BaseMessage) -> Conversation:
 
 
 def answer_turn(thought: str, value: str) -> AIMessage:
-    """The last turn of a tool loop."""
+    """Last turn of a tool loop."""
     return AIMessage(f"<reason>{thought}</reason><answer>\\boxed{{{value}}}</answer>")
 
 
 def tool_turns(thought: str, code: str) -> list[BaseMessage]:
-    """A tool call and what the tool shows for it."""
+    """Tool call and its output."""
     call = {"name": PYTHON_TOOL["function"]["name"], "args": {"code": code}, "id": "call"}
     return [
         AIMessage(f"<reason>{thought}</reason>", tool_calls=[call]),

@@ -1,4 +1,4 @@
-"""What reinforcement learning on the tool loop makes of the cold start."""
+"""Trained policy: the cold start after reinforcement learning on the tool loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["REINFORCEMENT", "build_trained", "card_of"]
 _SMALL = ModelFacts(SMALL_DEFAULTS, ModelSize)
 _DEMO = DemoConfig().train
 REINFORCEMENT = with_values(_DEMO, fit_grpo(_DEMO, _SMALL).values)
-"""The recipe, which is the demo's; start and seed are replaced by the caller's. It learns fast, for
+"""Recipe, which is the demo's. Start and seed are replaced by the caller's. It learns fast, because
 each step costs the roles a little, and cools down for most of the way: at the full rate, each step
 moves the figures by some hundredths.
 """
@@ -33,16 +33,16 @@ def build_trained(
     seed: int = 0,
     progress: Callable[[dict[str, float]], None] | None = None,
 ) -> None:
-    """Train the policy in `start`, recorded in `run`, and save what comes of it to `out`."""
+    """Train the policy in `start`, recorded in `run`, and save the result to `out`."""
     config = REINFORCEMENT.model_copy(update={"policy": str(start), "seed": seed})
     model = asyncio.run(train(config, run, on_step=progress))
-    # of another README
+    # without the manifest of the model's own README
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     (out / "README.md").write_text(card_of(config), encoding="utf-8")
 
 
 def card_of(config: GrpoConfig) -> str:
-    """The card of a policy that `config` has trained."""
+    """Card of a policy that `config` has trained."""
     return CARD.read_text(encoding="utf-8").format(
         config=config, loss=config.loss.model_dump(mode="json")
     )

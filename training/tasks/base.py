@@ -1,4 +1,4 @@
-"""A task: a prompt, and a way to verify an answer where it has one.
+"""Task: a prompt, with a way to verify an answer if there is one.
 
 The verifier runs in the trainer's process, or in a child of it, and never in the sandbox.
 """
@@ -14,40 +14,40 @@ from hrm_agent.trajectory import TASK_INPUTS, TaskRef, Trajectory
 __all__ = ["Task", "Verifier"]
 
 Verifier = Callable[[str], float]
-"""Text of the model's own final message -> reward in [0, 1]. Must not raise on any text."""
+"""Function from the text of the model's own final message to a reward in [0, 1]. Must not raise on
+any text.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem."""
+    """Single problem."""
 
     prompt: str
-    """What the graph is asked, as text."""
+    """Prompt for the graph, as text."""
     id: str = ""
-    """Unique within its family; empty in a list of one's own: made of the content."""
+    """Identifier, unique within its family. Derived from the content if empty in a user's list."""
     family: str = ""
-    """The string that names the family, as given to `--tasks`, which fills it in for a list of
-    one's own.
-    """
+    """Name of the family, as given to `--tasks`, which sets it for a user's list."""
     verify: Verifier | None = field(default=None, compare=False, repr=False)
-    """Scores a final text, in the trainer's process; None:
-    the task says nothing of what is right.
+    """Verifier that scores a final text, in the trainer's process (None if correctness is not
+    defined).
     """
     answer: str | None = None
-    """The reference answer, where there is one."""
+    """Reference answer (None if there is none)."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
-    """What else the family says of the task; stored as JSON."""
+    """Further data of the family about the task. Stored as JSON."""
     inputs: Mapping[str, Any] | None = field(default=None, compare=False)
-    """What the graph's input is, as JSON, in place of a human message with the prompt; None: that
-    message.
+    """Input of the graph, as JSON, in place of a human message with the prompt (None for that
+    message).
     """
     verify_run: Callable[[Trajectory], float] | None = field(
         default=None, compare=False, repr=False
     )
-    """Scores a whole run, in place of `verify`; None: the final text says all."""
+    """Verifier of a whole run, in place of `verify` (None if the final text is sufficient)."""
 
     def ref(self) -> TaskRef:
-        """The part that is stored with a trajectory."""
+        """Part of the task that is stored with a trajectory."""
         inputs = {} if self.inputs is None else {TASK_INPUTS: dict(self.inputs)}
         metadata = {**self.metadata, **inputs}
         return TaskRef(

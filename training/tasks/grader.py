@@ -1,9 +1,9 @@
-"""Verifiers of libraries on a policy's text, within bounds: some do algebra, and none was made for
-hostile texts.
+"""Runs verifiers of libraries on a policy's text, within bounds. Some do algebra, and none was made
+for hostile texts.
 
-They run where `hrm_agent.rewards.bounded_call` has its process, on texts that have passed the
-guards of `hrm_agent.training.tasks.reasoning_gym`. What is sent there is the trainer's own data set
-and the text; what comes back is one number.
+They run in the process of `hrm_agent.rewards.bounded_call`, on texts that have passed the guards of
+`hrm_agent.training.tasks.reasoning_gym`. The trainer's own data set and the text are sent there,
+and one number is returned.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ __all__ = ["graded", "score"]
 
 
 def graded(dataset: Any, entry: dict[str, Any], answer: str) -> float:
-    """`dataset.score_answer(answer, entry)` within the bounds; 0 where it raises or exceeds them.
+    """Result of `dataset.score_answer(answer, entry)` within the bounds (0 if it raises or exceeds
+    them).
 
-    Raises RuntimeError where the process that bounds it was lost: no answer is to blame for that.
+    Raises RuntimeError if the process that runs it is lost, for which no answer is to blame.
     """
     try:
         pickle.dumps((dataset, entry))
@@ -40,7 +41,7 @@ def graded(dataset: Any, entry: dict[str, Any], answer: str) -> float:
 
 
 def score(dataset: Any, entry: dict[str, Any], answer: str) -> float:
-    """The verdict of the library; 0 where it raises on odd text, whatever the type."""
+    """Verdict of the library (0 if it raises any error on odd text)."""
     try:
         return float(dataset.score_answer(answer, entry))
     except Exception:

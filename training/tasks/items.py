@@ -1,10 +1,10 @@
-"""Items of a list of one's own as tasks: each is a `Task`, a mapping, or a text that is the prompt.
+"""Items of a user's list as tasks: each is a `Task`, a mapping, or a text that is the prompt.
 
 | key of a mapping | |
 |---|---|
-| `prompt`, or `question` | what is asked, as text |
-| `answer` | the reference answer, a text or a number; makes the verifier of `jsonl:` files |
-| `id` | unique; without it, made of the content, so that it stays when the order changes |
+| `prompt`, or `question` | the prompt as text |
+| `answer` | the reference answer, a text or a number; verified as in `jsonl:` files |
+| `id` | unique; by default derived from the content, so that it stays when the order changes |
 | `inputs` | the graph's input as a JSON object, in place of a message with the prompt |
 | `metadata` | a JSON object, stored with the task; every other key goes there as well |
 """
@@ -28,7 +28,7 @@ from hrm_agent.trajectory import TASK_INPUTS, content_hash
 __all__ = ["DRAWN", "tasks_of_items"]
 
 DRAWN = "drawn"
-"""Key in a task's metadata: what it takes to draw it again, its place in the list among it."""
+"""Key in a task's metadata: data to draw it again, including its position in the list."""
 _RESERVED = (DRAWN, TASK_INPUTS)
 _PROMPTS = ("prompt", "question")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -37,14 +37,15 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "metadata": ((dict,), "a JSON object"),
     "inputs": ((dict, NoneType), "a JSON object"),
 }
-"""Field of a task -> the types that it may have, and what that is in words."""
+"""Allowed types of a task's fields, and their description."""
 _OWN = ("answer", "id", "inputs", "metadata")
 
 
 def tasks_of_items(family: str, items: Iterable[Any], drawn: Mapping[str, Any]) -> list[Task]:
-    """The items as tasks of `family`, in their order. `drawn`: what the list was asked for.
+    """Turn items into tasks of `family`, in their order. `drawn`: the arguments that the list was
+    drawn with.
 
-    Raises `TaskError` naming the item and its fault, or an id that comes twice.
+    Raises `TaskError` with the item and its fault, or a duplicate id.
     """
     tasks: list[Task] = []
     for place, item in enumerate(items):
@@ -98,7 +99,7 @@ def _from_mapping(item: Mapping[Any, Any], where: str) -> Task:
 
 
 def _prompt_of(inputs: Any) -> str:
-    """What stands for the prompt where only inputs are given: the last message, or all of it."""
+    """Prompt of a task with inputs only: their last message, or all of them as JSON."""
     match inputs:
         case {"messages": [*_, {"content": str(said)}]}:
             return said
@@ -169,7 +170,7 @@ def _with_ids(family: str, tasks: Sequence[Task]) -> list[Task]:
 
 
 def _made_ids(tasks: Sequence[Task]) -> list[str]:
-    """Of the content of each; the second of two that are alike ends with `-2`."""
+    """Ids derived from the content of each task. The second of two equal tasks ends with `-2`."""
     taken = {task.id for task in tasks}
     made: list[str] = []
     for task in tasks:

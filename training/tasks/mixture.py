@@ -1,10 +1,10 @@
-"""A mixture of task families: `mix:2*word_problems,1*reasoning_gym:gcd`.
+"""Mixture of task families: `mix:2*word_problems,1*reasoning_gym:gcd`.
 
-A part is a spec with its weight before it (1 without one); a comma begins a new part where a weight
-or the name of a family follows it, so that the parameters of a part may hold commas; a module of
-one's own needs its weight. `count` tasks are shared out by weight, the largest remainders first. A
-part that has fewer gives what it has: the others do not fill its place, which would change the
-mixture without a word. The tasks keep the family of their part.
+A part is a spec with its weight before it (by default 1). A comma begins a new part if a weight or
+the name of a family follows it, so that the parameters of a part may contain commas. A user's
+module needs its weight. `count` tasks are shared out by weight, the largest remainders first. A
+part with fewer tasks gives what it has. The others do not fill its place, which would silently
+change the mixture. The tasks keep the family of their part.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MAX_WEIGHT = 1e9
 
 @dataclass(frozen=True, slots=True)
 class MixturePart:
-    """One family of a mixture."""
+    """Family of a mixture."""
 
     weight: float
-    """Its share of the tasks is this over the sum of all weights."""
+    """Weight of the part. Its share of the tasks is the weight over the sum of all weights."""
     spec: str
-    """The family with its parameters, as given to `--tasks`."""
+    """Family with its parameters, as given to `--tasks`."""
 
 
 def read_mixture(text: str, families: Iterable[str]) -> list[MixturePart]:
-    """The parts of `WEIGHT*SPEC,WEIGHT*SPEC`. Raises `TaskError`."""
+    """Parts of `WEIGHT*SPEC,WEIGHT*SPEC`. Raises `TaskError`."""
     names = "|".join(sorted(families))
     pieces = re.split(rf",\s*(?=[0-9.]+\*|(?:{names})(?:[:,]|$))", text)
     parts = [_part(piece.strip()) for piece in pieces]
@@ -68,8 +68,8 @@ def mixed(
     split: str,
     count: int | None,
 ) -> list[Task]:
-    """`count` tasks of `parts` in an order drawn from the seed;
-    `load` gives so many of one part.
+    """Return `count` tasks of `parts` in an order drawn from the seed. `load` loads a number of
+    tasks of one part.
     """
     if count is None:
         raise TaskError(
@@ -85,7 +85,7 @@ def mixed(
 
 
 def shares(weights: Sequence[float], count: int) -> list[int]:
-    """`count` shared out by weight, the largest remainders rounded up; they sum to `count`."""
+    """Shares of `count` by weight, the largest remainders rounded up. They sum to `count`."""
     exact = [count * weight / math.fsum(weights) for weight in weights]
     whole = [math.floor(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (whole[i] - exact[i], i))

@@ -1,14 +1,14 @@
-"""Tasks of one's own: `package.module:attribute`, or `./file.py:attribute`, with `?size=3` for a
+"""Tasks of a user: `package.module:attribute`, or `./file.py:attribute`, with `?size=3` for a
 function's parameters.
 
 The attribute is a list or another iterable of items (`hrm_agent.training.tasks.items`), a mapping
-`{"train": items, "eval": items}`, or a function that gives items. A function is given those of
+`{"train": items, "eval": items}`, or a function that returns items. A function gets those of
 `split` ("train" or "eval"), `seed` and `count` (None: all) that it has parameters for, and the
 parameters of the query by name.
 
-Items keep their order, and `count` takes the first ones. A list, and a function without `split`, is
-one split: training and evaluation see the same tasks. A mapping without the split that is asked for
-is refused.
+Items keep their order, and `count` takes the first ones. A list, or a function without `split`, is
+one split: training and evaluation see the same tasks. A mapping without the requested split is
+refused.
 
 A registered name (`hrm_agent.training.tasks.packages`) leads to such an attribute of an installed
 package.
@@ -33,8 +33,8 @@ from hrm_agent.training.tasks.spec import module_name, one_line, read_parameters
 __all__ = ["load_own", "tasks_of_attribute"]
 
 MAX_ITEMS = 200_000
-"""Most items of an iterable without a length where no count is given:
-more are taken for endless.
+"""Maximum number of items of an iterable without a length if no count is given. Longer ones are
+assumed to be endless.
 """
 _GIVEN = ("split", "seed", "count")
 
@@ -48,7 +48,7 @@ def load_own(
     folder: Path | None = None,
     known: Iterable[str] = (),
 ) -> list[Task]:
-    """The first `count` tasks of `module:attribute?query`, all of them for None. `known`: families,
+    """Load the first `count` tasks (None for all) of `module:attribute?query`. `known`: families,
     for a hint.
     """
     name, attribute, query = module_name(spec)
@@ -65,7 +65,7 @@ def load_own(
 
 
 def _imported(module: str, spec: str, folder: Path, known: Iterable[str]) -> Any:
-    # what it has would be called, with parameters of the spec
+    # its attribute would be called, with parameters of the spec
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise TaskError(
             f"{module!r} is a module of Python itself.",
@@ -90,7 +90,7 @@ def _imported(module: str, spec: str, folder: Path, known: Iterable[str]) -> Any
 def tasks_of_attribute(
     spec: str, found: Any, query: str = "", *, split: str, seed: int, count: int | None = None
 ) -> list[Task]:
-    """The first `count` tasks of an attribute that `spec` led to."""
+    """Return the first `count` tasks of an attribute that `spec` led to."""
     parameters = read_parameters(query)
     drawn: dict[str, Any] = {}
     if isinstance(found, Iterator):
@@ -124,7 +124,7 @@ def _of_split(spec: str, found: Mapping[str, Any], split: str) -> Any:
 def _arguments(
     spec: str, function: Callable[..., Any], given: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a function is called with. Raises `TaskError` for one that cannot be called so."""
+    """Arguments for a function of tasks. Raises `TaskError` if it cannot be called with them."""
     if (
         inspect.isclass(function)
         or inspect.iscoroutinefunction(function)
@@ -167,7 +167,9 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _guarded(spec: str, work: Callable[[], Any]) -> Any:
-    """What `work` gives; what a user's code raises in it is told with the line that raised it."""
+    """Result of `work`. An error of the user's code is raised as `TaskError` with the line that
+    raised it.
+    """
     try:
         return work()
     except TaskError:

@@ -1,4 +1,4 @@
-"""The verifier of each task as a rubric: what `--rewards verifier` names."""
+"""Verifier of each task as a rubric, for `--rewards verifier`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from hrm_agent.trajectory import TaskRef
 __all__ = ["RUN_VARIABLE", "VERIFIER", "VERIFIER_SPEC", "rubric"]
 
 VERIFIER = "verifier"
-"""What a person writes."""
+"""Name of the rubric in `--rewards`."""
 VERIFIER_SPEC = "hrm_agent.training.tasks.own_verifier:rubric"
-"""By which processes load it."""
+"""Import path by which processes load the rubric."""
 RUN_VARIABLE = "HRM_AGENT_VERIFIED_RUN"
-"""Environment variable of the processes that score: the run's folder, which says what its tasks
-were read from.
+"""Environment variable of the scoring processes: folder of the run, which records the sources of
+its tasks.
 """
 _known: BoundedMap[tuple[str, str, str], Verifier | None] = BoundedMap(10_000)
-"""By family, id and prompt: samples of one task share theirs, which a generator may have to make
-anew.
+"""Verifiers by family, id and prompt. Samples of one task share a verifier, which a generator may
+have to recreate.
 """
 
 
 _load = lru_cache(maxsize=8)(load_tasks)
-"""Tasks of a user's own are drawn together, and are not drawn anew for each of them."""
+"""Cached loader, so that tasks of a user's list are not drawn anew for each of them."""
 
 
 async def _correct(text: str, task: TaskRef) -> Scored:
-    """Async, since a verifier is quick, and a thread for each call is not."""
+    """Score by the task's verifier. Async, since a verifier is quick and a thread for each call is
+    not.
+    """
     key = (task.family, task.id, task.prompt)
     if key not in _known:
         run = os.environ.get(RUN_VARIABLE)
@@ -47,6 +49,6 @@ async def _correct(text: str, task: TaskRef) -> Scored:
 
 
 rubric = Rubric([Reward(_correct, name="correct")], name=VERIFIER)
-"""1 where the task's own verifier finds the final text right, else 0; no opinion where the task has
-none.
+"""Rubric that gives 1 if the task's own verifier accepts the final text, else 0. No opinion if the
+task has no verifier.
 """

@@ -4,8 +4,8 @@
     [project.entry-points."hrm_agent.tasks"]
     my-tasks = "my_tasks.problems:tasks"
 
-`--tasks my-tasks?size=3` is then what `--tasks my_tasks.problems:tasks?size=3` is, wherever the
-package is installed. A family of this package goes before a registered name that is the same.
+`--tasks my-tasks?size=3` then equals `--tasks my_tasks.problems:tasks?size=3`, wherever the package
+is installed. A family of this package takes precedence over an equal registered name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def registered_names() -> list[str]:
 
 
 def find_registered(name: str) -> EntryPoint | None:
-    """What is registered as `name`. Raises `TaskError` where two packages have registered it."""
+    """Entry point registered as `name` (None if there is none). Raises `TaskError` if two packages
+    have registered it.
+    """
     found = {(each.value, origin_of(each)): each for each in entry_points(group=GROUP, name=name)}
     if len(found) > 1:
         owners = " and ".join(sorted(f"{' '.join(owner)} ({value})" for value, owner in found))
@@ -41,7 +43,7 @@ def find_registered(name: str) -> EntryPoint | None:
 
 
 def origin_of(registered: EntryPoint) -> tuple[str, str]:
-    """Name and version of the distribution that registers it."""
+    """Name and version of the distribution that registers an entry point."""
     owner = registered.dist
     return (owner.name, owner.version) if owner is not None else ("an unknown package", "")
 
@@ -49,7 +51,7 @@ def origin_of(registered: EntryPoint) -> tuple[str, str]:
 def load_registered(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """The first `count` tasks of `NAME?query`, all of them for None. Raises `TaskError`."""
+    """Load the first `count` tasks (None for all) of `NAME?query`. Raises `TaskError`."""
     name, _, query = spec.partition("?")
     registered = find_registered(name)
     assert registered is not None

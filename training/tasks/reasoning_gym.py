@@ -6,19 +6,18 @@ Problems and verifiers are the library's own. Two things are added to its verifi
 * **Full marks or none.** Many give a little for an answer that merely contains the right one, or
   for any answer at all. The reward of this project is the binary outcome, so a score below 1 is 0.
 * **No evaluation of the policy's text.** Some verifiers pass the answer to `eval` or to sympy's
-  `parse_expr`, which is `eval` as well; one makes a fraction of it, which `1e999999999` is too
-  large for; one takes a NaN for right. For those families (`_FORMS`) an answer reaches the verifier
-  only if it is written in the narrow form that a right one has; everything else scores 0. The
-  library's own answers pass, except for the unevaluated `Integral(...)` that it sometimes gives: it
-  is no solution, and a policy could answer it to anything.
+  `parse_expr`, which is `eval` as well. One converts it to a fraction, for which `1e999999999` is
+  too large. One accepts a NaN. For those families (`_FORMS`) an answer reaches the verifier only if
+  it is written in the narrow form of a right one. Everything else scores 0. The library's own
+  answers pass, except for the unevaluated `Integral(...)` that it sometimes gives: it is no
+  solution, and a policy could answer it to anything.
 
-The verifiers run in a process of their own, which bounds what one takes
-(`hrm_agent.training.tasks.grader`).
+The verifiers run in a separate process with bounded resources (`hrm_agent.training.tasks.grader`).
 
-Splits are different seeds of the same generator: a family with few distinct problems repeats itself
-across them. `reasoning_gym:arc_agi` is such a one: it draws from all of ARC-AGI-1, with turned
-grids and other colours. The family `arc_agi` is for measuring: the published tasks of one split,
-unchanged, each test grid once, in the library's words.
+Splits are different seeds of the same generator. A family with few distinct problems repeats itself
+across them. `reasoning_gym:arc_agi` is one: it draws from all of ARC-AGI-1, with turned grids and
+other colours. The family `arc_agi` is for evaluation: the published tasks of one split, unchanged,
+each test grid once, in the library's words.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from hrm_agent.trajectory import derive_seed
 __all__ = ["answer_form_is_safe", "load_arc_agi", "load_reasoning_gym"]
 
 MAX_ANSWER_CHARACTERS = 16 * 1024
-"""Longer answers score 0."""
+"""Maximum length of an answer. Longer ones score 0."""
 
 _FUNCTIONS = frozenset(
     {"asin", "atan", "cos", "cosh", "exp", "log", "pi", "sin", "sinh", "sqrt", "tan", "tanh"}
@@ -64,8 +63,8 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _is_elementary(text: str) -> bool:
-    """An expression of numbers, one-letter symbols and elementary functions, with exponents of two
-    digits.
+    """True for an expression of numbers, one-letter symbols and elementary functions, with
+    exponents of two digits.
     """
     # 1e999999999 is a number
     if len(text) > 512 or text.count(")**") > 2 or re.search(r"[0-9.][A-Za-z]", text):
@@ -99,15 +98,15 @@ _FORMS: dict[str, Callable[[str], bool]] = {
     "spiral_matrix": _matches(r"[0-9 ]*"),
     "string_insertion": _matches(r"[A-Za-z]*"),
 }
-"""Families whose verifier evaluates the answer, with the form that an answer must have to reach it.
-What a verifier may take all the same is bounded by `hrm_agent.training.tasks.grader`.
+"""Required forms of an answer, by family whose verifier evaluates it.
+`hrm_agent.training.tasks.grader` bounds what the verifier may still take.
 """
 _COMPARED = frozenset({"game_of_life_halting"})
-"""Families whose verifier takes any text for right: the answer has to be the library's own."""
+"""Families whose verifier accepts any text. The answer has to equal the library's own."""
 
 
 def answer_form_is_safe(family: str, answer: str) -> bool:
-    """False for an answer that must not reach the verifier of `family`."""
+    """Return False for an answer that must not reach the verifier of `family`."""
     return len(answer) <= MAX_ANSWER_CHARACTERS and _FORMS.get(family, lambda _: True)(answer)
 
 
@@ -120,10 +119,10 @@ def load_reasoning_gym(
     folder: Path | None = None,
     places: Sequence[int] | None = None,
 ) -> list[Task]:
-    """`count` tasks of `NAME?parameter=value`; for the same split and seed, the same ones.
+    """Load `count` tasks of `NAME?parameter=value`, always the same ones for a split and seed.
 
-    `places`: only those at these places of the list; the others, which may take half a second each,
-    are not generated.
+    `places`: positions of the list to generate. The others, which may take half a second each, are
+    skipped.
     """
     name, _, query = spec.partition("?")
     if count is None:
@@ -140,9 +139,7 @@ def load_reasoning_gym(
 def load_arc_agi(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """At most `count` problems of ARC-AGI-1's training or evaluation tasks,
-    all of them for None.
-    """
+    """Load at most `count` problems (None for all) of ARC-AGI-1's training or evaluation tasks."""
     if spec:
         raise TaskError(f"arc_agi takes no parameters, {spec!r} was given.", "Write: arc_agi")
     if split not in ("train", "eval"):
@@ -157,7 +154,7 @@ def load_arc_agi(
 
 
 def _grids(riddle: dict[str, Any]) -> list[Task]:
-    """A problem for each test grid of a task: most have one."""
+    """Problems of a task, one for each test grid. Most tasks have one."""
     with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
         from reasoning_gym.arc import board_format as board
 
@@ -187,9 +184,7 @@ def _grids(riddle: dict[str, Any]) -> list[Task]:
 def _dataset(
     name: str, query: str, seed: int, count: int, wanted: Sequence[int]
 ) -> list[tuple[int, Any, dict[str, Any]]]:
-    """For each place that is wanted of `count`: the place, the data set, which scores, and the
-    entry.
-    """
+    """Wanted entries of `count`, each as (position, data set that scores it, entry)."""
     known = _registered()
     if name not in known:
         hint = f"{nearest(name, known)} Families: {', '.join(sorted(known))}.".strip()
@@ -210,7 +205,7 @@ def _dataset(
 
 def _registered() -> dict[str, tuple[Any, Any]]:
     try:
-        # A library of its own warns of its source where that is compiled at the first import.
+        # A dependency of the library raises warnings about its source when first compiled.
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             from reasoning_gym.factory import DATASETS
     except ImportError as error:
@@ -235,7 +230,7 @@ def _parameters(name: str, query: str, config_type: Any) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """A JSON value, its lists as the library's configurations hold them."""
+    """JSON value, with lists as tuples, as in the library's configurations."""
     value = literal(text)
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 

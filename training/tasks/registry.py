@@ -3,7 +3,7 @@
 | spec | tasks |
 |---|---|
 | `word_problems` | word problems of ten templates, without end |
-| `jsonl:FILE?question=KEY&answer=KEY&id=KEY` | the rows of a file; GSM8K's are understood |
+| `jsonl:FILE?question=KEY&answer=KEY&id=KEY` | the rows of a file; GSM8K's are supported |
 | `aime:FILE?...` | likewise, with answers from 0 to 999 |
 | `csv:FILE?...`, `parquet:FILE?...` | the rows of a table |
 | `FILE.jsonl?...`, `FILE.csv?...`, `FILE.parquet?...` | the same, by the file's ending |
@@ -11,14 +11,14 @@
 | `arc_agi` | ARC-AGI-1: its training tasks, or its evaluation tasks, each test grid once, as published |
 | `reasoning_gym:NAME?parameter=value` | a generator of reasoning-gym |
 | `verifiers:NAME?argument=value` | the data set of an environment of the library verifiers, with its rubric |
-| `store:RUN?rubric=NAME` | what the runs of a store were asked (`hrm_agent.training.tasks.stored`) |
+| `store:RUN?rubric=NAME` | the prompts of the runs of a store (`hrm_agent.training.tasks.stored`) |
 | `mix:WEIGHT*SPEC,WEIGHT*SPEC` | some of each |
 | `package.module:attribute?...`, `./file.py:attribute?...` | those of a user's own code |
 | `NAME?...` | those that an installed package has registered as NAME |
 
 A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run
-and another rank see the same tasks. What stands before the colon is the name of a family where
-there is one of that name, and a module otherwise.
+and another rank see the same tasks. The text before the colon is the name of a family if there is
+one of that name, and a module otherwise.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ FAMILIES: dict[str, Loader] = {
     "verifiers": load_verifiers,
     "word_problems": _word_problems,
 }
-"""By the part of the spec before the colon."""
+"""Loaders by the part of the spec before the colon."""
 
 _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
     "aime": contest_verifier,
@@ -99,16 +99,16 @@ _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
     "parquet": exact_verifier,
     "word_problems": exact_verifier,
 }
-"""Families whose verifier is a function of the reference answer."""
+"""Verifiers of families that verify by the reference answer alone."""
 
 
 def load_tasks(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """`count` tasks of `spec`. A finite family gives no more than it has, and all of them for None.
+    """Load `count` tasks of `spec`. A finite family gives no more than it has, and all of them for
+    None.
 
-    `folder`: where relative names of files and modules are looked for; None: where the command was
-    typed.
+    `folder`: folder for relative names of files and modules (None: the working directory).
 
     Raises `TaskError` for an unknown family or a malformed file.
     """
@@ -140,16 +140,14 @@ def _of_user(kind: str, spec: str) -> Loader:
 
 
 def _recorded_verifiers() -> Callable[[TaskRef, Path], Verifier | None]:
-    """`verifier_of` for the tasks of one list: what they are drawn from is drawn once for all of
+    """Return `verifier_of` for the tasks of one list, whose sources are loaded once for all of
     them.
     """
     return partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks))
 
 
 def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
-    """Raise `TaskError` where nothing says of some tasks what a right answer is, so that they
-    cannot be scored.
-    """
+    """Raise `TaskError` if some tasks have no verifier, so that they cannot be scored."""
     without = [task for task in tasks if task.verify is None]
     if without:
         raise TaskError(
@@ -163,13 +161,11 @@ def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
 def verifier_of(
     task: TaskRef, run: Path | None = None, *, load: Callable[..., list[Task]] = load_tasks
 ) -> Verifier | None:
-    """The verifier of a task on record; None where its family has none, or can no longer be asked
-    for it.
+    """Verifier of a recorded task (None if its family has none, or can no longer provide it).
 
-    `run`: the folder of its run. What a task of a user's own is verified by stands in the code that
-    it is from, and that is run again only where the run was begun with it: a record from elsewhere
-    may name anything. None also for one that looks at a whole run, and not at its final text alone.
-    `load`: `load_tasks`, or one that remembers.
+    `run`: folder of its run. The verifier of a user's task is in the user's code, which is run
+    again only if the run was begun with it: a record from elsewhere may name anything. Also None
+    for a verifier of whole runs. `load`: `load_tasks`, or a cached version.
     """
     name, _ = kind_of(task.family)
     if name == "store" and (original := original_of(task)) is not task:
@@ -198,7 +194,7 @@ def _drawn_again(
         tasks = load(
             task.family, split=split, seed=seed, count=count, folder=tasks_folder(run).absolute()
         )
-    # of a record that somebody has made
+    # a record may have been made by anyone
     except (HrmError, AttributeError, KeyError, TypeError, ValueError):
         return None
     same = place < len(tasks) and (tasks[place].id, tasks[place].prompt) == (task.id, task.prompt)
@@ -206,7 +202,7 @@ def _drawn_again(
 
 
 def _from_its_generator(task: TaskRef) -> Verifier | None:
-    """reasoning-gym scores an answer with what it generated: it is generated again."""
+    """Regenerate a task of reasoning-gym, which scores an answer with the generated entry."""
     _, split, seed, index = task.id.rsplit(":", 3)
     try:
         tasks = load_tasks(task.family, split=split, seed=int(seed), count=int(index) + 1)

@@ -1,8 +1,7 @@
-"""Tasks from the rows of a table: which column holds what, and what a row has to be.
+"""Tasks from the rows of a table: roles of the columns, and requirements for a row.
 
-GSM8K's answers, a worked solution that ends with `#### 18`, are understood: what follows the last
-`####` is the reference. Statistics pair problems by their ids, so an id that comes twice is an
-error.
+GSM8K's answers, a worked solution that ends with `#### 18`, are supported: the text after the last
+`####` is the reference. Statistics pair problems by their ids, so a duplicate id is an error.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ __all__ = ["TableRow", "plain_text", "reference_answer", "tasks_of_rows"]
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One row of a table."""
+    """Row of a table."""
 
     where: str
-    """Where it stands, in words: `rows.jsonl, line 3`."""
+    """Location as text: `rows.jsonl, line 3`."""
     id: str
-    """Its id where no column holds one."""
+    """Identifier if no column holds one."""
     values: Mapping[str, Any]
-    """Column -> value."""
+    """Values by column."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What is stored with the task, as JSON."""
+    """Metadata stored with the task, as JSON."""
 
 
 def tasks_of_rows(
@@ -47,11 +46,13 @@ def tasks_of_rows(
     seed: int,
     verifier: Callable[[str], Verifier] = exact_verifier,
 ) -> list[Task]:
-    """The rows as tasks, in an order drawn from the seed. `family`: as it stands in `--tasks`."""
+    """Turn rows into tasks, in an order drawn from the seed. `family`: the name as given to
+    `--tasks`.
+    """
     listed = list(rows)
     tasks = [_task(family, row, columns, verifier) for row in listed]
     _no_id_twice(listed, tasks)
-    # so named since the first of these families
+    # the seed is named after the first of these families, which keeps its order
     random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
     return tasks
 
@@ -102,9 +103,7 @@ def _value(row: TableRow, role: str, column: str) -> str:
 
 
 def plain_text(value: Any, what: str) -> str:
-    """A text, or a number as one. Raises `TaskError` for anything else; `what`: what it is, in
-    words.
-    """
+    """Text, or a number as text. Raises `TaskError` for other types. `what` names the value."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TaskError(f"{what} is a {type(value).__name__}.", "It must be a text or a number.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -118,5 +117,5 @@ def plain_text(value: Any, what: str) -> str:
 
 
 def reference_answer(answer: str) -> str:
-    """What follows the last `####`; the whole text where there is none."""
+    """Text after the last `####`, or the whole text if there is none."""
     return answer.rpartition("####")[2].strip()

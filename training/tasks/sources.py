@@ -1,11 +1,10 @@
-"""What the tasks of a run were read from: kept beside the run as `tasks.json`, and compared when it
-is resumed.
+"""Sources of a run's tasks: stored beside the run as `tasks.json`, and compared when it is resumed.
 
-The folder that relative names of files and modules were looked for in is kept, so that a run is
-resumed from any other. The source of a module, and the content of a file, are kept as SHA-256:
-where they differ, a resumed run says so and goes on, for its tasks may be the same ones. (Modules
-that the module imports are not looked at.) An installed package is kept with its version, and
-another version is refused, since nobody has looked at what it changes.
+The folder for relative names of files and modules is stored, so that a run can be resumed from any
+other. The source of a module, and the content of a file, are stored as SHA-256. If they differ, a
+resumed run reports it and continues, since its tasks may be unchanged. (Modules that the module
+imports are not checked.) An installed package is stored with its version. Another version is
+refused, since its changes are unknown.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ _FILES = ("aime", "csv", "jsonl", "parquet")
 
 
 class TaskSources(BaseModel):
-    """Where the tasks of a run came from when it began."""
+    """Sources of a run's tasks when it began."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     folder: str
-    """Absolute path that relative names are relative to."""
+    """Absolute path of the folder for relative names."""
     specs: tuple[str, ...] = ()
-    """Families as given to `--tasks`; of a mixture each part."""
+    """Families as given to `--tasks`. For a mixture, each part."""
     digests: dict[str, str] = {}
-    """Module or file, by the name that `--tasks` gives it -> SHA-256 of its source or content."""
+    """SHA-256 of the source of a module or the content of a file, by its name in `--tasks`."""
     versions: dict[str, str] = {}
-    """Installed package -> its version."""
+    """Versions of installed packages."""
 
 
 def tasks_folder(run: Path) -> Path:
-    """Where the relative names of a run's tasks are looked for: where it was begun, or here if that
-    is gone.
+    """Folder for the relative names of a run's tasks: where it was begun, or the working directory
+    if that is gone.
     """
     kept = read_sources(run)
     began = Path.cwd() if kept is None else Path(kept.folder)
@@ -72,8 +71,8 @@ def tasks_folder(run: Path) -> Path:
 
 
 def read_sources(run: Path) -> TaskSources | None:
-    """What is kept in the folder of a run; None where nothing is. Raises `RunError` where it cannot
-    be read.
+    """Read the sources stored in the folder of a run (None if there are none). Raises `RunError` if
+    they cannot be read.
     """
     path = run / SOURCES_FILE
     try:
@@ -88,9 +87,9 @@ def read_sources(run: Path) -> TaskSources | None:
 
 
 def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
-    """Write `tasks.json` of a new run; that of a run which is resumed is left as it is.
+    """Write `tasks.json` of a new run. That of a resumed run is unchanged.
 
-    `others`: the families of its stages, where they differ from `spec`.
+    `others`: families of its stages, if they differ from `spec`.
     """
     if not (run / SOURCES_FILE).exists():
         with replacing(run / SOURCES_FILE) as part:
@@ -101,9 +100,9 @@ def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
 
 
 def changed_sources(spec: str, split: str, run: Path, *others: str) -> list[str]:
-    """Modules and files whose source or content is not what it was when the run began.
+    """Names of modules and files whose source or content has changed since the run began.
 
-    Raises `RunError` where a package has another version.
+    Raises `RunError` if a package has another version.
     """
     kept = read_sources(run)
     if kept is None:
@@ -139,7 +138,7 @@ def _sources_of(given: Iterable[str], split: str, folder: Path) -> TaskSources:
 
 
 def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files that a spec is read from, by the names that a person knows them by."""
+    """Files that a spec is read from, each with the name shown to the user."""
     kind, rest = kind_of(spec)
     if kind in _FILES:
         yield rest.partition("?")[0], file_of(rest, split, folder)[0]
@@ -173,7 +172,9 @@ def _source_of(module: str, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _environment_module(spec: str) -> str:
-    """As the library verifiers finds it: `owner/my-env` is the module `my_env`."""
+    """Module of an environment, as the library verifiers finds it: `owner/my-env` is the module
+    `my_env`.
+    """
     return spec.partition("?")[0].rpartition("/")[2].replace("-", "_")
 
 
@@ -188,7 +189,7 @@ def _packages_of(spec: str) -> Iterator[tuple[str, str]]:
 
 
 def _digest(path: Path) -> str:
-    """Empty for what is no file that can be read."""
+    """SHA-256 of a file, empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,4 @@
-"""How the text of `--tasks` is read: which family it names, and what follows:
-`LOCATION?parameter=value&...`.
-"""
+"""Parser of `--tasks` specs: the family, then `LOCATION?parameter=value&...`."""
 
 from __future__ import annotations
 
@@ -42,11 +40,13 @@ FAMILY_NAMES = (
     "verifiers",
     "word_problems",
 )
-"""What may stand before the colon; no module and no package of such a name is looked for."""
+"""Family names allowed before the colon. They take precedence over modules and packages of the same
+name.
+"""
 MODULE = "module"
 """Kind of a spec that names an attribute of a user's module."""
 PACKAGE = "package"
-"""Kind of a spec that can only be a name that an installed package has registered."""
+"""Kind of a spec that can only be a name registered by an installed package."""
 _BY_ENDING = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _MODULE = re.compile(
     r"(?P<module>(?:[^:?]*/)?[^:?/]+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_]\w*)(?:\?(?P<query>.*))?",
@@ -54,17 +54,17 @@ _MODULE = re.compile(
 )
 
 Loader = Callable[..., list[Task]]
-"""(rest of the spec, *, split, seed, count, folder) -> tasks. `folder`: relative names are names in
-it.
+"""Function (rest of the spec, *, split, seed, count, folder) -> tasks. Relative names are resolved
+in `folder`.
 """
 Columns = Mapping[str, str]
-"""Role of a column (`question`, `answer`, `id`) -> its name; empty: there is none."""
+"""Names of columns by role (`question`, `answer`, `id`), empty if there is none."""
 
 _COLUMNS = {"question": "question", "answer": "answer", "id": ""}
 
 
 def kind_of(spec: str) -> tuple[str, str]:
-    """The family, `MODULE` or `PACKAGE` that a spec names, and the part of it that is for that."""
+    """Family, `MODULE` or `PACKAGE` that a spec names, and the rest of the spec for it."""
     name, _, rest = spec.partition(":")
     if name in FAMILY_NAMES:
         return name, rest
@@ -84,15 +84,15 @@ def module_name(spec: str) -> tuple[str, str, str]:
 
 
 def file_of(spec: str, split: str, folder: Path | None) -> tuple[Path, str]:
-    """The file that a spec names, `{split}` replaced in it, and its query. `folder`: of a relative
-    name; None: here.
+    """File that a spec names, with `{split}` replaced in it, and its query. `folder` resolves a
+    relative name (None: the working directory).
     """
     location, _, query = spec.partition("?")
     return Path(folder or "", Path(unquote(location).replace("{split}", split)).expanduser()), query
 
 
 def literal(text: str) -> Any:
-    """A JSON value; text that is none stands for itself."""
+    """Parsed JSON value, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -100,21 +100,19 @@ def literal(text: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Kind and text of an error of somebody else's code, without line breaks and without the stop
-    at its end.
+    """Kind and text of an error of foreign code, without line breaks and without the full stop at
+    its end.
     """
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
 
 
 def read_parameters(query: str) -> dict[str, Any]:
-    """Each parameter with its value: parsed as JSON, or the text itself if it is not JSON."""
+    """Parameters with their values, parsed as JSON, or the text itself if it is not JSON."""
     return {name: literal(text) for name, text in parse_qsl(query, keep_blank_values=True)}
 
 
 def read_columns(family: str, query: str, others: Sequence[str] = ()) -> dict[str, str]:
-    """Names of the columns by role, and the parameters of `others` as far as they are given. Raises
-    `TaskError`.
-    """
+    """Names of the columns by role, and the given parameters among `others`. Raises `TaskError`."""
     given = dict(parse_qsl(query, keep_blank_values=True))
     known = (*_COLUMNS, *others)
     for name in given:

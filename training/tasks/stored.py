@@ -1,13 +1,13 @@
-"""Tasks of runs on record: `store:RUN`, `store:RUN?rubric=feedback`.
+"""Tasks of recorded runs: `store:RUN`, `store:RUN?rubric=feedback`.
 
-RUN is a run folder or a store, by its path or URL. Each prompt that its runs were given is a task
-once, with its reference answer where it has one, however often it was run. `rubric` takes only the
-tasks of runs that have scores of that name: what people gave feedback on (`feedback`), or what
-`hrm-agent rescore` scored. `run` takes those of one run.
+RUN is a run folder or a store, by its path or URL. Each prompt of its runs becomes one task, with
+its reference answer if it has one, however often it was run. `rubric` takes only the tasks of runs
+with scores of that name: those with user feedback (`feedback`), or those scored by `hrm-agent
+rescore`. `run` takes those of one run.
 
-A task is verified as it was where it is from. One without a verifier, as a prompt from a chat is,
-needs rewards of one's own: `--rewards`. The order is a permutation drawn from the seed. A store is
-one split: `split` changes nothing.
+A task is verified as in its original family. One without a verifier, such as a prompt from a chat,
+needs custom rewards: `--rewards`. The order is a permutation drawn from the seed. A store is one
+split: `split` changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hrm_agent.trajectory import TaskRef, Trajectory, content_hash, derive_seed
 __all__ = ["load_stored", "original_of"]
 
 _ORIGIN = "stored"
-"""Key in a task's metadata: family and id of the task that it was."""
+"""Key in a task's metadata: family and id of the original task."""
 _PARAMETERS = ("rubric", "run")
 
 
@@ -42,10 +42,10 @@ def load_stored(
     count: int | None = None,
     folder: Path | None = None,
 ) -> list[Task]:
-    """At most `count` tasks of `RUN?query`, all of them for None. Raises `TaskError`.
+    """Load at most `count` tasks (None for all) of `RUN?query`. Raises `TaskError`.
 
-    `verifier_of`: the verifier of a task as it was recorded, and of the folder of its run.
-    `folder`: of a relative path; None: the working directory.
+    `verifier_of`: maps a task as recorded, and the folder of its run, to its verifier. `folder`:
+    folder for a relative path (None: the working directory).
     """
     del split
     where, _, query = spec.partition("?")
@@ -65,7 +65,7 @@ def load_stored(
         raise
     except HrmError as error:
         raise TaskError(f"store:{spec}: {error.message}", error.hint) from error
-    # the first run's
+    # keep the first run's task
     refs = {_id_of(ref): ref for ref in (original_of(header.task) for header in reversed(found))}
     names = sorted(refs)  # whatever was run first
     random.Random(derive_seed(seed, "store")).shuffle(names)
@@ -76,7 +76,7 @@ def load_stored(
 
 
 def original_of(task: TaskRef) -> TaskRef:
-    """The task as it was where it is from; the same for one that comes from no store."""
+    """Original of a task from a store (the task itself if it comes from no store)."""
     origin: Any = task.metadata.get(_ORIGIN)
     try:
         family, id_ = str(origin["family"]), str(origin["id"])
@@ -87,7 +87,9 @@ def original_of(task: TaskRef) -> TaskRef:
 
 
 def _headers(store: RunStore, where: str, run_id: str | None) -> list[Trajectory]:
-    """Of a folder that shares its store with others, its own run's."""
+    """Trajectories of a run. If no run is named and the folder shares its store with others, those
+    of its own run.
+    """
     run_id = own_run(where) if run_id is None else run_id
     found = (
         store.journal.headers()
@@ -118,7 +120,9 @@ def _scored(
 
 
 def _id_of(ref: TaskRef) -> str:
-    """The same for one prompt with one answer, and after the same turns of a conversation."""
+    """Identifier of a task, equal for the same prompt with the same answer after the same turns of
+    a conversation.
+    """
     said = json.dumps(ref.metadata.get(HISTORY), sort_keys=True, default=str)
     return content_hash(ref.family, ref.prompt, ref.answer or "", said)[:16]
 
@@ -130,5 +134,5 @@ def _task(family: str, name: str, original: TaskRef, verify: Verifier | None) ->
         prompt=original.prompt,
         answer=original.answer,
         metadata={**original.metadata, _ORIGIN: {"family": original.family, "id": original.id}},
-        verify=cast("Any", verify),  # None where rewards of one's own are needed
+        verify=cast("Any", verify),  # None if custom rewards are needed
     )

@@ -1,27 +1,24 @@
-"""Tasks from tables: `csv:FILE?question=COLUMN&answer=COLUMN`, `parquet:FILE?...`, and data sets of
-Hugging Face as `hf:NAME_OR_FOLDER?config=NAME&split=NAME&question=COLUMN&answer=COLUMN`.
+"""Tasks from files of rows and from data sets.
 
-Columns are named as the keys of JSON lines are (`hrm_agent.training.tasks.tables`), and the order
-is drawn in the same way. A file is one split, `{split}` in its name is replaced.
+Tables are `csv:FILE?question=COLUMN&answer=COLUMN` and `parquet:FILE?...`. Files of JSON lines are
+`jsonl:FILE?question=KEY&answer=KEY` and `aime:FILE?...`. Data sets of Hugging Face are
+`hf:NAME_OR_FOLDER?config=NAME&split=NAME&question=COLUMN&answer=COLUMN`.
+
+The query names the columns or keys that hold the problem and the reference answer, by default
+`question` and `answer`. `id` names that of an identifier (by default the line number). `answer=`
+means that there is no reference.
+
+The answers of an `aime:` file are integers from 0 to 999, and only such an integer is right (`042`
+is 42; `84/2` and `42.0`, which `jsonl:` accepts for 42, are not).
+
+A file is one split. `{split}` in FILE is replaced, so that `jsonl:gsm8k/{split}.jsonl` names both.
+The order is a permutation of the rows drawn from the seed, and `count` takes at most that many from
+its beginning: no row is repeated.
 
 A data set has splits of its own. Without `split=` training takes its `train`, and evaluation the
-first of its `eval`, `test` and `validation` that there is; `split=` names one for both, or a part
-of one (`train[:90%]`). It is read by the library `datasets`, which runs no code of a data set from
-version 4 on.
-
-Tasks from a file of JSON lines: `jsonl:FILE?question=question&answer=answer`, and `aime:FILE` in
-the same way.
-
-The query names the keys of a row that hold the problem and the reference answer, `question` and
-`answer` unless said otherwise; `id` names the key of an identifier (without it, the line number).
-`answer=` says that there is no reference.
-
-The answers of an `aime:` file are integers from 0 to 999, and nothing but such an integer is right
-(`042` is 42; `84/2` and `42.0`, which `jsonl:` takes for 42, are not).
-
-A file is one split. Where `{split}` stands in FILE it is replaced, so that
-`jsonl:gsm8k/{split}.jsonl` names both. The order is a permutation of the rows drawn from the seed,
-and `count` takes at most that many from its beginning: no row comes twice.
+first existing one of its `eval`, `test` and `validation`. `split=` names one for both, or a part of
+one (`train[:90%]`). The library `datasets` reads it, which runs no code of a data set from version
+4 on.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ __all__ = ["load_aime", "load_csv", "load_hf", "load_jsonl", "load_parquet", "re
 def load_jsonl(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """At most `count` tasks of `FILE?query`, all of them for None. Raises `TaskError` naming file,
-    line and fault.
+    """Load at most `count` tasks (None for all) from the JSON lines of `FILE?query`. Raises
+    `TaskError` with file, line and fault.
     """
     path, query = file_of(spec, split, folder)
     columns = read_columns("jsonl", query)
@@ -57,7 +54,9 @@ def load_jsonl(
 def load_aime(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """The same of a file whose answers are integers from 0 to 999."""
+    """Load at most `count` tasks (None for all) from JSON lines whose answers are integers from 0
+    to 999. Raises `TaskError` for another answer.
+    """
     path, query = file_of(spec, split, folder)
     columns = read_columns("aime", query)
     tasks = tasks_of_rows(
@@ -95,7 +94,7 @@ def _origin(path: Path, line: int) -> dict[str, Any]:
 
 
 def read_text(path: Path, what: str, *, encoding: str = "utf-8", newline: str | None = None) -> str:
-    """The text of a file. Raises `TaskError`; `what`: what the file has to be, in words."""
+    """Read the text of a file. Raises `TaskError`. `what` describes the expected file."""
     try:
         with path.open(encoding=encoding, newline=newline) as file:
             return file.read()
@@ -132,8 +131,8 @@ _HELD_OUT = ("eval", "test", "validation")
 def load_csv(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """At most `count` tasks of `FILE?query`, all of them for None. The first line names the
-    columns.
+    """Load at most `count` tasks (None for all) from the CSV file of `FILE?query`. The first line
+    names the columns.
     """
     return _load_file("csv", _csv_rows, spec, split, seed, folder)[:count]
 
@@ -141,14 +140,16 @@ def load_csv(
 def load_parquet(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """The same of a Parquet file."""
+    """Load at most `count` tasks (None for all) from the Parquet file of `FILE?query`."""
     return _load_file("parquet", _parquet_rows, spec, split, seed, folder)[:count]
 
 
 def load_hf(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """The same of a data set of Hugging Face, by its name there or as a folder here."""
+    """Load at most `count` tasks (None for all) from a data set of Hugging Face, by its name there
+    or as a local folder.
+    """
     location, _, query = spec.partition("?")
     columns = read_columns("hf", query, _OF_DATA_SET)
     place = Path(folder or "", Path(unquote(location)).expanduser())
@@ -173,9 +174,7 @@ def _load_file(
 
 
 def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
-    """The columns that are read. Raises `TaskError`, naming those that there are, where one is
-    lacking.
-    """
+    """Columns to read. Raises `TaskError`, naming the existing columns, if one is missing."""
     used = {role: columns[role] for role in ("question", "answer", "id") if columns[role]}
     for role, column in used.items():
         if column not in known:
@@ -250,7 +249,7 @@ def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterato
         table: Any = datasets.load_dataset(name, config, split=chosen)
     except HrmError:
         raise
-    # of the library, of the file formats below it, of the network: there is no common one
+    # errors of the library, of the file formats and of the network have no common base class
     except Exception as error:
         message = f"The data set {name!r} cannot be loaded: {one_line(error)[:400]}."
         raise TaskError(
@@ -264,7 +263,7 @@ def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterato
 
 
 def _own_split(name: str, known: Sequence[str], split: str) -> str:
-    """Which of a data set's splits is meant by `train`, or by `eval`."""
+    """Split of a data set for `train` or `eval`. Raises `TaskError` if there is none."""
     wanted = _HELD_OUT if split == "eval" else (split,)
     found = next((each for each in wanted if each in known), None)
     if found is None:

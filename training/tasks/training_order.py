@@ -1,10 +1,10 @@
-"""The order in which training draws its tasks: which is drawn at a place does not depend on how
-many are drawn.
+"""Order in which training draws its tasks. The task at a position does not depend on the number of
+tasks drawn.
 
-So a run of 6 steps begins with the 4 steps of a run of 4, and a run can be prolonged. Tasks are
-shuffled in blocks of a fixed number, each in an order of its own; a family that has no more is
-passed through again, each time in another order. In a mixture the next task is always of the part
-that is furthest behind its share, and each part goes on by itself: one that has few tasks repeats
+A run of 6 steps therefore begins with the 4 steps of a run of 4, and a run can be prolonged. Tasks
+are shuffled in blocks of a fixed number, each with its own order. A family that is used up is
+passed through again, each time in another order. In a mixture the next task always belongs to the
+part that is furthest behind its share. Each part advances by itself: one with few tasks repeats
 them sooner.
 """
 
@@ -34,14 +34,14 @@ def training_tasks(
     problems: int | None = None,
     folder: Path | None = None,
 ) -> list[Task]:
-    """The first `count` tasks of the training split of `spec`; a longer list begins with the
+    """Return the first `count` tasks of the training split of `spec`. A longer list begins with the
     shorter one.
 
-    Except where a family makes other tasks for another size of its data set (Reasoning Gym's
-    `acre`) and the list grows by a block.
+    The exception is a family that makes other tasks for another size of its data set (Reasoning
+    Gym's `acre`), when the list grows by a block.
 
-    `problems`: size of the pool that is passed through again and again; None: all that the family
-    has, or as many as are asked for. A mixture has none.
+    `problems`: size of the pool that is passed through repeatedly (None: all that the family has,
+    or as many as requested). Not allowed for a mixture.
 
     Raises `TaskError` for what `load_tasks` refuses, and for a family without any task.
     """
@@ -66,9 +66,7 @@ def training_tasks(
 
 
 def _pass(size: int, number: int, seed: int, block: int) -> list[int]:
-    """The order of one pass over a pool: the first in blocks, since more of the pool may be asked
-    for later.
-    """
+    """Order of one pass over a pool. The first pass is in blocks, since the pool may grow later."""
     if number > 0:
         return _shuffled(size, derive_seed(seed, "draw", number))
     starts = range(0, size, block)
@@ -98,9 +96,7 @@ def _mixed(text: str, seed: int, count: int, block: int, folder: Path | None) ->
 
 
 def interleaved(weights: Sequence[float], count: int) -> list[int]:
-    """Which part each of `count` places is given to, so that every beginning is shared out by
-    weight.
-    """
+    """Part for each of `count` positions, so that every prefix is shared out by weight."""
     total, given = sum(weights), [0] * len(weights)
     order: list[int] = []
     for place in range(1, count + 1):

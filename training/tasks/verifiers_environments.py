@@ -1,13 +1,13 @@
-"""Environments of the library `verifiers`: `verifiers:NAME?argument=value`, as
-`verifiers.load_environment` takes them.
+"""Environments of the library `verifiers`: `verifiers:NAME?argument=value`, as for
+`verifiers.load_environment`.
 
-The rows of its data set become tasks, and its rubric their rewards. What the environment itself
-would do during a run is the graph's part here. So taken are environments of one turn, and those
-with tools that a graph can be given (`environment_tools`); what has turns, a state or a group of
-its own is refused with the reason.
+The rows of its data set become tasks, and its rubric their rewards. The graph replaces what the
+environment itself would do during a run. Supported are environments of one turn, and those with
+tools that a graph can use (`environment_tools`). Environments with turns, a state or a group of
+their own are refused with the reason.
 
-This is the library's v0 interface, which it has up to version 0.3. Where its rubric scores 0 for a
-function that raises, here the error is raised: a fault of a judge is no wrong answer.
+This is the library's v0 interface, which exists up to version 0.3. If a function of the rubric
+raises, the library scores 0. Here the error is raised: a fault of a judge is no wrong answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["EnvironmentRubric", "completion_of", "environment_tools", "load_verifiers"]
 
 Message = Mapping[str, Any]
-"""A chat message as OpenAI's interface has it: role, content, tool_calls."""
+"""Chat message in OpenAI's format: role, content, tool_calls."""
 
 _OWN_RUN = ("rollout", "setup_state", "env_response", "call_tool")
 """Methods by which an environment takes part in a run."""
@@ -54,29 +54,29 @@ _STEP = {
     "is_truncated": False,
     "extras": {},
 }
-"""What the library's record of a model call has beside its messages."""
+"""Fields of the library's record of a model call, apart from its messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRubric:
-    """The rewards of an environment, for one row of its data set."""
+    """Rewards of an environment, for one row of its data set."""
 
     rubric: Any
-    """The library's `Rubric`, or `RubricGroup`."""
+    """Rubric of the library, a `Rubric` or `RubricGroup`."""
     row: Mapping[str, Any]
-    """The row of the data set: prompt, answer, info, example_id."""
+    """Row of the data set: prompt, answer, info, example_id."""
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight of each function by its name; 0 for what is only watched."""
+        """Weights of the functions by name. 0 for a function that is only monitored."""
         return {name: weight for name, weight, _, _ in _functions(self.rubric)}
 
     async def score(
         self, completion: Sequence[Message], state: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
-        """What each function gives for the messages that answer the prompt, by its name.
+        """Score the messages that answer the prompt. Returns values by function name.
 
-        `state`: what else the functions find in the library's `State`. Raises what a function
+        `state`: further entries of the library's `State` for the functions. Raises what a function
         raises, and `ValueError` for a value that is no finite number.
         """
         full = _state_of(self.row, completion, state or {})
@@ -86,13 +86,15 @@ class EnvironmentRubric:
         }
 
     def verify(self, text: str) -> float:
-        """The share of full marks for a final text alone, in [0, 1]: the sum over that of the
-        positive weights.
+        """Share of full marks for a final text alone, at least 0: the weighted sum over the sum of
+        the positive weights.
         """
         return self._share([{"role": "assistant", "content": text}])
 
     def verify_run(self, trajectory: Trajectory) -> float:
-        """The same for a whole run: its answers with their tool calls, and what the tools gave."""
+        """Share of full marks for a whole run: its answers with their tool calls, and the tool
+        outputs.
+        """
         return self._share(completion_of(trajectory))
 
     def _share(self, completion: Sequence[Message]) -> float:
@@ -103,10 +105,10 @@ class EnvironmentRubric:
 
 
 def completion_of(trajectory: Trajectory) -> list[Message]:
-    """What a run has added to its prompt, as OpenAI's interface has messages.
+    """Messages that a run has added to its prompt, in OpenAI's format.
 
-    It is the final text alone where the last model call does not go on from the first one's
-    messages: in a graph of several roles, or with messages that were rewritten.
+    Only the final text if the last model call does not continue the messages of the first one: in a
+    graph of several roles, or with messages that were rewritten.
     """
     calls = trajectory.own_calls
     seen = [messages_of(call, trajectory, RequestHints()) for call in (*calls[:1], *calls[-1:])]
@@ -115,7 +117,7 @@ def completion_of(trajectory: Trajectory) -> list[Message]:
         if calls
         else ([], [])
     )
-    begun = len(first) - 1  # the last one is the answer
+    begun = len(first) - 1  # the last message is the answer
     if begun < 0 or last[:begun] != first[:begun]:
         return [{"role": "assistant", "content": trajectory.answer or ""}]
     return cast("list[Message]", last[begun:])
@@ -124,10 +126,9 @@ def completion_of(trajectory: Trajectory) -> list[Message]:
 def load_verifiers(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """At most `count` rows of the environment `NAME?argument=value` as tasks, all of them for None.
+    """Load at most `count` rows (None for all) of the environment `NAME?argument=value` as tasks.
 
-    Training takes the data set, evaluation that for evaluation, which is the same one where there
-    is no other.
+    Training takes the data set, evaluation that for evaluation (the same one if there is no other).
     """
     environment = _environment(spec, str(Path(folder or "").resolve()))
     try:
@@ -144,7 +145,7 @@ def load_verifiers(
 
 
 def environment_tools(spec: str) -> list[BaseTool]:
-    """The tools of the environment `NAME?argument=value`, for a graph that is to run its tasks."""
+    """Tools of the environment `NAME?argument=value`, for a graph that is to run its tasks."""
     from langchain_core.tools import StructuredTool
 
     return [
@@ -159,9 +160,7 @@ def environment_tools(spec: str) -> list[BaseTool]:
 
 @lru_cache(maxsize=8)
 def _environment(spec: str, folder: str) -> Any:
-    """The environment, loaded once. Raises `TaskError` for one whose tasks are nothing without
-    it.
-    """
+    """Environment, loaded once. Raises `TaskError` if its tasks cannot be used without it."""
     name, _, query = spec.partition("?")
     library = _library()
     search_in(folder)
@@ -194,7 +193,7 @@ def _library() -> Any:
 
 
 def _why_not(environment: Any) -> str:
-    """Why a graph cannot run the tasks of an environment; empty if it can."""
+    """Reason why a graph cannot run the tasks of an environment (empty if it can)."""
     kinds = {kind.__name__: kind for kind in type(environment).__mro__}
     base = kinds.get("SingleTurnEnv") or kinds.get("ToolEnv")
     if "EnvGroup" in kinds:
@@ -219,7 +218,9 @@ def _why_not(environment: Any) -> str:
 
 
 def _task(row: Mapping[str, Any], rubric: Any, *, tools: bool) -> Task:
-    """`tools`: they are part of what is asked, so that the whole run is scored."""
+    """Task of a row. `tools`: True if tools are part of the problem, so that the whole run is
+    scored.
+    """
     info = row.get("info")
     row = {**row, "info": json.loads(info) if isinstance(info, str) and info else info or {}}
     scored = EnvironmentRubric(rubric, row)
@@ -236,7 +237,7 @@ def _task(row: Mapping[str, Any], rubric: Any, *, tools: bool) -> Task:
 
 
 def _asked(prompt: Any) -> tuple[str, dict[str, Any] | None]:
-    """The prompt as text, and as messages where it is more than one message of a user."""
+    """Prompt as text, and as messages if it is more than one message of a user."""
     if isinstance(prompt, str):
         return prompt, None
     messages = [
@@ -252,7 +253,7 @@ def _asked(prompt: Any) -> tuple[str, dict[str, Any] | None]:
 
 
 def _functions(rubric: Any) -> Iterator[tuple[str, float, Any, Any]]:
-    """Name, weight, rubric and function of each reward; a name that comes again is numbered."""
+    """Name, weight, rubric and function of each reward. Repeated names are numbered."""
     seen: dict[str, int] = {}
     for part in _parts(rubric):
         for function, weight in zip(part.funcs, part.weights, strict=True):
@@ -267,7 +268,7 @@ def _functions(rubric: Any) -> Iterator[tuple[str, float, Any, Any]]:
 
 
 def _parts(rubric: Any) -> Iterator[Any]:
-    """A rubric, or those of a group, at any depth."""
+    """Rubric itself, or all rubrics of a group, at any depth."""
     if hasattr(rubric, "rubrics"):
         for part in rubric.rubrics:
             yield from _parts(part)
@@ -278,7 +279,7 @@ def _parts(rubric: Any) -> Iterator[Any]:
 def _state_of(
     row: Mapping[str, Any], completion: Sequence[Message], more: Mapping[str, Any]
 ) -> Any:
-    """The library's `State` at the end of a run, as its functions expect it."""
+    """Library `State` at the end of a run, as its functions expect it."""
     state: Any = _library().State(input=dict(row))
     state["task"] = dict(row)
     state["prompt"], state["completion"] = prompt, said = (
@@ -295,7 +296,7 @@ def _state_of(
 
 
 def _messages(messages: Any) -> Any:
-    """In the library's own classes: its functions ask for `message.role` as well as for
+    """Messages in the library's own classes. Its functions use `message.role` as well as
     `message["role"]`.
     """
     return import_module("verifiers.utils.message_utils").normalize_messages(messages)

@@ -1,7 +1,7 @@
-"""Verifiers made of when two answers are equal (`hrm_agent.answers.exact`).
+"""Verifiers built on equality of answers (`hrm_agent.answers.exact`).
 
-*Which* text counts is `hrm_agent.answers.final_answer.final_answer`'s to say: the agents and the
-trainer read answers alike.
+`hrm_agent.answers.final_answer.final_answer` decides *which* text counts, so that the agents and
+the trainer read answers alike.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = [
 
 
 def answer_line(text: str, prefix: str = "Answer:") -> str | None:
-    """What follows `prefix` on the last line that is not empty; None if that line does not start
-    with it.
+    """Text after `prefix` on the last line that is not empty (None if that line does not start with
+    it).
     """
     lines = own_text(text).strip().splitlines()
     last = lines[-1].strip() if lines else ""
@@ -32,14 +32,14 @@ def answer_line(text: str, prefix: str = "Answer:") -> str | None:
 
 
 def text_answer(text: str) -> str | None:
-    """`final_answer`, or `answer_line` where the message has no `<answer>` (a graph's own format of
-    a final text).
+    """Answer by `final_answer`, or by `answer_line` if the message has no `<answer>` (a graph's own
+    format of a final text).
     """
     return final_answer(text) if "<answer>" in own_text(text) else answer_line(text)
 
 
 def exact_verifier(answer: str) -> Verifier:
-    """Reward 1 for a final answer that equals `answer`, else 0."""
+    """Verifier with reward 1 for a final answer that equals `answer`, else 0."""
 
     def verify(text: str) -> float:
         given = text_answer(text)
@@ -49,8 +49,8 @@ def exact_verifier(answer: str) -> Verifier:
 
 
 def contest_verifier(answer: str) -> Verifier:
-    """Reward 1 for a final answer that is the integer `answer`, written as one from 0 to 999
-    (AIME), else 0.
+    """Verifier with reward 1 for a final answer that is the integer `answer`, written with up to
+    three digits (AIME), else 0.
     """
     expected = contest_integer(answer)
 
@@ -62,14 +62,14 @@ def contest_verifier(answer: str) -> Verifier:
 
 
 def contest_integer(text: str) -> int | None:
-    """An integer of one to three digits, as AIME's answers are; None for any other text."""
+    """Integer of one to three digits, as in AIME (None for any other text)."""
     match = re.fullmatch(r"\$?([0-9]{1,3})\$?", text.strip())
     return int(match[1]) if match else None
 
 
 def grid_verifier(answer: str) -> Verifier:
-    """Reward 1 for a final answer with the cells of the grid `answer`: rows by line, cells apart by
-    white space.
+    """Verifier with reward 1 for a final answer with the cells of the grid `answer`, else 0. Rows
+    are lines, cells are separated by white space.
     """
     expected = _cells(answer)
     return lambda text: float(_cells(_whole_answer(text)) == expected)
@@ -80,6 +80,6 @@ def _cells(text: str) -> list[list[str]]:
 
 
 def _whole_answer(text: str) -> str:
-    """The box of an `<answer>`; without that tag, all of the model's own text."""
+    """Box of an `<answer>`. Without that tag, the whole text of the model."""
     visible = own_text(text)
     return final_answer(text) or "" if "<answer>" in visible else visible.strip()

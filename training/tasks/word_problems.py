@@ -1,15 +1,14 @@
 """Word problems over unseen numbers: the tasks that the small policy is built for.
 
-A template is a table row: a text with places for numbers and words, one exact function of the
-numbers, one Python expression (the tool loop's way), and a plan of one to three subgoals (the
-hierarchical form's way), some of which do not need each other and can be solved at the same time.
-What makes the problems hard for a small policy is nothing but the numbers, and those are split by a
-hash: a problem of the evaluation split, whatever its names and nouns, is never drawn for training,
-under no seed.
+A template is a table row: a text with placeholders for numbers and words, one exact function of the
+numbers, one Python expression (for the tool loop), and a plan of one to three subgoals (for the
+hierarchical form). Subgoals that do not need each other can be solved at the same time. Only the
+numbers make the problems hard for a small policy, and those are split by a hash: a problem of the
+evaluation split, whatever its names and nouns, is never drawn for training, under any seed.
 
 The expected answer is computed with exact rationals, by a function that shares nothing with the
-Python expressions. A draw for which floats and the rational disagree (a value that rounds the other
-way at the last place) is thrown away.
+Python expressions. A draw for which floats and the rational disagree (a value that rounds
+differently at the last place) is discarded.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ __all__ = [
 
 Split = Literal["train", "eval"]
 Form = Literal["plain", "exact"]
-"""`plain` asks a question; `exact` prescribes the final text:
-`Return exactly: 'Answer: <unit>'.`
+"""Form of a problem: `plain` asks a question, `exact` prescribes the final text: `Return exactly:
+'Answer: <unit>'.`
 """
 
 EVAL_SHARE = 10
-"""One problem in so many belongs to the evaluation split."""
+"""Number of problems of which one belongs to the evaluation split."""
 
 ALWAYS_EVAL = frozenset({("tank", (1200, 2, 3, 150))})
-"""Held out by name: the problem that the documentation shows."""
+"""Problems that are always held out: the one shown in the documentation."""
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 THINGS = ("apples", "pears", "plums", "books", "pens", "cards", "stamps", "shells")
@@ -61,23 +60,23 @@ THINGS = ("apples", "pears", "plums", "books", "pens", "cards", "stamps", "shell
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One step of the plan, with its solution."""
+    """Step of a plan, with its solution."""
 
     name: str
-    """A Python identifier: later subgoals know the value by it."""
+    """Name of the value for later subgoals, a Python identifier."""
     goal: str
-    """What is to be found, as the solver is told."""
+    """Goal of the step, as given to the solver."""
     needs: tuple[str, ...]
     """Names of earlier subgoals."""
     code: str
-    """Defines the needed values under their names, then ends with the formula."""
+    """Code that defines the needed values under their names, then ends with the formula."""
     value: str
-    """repr of the code's last expression."""
+    """Value of the code's last expression, as its repr."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordProblem:
-    """One problem with its answer and both ways to it."""
+    """Problem with its answer and both solution paths."""
 
     template: str
     """Name of its template."""
@@ -86,26 +85,26 @@ class WordProblem:
     words: tuple[str, ...]
     """Drawn names and nouns."""
     text: str
-    """The problem without its question."""
+    """Text of the problem without its question."""
     question: str
-    """What is asked, in one sentence."""
+    """Question in one sentence."""
     unit: str
-    """What the answer counts: `liters`."""
+    """Unit of the answer: `liters`."""
     answer: str
-    """Exact, written as Python shows it."""
+    """Exact answer, written as in Python."""
     expression: str
-    """The whole computation as one Python expression."""
+    """Whole computation as one Python expression."""
     plan: tuple[PlanStep, ...]
     """Steps to the answer, each after those that it needs."""
 
     def prompt(self, form: Form = "plain") -> str:
-        """What the policy is asked."""
+        """Prompt for the policy."""
         if form == "plain":
             return f"{self.text} {self.question}"
         return f"{self.text} Return exactly: 'Answer: <{self.unit}>'."
 
     def final_text(self, form: Form = "plain") -> str:
-        """The final message that answers `prompt(form)`."""
+        """Final message that answers `prompt(form)`."""
         return (
             f"Answer: {self.answer}"
             if form == "exact"
@@ -113,7 +112,7 @@ class WordProblem:
         )
 
     def task(self, form: Form = "plain") -> Task:
-        """The problem as a task with its verifier."""
+        """Task of the problem, with its verifier."""
         parts = (self.template, *map(str, self.numbers), *self.words)
         return Task(
             id="-".join(parts) + ("-exact" if form == "exact" else ""),
@@ -127,26 +126,26 @@ class WordProblem:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kind of problem. Texts, formulas and goals are format strings over numbers and words."""
+    """Kind of problem. Texts, formulas and goals are format strings over numbers and words."""
 
     name: str
-    """Unique among templates; begins the ids of its tasks."""
+    """Name of the template, unique. The ids of its tasks begin with it."""
     text: str
-    """The problem without its question."""
+    """Text of the problem without its question."""
     question: str
-    """What is asked, in one sentence."""
+    """Question in one sentence."""
     unit: str
-    """What the answer counts."""
+    """Unit of the answer."""
     ranges: Mapping[str, range]
-    """Number name -> values it is drawn from."""
+    """Ranges of the numbers, by name."""
     solve: Callable[..., Fraction | int]
-    """The exact answer from the numbers, by keyword."""
+    """Function from the numbers, by keyword, to the exact answer."""
     expression: str
-    """The whole computation as one Python expression."""
+    """Whole computation as one Python expression."""
     plan: tuple[tuple[str, str, str], ...]
-    """`(name, goal, formula)`; a formula needs the earlier names that it contains."""
+    """Steps as `(name, goal, formula)`. A formula needs the earlier names that it contains."""
     decimals: int = 0
-    """Places that the answer is rounded to."""
+    """Number of decimals that the answer is rounded to."""
 
 
 TEMPLATES: tuple[Template, ...] = (
@@ -283,7 +282,7 @@ TEMPLATES: tuple[Template, ...] = (
         ),
     ),
 )
-"""All kinds of problems."""
+"""Templates of all kinds of problems."""
 
 _BY_NAME = {template.name: template for template in TEMPLATES}
 
@@ -291,10 +290,10 @@ _BY_NAME = {template.name: template for template in TEMPLATES}
 def problem(
     template: str, numbers: tuple[int, ...], words: tuple[str, ...] = ()
 ) -> WordProblem | None:
-    """The problem with these numbers; None where it has no positive answer of the asked precision,
-    or floats miss it.
+    """Problem with these numbers (None if it has no positive answer of the required precision, or
+    floats miss it).
 
-    `words` are `(who, thing, other)`, as far as the template has them.
+    `words` are those of `(who, thing, other)` that the template has.
     """
     kind = _BY_NAME[template]
     values = dict(zip(kind.ranges, numbers, strict=True))
@@ -320,19 +319,19 @@ def problem(
 
 
 def sample_problems(split: Split, seed: int, count: int) -> list[WordProblem]:
-    """`count` different problems of a split; a longer list with the same seed starts with the
-    shorter one.
+    """Sample `count` different problems of a split. A longer list with the same seed starts with
+    the shorter one.
     """
     return list(islice(_draws(split, seed), count))
 
 
 def word_problems(split: Split, seed: int, count: int, form: Form = "plain") -> list[Task]:
-    """`count` different tasks of a split, a function of the arguments alone."""
+    """Return `count` different tasks of a split, a function of the arguments alone."""
     return [drawn.task(form) for drawn in sample_problems(split, seed, count)]
 
 
 def split_of(template: str, numbers: tuple[int, ...]) -> Split:
-    """The split that a problem belongs to, for all seeds and words."""
+    """Split that a problem belongs to, for all seeds and words."""
     if (template, numbers) in ALWAYS_EVAL:
         return "eval"
     digest = hashlib.sha256(f"{template}:{numbers}".encode()).digest()
@@ -340,8 +339,8 @@ def split_of(template: str, numbers: tuple[int, ...]) -> Split:
 
 
 def snippet_value(code: str) -> str:
-    """The repr of the last expression of one of this package's own snippets. Never for code that a
-    policy wrote.
+    """Return the repr of the last expression of a snippet of this package. Never use it for code
+    that a policy wrote.
     """
     tree = ast.parse(code, SNIPPET)
     *before, last = tree.body
@@ -352,7 +351,9 @@ def snippet_value(code: str) -> str:
 
 
 def _draws(split: Split, seed: int) -> Iterator[WordProblem]:
-    """Endless problems, the templates in turn, no combination of template and numbers twice."""
+    """Endless problems, from the templates in turn. No combination of template and numbers is
+    repeated.
+    """
     rng = random.Random(derive_seed(seed, "word_problems", split))
     seen: set[tuple[str, tuple[int, ...]]] = set()
     while True:
@@ -365,7 +366,7 @@ def _draws(split: Split, seed: int) -> Iterator[WordProblem]:
 
 
 def _draw(kind: Template, split: Split, rng: random.Random) -> WordProblem:
-    """One problem of the split, by rejection."""
+    """Draw a problem of the split, by rejection."""
     while True:
         numbers = tuple(rng.choice(values) for values in kind.ranges.values())
         words = (rng.choice(NAMES), *rng.sample(THINGS, 2))[: _word_count(kind)]
@@ -374,7 +375,7 @@ def _draw(kind: Template, split: Split, rng: random.Random) -> WordProblem:
 
 
 def _word_count(kind: Template) -> int:
-    """How many of `(who, thing, other)` the template has."""
+    """Number of words of `(who, thing, other)` in the template."""
     return max(
         (i + 1 for i, place in enumerate(("{who}", "{thing}", "{other}")) if place in kind.text),
         default=0,
@@ -387,9 +388,7 @@ def _word_places(kind: Template, words: tuple[str, ...]) -> dict[str, str]:
 
 
 def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[PlanStep, ...]:
-    """The plan with each step's code and value, every value being the one that the code before it
-    gave.
-    """
+    """Solve a plan: its steps with code and value, each value computed by the code before it."""
     known: dict[str, str] = {}
     steps: list[PlanStep] = []
     for name, goal, pattern in kind.plan:
@@ -402,7 +401,7 @@ def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[PlanStep, 
 
 
 def _rounded(value: Fraction, decimals: int) -> Fraction | None:
-    """The value to so many decimals; an integer problem without an integer answer has none."""
+    """Value rounded to `decimals` (None for an integer problem without an integer answer)."""
     if decimals == 0:
         return value if value.denominator == 1 else None
     return round(value, decimals)

@@ -1,3 +1,1 @@
-"""Trackers of experiments: what a run's metrics.jsonl holds, sent on to TensorBoard, trackio or
-wandb.
-"""
+"""Experiment trackers: send the rows of a run's metrics.jsonl to TensorBoard, trackio or wandb."""

@@ -1,7 +1,7 @@
-"""What a tracker is: something that takes numbers by name, step by step.
+"""Interface of a tracker, which takes numbers by name, step by step.
 
-A tracker says itself which steps it holds. So one that missed rows, since the process died or the
-tracker was named later, is sent them at the next start, and none is sent twice.
+A tracker reports which steps it holds. If it missed rows, because the process died or the tracker
+was named later, it is sent them at the next start. No row is sent twice.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from hrm_agent.basics.files import read_whole, replacing
 __all__ = ["TrackedRun", "Tracker"]
 
 _LOCK = Lock()
-"""Several trackers ask for the id at once."""
+"""Lock for the id, which several trackers request at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker is told of a run at its start."""
+    """Description of a run for its trackers."""
 
     name: str
-    """Id of the run, as its folder was called when it began."""
+    """Id of the run, the name of its folder when it began."""
     folder: Path
-    """The run's folder."""
+    """Folder of the run."""
     where: Path | None
-    """Folder that the trackers were told to write to; None: each has its own."""
+    """Folder for the trackers' files (None: each uses its own)."""
     project: str
-    """Project that the run is filed under."""
+    """Project of the run in the tracker."""
     config: Mapping[str, Any]
-    """The resolved configuration, as JSON, with the command."""
+    """Resolved configuration as JSON, with the command."""
 
     @property
     def id(self) -> str:
-        """The name, made unique by what `tracking_id` in the folder keeps: many folders may hold a
+        """Name made unique by the content of `tracking_id` in the folder. Many folders may hold a
         run of one name.
         """
         with _LOCK:
@@ -52,16 +52,16 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """One tracker with one run open. Used in one thread."""
+    """Tracker with one run open. Used in one thread."""
 
     def newest_step(self) -> int:
-        """The newest step that it holds already; -1 where it holds none."""
+        """Newest step that the tracker already holds (-1 if none)."""
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take a row. It is held, and not only promised, when this returns."""
+        """Store a row. It is persistent when this returns."""
         ...
 
     def close(self) -> None:
-        """End what is open; called once."""
+        """Close the run. Called once."""
         ...

@@ -1,9 +1,8 @@
 """Opens the trackers of a run, and sends them the rows of metrics.jsonl.
 
-The file is the truth and the queue: each tracker has a thread that reads what was appended since it
-last looked. So a slow tracker takes no memory and holds up nothing, and one that fails is told of
-once and left; the rows stay where they are, and whoever resumes the run sends the tracker what it
-lacks.
+The file is the source and the queue: each tracker has a thread that reads the rows appended since
+it last looked. A slow tracker takes no memory and delays nothing. A failed one is reported once and
+dropped. The rows stay in the file, and a resumed run sends the tracker what it lacks.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _OPENERS: dict[TrackerName, Callable[[TrackedRun], Tracker]] = {
     "wandb": open_wandb,
 }
 Rows = Callable[[], list[Mapping[str, Any]]]
-"""Gives the rows that came since it was called last."""
+"""Function that returns the rows appended since its last call."""
 Tell = Callable[[str], None]
-"""Says something to whoever watches the run; called from other threads."""
+"""Function that reports to the user who watches the run. Called from other threads."""
 
 
 def require_trackers(settings: TrackSettings) -> None:
-    """Raises `ConfigError` where a tracker is not installed."""
+    """Raise `ConfigError` if a tracker is not installed."""
     for name in settings.track:
         if find_spec(name) is None:
             raise ConfigError(f"--track {name} needs {name}.", f"Run `{to_install(name)}`.")
@@ -60,11 +59,11 @@ def tracking(
     *,
     first_step: int = 0,
 ) -> Generator[None]:
-    """While the block runs, trackers are sent each row that `metrics.jsonl` in `folder` gets, and
-    those that it has.
+    """Send trackers the rows of `metrics.jsonl` in `folder` while the block runs, existing ones
+    included.
 
-    `first_step`: what is added to `step` of a row, so that trackers count as the console does. At
-    the end, what is left is waited for, for some seconds at most.
+    `first_step`: number added to `step` of a row, so that trackers count like the console. At the
+    end, remaining rows are awaited for some seconds at most.
     """
     metrics = folder / METRICS_FILE
     with _feeding(
@@ -81,7 +80,7 @@ def track_result(
     tell: Tell,
     found: Mapping[str, Any],
 ) -> None:
-    """Send the one row of a command that takes no steps; what is sent once is not sent again."""
+    """Send the single row of a command without steps. It is not sent again."""
 
     def once() -> Rows:
         left = [{"step": 0, command: found}]
@@ -136,12 +135,14 @@ _LATER = "the run's resume sends what it lacks."
 
 
 class _Feed(Thread):
-    """Sends one tracker its rows."""
+    """Thread that sends one tracker its rows."""
 
     def __init__(
         self, name: TrackerName, run: TrackedRun, rows: Rows, tell: Tell, first_step: int
     ) -> None:
-        """`ending`: set when no more rows come. `is_left`: it was told of already."""
+        """`ending`: set when no more rows come. `is_left`: True if the failure was already
+        reported.
+        """
         super().__init__(name=name, daemon=True)
         self._open, self._run, self._rows, self._tell = _OPENERS[name], run, rows, tell
         self._first_step = first_step
@@ -158,7 +159,9 @@ class _Feed(Thread):
                 )
 
     def _feed(self) -> None:
-        """Open the tracker when there is a row: a run that is refused leaves nothing behind."""
+        """Send the rows. The tracker is opened at the first row, so that a refused run leaves
+        nothing behind.
+        """
         with ExitStack() as stack:
             tracker: Tracker | None = None
             newest, last = -1, False

@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl as trackers take them: read as they are appended."""
+"""Reads the rows of metrics.jsonl for trackers, as they are appended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ __all__ = ["AppendedRows"]
 
 
 class AppendedRows:
-    """Called again and again, gives the rows that the file got since the last call; all of them
-    where it was replaced.
+    """Reader whose calls return the rows appended since the last call, or all rows if the file was
+    replaced.
 
-    A run that goes on from a checkpoint replaces its file by one without the steps that are taken
-    again.
+    A run that resumes from a checkpoint replaces its file by one without the steps to be repeated.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""TensorBoard: an event file in the run's folder, written with TensorBoard's own record format and
-no TensorFlow.
+"""TensorBoard tracker: an event file in the run's folder, in TensorBoard's own record format,
+without TensorFlow.
 
-A row is one record, so that a kill leaves all of a step or none of it. Each start writes a file of
-its own beside the earlier ones, which TensorBoard reads as one run.
+A row is one record, so that a kill leaves all of a step or none of it. Each start writes another
+file beside the earlier ones. TensorBoard reads them as one run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from hrm_agent.training.trackers.base import TrackedRun, Tracker
 __all__ = ["open_tensorboard"]
 
 _AROUND = struct.Struct("<QI")
-"""Before a record: its length, and the checksum of that. A checksum of the record follows it."""
+"""Header of a record: its length, and the checksum of the length. A checksum of the record follows
+the record.
+"""
 _CHECKSUM_BYTES = 4
 
 
@@ -69,7 +71,7 @@ class _TensorBoard:
         self._file.flush()
 
     def _steps(self, file: Path) -> Iterator[int]:
-        """Steps of the rows in a file; what a kill cut short is none."""
+        """Steps of the rows in a file. A truncated record is skipped."""
         for record in _records(file.read_bytes()):
             event = self._event.FromString(record)
             if any(value.HasField("simple_value") for value in event.summary.value):
@@ -91,7 +93,7 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def _text(name: str, text: str) -> Any:
-    """A text as TensorBoard's page of texts shows it."""
+    """Summary value of a text, as shown on TensorBoard's text page."""
     Summary, SummaryMetadata = (
         _message("summary", "Summary"),
         _message("summary", "SummaryMetadata"),
@@ -107,5 +109,5 @@ def _text(name: str, text: str) -> Any:
 
 
 def _message(file: str, name: str) -> Any:
-    """A class that protobuf makes when the file of its definitions is imported."""
+    """Class that protobuf creates when the file of its definitions is imported."""
     return getattr(import_module(f"tensorboard.compat.proto.{file}_pb2"), name)

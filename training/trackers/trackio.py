@@ -1,7 +1,8 @@
-"""trackio: rows of its local database, which `trackio show` draws. Nothing leaves the machine.
+"""trackio tracker: rows of its local database, shown by `trackio show`. Nothing leaves the machine.
 
-Rows go straight into the database: `trackio.init` prints on stdout, where a command's JSON goes,
-starts threads that measure the machine, and talks to the hub where its variables say so.
+Rows are written directly to the database. `trackio.init` would print on stdout, which carries a
+command's JSON, start threads that measure the machine, and contact the hub if its variables are
+set.
 """
 
 from __future__ import annotations
@@ -48,4 +49,4 @@ class _Trackio:
         )
 
     def close(self) -> None:
-        """Each row is committed already."""
+        """Do nothing: each row is already committed."""

@@ -1,9 +1,8 @@
-"""wandb: online where a key is known or WANDB_MODE says so, else offline, to be sent by
-`wandb sync`. Never asks.
+"""wandb tracker: online if a key is known or WANDB_MODE selects it, else offline, to be sent by
+`wandb sync`. It never prompts.
 
-Runs of one id are one run, also where several starts have written a folder each. Their files say
-which steps are held: a kill may have cost the newest ones, which wandb writes some time after it
-has taken them.
+Runs of one id are one run, even if several starts have each written a folder. Their files show
+which steps are held. A kill may have lost the newest ones, which wandb writes with some delay.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["open_wandb"]
 _SERVER = "https://api.wandb.ai"
 _SECONDS_BETWEEN_WRITES = 1.0
 _SECONDS_FOR_SERVER = 10.0
-"""How long the end of a run may wait for a server that does not answer."""
+"""Maximum seconds that the end of a run waits for a server that does not answer."""
 _NOT_IN_IDS = re.compile(r"[/\\#?%:\s]")
 
 
@@ -39,8 +38,7 @@ class _Wandb:
         folder.mkdir(parents=True, exist_ok=True)
         files = folder.glob(f"wandb/*run-*-{id_}/run-{id_}.wandb")
         self._newest = max((step for file in files for step in steps_in(file)), default=-1)
-        # Of the machine and of the code around the run nothing is read: what is sent is the
-        # metrics.
+        # No data of the machine or of the code around the run is read. Only the metrics are sent.
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -76,8 +74,8 @@ class _Wandb:
 
 
 def _mode() -> Any:
-    """None: as WANDB_MODE says, or online since a key is known. Without either wandb would ask for
-    one.
+    """Mode for wandb: None to follow WANDB_MODE, or if a key is known. Otherwise `offline`, since
+    wandb would prompt for a key.
     """
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return None

@@ -1,7 +1,7 @@
-"""Reads the file that wandb writes for a run, online and offline alike: LevelDB's log format,
-protobuf within.
+"""Reads the file that wandb writes for a run, online and offline alike: LevelDB's log format, with
+protobuf inside.
 
-In blocks of 32 KiB stand chunks, each after its checksum, length and kind; a record is one chunk or
+Blocks of 32 KiB contain chunks, each after its checksum, length and kind. A record is one chunk or
 several.
 """
 
@@ -19,11 +19,13 @@ _BLOCK_BYTES = 32768
 _FILE_HEADER_BYTES = 7
 _CHUNK = struct.Struct("<IHB")
 _ENDS_RECORD = (1, 4)
-"""Kinds of chunk: a whole record, or its last part. 2 is a first part, 3 one in the middle."""
+"""Kinds of chunk that end a record: a whole record, or its last part. 2 is a first part, 3 one in
+the middle.
+"""
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """Records as wandb's `Record`; what a kill cut short is none."""
+    """Records as wandb's `Record`. A truncated one is skipped."""
     Record = import_module("wandb.proto.wandb_internal_pb2").Record
     data, at, record = path.read_bytes(), _FILE_HEADER_BYTES, b""
     while at + _CHUNK.size <= len(data):
@@ -42,7 +44,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 def steps_in(path: Path) -> Iterator[int]:
-    """The steps whose rows the file holds."""
+    """Steps whose rows the file holds."""
     for record in wandb_records(path):
         if record.WhichOneof("record_type") == "history":
             yield int(record.history.step.num)

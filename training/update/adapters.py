@@ -1,23 +1,21 @@
-"""A LoRA adapter under training, on a model whose own weights stay as they are.
+"""LoRA adapters under training, on a model with frozen weights: one adapter, or one for each of
+some roles.
 
-PEFT puts its layers into the model in place: the model is the same object of the same class, the
-engine's replica (`hrm_agent.models.local.packed_attention`) shares the adapter's weights as it
-shares all others, and nothing else of a training has to know. The adapter's weights are in single
-precision whatever the model's own are in, 4 bits included.
+PEFT inserts its layers into the model in place. The model remains the same object of the same
+class, the engine's replica (`hrm_agent.models.local.packed_attention`) shares the adapter's weights
+like all others, and the rest of a training is unaffected. The adapter's weights are in single
+precision whatever the precision of the model's own, 4 bits included.
 
 A folder of an adapter has PEFT's two files and the model's name
-(`hrm_agent.models.adapter_folder`): neither weights nor the tokenizer of the model, which a
-training leaves as they are. A training may start from such a folder: it trains that adapter on, of
-the rank, the strength and the layers that stand in it.
-
-LoRA adapters under training, one for each of some roles of a graph, on one model whose own weights
-stay as they are.
+(`hrm_agent.models.adapter_folder`). It has neither weights nor the tokenizer of the model, which a
+training does not change. A training may start from such a folder: it continues that adapter, with
+its rank, strength and layers.
 
 All roles that are not named share an adapter. Engine and trainer run the same layers
 (`hrm_agent.models.local.role_adapters`): the engine with tokens of several roles in one pass, the
 trainer with those of one at a time (`hrm_agent.training.update.batch`). A role that samples nothing
-in a step, or that is frozen, has no gradient, and its adapter stays as it is, to the bit: the
-optimiser passes over it, its weight decay too.
+in a step, or that is frozen, has no gradient, and its adapter stays unchanged to the bit: the
+optimiser skips it, including weight decay.
 
     FOLDER/                 the shared adapter, in PEFT's files; base.json names the model and the roles
     FOLDER/plan/            the adapter of the role plan, which can be served alone
@@ -73,17 +71,17 @@ _BEYOND = (
     "use_qalora",
     "velora_config",
 )
-"""Keys of PEFT that make an adapter more than the one kind that is trained here."""
+"""Keys of PEFT for kinds of adapters that are not supported here."""
 _CHANGE_THE_MODEL = ("corda", "loftq", "olora", "pissa")
-"""Ways to begin an adapter that take a part of the model's own weights away."""
+"""Initialisations that remove a part of the model's own weights."""
 
 
 class Adapter:
-    """The layers of an adapter in a model."""
+    """Layers of an adapter in a model."""
 
     def __init__(self, wrapped: Any, base: str, *, began_with: str | None = None) -> None:
-        """`wrapped` is PEFT's; `base` is the string of the model; `began_with` the folder that its
-        weights are from.
+        """`wrapped` is PEFT's model. `base` is the string of the model. `began_with` is the folder
+        of the initial weights (None if they are fresh).
         """
         self._wrapped, self._base, self._began_with = wrapped, base, began_with
 
@@ -98,12 +96,12 @@ class Adapter:
         seed: int,
         start: str | None = None,
     ) -> Self:
-        """An adapter in a model, of which from here on no other weight is trained: a fresh one,
-        which changes nothing yet, or the one in the folder `start`.
+        """Put an adapter into a model, whose other weights are frozen from here on. The adapter is
+        a fresh one, which changes nothing yet, or the one in the folder `start`.
 
-        `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError`
-        where the model has no layer of those that `options` name, and `ConfigError` where they name
-        another adapter than `start` has.
+        `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError` if
+        the model has none of the layers that `options` name, and `ConfigError` if they differ from
+        the adapter in `start`.
         """
         need_package("peft", "adapters", f"lora_rank = {options.lora_rank}")
         quiet_libraries()
@@ -133,15 +131,13 @@ class Adapter:
         return put
 
     def save(self, folder: Path) -> None:
-        """Weights and configuration of the adapter, and the name of its model."""
+        """Write weights and configuration of the adapter, and the name of its model."""
         folder.mkdir(parents=True, exist_ok=True)
         self._wrapped.save_pretrained(folder, save_embedding_layers=False)
         write_base(folder, self._base)
 
     def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote.
-        Raises `ModelError` where they are another adapter's.
-        """
+        """Read the weights that `save` wrote. Raises `ModelError` if they are another adapter's."""
         import peft
 
         given, own = load_file(folder / WEIGHTS_FILE), peft.get_peft_model_state_dict(self._wrapped)
@@ -160,9 +156,9 @@ class Adapter:
         peft.set_peft_model_state_dict(self._wrapped, given)
 
     def reference(self) -> nn.Module:
-        """The policy that a training starts from, to be asked for before it: the model without the
-        adapter where that is a fresh one, else with the weights that the adapter has now. All on
-        the same weights of the model.
+        """Policy that a training starts from, to be requested before it: the model without the
+        adapter if that is fresh, else with the adapter's current weights. All share the weights of
+        the model.
         """
         fresh = self._began_with is None
         return ReferencePolicy(
@@ -171,16 +167,14 @@ class Adapter:
 
 
 class ReferencePolicy(nn.Module):
-    """Runs a model with its adapters switched off, or as they are now, and without dropout. Not for
-    gradients.
+    """Runs a model with its adapters switched off, or with a copy of their current weights, and
+    without dropout. Not for gradients.
     """
 
     def __init__(self, model: Any, off: Callable[[], AbstractContextManager[Any]] | None) -> None:
-        """`off` switches the adapters of `model` off; None keeps a copy of their weights, to run
-        with.
-        """
+        """`off` switches the adapters of `model` off (None: run with a copy of their weights)."""
         super().__init__()
-        # in a tuple: no part of this module, which would change its mode with its own
+        # in a tuple: a submodule would change its mode together with this module
         self._held = (model,)
         self._off = off
         named = () if off else model.named_parameters()
@@ -190,32 +184,31 @@ class ReferencePolicy(nn.Module):
 
     @property
     def policy(self) -> nn.Module:
-        """The model that it runs."""
+        """Model that is run."""
         return self._held[0]
 
     @property
     def adapter_route(self) -> AdapterRoute | None:
-        """The model's."""
+        """Adapter route of the model."""
         return route_of(self._held[0])
 
     def get_output_embeddings(self) -> nn.Module:
-        """The model's."""
+        """Output embeddings of the model."""
         return self._held[0].get_output_embeddings()
 
     def forward(self, **inputs: Any) -> Any:
-        """What the model gives."""
+        """Output of the model."""
         model = self._held[0]
         with as_it_answers(model), torch.no_grad(), self._off() if self._off else nullcontext():
             return torch.func.functional_call(model, self._kept, (), inputs)
 
 
 def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
-    """PEFT's configuration of an adapter that begins with nothing, with what it is on by the names
-    that `model` has.
+    """PEFT's configuration of a fresh adapter, with target layers by their names in `model`.
 
     Experts that lie in one tensor are adapted as such. The router of a mixture of experts is left
-    alone unless it is named: a shift of it sends tokens to experts that were not trained for them,
-    and the engine's rounding is enough to send a token elsewhere than in the trainer.
+    out unless it is named: a shift of it sends tokens to experts that were not trained for them,
+    and the engine's rounding is enough to route a token differently from the trainer.
     """
     import peft
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -233,7 +226,7 @@ def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
         or None,
         task_type="CAUSAL_LM",
     )
-    # PEFT would, and the router would be among its targets
+    # otherwise PEFT would convert it, with the router among its targets
     convert_peft_config_for_transformers(config, model, None)
     if config.target_parameters:
         config.target_parameters = sorted(
@@ -262,10 +255,10 @@ def _routers(model: nn.Module) -> list[str]:
 
 
 def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
-    """The configuration of the adapter in a folder; of `options` the dropout, which is a run's own.
+    """Configuration of the adapter in a folder, with the dropout of `options`.
 
-    Raises `ConfigError` where they ask for another rank, strength or layers, and `ModelError` for
-    another kind.
+    Raises `ConfigError` if `options` name another rank, strength or layers, and `ModelError` for
+    another kind of adapter.
     """
     import peft
 
@@ -311,7 +304,7 @@ def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
 
 @contextmanager
 def refused_layers(model: nn.Module, base: str, targets: Iterable[str]) -> Generator[None]:
-    """Says in the words of this project that PEFT finds no layer for an adapter."""
+    """Raise PEFT's error that it finds no layer for an adapter as this project's `ModelError`."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -339,7 +332,7 @@ def _linear(model: nn.Module) -> list[str]:
 
 
 class AdaptersByRole(Adapter):
-    """The layers of several adapters in a model."""
+    """Layers of several adapters in a model."""
 
     def __init__(
         self,
@@ -350,8 +343,8 @@ class AdaptersByRole(Adapter):
         configs: Sequence[Any],
         began_with: str | None,
     ) -> None:
-        """`configs` are PEFT's, of the shared adapter and of each role's; `base` is the string of
-        the model.
+        """`configs` are PEFT's configurations of the shared adapter and of each role's. `base` is
+        the string of the model.
         """
         super().__init__(model, base, began_with=began_with)
         self._route, self._configs = route, configs
@@ -367,10 +360,13 @@ class AdaptersByRole(Adapter):
         seed: int,
         start: str | None = None,
     ) -> Self:
-        """As `Adapter.put_into`. Adapters begin with those of their roles in `start`, or all with
-        the one that it has.
+        """Put an adapter for each role and a shared one into a model, whose other weights are
+        frozen from here on. They begin fresh, with those of their roles in the folder `start`, or
+        all with the single adapter there.
 
-        Raises `ConfigError` where `start` has adapters of other roles.
+        `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError` if
+        the model has none of the layers that `options` name, and `ConfigError` if `start` has
+        adapters of other roles or with other options.
         """
         need_package("peft", "adapters", f"lora_rank = {options.lora_rank}")
         quiet_libraries()
@@ -391,8 +387,8 @@ class AdaptersByRole(Adapter):
         return cls(model, base, route=route, configs=configs, began_with=start)
 
     def save(self, folder: Path) -> None:
-        """The shared adapter, and in a folder for each role its own; each with the name of the
-        model.
+        """Write the shared adapter, and each role's into a folder of its own, each with the name of
+        the model.
         """
         for (role, name), config in zip(self._route.names().items(), self._configs, strict=True):
             own = folder / role
@@ -403,21 +399,19 @@ class AdaptersByRole(Adapter):
             write_base(own, self._base, () if role else self._route.roles)
 
     def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote.
-        Raises `ModelError` where they are other adapters'.
-        """
+        """Read the weights that `save` wrote. Raises `ModelError` if they are other adapters'."""
         for role, name in self._route.names().items():
             read_adapter(self._wrapped, name, folder / role)
 
     def reference(self) -> nn.Module:
-        """The policy that a training starts from, to be asked for before it: the model without
-        adapters where they are fresh ones, else with the weights that they have now.
+        """Policy that a training starts from, to be requested before it: the model without adapters
+        if they are fresh, else with their current weights.
         """
         return ReferencePolicy(self._wrapped, self._route.off if self._began_with is None else None)
 
 
 def _folders(start: str, roles: Sequence[str]) -> list[Path]:
-    """Of the shared adapter that a training starts from, and of each role's."""
+    """Folders of the shared adapter that a training starts from, and of each role's."""
     known = roles_on_record(start)
     if not known:
         return [Path(start) for _ in ("", *roles)]

@@ -1,37 +1,35 @@
 """Trajectories to tensors: each sampled token trained exactly once, each inserted token never.
 
-A trajectory is a forest of calls (`hrm_agent.trajectory.forest`); what a model computes is
-sequences. So each path from a root to a leaf becomes one *row*. Where paths share a prefix, its
-tokens stand in each of their rows, as context, but the loss mask is on in the first row only:
-counted twice they would weigh twice. For the same reason the calls that a forked run inherited are
-context in its rows: they are trained where they were made.
+A trajectory is a forest of calls (`hrm_agent.trajectory.forest`), and a model computes sequences.
+So each path from a root to a leaf becomes one *row*. If paths share a prefix, its tokens are in
+each of their rows, as context, but the loss mask is on in the first row only: counted twice they
+would weigh twice. For the same reason the calls that a forked run inherited are context in its
+rows: they are trained where they were made.
 
 A micro-batch is flat: the tokens that are forwarded, each with its position and the token before
-it, and beside them one entry for each token that is trained. How they are forwarded
-(`hrm_agent.training.update.logprobs`) decides which rows stand together, under a budget of the
-tokens that it takes:
+it, and one entry for each token that is trained. The forward pass
+(`hrm_agent.training.update.logprobs`) decides which rows are batched together, under a budget of
+tokens:
 
-* padded: rows of like length, the budget counts the padding
-* packed: rows of like length, one after the other
-* tree: rows with common prefixes, each prefix once; so siblings of a group stand together
+* padded: rows of similar length, the budget counts the padding
+* packed: rows of similar length, one after the other
+* tree: rows with common prefixes, each prefix once, so that siblings of a group are together
 
-What a call was sampled at is what it is trained at: each token has its call's temperature, and the
-loss takes the log softmax of the logits divided by it. Calls whose tokens are no sample of that
-distribution (temperature 0, top-p, a schema) are context: `no_gradient` says why.
+Each token is trained at the temperature of its call: the loss takes the log softmax of the logits
+divided by it. Calls whose tokens are no sample of that distribution (temperature 0, top-p, a
+schema) are context: `no_gradient` gives the reason.
 
 By the next-token convention a token is predicted at the one before it. A mask, a log-prob or a
-weight stands at the place of the token that it belongs to.
+weight has the index of the token that it belongs to.
 
-One batch of rollouts cut into several, each for an optimiser step of its own.
+A batch of rollouts can be split into several, each for an optimiser step of its own.
 
-Rows of tokens that share prefixes, as a tree in which each prefix stands once.
-
-Siblings of a group begin with one prompt, and the rows of one rollout with what its calls have in
-common. In lexicographic order rows that share most stand together, and what a row adds to those
-before it is what it does not share with its neighbours.
+In a tree each shared prefix is stored once. Siblings of a group begin with one prompt, and the rows
+of one rollout with the tokens that its calls share. In lexicographic order rows that share most are
+adjacent, and a row adds only the tokens that it does not share with its neighbours.
 """
 
-# Shapes stand in the names of fields too.
+# Field names contain shapes, too.
 # ruff: noqa: N815
 
 from __future__ import annotations
@@ -83,30 +81,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """N tokens, a parent before its children, and all that descends from a token directly behind
-    it.
-    """
+    """N tokens, a parent before its children, and all descendants of a token directly after it."""
 
     token_ids: np.ndarray
     """Token ids."""
     positions: np.ndarray
     """Depth of each token, from 0."""
     parents: np.ndarray
-    """Index of the token before it; -1 for the first of a sequence."""
+    """Index of the token before each one (-1 for the first of a sequence)."""
     indices: list[np.ndarray]
-    """For each row, where its tokens stand."""
+    """Indices of the tokens of each row."""
 
 
 def lexicographic(token_ids: np.ndarray) -> bytes:
-    """A key by which rows are in the order of their tokens."""
+    """Key that sorts rows in the order of their tokens."""
     return token_ids.astype(">i8").tobytes()
 
 
 def placed_rows(rows: Sequence[np.ndarray], *, shared: bool) -> PlacedRows:
-    """The rows one after the other; `shared`: each without what it has in common with the one
+    """Place rows one after the other. `shared`: each without the prefix that it shares with the one
     before it.
 
-    With `shared`, rows in lexicographic order become a tree in which no prefix stands twice.
+    With `shared`, rows in lexicographic order become a tree in which no prefix is repeated.
     """
     indices: list[np.ndarray] = []
     commons: list[int] = []
@@ -129,7 +125,7 @@ def placed_rows(rows: Sequence[np.ndarray], *, shared: bool) -> PlacedRows:
 
 
 def _in_common(first: np.ndarray, second: np.ndarray) -> int:
-    """Number of tokens with which both begin."""
+    """Length of the common prefix of two rows."""
     length = min(len(first), len(second))
     different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length
@@ -137,10 +133,10 @@ def _in_common(first: np.ndarray, second: np.ndarray) -> int:
 
 @dataclass(slots=True)
 class GrowingTree:
-    """How many tokens the tree of some rows has, while rows are added in any order."""
+    """Number of tokens in the tree of some rows, updated as rows are added in any order."""
 
     size: int = 0
-    """Tokens, each once."""
+    """Number of tokens in the tree."""
     _keys: list[bytes] = field(default_factory=list[bytes])
     _rows: list[np.ndarray] = field(default_factory=list[np.ndarray])
 
@@ -154,30 +150,30 @@ class GrowingTree:
 
 
 ForwardName = Literal["padded", "packed", "tree"]
-"""How tokens reach the model: rows padded to one length, rows one after the other, or each shared
-prefix once.
-"""
+"""Forward pass: rows padded to one length, rows one after the other, or each shared prefix once."""
 
 
 class NoGradient(StrEnum):
-    """Why a call of a kept trajectory is context only; the names of metrics, `select/{name}`."""
+    """Reason why a call of a kept trajectory is context only. Values are names of metrics,
+    `select/{name}`.
+    """
 
     OTHER_MODEL = "calls_of_other_models"
-    """Another model than the policy made it."""
+    """Call of another model than the policy."""
     CONSTRAINED = "constrained_calls"
-    """A schema chose among the tokens."""
+    """Call whose tokens were constrained by a schema."""
     GREEDY = "greedy_calls"
-    """Temperature 0."""
+    """Call at temperature 0."""
     NUCLEUS = "nucleus_calls"
-    """top_p below 1: the distribution sampled from is renormalised, and not the policy's."""
+    """Call with top_p below 1. The distribution sampled from is renormalised, and not the policy's.
+    """
     UNTRAINABLE = "untrainable_calls"
-    """Any other reason that `Call.untrainable` gives: no token ids,
-    log-probs of an unknown kind.
+    """Call with any other reason in `Call.untrainable`: no token ids, log-probs of an unknown kind.
     """
 
 
 def no_gradient(call: Call, policy: str) -> NoGradient | None:
-    """Why a call cannot be trained on, by what is on record of it; None if it can."""
+    """Reason why a call cannot be trained on, by its record (None if it can)."""
     if call.model != policy:
         return NoGradient.OTHER_MODEL
     if call.constrained:
@@ -191,30 +187,30 @@ def no_gradient(call: Call, policy: str) -> NoGradient | None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One path of a forest, as arrays with one entry per token."""
+    """Path of a forest, as arrays with one entry per token."""
 
     token_ids: np.ndarray
     """Tokens of the path from its root to its leaf."""
     loss_mask: np.ndarray
-    """True where the token is trained in this row."""
+    """True if the token is trained in this row."""
     old_logprobs: np.ndarray
-    """Natural log, as the engine reported it; 0 where not trained."""
+    """Natural log-prob as reported by the engine, 0 if not trained."""
     weights: np.ndarray
-    """Advantage times credit; 0 where not trained."""
+    """Advantage times credit, 0 if not trained."""
     temperatures: np.ndarray
-    """At which the token was sampled; 1 where not trained."""
+    """Temperature at which the token was sampled, 1 if not trained."""
     old_temperatures: np.ndarray
-    """At which `old_logprobs` are: 1 for raw ones, the token's own for tempered ones; 1 where not
+    """Temperature of `old_logprobs`: 1 for raw ones, the token's own for tempered ones, 1 if not
     trained.
     """
     versions: np.ndarray
-    """Policy version that sampled the token; 0 where not trained."""
+    """Policy version that sampled the token, 0 if not trained."""
     sequence: int = 0
     """Number of the trajectory within the batch of the whole step."""
     sequence_tokens: int = 0
-    """Trained tokens of the trajectory, over all its rows."""
+    """Number of trained tokens of the trajectory, over all its rows."""
     role: str = ""
-    """Role whose adapter sampled what is trained; empty for the one that all others share."""
+    """Role whose adapter sampled the trained tokens. Empty for the shared adapter."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -227,23 +223,23 @@ class MicroBatch:
     """
 
     token_ids_N: Int[Tensor, " N"]
-    """Token ids; no padding among them."""
+    """Token ids, without padding."""
     positions_N: Int[Tensor, " N"]
     """Depth of each token in its sequence, from 0."""
     parents_N: Int[Tensor, " N"]
-    """Index in N of the token before it; -1 for the first of a sequence."""
+    """Index in N of the token before each one (-1 for the first of a sequence)."""
     loss_indices_K: Int[Tensor, " K"]
-    """Index in N of each token to train, never of a first one. Siblings that sampled the same have
-    an entry each.
+    """Index in N of each token to train, never of a first one. Siblings that sampled the same token
+    have an entry each.
     """
     weights_K: Float[Tensor, " K"]
     """Advantage times credit."""
     old_logprobs_K: Float[Tensor, " K"]
-    """Natural log, as the engine reported it."""
+    """Natural log-probs as reported by the engine."""
     temperatures_K: Float[Tensor, " K"]
     """Sampling temperature of each token's call."""
     old_temperatures_K: Float[Tensor, " K"]
-    """Temperature that `old_logprobs_K` are at: 1 for raw ones, the call's for tempered ones."""
+    """Temperature of `old_logprobs_K`: 1 for raw ones, the call's for tempered ones."""
     versions_K: Int[Tensor, " K"]
     """Policy version that sampled the token."""
     sequences_K: Int[Tensor, " K"]
@@ -251,18 +247,18 @@ class MicroBatch:
     micro-batches.
     """
     lengths_K: Float[Tensor, " K"]
-    """Trained tokens of that trajectory in the whole step."""
+    """Number of trained tokens of that trajectory in the whole step."""
     role: str = ""
-    """Role through whose adapter all tokens go; empty for the one that all others share."""
+    """Role through whose adapter all tokens go. Empty for the shared adapter."""
     forward: ForwardName = "padded"
-    """How it is to be forwarded; of a tree, several tokens may have one parent."""
+    """Forward pass of the batch. In a tree, several tokens may have one parent."""
 
     @property
     def trained_tokens(self) -> int:
         return len(self.loss_indices_K)
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same on `device`."""
+        """Copy of the batch on `device`."""
         moved = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("role", "forward")
         }
@@ -282,10 +278,10 @@ def build_batches(
     roles: Collection[str] = (),
     may_be_empty: bool = False,
 ) -> list[MicroBatch]:
-    """Micro-batches of what the overlays keep; empty if they keep nothing. `roles`: those with an
-    adapter of their own.
+    """Build micro-batches of the kept trajectories (empty if nothing is kept). `roles`: roles with
+    adapters of their own.
 
-    Raises `ModelError` if something was kept but none of it can be trained on, unless it
+    Raises `ModelError` if trajectories were kept but none of them can be trained on, unless it
     `may_be_empty`.
     """
     rows = kept_rows(trajectories, overlays, credit, roles, may_be_empty=may_be_empty)
@@ -302,13 +298,12 @@ def kept_rows(
     *,
     may_be_empty: bool = False,
 ) -> list[Row]:
-    """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was
-    kept.
+    """Rows of all kept trajectories, in the order of the overlays (empty if nothing was kept).
 
-    `credit` gives each call its weight: by default what the overlays say of it, or the advantage of
-    its trajectory.
+    `credit` gives each call its weight: by default that recorded in the overlays, or the advantage
+    of its trajectory.
 
-    Raises `ModelError` if something was kept but none of it can be trained on, unless it
+    Raises `ModelError` if trajectories were kept but none of them can be trained on, unless it
     `may_be_empty`.
     """
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
@@ -336,13 +331,13 @@ def linearise(
     sequence: int = 0,
     roles: Collection[str] = (),
 ) -> list[Row]:
-    """One row for each path that has tokens to train; `sequence`: the trajectory's number within
-    the batch.
+    """Rows of a trajectory, one for each path that has tokens to train. `sequence`: the
+    trajectory's number within the batch.
 
-    `roles` have adapters of their own. A call was sampled through its role's, with all that is
-    before it: so a path whose calls are of several adapters becomes a row for each, in which calls
-    of the others are context. Calls without a weight, untrainable ones, other models' and those
-    that a fork inherited are context only.
+    `roles` have adapters of their own. A call was sampled through the adapter of its role, with all
+    tokens before it. So a path whose calls are of several adapters becomes a row for each, in which
+    calls of the others are context. Calls without a weight, untrainable ones, those of other models
+    and those that a fork inherited are context only.
     """
     free = {
         call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None
@@ -354,8 +349,8 @@ def linearise(
         fresh = {c.id: _adapter_of(c, roles) for c in path if c.id in own and c.id not in trained}
         for role in dict.fromkeys(fresh.values()):
             mine = [name for name, adapter in fresh.items() if adapter == role]
-            # A path stops at its last call with something to train: what follows is nobody's
-            # context.
+            # A path stops at its last call with tokens to train. Later calls are no context for
+            # them.
             last = max(place for place, call in enumerate(path) if call.id in mine)
             row = _row(path[: last + 1], {name: weight_by_call[name] for name in mine})
             if row.loss_mask.any():
@@ -370,7 +365,7 @@ def _adapter_of(call: Call, roles: Collection[str]) -> str:
 
 
 def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
-    """The tokens of `path`, with the loss on the sampled tokens of the calls in `fresh`."""
+    """Tokens of `path`, with the loss on the sampled tokens of the calls in `fresh`."""
     size = sum(len(call.token_ids) for call in path)
     token_ids, loss_mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
     old_logprobs, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -412,8 +407,8 @@ def _why_untrainable(trajectory: Trajectory) -> str:
 
 
 def left_out(trajectories: Iterable[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """Calls that carry no gradient, by reason: metrics of a step. Of what was kept, or left out for
-    this very lack.
+    """Numbers of calls without a gradient, by reason, as metrics of a step. Counts calls of
+    trajectories that were kept, or left out for lack of a gradient.
     """
     counted = {o.trajectory_id for o in overlays if _is_counted(o)}
     found = Counter(
@@ -433,13 +428,13 @@ def micro_batches(
     forward: ForwardName = "padded",
     whole_trajectories: bool = False,
 ) -> list[MicroBatch]:
-    """Rows in groups that take at most `token_budget` tokens (a longer row stands alone), longest
-    first.
+    """Group rows so that each micro-batch takes at most `token_budget` tokens (a longer row is
+    alone), longest first.
 
-    Longest first, so that a budget too large for the memory fails at once and not late in the step;
-    of a tree, in the order of their tokens. With `whole_trajectories` all rows of a trajectory are
-    in one micro-batch, whatever it takes. Rows that go through different adapters never stand
-    together.
+    Longest first, so that a budget too large for the memory fails at once and not late in the step.
+    For a tree, rows are in the order of their tokens. With `whole_trajectories` all rows of a
+    trajectory are in one micro-batch, whatever it takes. Rows that go through different adapters
+    are never batched together.
     """
     by_role: dict[str, list[Row]] = {}
     for row in rows:
@@ -483,7 +478,7 @@ def _longest(rows: Sequence[Row]) -> int:
 
 @dataclass(slots=True)
 class _Padded:
-    """Tokens that a micro-batch takes, while rows are added: here with all padding."""
+    """Number of tokens of a micro-batch, updated as rows are added, including all padding."""
 
     rows: int = 0
     width: int = 0
@@ -550,11 +545,12 @@ def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
 
 
 def split_kept(overlays: Sequence[Overlay], count: int, *, seed: int) -> list[list[Overlay]]:
-    """The kept overlays in `count` parts whose sizes differ by one at most, for `build_batches`.
+    """Split the kept overlays into `count` parts whose sizes differ by at most one, for
+    `build_batches`.
 
     Drawn at random, by `seed` and step, so that no part has the rollouts of a few prompts only. A
     rollout is whole in its part: its tokens have one ratio in GSPO, and one mean in the aggregation
-    by sequence. One part is the overlays in their order.
+    by sequence. A single part has the overlays in their order.
     """
     if count < 1:
         raise ConfigError(f"A batch cannot be cut into {count} mini-batches.", "Take 1 or more.")

@@ -1,17 +1,17 @@
-"""From gradients to a step, for every trainer alike: exchanged between ranks, clipped, and taken
-where it is finite.
+"""Exchange of gradients between ranks, clipping, and optimiser steps that are only taken if finite,
+for every trainer.
 
-Gradients stay on their rank until the last micro-batch of a step has been through (`kept_on_rank`).
-Then they are averaged over the ranks here, and not by the data-parallel wrapper: that one waits for
-a gradient of every parameter in each backward pass, and a model may have parameters that a step
-does not use. A vision tower has none of text, experts have none where no token was routed to them,
-a role's adapter has none where the role sampled nothing; and what one rank does not use another one
-may. A parameter that a rank has used has a gradient on all of them, and one that none has used has
-none on any, as in one process: the optimiser passes over it, its weight decay too.
+Gradients stay on their rank until the last micro-batch of a step has been processed
+(`kept_on_rank`). Then they are averaged over the ranks here, not by the data-parallel wrapper,
+which waits for a gradient of every parameter in each backward pass. A model may have parameters
+that a step does not use. A vision tower has no gradient for text, an expert none if no token was
+routed to it, a role's adapter none if the role sampled nothing. Another rank may use them. A
+parameter that any rank has used has a gradient on all of them. One that none has used has none on
+any, as in one process: the optimiser skips it, including weight decay.
 
-A step over numbers that are not finite would end a training for good, so it is not taken. One
-overflow must not end a run of days; a run in which no step can be taken ends with an error, and so
-does one whose weights a step has ruined.
+A step with non-finite numbers would ruin a training, so it is not taken. One overflow must not end
+a run of days. A run in which no step can be taken ends with an error, and so does one whose weights
+a step has ruined.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 __all__ = ["SkippedSteps", "clip", "kept_on_rank", "step_if_finite", "weights_not_finite"]
 
 _BUCKET = 2**23
-"""Numbers that are exchanged at once."""
+"""Number of elements that are exchanged at once."""
 _MOST_IN_A_ROW = 10
-"""Steps that may follow each other without one that could be taken."""
+"""Maximum number of consecutive steps that could not be taken."""
 
 
 def kept_on_rank(model: nn.Module, accelerator: Accelerator | None) -> AbstractContextManager[Any]:
-    """Within the block a backward pass exchanges nothing. Sharded weights (FSDP2) exchange theirs
-    all the same.
+    """Exchange nothing in a backward pass within the block. Sharded weights (FSDP2) still exchange
+    theirs.
     """
     return nullcontext() if accelerator is None else accelerator.no_sync(model)
 
 
 def clip(model: nn.Module, accelerator: Accelerator | None, max_norm: float) -> Tensor:
-    """Average gradients over ranks and scale them down to `max_norm`; their L2 norm before that,
-    over all of them.
+    """Average gradients over ranks and scale them down to `max_norm`. Returns their total L2 norm
+    before scaling.
     """
     if accelerator is None:
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -68,9 +68,7 @@ def clip(model: nn.Module, accelerator: Accelerator | None, max_norm: float) -> 
 
 @torch.no_grad()
 def _average(weights: Iterable[nn.Parameter]) -> None:
-    """The mean of each gradient over all ranks; where a rank has none and another has, it counts as
-    0.
-    """
+    """Average each gradient over all ranks. A missing one counts as 0 if another rank has one."""
     every = list(weights)
     if not every:
         return
@@ -112,10 +110,10 @@ def step_if_finite(
     norm: Tensor,
     accelerator: Accelerator | None = None,
 ) -> bool:
-    """Take a step of each optimiser where the gradient's `norm` is finite, and drop the gradient;
-    whether it was taken.
+    """Take a step of each optimiser if the gradient's `norm` is finite, and drop the gradient.
+    Returns True if it was taken.
 
-    Raises `RunError` where weights were finite before the step and are not after it.
+    Raises `RunError` if weights were finite before the step and are not after it.
     """
     stepped = bool(torch.isfinite(norm))
     if stepped:
@@ -140,16 +138,14 @@ def step_if_finite(
 
 @torch.no_grad()
 def weights_not_finite(model: nn.Module) -> list[str]:
-    """Names of what is trained and holds a number that is not finite; of sharded weights by this
-    rank's share.
-    """
+    """Names of trained weights with non-finite numbers (if sharded, in this rank's share)."""
     named = [
         (name, _own(weight)) for name, weight in model.named_parameters() if weight.requires_grad
     ]
     named = [(name, weight) for name, weight in named if weight.numel()]
     if not named:
         return []
-    # A sum reads each number once, and is finite where all are, but for numbers at the end of their
+    # A sum reads each number once, and is finite if all are, except for numbers at the end of their
     # range.
     sums = torch.stack(
         [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for _, weight in named]
@@ -167,17 +163,17 @@ def _own(weight: Tensor) -> Tensor:
 
 
 class SkippedSteps:
-    """Counts the steps of a run that were not taken for a gradient that is not finite."""
+    """Counts the steps of a run that were skipped because of a non-finite gradient."""
 
     def __init__(self) -> None:
         self.steps = self.skipped = 0
-        """Steps that had something to learn from, and how many of them were not taken."""
+        """Numbers of steps with something to learn from, and of those not taken."""
         self._in_a_row = 0
         self.taken_before = False
         """True if a step was taken before the run was resumed."""
 
     def count(self, *, stepped: bool) -> None:
-        """Take note of a step. Raises `RunError` where too many in a row were not taken."""
+        """Record a step. Raises `RunError` if too many in a row were not taken."""
         self.steps += 1
         self.skipped += not stepped
         self._in_a_row = 0 if stepped else self._in_a_row + 1
@@ -185,7 +181,7 @@ class SkippedSteps:
             raise _cannot_recover(f"None of the last {self._in_a_row} steps could be taken")
 
     def end(self) -> None:
-        """Raise `RunError` where there were steps, and none of them was taken."""
+        """Raise `RunError` if there were steps, and none of them was taken."""
         if self.steps and self.skipped == self.steps and not self.taken_before:
             raise _cannot_recover(f"None of the {self.steps} steps could be taken")
 

@@ -1,10 +1,10 @@
-"""The policy under training: weights, optimiser and version, and the engine that samples from the
-same weights.
+"""Policy under training: weights, optimiser and version, and the engine that samples from the same
+weights.
 
-In one process the engine and the trainer share one module, so that publishing version n + 1 is a
-matter of telling the engine to forget its cache. Where rollouts are under way while the weights
-change, the engine has a copy of what is trained, and publishing copies it anew between two of the
-engine's steps. Servers are given the weights.
+In one process the engine and the trainer share one module, so that publishing version n + 1 only
+makes the engine drop its cache. If rollouts are running while the weights change, the engine has a
+copy of the trained weights, and publishing updates it between two of the engine's steps. Servers
+are sent the weights.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from hrm_agent.trajectory import derive_seed
 __all__ = ["OPTIMIZER_FILE", "Learner"]
 
 OPTIMIZER_FILE = "optimizer.pt"
-"""State dict of the optimiser, in a checkpoint of whole weights."""
+"""File of the optimiser's state dict, in a checkpoint of whole weights."""
 
 
 class Learner:
-    """A causal LM with its optimiser, its version, and its engine."""
+    """Causal LM with its optimiser, its version, and its engine."""
 
     def __init__(
         self, config: GrpoConfig, accelerator: Accelerator, folder: Path | None = None
     ) -> None:
-        """`config.policy` must name weights on this machine. `folder`: the run's, where servers
-        write their logs.
+        """`config.policy` must name weights on this machine. `folder`: folder of the run, to which
+        servers write their logs.
         """
         config = fit(config)
         self.name = config.policy
@@ -71,26 +71,23 @@ class Learner:
         self.forward: ForwardName = usable_forward(
             model, config.loss.forward, quiet=not accelerator.is_main_process
         )
-        """How rows are forwarded: as the run is told,
-        or padded where the model cannot be packed.
+        """Forward pass of rows: that of the run, or padded if the model does not support packing.
         """
         self.model, self.optimizer = self._prepared(model)
         self.version = 0
         """Number of optimiser steps behind the weights."""
         self.skipped = SkippedSteps()
-        """Updates that were not taken for a gradient that is not finite,
-        since this process began.
-        """
+        """Updates of this process that were skipped because of a non-finite gradient."""
         self._folder = folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
 
     def _prepared(self, model: Any) -> tuple[Any, Any]:
-        """What is trained, and its optimiser."""
+        """Prepared model and its optimiser."""
         return self.accelerator.prepare(model, make_adamw(model, self._config.optim))
 
     @cached_property
     def engine(self) -> Engine:
-        """Made when it is first asked for: a training that samples nothing has none."""
+        """Engine, created when first used. A training that samples nothing has none."""
         rollout = self._config.rollout
         if self._on_servers:
             from hrm_agent.training.engines.open import open_fleet
@@ -107,15 +104,13 @@ class Learner:
         return engine
 
     def publish(self, version: int) -> None:
-        """The weights are those of `version` from now on, for the engine too,
-        where there is one.
-        """
+        """Publish the current weights as `version`, also to the engine if there is one."""
         self.version = version
         if "engine" in self.__dict__:
             self._publish_to(self.engine)
 
     def engine_metrics(self) -> dict[str, float]:
-        """Of the servers that sample; empty where this process does."""
+        """Metrics of the servers that sample (empty if this process does)."""
         engine: Any = self.__dict__.get("engine")
         return dict(engine.metrics()) if self._on_servers and engine is not None else {}
 
@@ -128,8 +123,8 @@ class Learner:
         return {"/".join(each).strip("/"): difference_bound(*each) for each in sorted(found)}
 
     def vouch(self) -> None:
-        """Raise `ModelError` where what samples has had other weights than it was given since they
-        were published.
+        """Raise `ModelError` if the servers that sample have had other weights than those
+        published.
         """
         engine: Any = self.__dict__.get("engine")
         if self._on_servers and engine is not None:
@@ -152,7 +147,7 @@ class Learner:
 
     @torch.no_grad()
     def _score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-prob of each token of a text but the first, at temperature 1."""
+        """Log-prob of each token of a text except the first, at temperature 1."""
         model = self._policy.model
         ids = torch.tensor([list(token_ids)], device=self.accelerator.device)
         with as_it_answers(model):
@@ -162,8 +157,8 @@ class Learner:
     def update(
         self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float
     ) -> dict[str, Any]:
-        """Learn from a step's batches, then version n + 1 on the engine, whether or not there was
-        anything to learn.
+        """Train on a step's batches, then publish version n + 1, even if there was nothing to train
+        on.
         """
         config = self._config
         for group in self.optimizer.param_groups:
@@ -193,20 +188,20 @@ class Learner:
     def loss_options(
         self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]
     ) -> LossOptions:
-        """What is minimised on the batches of a step."""
+        """Loss options for the batches of a step."""
         del batches
         taken = {each.name: self._config.loss.taken(each.name) for each in fields(LossOptions)}
         return LossOptions(**{name: value for name, value in taken.items() if value is not None})
 
     def begin_optimizer_afresh(self) -> None:
-        """Forget the means of past gradients."""
+        """Reset the optimiser's means of past gradients."""
         self.optimizer.state.clear()
 
     def save(self, folder: Path) -> None:
-        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says
-        whence they are.
+        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that
+        describes their origin.
 
-        Where an adapter is trained, it alone is saved.
+        If an adapter is trained, only the adapter is saved.
         """
         card = (
             f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning"
@@ -216,12 +211,12 @@ class Learner:
         self._policy.save(folder, card)
 
     def write(self, folder: Path) -> None:
-        """Weights and optimiser, for a checkpoint."""
+        """Write weights and optimiser for a checkpoint."""
         self.save(folder)
         torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def read(self, folder: Path, version: int) -> None:
-        """Go on from what `write` wrote, here or on several ranks, as `version`."""
+        """Read a checkpoint of `write`, from this process or several ranks, as `version`."""
         if is_sharded(folder):
             read_sharded(folder, self._policy.model, self.optimizer)
             self.publish(version)

@@ -1,5 +1,5 @@
-"""Which parts of a model behave as in training, decided in one place for all that a trainer does
-with it.
+"""Mode of the parts of a model (training or evaluation), decided in one place for everything that a
+trainer does with it.
 
 A model may drop units (`attention_dropout`, `resid_pdrop`, `layerdrop`), add noise (the router of a
 mixture of experts) or change running statistics while it is in `train()`. An engine never does: it
@@ -8,13 +8,13 @@ answers in `eval()`.
 | | mode |
 |---|---|
 | engine, reference policy, log-probs, evaluation | as the model answers: nothing is dropped |
-| update of reinforcement learning | as the model answers, but for an adapter's own `lora_dropout` |
-| supervised fine-tuning | `train()`: the dropout that the model's `config.json` asks for acts |
+| update of reinforcement learning | as the model answers, except for an adapter's own `lora_dropout` |
+| supervised fine-tuning | `train()`: the dropout of the model's `config.json` is active |
 
 In reinforcement learning a ratio, a divergence and a correction compare two policies. Under another
-draw of dropout the policy is another one, and what is measured is the dropout. The dropout of an
-adapter is asked for by a key of the run, which refuses it where something is compared
-(`GrpoConfig`). Supervised fine-tuning compares nothing.
+draw of dropout the policy is another one, and the comparison measures the dropout. The dropout of
+an adapter is an option of the run, which refuses it if policies are compared (`GrpoConfig`).
+Supervised fine-tuning compares nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ADAPTERS_DROPOUT = "lora_dropout"
 
 @contextmanager
 def as_it_answers(model: nn.Module) -> Generator[None]:
-    """Within the block no part of `model` is in training; afterwards each is in the mode that it
-    was in.
+    """Put all parts of `model` in evaluation mode within the block, and restore their modes
+    afterwards.
     """
     before = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -48,8 +48,10 @@ def as_it_answers(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def in_update(model: nn.Module) -> Generator[None]:
-    """As `as_it_answers`, but adapters drop what `lora_dropout` says, and layers are computed again
-    in the backward pass where the model was told to (`TrainedPolicy.recompute_activations`).
+    """Put `model` in the mode of a policy update within the block, and restore it afterwards.
+
+    All parts are in evaluation mode, except that adapters apply `lora_dropout`, and layers are
+    computed again in the backward pass if `TrainedPolicy.recompute_activations` was called.
     """
     with as_it_answers(model):
         for name, module in model.named_modules():
@@ -78,7 +80,7 @@ def _computed_again(checkpoint: Callable[..., Tensor], call: Any, *given: Any) -
 
 
 def _outside_of_training(call: Any, *given: Any) -> Any:
-    """Output of a layer without dropout of its own; `call` is a `partial` of its `__call__`."""
+    """Output of a layer without its own dropout. `call` is a `partial` of its `__call__`."""
     layer = call.func.__self__
     layer.training = False
     try:

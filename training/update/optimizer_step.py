@@ -1,35 +1,34 @@
-"""One policy update: forward and backward over the micro-batches, clip the gradient, an optimiser
-step; or several.
+"""Policy update: forward and backward over the micro-batches, clipping of the gradient, and an
+optimiser step, or several.
 
 A batch of rollouts may be trained on once as a whole, the default, or in mini-batches of whole
-rollouts, an optimiser step each, and in several epochs. What the probability ratio is to is fixed
-before the first of these steps (`hrm_agent.training.update.optimizer_step`), and what ranks have to
-agree on is agreed for each (`hrm_agent.training.update.reductions`).
+rollouts, an optimiser step each, and in several epochs. The denominator of the probability ratio is
+fixed before the first of these steps. The ranks agree on their counts for each
+(`hrm_agent.training.update.reductions`).
 
-`old_logprobs = trainer` takes the trainer's own log-probs for the old ones. In the first step, on
-the weights that sampled the batch, they are equal to the engine's in theory, and this removes the
-engine's rounding (1e-2 in half precision, enough to reach the clip bounds now and then). Either way
-`engine_difference`, the mean of
-|log pi - log pi_engine|, both at the temperature of the recorded ones, is a metric of every batch: that engine and
-trainer agree is an assumption. Where recorded log-probs stand in the loss they have to be at the
-temperature of sampling; others are refused.
+`old_logprobs = trainer` uses the trainer's own log-probs as the old ones. In the first step, on the
+weights that sampled the batch, they equal the engine's in theory, and this removes the engine's
+rounding (1e-2 in half precision, enough to reach the clip bounds now and then). Either way
+`engine_difference`, the mean of |log pi - log pi_engine| at the temperature of the recorded ones,
+is a metric of every batch, since the agreement of engine and trainer is an assumption. Recorded
+log-probs that enter the loss have to be at the temperature of sampling. Others are refused.
 
-A step that cannot be taken (nothing is to be trained, or the gradient is not finite) leaves the
-weights as they are: `stepped` is 0, and `skipped` says why. One overflow must not end a run of
-days, and must not pass unseen. The metrics of every update have the same names; one without a value
-is nan.
+A step that cannot be taken (there is nothing to train, or the gradient is not finite) leaves the
+weights unchanged: `stepped` is 0, and `skipped` gives the reason. One overflow must not end a run
+of days, and must not go unnoticed. The metrics of every update have the same names. One without a
+value is nan.
 
-What is fixed before the first optimiser step of a batch, however many steps are taken on it.
+Old log-probs and corrections are of the weights before the first optimiser step of a batch, however
+many steps are taken on it. They come from the first forward pass of a micro-batch if it uses those
+weights. A forward pass without gradients computes them beforehand for micro-batches that are
+trained on later, and if a correction is by rollout and the rollout's tokens lie in several
+micro-batches.
 
-Old log-probs and corrections are of the weights before that step. Where the first forward pass of a
-micro-batch is taken with those weights, they come from it; for what is trained on later, and where
-a correction is by rollout and the rollout's tokens lie in several micro-batches, they come from a
-forward pass without gradients beforehand.
-
-Tokens that weights of some versions ago sampled: how far they are behind, and a bound on it.
+Tokens may have been sampled by weights of some versions ago. Their staleness is measured, and can
+be bounded.
 """
 
-# Shapes stand in the names of fields too.
+# Field names contain shapes, too.
 # ruff: noqa: N815
 
 from __future__ import annotations
@@ -96,13 +95,15 @@ _BY_TOKEN = (
 
 
 def versions_behind(batches: Sequence[MicroBatch], version: int) -> int:
-    """Sum over the trained tokens of how many versions before `version` they were sampled by."""
+    """Sum over the trained tokens of the number of versions between the weights that sampled them
+    and `version`.
+    """
     return sum(int((version - batch.versions_K).sum()) for batch in batches)
 
 
 def most_behind(batches: Sequence[MicroBatch], version: int) -> int:
-    """How many versions before `version` the oldest of the trained tokens was sampled by; 0 without
-    any.
+    """Largest number of versions between the weights that sampled a trained token and `version` (0
+    without tokens).
     """
     return max(
         (int((version - batch.versions_K).max()) for batch in batches if batch.trained_tokens),
@@ -111,7 +112,7 @@ def most_behind(batches: Sequence[MicroBatch], version: int) -> int:
 
 
 def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) -> list[MicroBatch]:
-    """The batches without the entries of tokens that are more than `max_staleness` versions behind.
+    """Batches without the entries of tokens that are more than `max_staleness` versions behind.
 
     Such tokens are context: they count neither among the trained tokens of the step nor of their
     trajectory.
@@ -132,22 +133,24 @@ def _of(batch: MicroBatch, fresh_K: Tensor) -> MicroBatch:
 
 @dataclass(slots=True)
 class FixedInputs:
-    """Of one micro-batch. What is None as yet comes from the first forward pass with a gradient."""
+    """Inputs of one micro-batch that are fixed before the first step. Missing old log-probs and
+    corrections are set by the first forward pass with a gradient.
+    """
 
     batch: MicroBatch
-    """Its tokens."""
+    """Micro-batch itself."""
     old_logprobs_K: Tensor | None = None
-    """Log-probs that the ratio is to."""
+    """Log-probs in the denominator of the ratio."""
     recorded_at_K: Tensor | None = None
-    """The trainer's log-probs at the temperatures at which the engine's were recorded."""
+    """Log-probs of the trainer at the temperatures at which the engine's were recorded."""
     correction: Correction | None = None
-    """Factors of the loss for whom the tokens were sampled by."""
+    """Factors of the loss that correct for the distribution that sampled the tokens."""
     reference_logprobs_K: Tensor | None = None
-    """Of the reference policy; None where the loss has none."""
+    """Log-probs of the reference policy (None if the loss has none)."""
 
     def complete(self, logprobs_K: Tensor, options: LossOptions) -> Tensor:
-        """Take what is missing from log-probs under the weights before the first step; the old
-        log-probs.
+        """Set missing fields from log-probs under the weights before the first step. Returns the
+        old log-probs.
         """
         if self.old_logprobs_K is None:
             self.old_logprobs_K = logprobs_K.detach()
@@ -168,10 +171,10 @@ def fix_inputs(
     first: bool,
     split: bool,
 ) -> list[FixedInputs]:
-    """The fixed inputs of a mini-batch, on the device of its micro-batches.
+    """Fixed inputs of a mini-batch, on the device of its micro-batches.
 
-    `first`: it is the one that is trained on first; `split`: some of its trajectories lie in
-    several micro-batches.
+    `first`: this mini-batch is trained on first. `split`: some of its trajectories lie in several
+    micro-batches.
     """
     found = [FixedInputs(batch) for batch in batches]
     by_sequence = options.correction == "sequence" and split
@@ -203,8 +206,8 @@ def _correct_together(found: Sequence[FixedInputs], options: LossOptions) -> Non
 def sequence_log_ratios(
     logprobs: Callable[[MicroBatch], Tensor], fixed: Sequence[FixedInputs], options: LossOptions
 ) -> list[Tensor]:
-    """For each micro-batch the mean log ratio of each token's whole trajectory, by `logprobs` of
-    the weights as they are.
+    """Mean log ratio of each token's whole trajectory, for each micro-batch, by `logprobs` of the
+    current weights.
     """
     differences: list[Tensor] = []
     with torch.no_grad():
@@ -218,9 +221,7 @@ def sequence_log_ratios(
 
 
 def require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
-    """Raises `ModelError` where a log-prob was recorded at another temperature than the one of
-    sampling.
-    """
+    """Raise `ModelError` if log-probs were recorded at another temperature than sampled."""
     for batch in batches:
         wrong_K = batch.old_temperatures_K != batch.temperatures_K
         if wrong_K.any():
@@ -252,18 +253,18 @@ _MEANS = (
     LARGEST,
     *_MISMATCH,
 )
-"""Metrics that a step without a token has no value of."""
+"""Metrics without a value in a step without a token."""
 _NO_STALENESS = {"staleness_mean": math.nan, "staleness_max": math.nan}
 
 
 @dataclass(frozen=True, slots=True)
 class OptimOptions:
-    """How often a batch is trained on. Raises `ConfigError` for values that make no sense."""
+    """Options of optimiser steps on a batch. Raises `ConfigError` for invalid values."""
 
     epochs: int = 1
-    """Times that each mini-batch is trained on."""
+    """Number of times that each mini-batch is trained on."""
     max_grad_norm: float = 1.0
-    """L2 norm that the gradient of an optimiser step is scaled down to where it is larger."""
+    """Maximum L2 norm of the gradient of an optimiser step. A larger one is scaled down."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.max_grad_norm > 0:
@@ -300,17 +301,17 @@ def policy_update(
     """Train on `batches` (this rank's share), and return metrics over all ranks.
 
     `batches` are the micro-batches of one optimiser step, or those of each of several (as many on
-    every rank): then the metrics are means over them, weighed by their tokens. With an accelerator,
-    `model` and `optimizer` are what its `prepare` returned. `reference` is the policy that
-    `kl_coef` is about, on the model's device; `version` is the policy version of the weights, for
+    every rank). Metrics of several are means over them, weighted by their tokens. With an
+    accelerator, `model` and `optimizer` are those returned by its `prepare`. `reference` is the
+    policy for `kl_coef`, on the model's device. `version` is the policy version of the weights, for
     staleness.
 
     Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`,
     `micro_batches` (of the rank with most), `optimizer_steps` that were taken, `grad_norm` before
     clipping, `stale_tokens` that were left out, `staleness_mean` and `staleness_max` of all,
-    `stepped`, and `skipped`, why no step was taken (None if one was). The model is left in the mode
-    (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on record
-    that are not of the distribution that was sampled.
+    `stepped`, and `skipped`, the reason why no step was taken (None if one was). The mode of the
+    model (train or eval) is restored. Raises `ModelError` if the loss needs recorded log-probs that
+    are not of the distribution that was sampled.
     """
     update = _Update(
         model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions()
@@ -362,7 +363,7 @@ def _mini_batches(
 def _within_bound(
     parts: list[list[MicroBatch]], update: _Update, version: int | None, device: torch.device
 ) -> tuple[list[list[MicroBatch]], dict[str, float]]:
-    """The mini-batches without tokens that are too stale, and what is to be told of it."""
+    """Mini-batches without tokens that are too stale, and metrics of the staleness."""
     if version is None:
         return parts, {"stale_tokens": 0.0, **_NO_STALENESS}
     behind = float(sum(versions_behind(part, version) for part in parts))
@@ -409,7 +410,7 @@ def _optimizer_steps(
 def _optimizer_step(
     update: _Update, fixed: Sequence[FixedInputs], agreed: Agreed, *, first: bool, epoch: int
 ) -> dict[str, float]:
-    """`first`: the weights are still those that old log-probs are of."""
+    """Take an optimiser step. `first`: the weights are still those of the old log-probs."""
     log_ratios: Sequence[Tensor | None] = [None] * len(fixed)
     own = first and update.loss.old_logprobs == "trainer"
     if update.loss.objective == "gspo" and agreed.split and not own:
@@ -467,8 +468,8 @@ def _loss(
 
 
 def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of an update of those of its optimiser steps: means over tokens, as far as they have
-    a value.
+    """Metrics of an update from those of its optimiser steps: means over tokens, without missing
+    values.
     """
     if len(rows) == 1:
         return rows[0]
@@ -486,7 +487,7 @@ def _mean(rows: Sequence[dict[str, float]], name: str) -> float:
 
 
 def _finished(row: Mapping[str, float]) -> dict[str, float]:
-    """`effective_sample_size` in the place of the mean square of the weights."""
+    """Metrics with `effective_sample_size` in place of the mean square of the weights."""
     square = row["importance_square"]
     size = row["importance_mean"] ** 2 / square if square else math.nan
     return {name: value for name, value in row.items() if name != "importance_square"} | {

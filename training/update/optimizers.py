@@ -1,5 +1,5 @@
-"""AdamW as reinforcement learning takes it: in single precision, with its state in 8 bits, or on
-masters.
+"""AdamW for reinforcement learning (in single precision, with its state in 8 bits, or on masters),
+and the optimisers of supervised fine-tuning.
 
 | | memory of a weight, in bytes: weight, gradient, state |
 |---|---|
@@ -9,22 +9,20 @@ masters.
 | adamw8bit, bfloat16 | 2 + 2 + 6 |
 
 Weights in bfloat16 need masters: an update of a thousandth is lost in their rounding (3 digits),
-and at the learning rates of reinforcement learning all of them are. The weights themselves are
-rounded, and not only what is computed with them (as autocast does): so the engine, which shares
-them, samples by the very numbers that are trained, its cache is half as large, and what is saved is
-what was evaluated.
+and at the learning rates of reinforcement learning all updates are. The weights themselves are
+rounded, not only the computation with them (as autocast does). The engine, which shares them, thus
+samples with the very numbers that are trained, its cache is half as large, and the saved weights
+are those that were evaluated.
 
-Optimisers of supervised fine-tuning: AdamW, or Muon for the matrices of the layers and AdamW for
-the rest.
+Supervised fine-tuning uses AdamW, or Muon for the matrices of the layers and AdamW for the rest.
 
 Muon (Keller Jordan, 2024) takes a step of the same size in every direction of a matrix: the
 momentum of the gradient with all its singular values brought near 1, by a few rounds of a
-polynomial in place of a decomposition. A small model that is trained from nothing learns to copy in
-500 steps where it has not begun to with AdamW.
+polynomial in place of a decomposition. A small model trained from scratch learns to copy in 500
+steps, in which it has not begun to with AdamW.
 
-torch 2.13 has one of its own, but those rounds are taken in bfloat16: 0.31 s a step for half a
-million parameters on a CPU that has no instructions for it, against 0.02 s in single precision on
-any.
+torch 2.13 has its own Muon, but computes those rounds in bfloat16: 0.31 s a step for half a million
+parameters on a CPU without instructions for it, against 0.02 s in single precision on any.
 """
 
 from __future__ import annotations
@@ -55,15 +53,15 @@ __all__ = [
 ]
 
 _BLOCK = 256
-"""Numbers that are quantized by one scale."""
+"""Number of elements that share a quantization scale."""
 _SMALL = 4096
-"""Tensors of fewer numbers (norms, biases) keep their state in single precision: it is nothing, and
-matters more.
+"""Minimum size of a tensor whose state is quantized. Smaller ones (norms, biases) keep their state
+in single precision, which costs little and matters more.
 """
 
 
 def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
-    """The optimiser of what the model trains. Raises `ModelError` where its library is missing."""
+    """Optimiser of the model's trained weights. Raises `ModelError` if its library is missing."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {
         "lr": decided(optim.learning_rate, "learning_rate"),
@@ -77,13 +75,13 @@ def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
 
 
 class AdamW8bit(Optimizer):
-    """AdamW that keeps its means of gradients and of their squares in 8 bits between steps, by
+    """AdamW that stores its means of gradients and of their squares in 8 bits between steps, by
     bitsandbytes.
 
-    Only bitsandbytes' quantization is taken, block by block on a scale with many steps near 0: its
-    own optimiser runs on a GPU alone. Of squares the root is kept, so that both means have the
-    range of gradients: squares themselves would be rounded to 0 under means that are not, and the
-    step would be that mean over epsilon.
+    Only bitsandbytes' quantization is used, block by block on a scale with many steps near 0, since
+    its own optimiser runs on a GPU only. Of squares the root is stored, so that both means have the
+    range of gradients. Squares themselves would be rounded to 0 where the mean of gradients is not,
+    and the step would be that mean over epsilon.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class AdamW8bit(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One step for everything that has a gradient."""
+        """Take a step for everything that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for weight in group["params"]:
@@ -146,8 +144,8 @@ class AdamW8bit(Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; torch's own would turn 8 bits into the type of the
-        weights.
+        """Restore the state of `state_dict`. torch's own method would convert 8 bits to the dtype
+        of the weights.
         """
         super().load_state_dict(state_dict)
         weights = [weight for group in self.param_groups for weight in group["params"]]
@@ -163,7 +161,7 @@ _codes: dict[tuple[bool, torch.device], Tensor] = {}
 
 
 def _code(name: str, device: torch.device) -> Tensor:
-    """The 256 numbers that 8 bits stand for; a root needs no sign."""
+    """Codebook of the 256 values of 8 bits. A root needs no sign."""
     signed = name == "mean"
     if (signed, device) not in _codes:
         from bitsandbytes.functional import create_dynamic_map
@@ -173,8 +171,8 @@ def _code(name: str, device: torch.device) -> Tensor:
 
 
 class OnMasters(Optimizer):
-    """Another optimiser, on copies of the weights in single precision; after a step the weights are
-    those, rounded.
+    """Runs another optimiser on copies of the weights in single precision (masters). After a step
+    the weights are the rounded masters.
     """
 
     def __init__(
@@ -191,7 +189,7 @@ class OnMasters(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A step of the masters by the weights' gradients."""
+        """Take a step of the masters with the weights' gradients."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for weight, master in zip(self._weights, self._masters, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
@@ -202,7 +200,7 @@ class OnMasters(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of the weights."""
+        """Reset the gradients of the weights."""
         for weight in self._weights:
             if set_to_none or weight.grad is None:
                 weight.grad = None
@@ -210,12 +208,12 @@ class OnMasters(Optimizer):
                 weight.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the optimiser within, and the masters."""
+        """State of the inner optimiser, and the masters."""
         return self._inner.state_dict() | {"masters": [master.detach() for master in self._masters]}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state of `state_dict`."""
         self._inner.load_state_dict(
             {name: value for name, value in state_dict.items() if name != "masters"}
         )
@@ -229,13 +227,13 @@ class OnMasters(Optimizer):
 
 ROUNDS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-"""Of ax + bx^3 + cx^5, as Muon's author has them: five rounds bring singular values above 0.01 to
-about 0.7 to 1.2.
+"""Coefficients of ax + bx^3 + cx^5, from Muon's author: five rounds bring singular values above
+0.01 to about 0.7 to 1.2.
 """
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices alone. `momentum` is Nesterov's; weight decay is decoupled, as in AdamW."""
+    """Muon, for matrices only. `momentum` is Nesterov's. Weight decay is decoupled, as in AdamW."""
 
     def __init__(
         self,
@@ -249,7 +247,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One step for every matrix that has a gradient."""
+        """Take a step for every matrix that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for matrix in group["params"]:
@@ -271,7 +269,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """The matrix with its singular values brought near 1, in single precision."""
+    """Matrix with its singular values brought near 1, in single precision."""
     tall = matrix.size(0) > matrix.size(1)
     x = (matrix.T if tall else matrix).float()
     x = x / (x.norm() + 1e-7)
@@ -282,7 +280,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 def make_optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """Those that the run asks for, each with the parameters that it trains."""
+    """Optimisers of a run, each with the parameters that it trains."""
     ends = {
         id(part.weight)
         for part in (model.get_input_embeddings(), model.get_output_embeddings())
@@ -311,10 +309,10 @@ def make_optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.opt
 
 
 class RunningMean:
-    """An exponentially weighted mean of what a model trains: the noise of the last steps is not in
-    it.
+    """Exponentially weighted mean of a model's trained weights, which averages out the noise of the
+    last steps.
 
-    It forgets faster at first, so that the fresh weights leave no trace.
+    It forgets faster at first, so that the initial weights leave no trace.
     """
 
     def __init__(self, model: PreTrainedModel, decay: float) -> None:
@@ -324,25 +322,25 @@ class RunningMean:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are now."""
+        """Include the current weights in the mean."""
         self._steps += 1
         kept = min(self._decay, self._steps / (9 + self._steps))
         for mean, weight in zip(self._means, self._weights, strict=True):
             mean.lerp_(weight, 1 - kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {"means": self._means, "steps": self._steps}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state of `state_dict`."""
         for mean, kept in zip(self._means, state["means"], strict=True):
             mean.copy_(kept)
         self._steps = int(state["steps"])
 
     @torch.no_grad()
     def take_place(self) -> None:
-        """Put the mean in the place of the weights."""
+        """Replace the weights by the mean."""
         for mean, weight in zip(self._means, self._weights, strict=True):
             weight.copy_(mean)

@@ -1,11 +1,11 @@
-"""What the ranks of a data-parallel training have to agree on, and what they exchange.
+"""Counts and metrics that the ranks of a data-parallel training exchange.
 
 Each rank has micro-batches of its own. The denominators of the loss are the trained tokens, and the
 rollouts, of *all* ranks (divided by their number, because data-parallel training averages gradients
-where the loss is a sum). The number of rounds is the largest number of micro-batches of a rank: of
-sharded weights forward and backward are collective, so a rank with fewer continues with batches
-that train nothing, lest the others wait. Gradients are exchanged after the last round
-(`hrm_agent.training.update.gradients`).
+where the loss is a sum). The number of rounds is the largest number of micro-batches of a rank.
+Forward and backward of sharded weights are collective, so a rank with fewer micro-batches continues
+with batches that train nothing, so that the others do not hang. Gradients are exchanged after the
+last round (`hrm_agent.training.update.gradients`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = ["Agreed", "agree", "idle_batch", "max_over_ranks", "over_ranks", "sum
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks know of one mini-batch."""
+    """Counts of one mini-batch, known to all ranks."""
 
     tokens: int
-    """Trained tokens of all ranks."""
+    """Number of trained tokens of all ranks."""
     rounds: int
     """Largest number of micro-batches of a rank."""
     sequences: float
-    """Trajectories with trained tokens, of all ranks; one of which only a part is here counts by
-    its share.
+    """Number of trajectories with trained tokens, of all ranks. One of which only a part is in the
+    mini-batch counts by its share.
     """
     split: bool
-    """True where on some rank a trajectory's tokens are not all in one micro-batch."""
+    """True if on some rank a trajectory's tokens are in several micro-batches."""
     ranks: int
     """Number of ranks."""
 
@@ -52,7 +52,7 @@ class Agreed:
 def agree(
     batches: Sequence[MicroBatch], accelerator: Accelerator | None, device: torch.device
 ) -> Agreed:
-    """Of this rank's micro-batches, and those of the other ranks."""
+    """Exchange the counts of this rank's micro-batches with the other ranks."""
     tokens = sum(batch.trained_tokens for batch in batches)
     sequences = sum(float((1 / batch.lengths_K.double()).sum()) for batch in batches)
     own = [float(tokens), float(len(batches)), sequences, float(_is_split(batches))]
@@ -75,7 +75,7 @@ def _is_split(batches: Sequence[MicroBatch]) -> bool:
 
 
 def sum_over_ranks(value: float, accelerator: Accelerator | None, device: torch.device) -> float:
-    """The sum of each rank's value."""
+    """Sum of each rank's value."""
     if accelerator is None:
         return value
     gathered: Any = accelerator.gather(torch.tensor([value], dtype=torch.float64, device=device))
@@ -83,7 +83,7 @@ def sum_over_ranks(value: float, accelerator: Accelerator | None, device: torch.
 
 
 def max_over_ranks(value: float, accelerator: Accelerator | None, device: torch.device) -> float:
-    """The largest of each rank's value."""
+    """Largest of each rank's value."""
     if accelerator is None:
         return value
     gathered: Any = accelerator.gather(torch.tensor([value], dtype=torch.float64, device=device))
@@ -104,7 +104,7 @@ def over_ranks(metrics: Mapping[str, Tensor], accelerator: Accelerator | None) -
 
 
 def idle_batch(device: torch.device) -> MicroBatch:
-    """A batch that trains nothing, for a rank that has no more."""
+    """Batch that trains nothing, for a rank without further micro-batches."""
     no_tokens, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0)
     one = torch.zeros(1, dtype=torch.long)
     return MicroBatch(

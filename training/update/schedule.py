@@ -1,7 +1,7 @@
-"""What a step of a training is given by its number: the learning rate, and the noise of dropout.
+"""Learning rate and dropout noise of a training step, given by its number.
 
-Written here because the library's module of schedules imports its trainer, and with it PEFT and
-bitsandbytes, which takes seconds and tells of kernels for quantized weights that nobody has.
+Implemented here because the library's module of schedules imports its trainer, and with it PEFT and
+bitsandbytes, which takes seconds and prints messages about kernels for quantized weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hrm_agent.errors import RunError
 __all__ = ["Fall", "Schedule", "dropout_seed", "refuse_other_course", "trapezoid"]
 
 Fall = Literal["linear", "cosine"]
-"""Lines along which a learning rate falls."""
+"""Shapes of the decay of a learning rate."""
 
 
 def trapezoid(
@@ -30,10 +30,10 @@ def trapezoid(
     fall: Fall = "linear",
     least: float = 0.0,
 ) -> float:
-    """The share of the rate in a step, counted from 0: a line up, level, and a fall towards `least`
-    at `steps`.
+    """Share of the full rate in a step, counted from 0: a linear rise, a plateau, and a decay
+    towards `least` at `steps`.
 
-    `cooldown` is the share of the steps, the last ones, in which it falls. No share is 0, and a
+    `cooldown` is the share of the steps, the last ones, in which the rate decays. No share is 0. A
     warm-up longer than the training takes as long as the training.
     """
     warmup = max(1, min(warmup_steps, steps))
@@ -47,31 +47,30 @@ def trapezoid(
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The learning rate over the steps of a training."""
+    """Learning rate over the steps of a training."""
 
     steps: int
-    """How many there are."""
+    """Number of steps."""
     warmup_steps: int
-    """First steps, in which the rate rises; 0: none."""
+    """Number of first steps in which the rate rises (0 for none)."""
     cooldown: float
-    """Share of the steps, the last ones, in which it falls."""
+    """Share of the steps, the last ones, in which the rate decays."""
     fall: Fall = "linear"
-    """The line along which it falls."""
+    """Shape of the decay."""
     least: float = 0.0
-    """Share of the full rate that it does not fall below."""
+    """Minimum share of the full rate."""
 
     def share(self, step: int) -> float:
-        """The share of the full rate in a step, counted from 0."""
+        """Share of the full rate in a step, counted from 0."""
         return trapezoid(step, self.steps, self.warmup_steps, self.cooldown, self.fall, self.least)
 
 
 def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: object) -> None:
-    """Raise `RunError` where a run that was to take `steps_before` steps cannot take `now.steps`
-    instead.
+    """Raise `RunError` if a run planned for `steps_before` steps cannot take `now.steps` instead.
 
-    It can if the `taken` ones were taken at the rates that they have now: then it is the run that
-    `now.steps` in one go would have been. The rates depend on the number of steps in the cool-down,
-    and in a warm-up longer than the run.
+    It can if the `taken` steps had the rates that the new schedule gives them. The run then equals
+    one of `now.steps` steps. The rates depend on the number of steps in the cool-down, and in a
+    warm-up longer than the run.
     """
     if now.steps < taken:
         raise RunError(
@@ -93,7 +92,7 @@ def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: ob
 
 @contextmanager
 def dropout_seed(seed: int) -> Generator[None]:
-    """Within the block torch draws from `seed`: a step that is taken again drops the same units."""
+    """Let torch draw from `seed` within the block. A repeated step drops the same units."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""The gradient of one batch of supervised fine-tuning: the cross entropy of what is learnt, in
+"""Gradient of one batch of supervised fine-tuning: the cross entropy of the trained tokens, in
 micro-batches.
 """
 
@@ -34,13 +34,13 @@ class Example:
     """Aligned tokens of one sequence."""
 
     token_ids: tuple[int, ...]
-    """The prompt and the turns after it, in the model's vocabulary."""
+    """Tokens of the prompt and the turns after it, in the model's vocabulary."""
     mask: tuple[bool, ...]
-    """True where the policy is to write the token."""
+    """True if the policy is to write the token."""
 
 
 def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]]:
-    """The examples, sorted by length and cut so that a padded micro-batch stays within
+    """Micro-batches of examples, sorted by length and cut so that each, padded, stays within
     `most_tokens`.
     """
     batches: list[list[Example]] = [[]]
@@ -54,8 +54,8 @@ def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[E
 def gradient_of_batch(
     accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig
 ) -> Metrics:
-    """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every
-    process together.
+    """Compute the gradients of one batch, clipped. The loss is the mean over its trained tokens in
+    all processes.
     """
     trained = max(1, sum(sum(example.mask[1:]) for example in batch))
     own = batch[accelerator.process_index :: accelerator.num_processes]
@@ -76,8 +76,8 @@ def gradient_of_batch(
 
 
 _Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-"""Summed cross entropy of a micro-batch over its trained tokens, and the number of them that are
-most probable.
+"""Function that returns the summed cross entropy of a micro-batch over its trained tokens, and the
+number of them that are most probable.
 """
 
 
@@ -93,14 +93,14 @@ def _padded_losses(
 def _flat_losses(
     model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device
 ) -> list[_Loss]:
-    """By the forward passes of a policy update."""
+    """Losses computed with the forward passes of a policy update."""
     most = decided(config.micro_batch_tokens, "micro_batch_tokens")
     batches = micro_batches(map(_row, examples), token_budget=most, forward=config.forward)
     return [partial(_flat_loss, model, batch.to(device)) for batch in batches]
 
 
 def _row(example: Example) -> Row:
-    """As a row of a policy update, of which only the tokens and what is trained matter here."""
+    """Row of a policy update for an example. Only its tokens and its mask are used."""
     size = len(example.token_ids)
     trained = np.array(example.mask, np.bool_)
     trained[0] = False  # nothing predicts the first token
@@ -123,10 +123,9 @@ def _flat_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tenso
 def _loss(
     model: Any, examples: Sequence[Example], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed cross entropy of the trained tokens, and how many of them are the most probable ones.
+    """Summed cross entropy of the trained tokens, and the number of them that are most probable.
 
-    Padding stands at the end, where no trained token can see it, so that no attention mask is
-    needed.
+    Padding is at the end, where no trained token can see it, so that no attention mask is needed.
     """
     length = max(len(example.token_ids) for example in examples)
     ids_BT = torch.zeros(len(examples), length, dtype=torch.long)

@@ -1,12 +1,11 @@
-"""Checkpoints of which each rank writes its share, and which any number of ranks reads: torch's
-distributed format.
+"""Checkpoints to which each rank writes its share, and which any number of ranks can read, in
+torch's distributed format.
 
     CHECKPOINT/sharded/     .metadata, which share of which tensor lies where, and a file of each rank
 
-Tensors are named after the weights that they belong to, so that a process without a process group
-finds its place in them as well as ranks do of which each holds another share than the one that
-wrote. The files are under the checkpoint's manifest (`hrm_agent.training.checkpoints`) like all
-others.
+Tensors are named after the weights that they belong to. They can therefore be read by ranks with
+other shares than those that wrote them, and by a process without a process group. The files are
+listed in the checkpoint's manifest (`hrm_agent.training.checkpoints`) like all others.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _WEIGHT, _STATE = "weight", "state"
 
 
 def is_sharded(folder: Path) -> bool:
-    """Whether a checkpoint is in this format."""
+    """True if a checkpoint is in this format."""
     return (folder / _FOLDER).is_dir()
 
 
 def write_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Weights and the state of the optimiser, of each rank its share. All ranks have to call it."""
+    """Write weights and optimiser state, each rank its share. All ranks have to call it."""
     state: dict[str, Any] = {}
     for name, weight in held_by(model, optimizer):
         state[f"{_WEIGHT}/{name}"] = weight
@@ -47,7 +46,7 @@ def write_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Take what `write_sharded` wrote, on however many ranks it was. All ranks have to call it."""
+    """Read the data of `write_sharded`, from any number of ranks. All ranks have to call it."""
     written = FileSystemReader(folder / _FOLDER).read_metadata().state_dict_metadata
     held = dict(held_by(model, optimizer))
     optimizer.state.clear()
@@ -58,7 +57,7 @@ def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
         value: Tensor = torch.zeros_like(held[name]) if of_weight else torch.zeros(())
         state[entry] = optimizer.state[held[name]][key] = value
     with warnings.catch_warnings():
-        # that there is no process group, in a process that needs none
+        # a warning that there is no process group, in a process that needs none
         warnings.simplefilter("ignore", UserWarning)
         load(state, checkpoint_id=folder / _FOLDER, no_dist=not distributed.is_initialized())
     refresh(optimizer)

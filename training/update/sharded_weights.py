@@ -1,12 +1,11 @@
 """Weights of which each rank holds a share: FSDP2, `torch.distributed.fsdp.fully_shard`.
 
 The sharded module is a second one. The first stays whole on each rank: the engine samples with it,
-and it is what is saved. After an update the shares are gathered into it, one tensor after the
-other.
+and it is saved. After an update the shares are gathered into it, one tensor after the other.
 
-What is trained is in single precision. Where the policy is in bfloat16, its layers are rounded as
-they are gathered for a forward pass, which is what masters are for
-(`hrm_agent.training.update.optimizers`): the engine has the same rounded numbers.
+Trained weights are in single precision. If the policy is in bfloat16, its layers are rounded when
+they are gathered for a forward pass, as with masters (`hrm_agent.training.update.optimizers`): the
+engine has the same rounded numbers.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ __all__ = ["gather", "held_by", "put", "refresh", "shard", "take_whole"]
 
 
 def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
-    """A copy of `model` in single precision, of which each rank holds a share; `model` itself is
-    not trained.
+    """Copy of `model` in single precision, of which each rank holds a share. `model` itself is not
+    trained.
 
-    Each layer is a unit that is gathered when it is its turn; what is around the layers is another.
+    Each layer is a unit that is gathered when it runs. The parts around the layers are another
+    unit.
     """
     dtype = next(model.parameters()).dtype
     sharded = copy.deepcopy(model).float()
@@ -56,7 +56,7 @@ def gather(sharded: nn.Module, whole: nn.Module) -> None:
 
 @torch.no_grad()
 def put(whole: Tensor, place: Tensor) -> None:
-    """Copy a tensor, of a sharded one this rank's share of it, to its place."""
+    """Copy a tensor to its place, or this rank's share of it if the place is sharded."""
     if isinstance(place, DTensor):
         own = distribute_tensor(
             whole.to(place.to_local().device),
@@ -72,8 +72,8 @@ def put(whole: Tensor, place: Tensor) -> None:
 def take_whole(
     sharded: nn.Module, optimizer: Optimizer, whole: nn.Module, kept: dict[str, Any]
 ) -> None:
-    """Weights and optimiser, as one process has saved them: those of `whole`, and its optimiser's
-    state dict.
+    """Load weights and optimiser state that one process has saved: the weights of `whole`, and the
+    state dict `kept` of its optimiser.
     """
     trained = [name for name, _ in whole.named_parameters()]
     masters = dict(zip(trained, kept.get("masters", ()), strict=False))
@@ -94,8 +94,8 @@ def take_whole(
 
 
 def held_by(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What the optimiser changes, with its name in the model; of weights with masters,
-    the masters.
+    """Tensors that the optimiser changes, with their names in the model (the masters of weights
+    that have some).
     """
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     held: Iterable[Tensor] = [
@@ -105,7 +105,7 @@ def held_by(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tenso
 
 
 def refresh(optimizer: Optimizer) -> None:
-    """After masters were changed from outside: the weights are those, rounded."""
+    """Round the weights from masters that were changed from outside."""
     inner = getattr(optimizer, "optimizer", optimizer)  # within Accelerate's
     if isinstance(inner, OnMasters):
         inner.load_state_dict(inner.state_dict())

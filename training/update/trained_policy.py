@@ -1,6 +1,4 @@
-"""What a training changes: all weights of a model,
-or an adapter on weights that stay as they are.
-"""
+"""Policy under training: all weights of a model, or an adapter on frozen weights."""
 
 from __future__ import annotations
 
@@ -31,20 +29,20 @@ __all__ = ["TrainedPolicy", "copy_of_trained"]
 
 @dataclass(frozen=True, slots=True)
 class TrainedPolicy:
-    """A causal LM under training."""
+    """Causal LM under training."""
 
     name: str
-    """Its model string."""
+    """Model string of the policy."""
     model: Any
-    """With the adapter's layers in it, if there is one."""
+    """Model, including the adapter's layers if there is one."""
     tokenizer: Any
-    """Never trained."""
+    """Tokenizer, never trained."""
     adapter: Adapter | None
-    """None where all weights are trained."""
+    """Adapter that is trained (None if all weights are)."""
     options: LoadOptions
-    """How the weights were loaded."""
+    """Options with which the weights were loaded."""
     codec: PolicyCodec
-    """How the policy is spoken to."""
+    """Codec of the policy's conversations."""
     codec_options: CodecOptions
     """Options of the codec, with its renderer by name."""
 
@@ -52,7 +50,7 @@ class TrainedPolicy:
     def load(
         cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int
     ) -> Self:
-        """A policy, loaded to be trained. Raises `ModelError` for one that cannot be."""
+        """Load a policy for training. Raises `ModelError` if it cannot be trained."""
         wanted = adapter.lora_rank > 0
         folder = model_folder(name, adapter=wanted)
         whole = on_its_base(parse_model(name))
@@ -72,10 +70,12 @@ class TrainedPolicy:
         kind = AdaptersByRole if adapter.lora_roles else Adapter
         put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
         # the adapter's new layers, too
-        return cls(name, model.eval(), tokenizer, put, options, codec)
+        return cls(name, model.eval(), tokenizer, put, options, codec, asked)
 
     def save(self, folder: Path, card: str) -> None:
-        """What is trained, and a card; of a whole model also its tokenizer and chat template."""
+        """Save the trained weights, and a card. For a whole model, also its tokenizer and chat
+        template.
+        """
         if self.adapter is None:
             save_policy(self.model, self.tokenizer, folder, card)
             write_codec(folder, self.codec_options)
@@ -83,29 +83,17 @@ class TrainedPolicy:
             self.adapter.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
 
-    @property
-    def _spoken_to(self) -> CodecOptions:
-        """Options of the codec, with the renderer by its name: `auto` finds it by the model's name
-        on the hub.
-        """
-        options = on_its_base(parse_model(self.name)).codec
-        if options.renderer != "auto":
-            return options
-        from renderers.base import MODEL_RENDERER_MAP
-
-        return replace(options, renderer=MODEL_RENDERER_MAP[self.tokenizer.name_or_path])
-
     def read(self, folder: Path) -> None:
-        """Take the weights that `save` wrote."""
+        """Read the weights that `save` wrote."""
         if self.adapter is None:
             load_model(self.model, folder / "model.safetensors")
         else:
             self.adapter.load(folder)
 
     def reference(self) -> nn.Module:
-        """The policy that the training starts from, to be asked for before it: a second model; or
-        the same without its adapter, or with the weights that the adapter has now, where it began
-        with some on record.
+        """Policy that the training starts from, to be requested before it. It is a second model.
+        With an adapter it is the same model without it, or with the adapter's current weights if
+        the training began from an existing adapter.
         """
         if self.adapter is not None:
             return self.adapter.reference()
@@ -113,9 +101,7 @@ class TrainedPolicy:
         return model.eval().requires_grad_(False)
 
     def recompute_activations(self) -> None:
-        """Keep only what goes into each layer for the backward pass,
-        which computes the rest again.
-        """
+        """Keep only each layer's inputs for the backward pass, which computes the rest again."""
         if not getattr(self.model, "supports_gradient_checkpointing", False):
             raise ModelError(
                 f"{self.name!r} cannot compute its layers again in the backward pass.",
@@ -125,10 +111,10 @@ class TrainedPolicy:
 
 
 def _refuse_not_finite(model: Any, name: str) -> None:
-    """Raise `ModelError` where every answer would be made of numbers that are not finite, and every
-    gradient, too.
+    """Raise `ModelError` if non-finite weights would make every answer and every gradient
+    non-finite.
 
-    A row of an embedding concerns the texts that have its token, and steps over those are skipped.
+    A row of an embedding affects only texts with its token. Steps over those are skipped.
     """
     rows = {
         id(layer.weight)
@@ -148,15 +134,13 @@ def _refuse_not_finite(model: Any, name: str) -> None:
 
 
 def copy_of_trained(model: Any) -> Any:
-    """A model of the same weights, to sample from while `model` is trained: those that do not
-    change are shared.
-    """
+    """Copy of a model for sampling while `model` is trained. Frozen weights are shared."""
     fixed = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, fixed).requires_grad_(False)
 
 
 def _with_renderer(options: CodecOptions, tokenizer: Any) -> CodecOptions:
-    """The options with a renderer by name: `auto` finds it by the model's name on the hub, which a folder has not."""
+    """Replace the renderer `auto` by its name, since `auto` needs the model's name on the hub."""
     if options.renderer != "auto":
         return options
     from renderers.base import MODEL_RENDERER_MAP
@@ -165,7 +149,7 @@ def _with_renderer(options: CodecOptions, tokenizer: Any) -> CodecOptions:
 
 
 def _named(asked: ModelString, options: LoadOptions) -> str:
-    """The model string of the same weights, from any folder, with options."""
+    """Model string of the same weights, valid from any folder, with options."""
     usual = LoadOptions()
     base = asked.base if asked.scheme else str(Path(asked.name).resolve())
     if asked.scheme == "gguf":

@@ -1,9 +1,9 @@
-"""One engine for several processes: `EngineProxy` stands for it in a worker, and `EngineHost` asks
-it for a worker.
+"""Shares one engine among several processes: `EngineProxy` represents it in a worker, and
+`EngineHost` forwards a worker's requests to it.
 
 A proxy implements the `Engine` protocol. The codec is the engine's own, sent once, so that a worker
-needs neither weights nor torch. Seeds are drawn where the graph runs: what is sampled for a request
-does not depend on which process it came from.
+needs neither weights nor torch. Seeds are drawn where the graph runs: the sample of a request does
+not depend on the process that sent it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _OF_WEIGHTS = (
     *("hrm_agent.models.local.", "hrm_agent.models.restarting", "hrm_agent.models.vllm."),
     "hrm_agent.training.engines.fleet",
 )
-"""Engines that look at nothing but tokens: the messages behind a prompt are not sent for them."""
+"""Modules of engines that use tokens only. The messages of a prompt are not sent to them."""
 
 
 class _Facts(NamedTuple):
-    """What a worker is told of an engine."""
+    """Facts about an engine that are sent to a worker."""
 
     name: str
     codec: Codec
@@ -47,15 +47,15 @@ class _Facts(NamedTuple):
 
 
 class EngineProxy:
-    """An engine of the parent process.
+    """Engine of the parent process.
 
-    `on_token` is called with all tokens when the answer is whole: what a graph streams comes in the
-    same pieces, late.
+    `on_token` is called with all tokens when the answer is complete: a graph streams the same
+    pieces, late.
     """
 
     def __init__(self, key: str, facts: bytes, ask: Callable[[Future[Any], Message], None]) -> None:
-        """`key`: by which the parent knows the engine. `ask`: sends a request, whose answer the
-        future is given.
+        """`key`: name of the engine for the parent. `ask`: sends a request, whose answer resolves
+        the future.
         """
         told: _Facts = pickle.loads(facts)  # noqa: S301 - only the parent can write it
         self.name, self.codec, self.logprob_kind = told.name, told.codec, told.logprob_kind
@@ -84,13 +84,13 @@ class EngineProxy:
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Raises `ModelError`: who has the engine publishes."""
+        """Raise `ModelError`: only the process that has the engine publishes."""
         raise ModelError(
             "A worker process cannot publish weights.", "Publish them where the engine is."
         )
 
     def close(self) -> None:
-        """The engine is its owner's to close."""
+        """Do nothing: the engine is closed by its owner."""
 
 
 def _hand_over(
@@ -112,28 +112,26 @@ def _hand_over(
 
 
 class EngineHost:
-    """Asks engines of this process for one worker. To be used in one event loop."""
+    """Forwards requests of one worker to engines of this process. To be used in one event loop."""
 
     def __init__(
         self, engines: dict[str, Engine], send: Callable[[Sequence[Message]], None]
     ) -> None:
-        """`engines`: by the name under which they are asked for; others are loaded, once for all
-        workers.
-        """
+        """`engines`: engines by name in requests. Others are loaded, once for all workers."""
         self._engines, self._send = engines, send
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Future[Completion]] = {}
         self._ended = deque[tuple[int, Future[Completion]]]()
 
     async def load(self, number: int, key: str) -> None:
-        """Tell the worker what stands for an engine."""
+        """Load an engine and send its facts to the worker."""
         try:
             engine = self._engines.get(key) or await asyncio.to_thread(load_policy, key)
             if isinstance(engine, BaseChatModel):
                 raise ModelError(f"{key!r} is no engine.")
             self._engines[key] = engine
             self._send([("engine", number, _facts(engine))])
-        except Exception as error:  # told there
+        except Exception as error:  # reported in the worker
             self._send([("error", number, told(error))])
 
     def ask(self, number: int, request: Message) -> None:
@@ -149,20 +147,22 @@ class EngineHost:
         future.add_done_callback(partial(self._end, number))
 
     def cancel(self, number: int) -> None:
-        """Free the place of a request that nobody waits for."""
+        """Free the place of a request whose answer is no longer needed."""
         future = self._open.pop(number, None)
         if future is not None:
             future.cancel()
 
     def close(self) -> None:
-        """The worker is gone."""
+        """Cancel all requests of a worker that has ended."""
         for number in list(self._open):
             self.cancel(number)
 
     def _end(self, number: int, future: Future[Completion]) -> None:
-        """Called in the engine's thread: what ends in one of its steps is sent together."""
+        """Queue a result. Called in the engine's thread: results of one engine step are sent
+        together.
+        """
         self._ended.append((number, future))
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no result is awaited
             self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:

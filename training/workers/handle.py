@@ -1,8 +1,8 @@
-"""A rollout worker, seen from the process that has the engine: what it is asked, what it answers,
-and how it ends.
+"""Rollout worker, seen from the process that has the engine: its requests, its answers, and its
+end.
 
-How messages reach it, a subclass says: over a socket (`worker_subprocess`), or over Ray
-(`on_ray.worker`).
+Subclasses define the transport of messages: a socket (`hrm_agent.training.workers.subprocess`), or
+Ray (`hrm_agent.training.workers.ray_worker`).
 """
 
 from __future__ import annotations
@@ -24,71 +24,73 @@ from hrm_agent.trajectory import Trajectory
 __all__ = ["GRACE_SECONDS", "WorkerDiedError", "WorkerHandle"]
 
 GRACE_SECONDS = 10.0
-"""For a worker to give back what it holds; then it is killed."""
+"""Seconds for a worker to return what it holds before it is killed."""
 
 
 class WorkerDiedError(Exception):
-    """A worker ended while it had work. Its text says how: `by signal 9 (Killed)`."""
+    """Raised if a worker ended while it had work. Its text describes the end: `by signal 9
+    (Killed)`.
+    """
 
     speaks_in = "What it said, if anything, stands above."
-    """Where the words of a worker are to be found."""
+    """Hint where the output of the worker can be found."""
 
 
 class WorkerHandle(ABC):
-    """One worker. To be used in one event loop."""
+    """Handle of one worker. To be used in one event loop."""
 
     place = ""
-    """What it would be lost with, such as a node of a cluster; empty: with nothing else."""
+    """Unit that the worker would be lost with, such as a node of a cluster (empty for none)."""
 
     def __init__(self, engines: dict[str, Engine]) -> None:
         self._host = EngineHost(engines, self.send)
         self._numbers = count(1)
         self._runs: dict[int, asyncio.Future[Trajectory]] = {}
         self._stopping: dict[int, tuple[str, asyncio.Event]] = {}
-        """Runs that were cancelled and may not be over: their threads, and when they are."""
+        """Cancelled runs that may not be over: their threads, and events set when they are."""
         self._loading: set[asyncio.Task[None]] = set()
         self._told_to_end = False
         self._ended: Exception | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.owner = ""
-        """By which it owns leases in the store."""
+        """Owner of the worker's leases in the store."""
         self.excused = False
-        """Another worker of its place has died since it ended a run: if it dies too, that is the
-        same death.
+        """True if another worker of its place has died since it ended a run. If it dies too, that
+        counts as the same death.
         """
 
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Number of its process, on its machine."""
+        """Process id on the worker's machine."""
 
     @property
     def runs(self) -> int:
-        """How many it has open."""
+        """Number of open runs."""
         return len(self._runs)
 
     @abstractmethod
     async def open(self, setup: WorkerSetup) -> None:
-        """Start it, and wait until it has loaded what it needs.
+        """Start the worker, and wait until it has loaded what it needs.
 
-        Raises what it could not be opened by, `WorkerDiedError` if it has ended.
+        Raises the error that prevented it, or `WorkerDiedError` if the worker has ended.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Let it give back what it holds, then end it."""
+        """Let the worker return what it holds, then end it."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """End it, and all that its graphs have started."""
+        """End the worker, and everything that its graphs have started."""
 
     @abstractmethod
     def write(self, frame: bytes) -> None:
-        """Send a frame, after those before it. One that has ended gets none."""
+        """Send a frame, after those before it. A worker that has ended gets none."""
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Nothing any more once the worker was told to end: an engine may still answer what was
-        asked before.
+        """Send messages, unless the worker was asked to end. An engine may still answer earlier
+        requests.
         """
         if not self._told_to_end:
             self.write(packed(messages))
@@ -99,9 +101,7 @@ class WorkerHandle(ABC):
         await self._opened
 
     async def run(self, episode: Episode, version: int) -> Trajectory:
-        """The trajectory, when the episode has ended.
-        Raises `WorkerDiedError` if the worker has.
-        """
+        """Run an episode and return its trajectory. Raises `WorkerDiedError` if the worker dies."""
         number, ended = next(self._numbers), asyncio.get_running_loop().create_future()
         try:
             frame = packed([("run", number, pickle.dumps(episode), version)])
@@ -126,7 +126,7 @@ class WorkerHandle(ABC):
             del self._runs[number]
 
     async def stopped(self, thread_id: str) -> None:
-        """Wait until a run of the thread that was cancelled here has given it back."""
+        """Wait until a cancelled run of the thread has released it."""
         for event in [event for thread, event in self._stopping.values() if thread == thread_id]:
             await event.wait()
 
@@ -135,7 +135,7 @@ class WorkerHandle(ABC):
             self._stopping.pop(number)[1].set()
 
     def end_all(self, ended: Exception) -> None:
-        """It answers no more: whoever waits for it is told."""
+        """Mark the worker as ended. Everything that waits for it raises `ended`."""
         self._ended = ended
         for number in list(self._stopping):
             self._has_stopped(number)
@@ -143,10 +143,10 @@ class WorkerHandle(ABC):
         for waiting in (self._opened, *self._runs.values()):
             if not waiting.done():
                 waiting.set_exception(ended)
-                waiting.exception()  # told: asyncio has nothing to complain of where nobody waits
+                waiting.exception()  # retrieved, so that asyncio does not warn about it
 
     def take(self, kind: str, *rest: Any) -> None:
-        """Something that it has said."""
+        """Handle a message of the worker."""
         match kind:
             case "ask":
                 self._host.ask(*rest[:2])

@@ -1,18 +1,17 @@
 """Workers that run a run's graphs around one engine, which stays in this process with the weights.
 
 They are processes of this machine, or actors of a Ray cluster. Each opens the run's store itself.
-Commits are atomic across processes in SQLite and PostgreSQL, and each thread has a lease, so that
-what was built for several commands on one store holds here as it stands; records that went through
-this process would be written by the one that the engine needs most. What a worker hands over of a
-rollout that has ended is what it has read back from the store.
+Commits are atomic across processes in SQLite and PostgreSQL, and each thread has a lease, as for
+several commands on one store. Records sent through this process would burden the process that the
+engine needs most. A worker returns an ended rollout as it read it back from the store.
 
-A worker that dies takes nothing with it but what it had not committed. Its leases are taken from
-it, and its rollouts handed to another, which goes on from the record, as a resumed run does.
-Workers that die without having ended a single rollout end the run; those that are lost together,
-with their node, count as one.
+If a worker dies, only uncommitted work is lost. Its leases are released, and its rollouts are given
+to another worker, which continues from the record like a resumed run. Workers that die without
+having ended a single rollout end the run. Those that are lost together, with their node, count as
+one.
 
-A worker is given its share of what is open, and no more: where one is still to be opened, its share
-waits for it, or for room that others have made.
+A worker gets its share of the open rollouts, and no more. While a worker is still being opened, its
+share waits for it, or for free places in others.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from hrm_agent.trajectory import RunStatus, Trajectory
 __all__ = ["RolloutWorkers", "opened_workers", "refuse_unsendable"]
 
 _DEATHS = 3
-"""Workers that die one after another before a rollout has ended: something is wrong that another
-worker cannot mend.
+"""Number of consecutive deaths of workers before a rollout has ended, from which another worker is
+unlikely to help.
 """
 
 
 class RolloutWorkers:
-    """Runs episodes in workers, which are started when there is something to run."""
+    """Runs episodes in workers, which are started on demand."""
 
     def __init__(
         self,
@@ -59,8 +58,8 @@ class RolloutWorkers:
             [dict[str, Engine], WorkerSetup], Awaitable[WorkerHandle]
         ] = open_subprocess,
     ) -> None:
-        """`open_worker`: starts one around engines by name; when it raises,
-        nothing is left of it.
+        """`open_worker`: starts a worker around engines by name. If it raises, nothing is left
+        running.
         """
         self._setup, self._processes, self._runner, self._open_worker = (
             setup,
@@ -80,15 +79,17 @@ class RolloutWorkers:
         self._open_runs = 0
         self._deaths = 0
         self._begun = False
-        """A worker was ready once: what can be loaded here can be loaded again."""
+        """True if a worker was ready once: what it loads can be loaded again."""
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that live."""
+        """Process ids of the living workers."""
         return [worker.pid for worker in self._workers]
 
     async def run(self, episode: Episode) -> Trajectory:
-        """Run, resume or read back an episode. Raises what it would raise in this process."""
+        """Run, resume or read back an episode. Raises the errors that it would raise in this
+        process.
+        """
         if not isinstance(episode.graph, str):
             raise ConfigError(
                 f"The graph {episode.graph_name} is an object of this process, and worker processes"
@@ -120,7 +121,7 @@ class RolloutWorkers:
             self._wake()
 
     async def _free(self) -> WorkerHandle:
-        """The worker that has fewest runs, once one has less than its share."""
+        """Wait for the worker with the fewest runs, until one has less than its share."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -134,7 +135,7 @@ class RolloutWorkers:
             await self._changed.wait()
 
     def _wake(self) -> None:
-        """Whoever waits for a worker looks again."""
+        """Wake all that wait for a worker."""
         self._changed.set()
         self._changed.clear()
 
@@ -158,7 +159,7 @@ class RolloutWorkers:
         self._workers.append(worker)
 
     async def _replace(self, worker: WorkerHandle, how: str) -> None:
-        """Drop a dead worker and report it once; the next rollout that needs a worker starts a new
+        """Drop a dead worker and report it once. The next rollout that needs a worker starts a new
         one.
         """
         async with self._replacing:
@@ -182,7 +183,7 @@ class RolloutWorkers:
         sys.stderr.write(f"hrm-agent: A rollout worker died {how}; {what_next}.\n")
 
     def fail(self, error: Exception) -> None:
-        """Have all that is open, and all that comes, raise it."""
+        """Make all running and later rollouts raise `error`."""
         self._failure = error
         for worker in self._workers:
             worker.end_all(error)
@@ -203,9 +204,10 @@ class RolloutWorkers:
 def refuse_unsendable(
     processes: int, config: CollectConfig | GrpoConfig, given: Backend | None = None
 ) -> None:
-    """Raise `ConfigError` for what worker processes cannot have, before anything is opened.
+    """Raise `ConfigError` for anything that cannot be sent to worker processes, before anything is
+    opened.
 
-    `given`: a backend that was handed over as an object.
+    `given`: backend that was passed as an object.
     """
     if processes == 1 and config.ray is None:
         return
@@ -239,10 +241,9 @@ async def opened_workers(
     draw: Callable[[], list[Task]],
     mode: Mode = ONE_RUN,
 ) -> AsyncGenerator[RolloutWorkers | None]:
-    """Workers for the episodes of a run; None where one process of this machine is asked for, which
-    is this one.
+    """Workers for the episodes of a run (None for a single local process, which is this one).
 
-    `draw`: draws the run's tasks anew, there.
+    `draw`: draws the run's tasks again in the workers.
     """
     if processes == 1 and config.ray is None:
         yield None
@@ -272,5 +273,5 @@ async def opened_workers(
 
 
 def _share(total: int, processes: int) -> int:
-    """Together the workers have as many as one process would."""
+    """Share of one worker. Together the workers have at least as many as one process would."""
     return ceil(total / processes)

@@ -1,15 +1,14 @@
-"""A rollout worker: `python -m hrm_agent.training.workers.process`, started by
+"""Rollout worker: `python -m hrm_agent.training.workers.process`, started by
 `hrm_agent.training.workers.subprocess`.
 
-It runs episodes as its parent would: on the run's store, which it opens itself, with an environment
-and tasks of its own, and with the parent's engine. What it is told it reads in a thread of its own:
-a node that waits for an answer without giving way to the event loop gets that answer all the same.
-All but its connection is the same in a worker that is an actor of a Ray cluster
-(`hrm_agent.training.workers`).
+It runs episodes like its parent: on the run's store, which it opens itself, with its own
+environment and tasks, and with the parent's engine. A separate thread reads the parent's messages,
+so that a node that blocks the event loop while it waits for an answer still gets it. A worker that
+is an actor of a Ray cluster differs only in its connection
+(`hrm_agent.training.workers.ray_actor`).
 
-It ends with its parent: the kernel kills it when that is gone. Where the parent closes the
-connection, the runs under way are cancelled, as an interrupt cancels them in one process; they are
-resumed from the record.
+It ends with its parent: the kernel then kills it. If the parent closes the connection, the current
+runs are cancelled, like by an interrupt in one process. They are resumed from the record.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ __all__ = ["Asking", "Parent", "WorkerRollouts", "main", "opened_rollouts", "ser
 
 
 class Parent:
-    """The connection to the process that started this one. Thread-safe."""
+    """Connection to the process that started this one. Thread-safe."""
 
     def __init__(
         self, receive: Callable[[], Sequence[Message]], write: Callable[[bytes], None]
     ) -> None:
-        """`receive`: waits for the next messages, none at the end. `write`: sends a frame, from any
-        thread.
+        """`receive`: waits for the next messages (none at the end). `write`: sends a frame, from
+        any thread.
         """
         self.receive, self._write, self._numbers = receive, write, count(1)
         self._asked: dict[int, Future[Any]] = {}
@@ -72,7 +71,7 @@ class Parent:
         self._write(packed(messages))
 
     def engine(self, name: str) -> Engine:
-        """What stands here for the engine of a model string; it is loaded there."""
+        """Proxy of the engine of a model string, which is loaded in the parent."""
         found: Future[bytes] = Future()
         self._ask(found, "load", name)
         return EngineProxy(name, found.result(), self._sample)
@@ -103,7 +102,7 @@ class Parent:
             answer.set_result(found)
 
     def close(self) -> None:
-        """Nobody answers any more: who still waits is told."""
+        """Fail all pending requests. No more answers will come."""
         self._gone = True
         for number in list(self._asked):
             error = _closed()
@@ -111,7 +110,7 @@ class Parent:
 
 
 class Asking(Protocol):
-    """Who asks for runs, and is told how they ended."""
+    """Receiver of messages about runs: the side that asks for them."""
 
     def send(self, *messages: Message) -> None: ...
 
@@ -121,7 +120,7 @@ def _closed() -> ModelError:
 
 
 class WorkerRollouts:
-    """The runs of this process, which another one asks for."""
+    """Runs of this process that another one asks for."""
 
     def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: Asking) -> None:
         self._setup, self._runner, self._parent = setup, runner, parent
@@ -135,12 +134,12 @@ class WorkerRollouts:
 
     @property
     def owner(self) -> str:
-        """By which this worker owns leases in the store."""
+        """Owner of this worker's leases in the store."""
         return self._runner.store.owner
 
     async def serve(self, commands: asyncio.Queue[Message]) -> None:
-        """Until the parent has nothing more to say; then cancel what is under way, and wait for
-        what it gives back.
+        """Serve commands until the parent has no more. Then cancel the current runs, and wait until
+        they have released what they hold.
         """
         while (message := await commands.get())[0] != "over":
             self._begin(*message[1:]) if message[0] == "run" else self._stop(*message[1:])
@@ -155,10 +154,8 @@ class WorkerRollouts:
         task.add_done_callback(lambda done: self._stopped(number) if done.cancelled() else None)
 
     def _stopped(self, number: int) -> None:
-        """Report a cancelled run once its lease is released,
-        so that another worker can acquire it.
-        """
-        self._running.pop(number, None)  # where it had not begun
+        """Report a cancelled run once its lease is released and can be acquired elsewhere."""
+        self._running.pop(number, None)  # if it had not begun
         self._runner.store.database.flush()
         self._parent.send(("stopped", number, None))
 
@@ -173,7 +170,7 @@ class WorkerRollouts:
             self._parent.send(("ended", number, outcome.trajectory))
         except Exception as error:
             if not isinstance(error, HrmError):
-                traceback.print_exc()  # where it was raised is not sent
+                traceback.print_exc()  # the traceback is not sent
             self._parent.send(("failed", number, told(error)))
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -227,9 +224,7 @@ def _verified_by(task: Task, episode: Episode) -> Episode:
 async def opened_rollouts(
     setup: WorkerSetup, parent: Asking, engine: Engine | None = None
 ) -> AsyncGenerator[WorkerRollouts]:
-    """Runs episodes on the run's store, with `engine`,
-    or with what stands here for the parent's.
-    """
+    """Open rollouts on the run's store, with `engine`, or with a proxy of the parent's."""
     config = setup.config
     with open_store(setup.store, create=False, allow=config.allowed_types) as store:
         backend = engine or (setup.policy if setup.is_lazy else load_policy(setup.policy))
@@ -245,7 +240,7 @@ async def opened_rollouts(
 
 
 def _environment(setup: WorkerSetup) -> Environment:
-    """As the parent's, which has said already what is to be said of its isolation."""
+    """Environment like the parent's, which has already reported on its isolation."""
     config = setup.config
     if config.environment is not None:
         return open_environment(config.environment, isolation=config.isolation)
@@ -258,7 +253,7 @@ def _environment(setup: WorkerSetup) -> Environment:
 
 
 class _Socket:
-    """A connection, by its two ends."""
+    """Socket with its two directions."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._file = connection, connection.makefile("rb")
@@ -273,14 +268,12 @@ class _Socket:
         return unpacked(data) if len(data) == length else ()
 
     def write(self, frame: bytes) -> None:
-        with self._sending, suppress(OSError):  # the parent is gone: the end of what it says tells
+        with self._sending, suppress(OSError):  # the parent is gone, as `receive` will show
             self._connection.sendall(LENGTH.pack(len(frame)) + frame)
 
 
 async def serve(parent: Parent) -> None:
-    """Load what the parent says first, then run what it asks for until it has nothing more to
-    say.
-    """
+    """Load the setup sent first by the parent, then run its commands until there are no more."""
     loop = asyncio.get_running_loop()
     first = await asyncio.to_thread(parent.receive)
     if not first:
@@ -314,7 +307,7 @@ async def serve(parent: Parent) -> None:
 
 
 def main() -> None:
-    """Run what the parent asks for until it is gone."""
+    """Run the parent's commands until it is gone."""
     descriptor, parent = map(int, sys.argv[1:])
     os.set_inheritable(descriptor, False)  # else what a graph starts would hold the connection
     die_with_parent()

@@ -1,7 +1,8 @@
-"""What stands on a node of a Ray cluster: a rollout worker, whose messages go over Ray.
+"""Rollout worker on a node of a Ray cluster, whose messages go over Ray.
 
 Ray runs the actor's methods on an event loop of its own. Graphs run on another one, in a thread: a
-node that blocks it for an answer of the engine gets that answer all the same, as in a process.
+node that blocks it while it waits for an answer of the engine still gets that answer, as in a
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["ActorSide", "this_host", "worker_class"]
 
 
 class ActorSide:
-    """The connection between Ray's event loop and the thread that runs graphs. To be made on the
+    """Connection between Ray's event loop and the thread that runs graphs. To be created on the
     former.
     """
 
@@ -35,15 +36,15 @@ class ActorSide:
         threading.Thread(target=self._work, name="rollouts", daemon=True).start()
 
     def take(self, frames: Sequence[bytes]) -> None:
-        """What the trainer says, in order; nothing: that it has nothing more to say."""
+        """Take the trainer's messages, in order. An empty sequence means that there are no more."""
         for frame in frames:
             self._inbox.put(unpacked(frame))
         if not frames:
             self._inbox.put(())
 
     async def says(self) -> AsyncGenerator[list[bytes]]:
-        """What the worker says: frames, in order, those that came together in one list. Ends with
-        its work.
+        """Yield the worker's messages as frames, in order, those that came together in one list.
+        Ends with its work.
         """
         while True:
             await self._something.wait()
@@ -76,8 +77,8 @@ class ActorSide:
 
 
 def this_host() -> str:
-    """This boot of this machine's kernel, where that can be told:
-    two containers may have one name.
+    """Boot id of this machine's kernel, or the host name if it is not available. Two containers may
+    have one name.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -86,18 +87,19 @@ def this_host() -> str:
 
 
 def worker_class() -> type[Any]:
-    """The actor's class. Made here, it is sent whole: a node that has no hrm_agent, or another one,
-    can say so.
+    """Class of the actor. Defined here, it is sent whole, so that a node without hrm_agent, or with
+    another version, can report it.
     """
 
     class RolloutWorker:
         async def hello(
             self, version: str, folder: str, paths: list[str], on_host: str
         ) -> tuple[str, int, str, str]:
-            """Node, process id; why it is of no use, and what to do.
+            """Node and process id, then the reason why the node is unusable and what to do (both
+            empty if it is usable).
 
-            `version`: the trainer's. `folder`, `paths`: where it is, and where it finds modules.
-            `on_host`: where the store is a file; empty: anywhere.
+            `version`: version of the trainer. `folder`, `paths`: working directory of the trainer,
+            and its module search paths. `on_host`: host of a store that is a file (empty for any).
             """
             import os
             import sys

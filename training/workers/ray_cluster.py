@@ -1,18 +1,18 @@
-"""A Ray cluster as the place of a run's rollout workers.
+"""Ray cluster that hosts a run's rollout workers.
 
-Ray decides where each is: on nodes with a CPU that is not taken, spread out. One that finds none
-waits, and gets the first that comes free, or joins; where the cluster has an autoscaler, that is
-what makes it grow. A node that is of no use (it lacks this package, has another version, isolates
-less than is accepted, cannot reach the store) is left out with a line on stderr; a run whose nodes
-are all of no use ends with the reason.
+Ray places each worker on a node with a free CPU, spread out. A worker without a place waits, and
+gets the first CPU that becomes free or joins. This makes a cluster with an autoscaler grow. An
+unusable node (it lacks this package, has another version, isolates less than is accepted, cannot
+reach the store) is left out with a line on stderr. A run whose nodes are all unusable ends with the
+reason.
 
 The engine and the driver of Ray are one process, the trainer's. If the cluster's head dies, workers
-and trainer still reach each other, but nobody can be placed any more, and Ray ends all of them
-within minutes. So the run ends first: it says so, workers give back what they hold, and it goes on
-from its store on another cluster.
+and trainer still reach each other, but no worker can be placed any more, and Ray ends all of them
+within minutes. So the run ends first: it reports the loss, workers return what they hold, and the
+run can resume from its store on another cluster.
 
-Who can speak to Ray can run anything on its nodes, and reads what goes between them: a cluster's
-network is to be trusted, and out of reach of model-written code.
+Anyone who can connect to Ray can run anything on its nodes, and read the traffic between them. A
+cluster's network must be trusted, and out of reach of model-written code.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from hrm_agent.training.workers.wire import WorkerSetup
 __all__ = ["WorkerCluster", "opened_cluster"]
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the head, and at workers without a place."""
+"""Seconds between two checks of the head, and of workers without a place."""
 HEADLESS_SECONDS = 20.0
-"""The run ends when the head has not answered for so long."""
+"""Seconds without an answer of the head after which the run ends."""
 PLACE_SECONDS = 30.0
-"""A line says that a worker waits for a place when it has waited so long."""
+"""Seconds that a worker waits for a place before a line reports it."""
 NOWHERE_SECONDS = 600.0
-"""The run ends when no worker has found a place for so long."""
+"""Seconds without a place for any worker after which the run ends."""
 _REACH_SECONDS = 5.0
 _RAY_WAITS_SECONDS = "600"
-"""Ray ends a process that has not reached the head for so long; by default (60) a trainer in the
-midst of an update would be gone before it could say anything.
+"""Seconds without the head after which Ray ends a process. With the default (60) a trainer in the
+middle of an update would be gone before it could report anything.
 """
 _TRIES = 3
-"""Times that a worker is placed anew which died before it was ready: its node may have died."""
+"""Number of placements of a worker that dies before it is ready. Its node may have died."""
 
 
 class WorkerCluster:
@@ -62,19 +62,21 @@ class WorkerCluster:
         self._ray = ray
         self._on_host = "" if store.database.path is None else this_host()
         self._refused: dict[str, str] = {}
-        """Node -> why it is of no use."""
+        """Reasons why nodes are unusable, by node."""
         self._waiting: dict[RayWorker, float] = {}
-        """Workers without a place -> since when."""
+        """Workers without a place, with the time since when they wait."""
         self._placed, self._told = False, False
         self.on_lost: Callable[[Exception], None] = lambda error: None
-        """Is called when the cluster can be used no more."""
+        """Callback for the loss of the cluster."""
 
     def setup_of(self, setup: WorkerSetup) -> WorkerSetup:
-        """As for a worker with one CPU of a machine that is not the trainer's."""
+        """Setup for a worker with one CPU, on a machine other than the trainer's."""
         return replace(setup, slots=2, sessions=min(64, max(2, setup.concurrency)))
 
     async def open_worker(self, engines: dict[str, Engine], setup: WorkerSetup) -> RayWorker:
-        """One that is ready. Raises `WorkerDiedError`, or what makes all nodes of no use."""
+        """Start a worker and return it when ready. Raises `WorkerDiedError`, or the error that
+        makes all nodes unusable.
+        """
         tries = _TRIES
         while True:
             worker = RayWorker(engines, self._ray, self._refused, self._on_host)
@@ -97,7 +99,7 @@ class WorkerCluster:
                 del self._waiting[worker]
 
     async def _refuse(self, node: str, error: Exception) -> None:
-        """Leave a node out from now on. Raises the error where no other is left."""
+        """Leave a node out from now on. Raises the error if no other node is left."""
         nodes = [each for each in await asyncio.to_thread(self._ray.nodes) if each["Alive"]]
         if node not in self._refused:
             name = next(
@@ -113,7 +115,7 @@ class WorkerCluster:
             raise error
 
     async def watch(self) -> None:
-        """Look at the head, and at workers that wait, for ever."""
+        """Check the head, and waiting workers, forever."""
         host, _, port = self._ray.get_runtime_context().gcs_address.rpartition(":")
         silent_since: float | None = None
         while True:
@@ -168,11 +170,11 @@ async def _answers(host: str, port: int) -> bool:
 
 @asynccontextmanager
 async def opened_cluster(address: str, store: RunStore) -> AsyncGenerator[WorkerCluster]:
-    """The cluster at `address`: `HOST:PORT` of one that this machine is a node of, `auto` for the
-    one that was started here, `local` for one of this machine alone, gone with the run.
+    """Open the cluster at `address`: `HOST:PORT` of one that this machine is a node of, `auto` for
+    the one that was started here, `local` for one of this machine alone that ends with the run.
 
-    Raises `HrmError` where Ray is not installed or out of reach, `ConfigError` where its nodes
-    cannot share the store.
+    Raises `HrmError` if Ray is not installed or out of reach, `ConfigError` if its nodes cannot
+    share the store.
     """
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _RAY_WAITS_SECONDS)
     ray, ours = connect(address)

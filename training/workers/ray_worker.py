@@ -1,14 +1,14 @@
-"""A rollout worker that is an actor of a Ray cluster, seen from the process that has the engine.
+"""Rollout worker that is an actor of a Ray cluster, seen from the process that has the engine.
 
-Ray places the actor, carries what is said, and tells of its death. What the worker says comes as
-one streaming call, for as long as it lives; what it is told goes in calls of which one is under way
-at a time, and what comes up meanwhile shares the next. So messages keep their order, which Ray does
-not promise for calls of an async actor, and a busy engine makes few and large calls. What waits is
-bounded by the runs that are open.
+Ray places the actor, carries the messages, and reports its death. The worker's messages come as one
+streaming call, for as long as it lives. Messages to it go in calls, one at a time, and those that
+arrive meanwhile share the next call. So messages keep their order, which Ray does not promise for
+calls of an async actor, and a busy engine makes few and large calls. The number of waiting messages
+is bounded by the open runs.
 
 Ray is not asked to restart an actor, nor to repeat a call: a new one knows nothing of its runs, and
-a repeated call would hand it some that others have. A new actor is asked for, with the runs that
-are open then.
+a repeated call would give it runs that others have. A new actor is requested, with the runs that
+are then open.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ _SPEAKS_IN = "What it said, if anything, stands in /tmp/ray/session_latest/logs 
 
 
 class RayWorker(WorkerHandle):
-    """One actor, which takes one CPU of Ray's account."""
+    """Actor on a Ray cluster. It takes one CPU of Ray's account."""
 
     def __init__(
         self, engines: dict[str, Engine], ray: Any, refused: Collection[str], on_host: str
     ) -> None:
-        """`refused`: ids of nodes that it is not to be on. `on_host`: the only one that it may be
-        on; empty: any.
-        """
+        """`refused`: ids of nodes to avoid. `on_host`: the only host allowed (empty for any)."""
         super().__init__(engines)
         self._ray, self._refused, self._on_host = ray, refused, on_host
         self._actor: Any = None
@@ -80,7 +78,7 @@ class RayWorker(WorkerHandle):
         self._something.set()
 
     async def _send(self) -> None:
-        """What it is told, a call at a time."""
+        """Send the queued messages, one call at a time."""
         try:
             while True:
                 await self._something.wait()
@@ -92,7 +90,7 @@ class RayWorker(WorkerHandle):
             self.end_all(self._died(error))
 
     async def _listen(self) -> None:
-        """What it says, as it says it."""
+        """Receive the worker's messages as they arrive."""
         try:
             async for reference in self._actor.says.options(num_returns="streaming").remote():
                 for frame in await reference:
@@ -101,7 +99,7 @@ class RayWorker(WorkerHandle):
             ended: Exception = self._died("what its graphs are run by has ended")
         except self._ray.exceptions.RayError as error:
             ended = self._died(error)
-        except Exception as error:  # whatever it is, nobody must be left waiting
+        except Exception as error:  # whatever the error, all waiting futures must end
             ended = error
         self.end_all(ended)
 
@@ -117,7 +115,7 @@ class RayWorker(WorkerHandle):
 
     async def close(self) -> None:
         self._told_to_end = True
-        # it speaks, also where the cluster's head is gone
+        # the actor still answers, even if the cluster's head is gone
         if self._tasks and not self._tasks[0].done():
             with suppress(Exception):
                 self._actor.take.remote([])

@@ -1,7 +1,7 @@
-"""A rollout worker that is a process of this machine, over a socket that nobody else has.
+"""Rollout worker that is a process of this machine, over a private socket.
 
-Workers lead sessions of their own: an interrupt from the keyboard is for this process, which ends
-them.
+Workers have sessions of their own: an interrupt from the keyboard reaches only this process, which
+ends them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hrm_agent.training.workers.wire import LENGTH, WorkerSetup, unpacked
 __all__ = ["SubprocessWorker", "open_subprocess"]
 
 _LAST_WORDS_SECONDS = 1.0
-"""For what a worker that has ended had said. The connection may stay open: what it forked holds it,
-too.
+"""Seconds to wait for the last output of a worker that has ended. The connection may stay open,
+since forked processes hold it, too.
 """
 
 
 class SubprocessWorker(WorkerHandle):
-    """One process."""
+    """Worker as a local process."""
 
     def __init__(self, engines: dict[str, Engine]) -> None:
         super().__init__(engines)
@@ -71,15 +71,15 @@ class SubprocessWorker(WorkerHandle):
                     self.take(*message)
         except (asyncio.IncompleteReadError, ConnectionError):
             ended: Exception = WorkerDiedError(await self._how())
-        except Exception as error:  # whatever it is, nobody must be left waiting
+        except Exception as error:  # whatever the error, all waiting futures must end
             ended = error
         self.end_all(ended)
 
     async def _watch(
         self, process: asyncio.subprocess.Process, listening: asyncio.Task[None]
     ) -> None:
-        """When the process has ended, end all that it has started and that led no session of its
-        own.
+        """Wait for the process to end, then end all processes it started that are in its process
+        group.
         """
         await process.wait()
         with suppress(ProcessLookupError):
@@ -88,7 +88,7 @@ class SubprocessWorker(WorkerHandle):
         self._writer.transport.abort()
 
     async def _how(self) -> str:
-        """By what the process ended, in words."""
+        """Description of the way the process ended."""
         assert self._process is not None
         code = await self._process.wait()
         how = (
@@ -124,7 +124,7 @@ class SubprocessWorker(WorkerHandle):
 
 
 async def open_subprocess(engines: dict[str, Engine], setup: WorkerSetup) -> SubprocessWorker:
-    """One that is ready. Raises as `open` does; then its process has ended."""
+    """Start a worker and return it when ready. Raises as `open` does, after its process ended."""
     worker = SubprocessWorker(engines)
     try:
         await worker.open(setup)

@@ -1,6 +1,7 @@
-"""Flags: argparse, with this project's errors, and with one flag for each key of a config class.
+"""Command-line flags: argparse with this project's errors and one flag for each key of a config
+class.
 
-Why argparse: a class of pydantic fields is the only place where an option is written down, some
+Reasons for argparse: a class of pydantic fields is the only place where an option is declared, some
 options are open tables (`--context max_turns=6`), and an unknown flag has to read like any other
 error of this program. tyro and typer each do two of the three, and take four to nine times as long
 to import.
@@ -40,14 +41,12 @@ Config = TypeVar("Config", bound=BaseModel)
 Arguments = argparse.Namespace
 _PAIR = re.compile(r"[A-Za-z_][\w.-]*=")
 _DEST = "config:"
-"""Marks the attributes that belong to the configuration:
-a command has other arguments beside it.
-"""
+"""Prefix of attributes that belong to the configuration. A command has other arguments, too."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help in which no line breaks within a word, and whose usage names no options that stand below
-    it anyway.
+    """Help in which no line breaks within a word. Its usage omits options that are listed below
+    it.
     """
 
     def _format_usage(
@@ -65,7 +64,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return flag + str(self._format_args(action, metavar(1)[0]))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Many choices go on below the first one."""
+        """Break many choices over several lines below the first one."""
         text = super()._format_action_invocation(action)
         room = self._width - self._current_indent
         flag, space, choices = text.partition(" ")
@@ -84,8 +83,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command. Knows --json and --debug;
-    raises `ConfigError` instead of exiting.
+    """Parser of one command. It knows --json and --debug, and raises `ConfigError` instead of
+    exiting.
     """
 
     def __init__(self, command: str, description: str) -> None:
@@ -100,9 +99,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
     def read(self, words: Sequence[str], *, surplus: str = "") -> Arguments:
-        """Parse `words`; an unknown flag is an error that names the nearest one.
+        """Parse `words`. An unknown flag is an error that names the nearest one.
 
-        `surplus`: what to do about an argument too many.
+        `surplus`: hint for a surplus argument.
         """
         arguments, unknown = self.parse_known_args(_pairs_apart(words))
         if unknown:
@@ -130,8 +129,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_graph_options(parser: Parser, before: str = "") -> None:
-    """`--config` (or `--configurable`) and `--context`, each with pairs, for a command without a
-    config class.
+    """Add `--config` (or `--configurable`) and `--context`, each with pairs, for a command without
+    a config class.
     """
     pairs: dict[str, Any] = {"action": _Pairs, "nargs": "*", "metavar": "KEY=VALUE", "default": {}}
     recorded = "[what the run was given]"
@@ -141,7 +140,7 @@ def add_graph_options(parser: Parser, before: str = "") -> None:
 
 
 def add_config(parser: Parser, model: type[BaseModel]) -> None:
-    """One flag for each key of `model`, `--config FILE` and `--dry-run`."""
+    """Add one flag for each key of `model`, `--config FILE` and `--dry-run`."""
     pairs = "configurable" in model.model_fields
     parser.add_argument(
         "--config",
@@ -158,7 +157,7 @@ def add_config(parser: Parser, model: type[BaseModel]) -> None:
 
 
 def _add_fields(parser: Parser, model: type[BaseModel], prefix: str = "", flags: str = "") -> None:
-    """`prefix`: where the keys stand in the configuration; `flags`: what their flags begin with."""
+    """`prefix`: path of the keys in the configuration. `flags`: prefix of their flags."""
     group = parser.add_argument_group(f"configuration {prefix}".rstrip(" ."))
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
@@ -174,7 +173,7 @@ def _add_fields(parser: Parser, model: type[BaseModel], prefix: str = "", flags:
 
 
 def _kind(field: FieldInfo) -> dict[str, Any]:
-    """How argparse is to read a flag. Values stay text: pydantic knows better what they may be."""
+    """Argparse options of a flag. Values stay text, since pydantic parses them."""
     annotation = field.annotation
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -216,8 +215,8 @@ def _help(field: FieldInfo) -> str:
 
 
 def _pairs_apart(words: Sequence[str]) -> list[str]:
-    """`--config a=1 b=2` as `--config a=1 --config b=2`: what follows a file there is another
-    argument.
+    """Rewrite `--config a=1 b=2` as `--config a=1 --config b=2`, since a word after a file is
+    another argument.
     """
     apart = list[str]()
     follows = False
@@ -235,8 +234,8 @@ def _pairs_apart(words: Sequence[str]) -> list[str]:
 
 
 class _Pairs(argparse.Action):
-    """`--context max_turns=6 max_tokens=256` -> a table; values are read as TOML where they are
-    TOML.
+    """Action that turns `--context max_turns=6 max_tokens=256` into a table. Values are read as
+    TOML if they are TOML.
 
     `--context` alone is the empty table.
     """
@@ -257,7 +256,7 @@ class _Pairs(argparse.Action):
 
 
 class _FileOrPair(argparse.Action):
-    """`--config FILE`, or `--config KEY=VALUE` any number of times for LangGraph's
+    """Action for `--config FILE`, or any number of `--config KEY=VALUE` for LangGraph's
     `config["configurable"]`.
     """
 
@@ -275,7 +274,7 @@ class _FileOrPair(argparse.Action):
 
 
 def _toml_value(text: str) -> Any:
-    """A value as TOML writes it, or as JSON does; else the text itself."""
+    """Value as TOML or JSON, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -289,12 +288,12 @@ def _toml_value(text: str) -> Any:
 def config_from(
     arguments: Arguments, model: type[Config], command: str, base: Mapping[str, Any] | None = None
 ) -> Config:
-    """The configuration of a command: its defaults (and `base`), then the file, then the flags."""
+    """Configuration of a command: defaults (and `base`), then the file, then the flags."""
     values = {
         **(base or {}),
         **(read_config_file(arguments.config, command) if arguments.config else {}),
     }
-    # a mistake in the file is told as one of the file
+    # report a mistake in the file as such
     build_config(model, values, str(arguments.config))
     given: dict[str, Any] = {}
     for dest, value in vars(arguments).items():
@@ -315,7 +314,7 @@ def _within(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def print_config(config: BaseModel, command: str, *, as_json: bool) -> None:
-    """What `--dry-run` prints."""
+    """Print the configuration for `--dry-run`, as TOML or JSON."""
     print(
         config.model_dump_json(indent=2) if as_json else to_toml(config, command),
         end="\n" if as_json else "",

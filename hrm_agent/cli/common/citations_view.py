@@ -1,9 +1,8 @@
-"""What an answer cites, for people: the citations as a list with addresses, and a cited span in its
-text.
+"""Display of an answer's citations: a list with addresses, and a cited span in its text.
 
-Any graph can have it: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`,
-and whose `citations` point into them, `{"source", "start", "end", "quote", "url"}`, as
-`hrm_agent.graphs.research` has them.
+It works for any graph: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`,
+and whose `citations` point into them, `{"source", "start", "end", "quote", "url"}`, as in
+`hrm_agent.graphs.research`.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ __all__ = [
 ]
 
 _AROUND = 300
-"""Characters of the text that are shown before and after a span."""
+"""Number of characters shown before and after a span."""
 _LIST = f"{CITATION_LIST}[1] "
 _SHOWN = 160
-"""Characters of a quote in a list."""
+"""Number of characters of a quote in a list."""
 StyledLine = tuple[str, str]
 """Text and style."""
 
 
 def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
-    """Citations and sources in the newest state of a thread, read without the graph's types where
-    its code is gone.
+    """Citations and sources in the newest state of a thread. They are read without the graph's
+    types if its code is missing.
     """
     with suppress(NeedsItsType):
         return newest_plain_channels(store, thread, ("citations", "sources"))
-    # LangGraph, which plain values do not need
+    # imports LangGraph, which plain values do not need
     from hrm_agent.runtime.newest_state import newest_state
 
     return newest_state(store, thread, graph) or {}
@@ -54,7 +53,7 @@ def source_data(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def citation_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
-    """The citations of the newest answer, one a line."""
+    """Citations of the newest answer, one a line."""
     for number, cited in enumerate(_citations(values), start=1):
         source = _sources(values).get(str(cited.get("source")), {})
         yield f"[{number}] {_where(source, cited)}", ""
@@ -62,7 +61,7 @@ def citation_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
 
 
 def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
-    """The citations, then all that was read and is remembered."""
+    """Citations, then all sources that were read and kept."""
     citations, sources = _citations(values), _sources(values)
     if not citations and not sources:
         yield "There are no sources.", ""
@@ -76,8 +75,8 @@ def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
 
 
 def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
-    """A citation by its number, in the text around it; or a source by its name,
-    from its beginning.
+    """Citation by its number, with the text around it, or a source by its name, from its
+    beginning.
     """
     citations, sources = _citations(values), _sources(values)
     if wanted in sources:
@@ -108,7 +107,7 @@ def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
 
 
 def without_list(answer: str, values: Mapping[str, Any]) -> str:
-    """An answer without the list of citations at its end, where that is shown by itself."""
+    """Answer without the list of citations at its end, for views that show the list separately."""
     return answer.rpartition(_LIST)[0] if _citations(values) and _LIST in answer else answer
 
 
@@ -129,7 +128,7 @@ def _sources(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _where(source: Mapping[str, Any], cited: Mapping[str, Any]) -> str:
-    """Title and address."""
+    """Title and address of a source."""
     title = str(source.get("title") or source.get("file") or cited.get("source") or "a source")
     address = str(cited.get("url") or source.get("url") or source.get("file") or "")
     return title if address in ("", title) else f"{title}  {address}"

@@ -45,7 +45,9 @@ SUMMARY_COLUMNS = (
 
 
 def sentence(text: str) -> str:
-    """`rows and bytes by kind` -> `Rows and bytes by kind.`; names within it stay as they are."""
+    """Format a phrase as a sentence: `rows and bytes by kind` -> `Rows and bytes by kind.` Names in
+    it are unchanged.
+    """
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -66,7 +68,7 @@ def summary_row(trajectory: Trajectory) -> tuple[object, ...]:
 
 
 def call_lines(call: Call) -> Iterator[StyledLine]:
-    """A model call: where, how many tokens, what it thought and answered."""
+    """Lines of a model call: place, number of tokens, thoughts and answer."""
     yield f"{call.identity.node or 'call'}  {call.id[:8]}  {', '.join(call_facts(call))}", "bold"
     yield from ((f"    {line}", "dim") for line in thought_lines(thoughts_of(call.response)))
     yield from _indented(text_of(call.response))
@@ -77,10 +79,10 @@ def call_lines(call: Call) -> Iterator[StyledLine]:
 
 
 def thought_lines(thoughts: str | None, most: int | None = None) -> Iterator[str]:
-    """Thoughts as people read them, each line marked, so that without colours, too, none passes for
+    """Lines of thoughts for people. Each is marked, so that even without colours none looks like
     the answer.
 
-    `most`: number of lines that are shown (None: all).
+    `most`: maximum number of lines (None: all).
     """
     lines = (thoughts or "").strip().splitlines()
     if lines:
@@ -91,18 +93,18 @@ def thought_lines(thoughts: str | None, most: int | None = None) -> Iterator[str
 
 
 def tool_call_lines(tool_call: ToolCall) -> Iterator[StyledLine]:
-    """A tool call: its outcome, and what the model was shown."""
+    """Lines of a tool call: its outcome, and the result shown to the model."""
     yield f"{tool_call.name}  {tool_call.id[:8]}  {tool_call_facts(tool_call)}", "cyan"
     yield from _indented(tool_call.content)
 
 
 def ends_of(trajectory: Trajectory) -> list[Trajectory | TurnEnd]:
-    """How each turn of a conversation ended, the newest at the end."""
+    """Ends of all turns of a conversation, newest last."""
     return [*(turn.before for turn in trajectory.turns), trajectory]
 
 
 def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[StyledLine]:
-    """A turn as people read it, each line with its style: what was said, and what came of it."""
+    """Lines of a turn with their styles: the message, and the outcome."""
     if prompt is not None:
         yield f"> {prompt}", "bold"
     answer = _TAG.sub("", own_text(end.answer or "")).strip()

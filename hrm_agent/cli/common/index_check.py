@@ -1,4 +1,4 @@
-"""An index of documents that a run is told to search, looked at before the run begins."""
+"""Check of a run's document index before the run begins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ __all__ = ["refuse_missing_index"]
 
 
 def refuse_missing_index(context: Any, given: Mapping[str, Any]) -> None:
-    """Raise where the research agent's index cannot be opened.
+    """Raise if the research agent's index cannot be opened.
 
-    Each search would fail, and the answer would be that the sources have none. `context`: the run
-    context made of the options `given`. For new runs only: what is on record needs no index.
+    Otherwise each search would fail, and the agent would answer that the sources have no answer.
+    `context`: run context made of the options `given`. Only new runs need it: recorded answers need
+    no index.
     """
     if "index" not in given:
         return

@@ -1,4 +1,4 @@
-"""What a person is told whose command was interrupted, or ended by the graph itself."""
+"""Messages after a command was interrupted, or ended by the graph itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["resumed_by"]
 
 @contextmanager
 def resumed_by(command: str) -> Generator[None]:
-    """An interrupt inside the block names the command that resumes what is under way.
+    """Attach the command that resumes the work to an interrupt inside the block.
 
-    Raises `RunError` in place of a SystemExit: a graph must not end the command as if it had done
-    its work.
+    Raises `RunError` instead of SystemExit: a graph must not end the command as if it had
+    succeeded.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""What a command prints: results on stdout, as tables or as JSON; progress on stderr.
+"""Output of commands: results on stdout, as tables or as JSON, and progress on stderr.
 
-Progress is a bar on a terminal and a plain line now and then elsewhere, so that a log of a night's
-run stays readable.
+Progress is a bar on a terminal, and elsewhere an occasional plain line, so that a long log stays
+readable.
 """
 
 from __future__ import annotations
@@ -28,33 +28,32 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Advance(Protocol):
-    """Called as pieces are finished."""
+    """Function called as pieces are finished."""
 
     def __call__(self, state: str, done: int | None = None) -> None:
-        """`state`: a few words on how things stand. `done`: pieces finished so far; None:
-        one more.
-        """
+        """`state`: short status text. `done`: number of finished pieces so far (None: one more)."""
         ...
 
 
 class _Console(Console):
-    """Rich's own ends the process when its reader has gone."""
+    """Console that does not end the process when its reader is gone, as Rich's own does."""
 
     def on_broken_pipe(self) -> None:
         _to_nowhere()
 
 
 def _to_nowhere() -> None:
-    """The reader of our output has gone, as in `hrm-agent run ... | head`: what is under way goes
-    on to its end.
+    """Discard further output when its reader is gone, as in `hrm-agent run ... | head`. The work
+    continues to its end.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Output:
-    """Results of a command, in one of two forms.
+    """Results of a command, as JSON or as text for people.
 
-    What people are shown was often written by a model or a page: a terminal obeys none of it.
+    Control sequences in the text, which often comes from a model or a page, have no effect on the
+    terminal.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -62,7 +61,7 @@ class Output:
         self.console = _Console(soft_wrap=True, highlight=False, emoji=False)
 
     def result(self, record: Any) -> None:
-        """The JSON form of the whole result, one line; nothing in the form for people."""
+        """Print the whole result as one line of JSON (nothing in the text form)."""
         if self.as_json:
             try:
                 print(json_line(record), flush=True)
@@ -70,14 +69,14 @@ class Output:
                 _to_nowhere()
 
     def say(self, text: str = "", style: str = "") -> None:
-        """A line for people; `text` is taken literally."""
+        """Print a line for people. `text` is taken literally."""
         if not self.as_json:
             self.console.print(
                 fitted_for(sys.stdout, for_terminal(text)), style=style or None, markup=False
             )
 
     def next(self, *commands: str) -> None:
-        """Commands that can follow, each on a line of its own, to be copied."""
+        """Print follow-up commands, each on a separate line, to be copied."""
         self.say("\n".join(["Next:", *(f"  {command}" for command in commands)]))
 
     def table(
@@ -87,14 +86,14 @@ class Output:
         title: str = "",
         spare: Sequence[str] = (),
     ) -> None:
-        """A table for people, columns as wide as their contents.
+        """Print a table for people, with columns as wide as their contents.
 
-        `spare`: columns that a narrow terminal leaves out, the first one first. If the others do
-        not fit, texts are wrapped. If not even their words fit, each row becomes a list.
+        `spare`: columns that a narrow terminal omits, in this order. If the others do not fit,
+        texts are wrapped. If not even their words fit, each row becomes a list.
         """
         if self.as_json:
             return
-        # some know less
+        # some rows are shorter
         filled = ([*map(_text, row)] + [""] * (len(columns) - len(row)) for row in rows)
         cells = [[*map(for_terminal, columns)], *filled]
         console = _Console(highlight=False, markup=False, emoji=False, width=_width())
@@ -120,18 +119,18 @@ class Output:
 
 
 _GAP = 2
-"""Spaces between two columns."""
+"""Number of spaces between two columns."""
 
 
 def _width() -> int | None:
-    """None: the terminal's own. A pipe has no width, unless COLUMNS says one."""
+    """Width of output (None: the terminal's own). A pipe has a wide one, unless COLUMNS is set."""
     return None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 200
 
 
 def _with_room(
     columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], room: int
 ) -> list[int]:
-    """Indices of the columns that are shown."""
+    """Indices of the columns to show."""
     kept = [*range(len(columns))]
     for name in spare:
         if sum(max(cell_len(row[n]) for row in cells) + _GAP for n in kept) - _GAP <= room:
@@ -141,8 +140,8 @@ def _with_room(
 
 
 def _widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Columns as wide as their contents; if they do not fit, the widest shrink, down to their
-    longest word.
+    """Widths of columns, as wide as their contents. If they do not fit, the widest shrink down to
+    their longest word.
     """
     widths = [
         max(max(map(cell_len, cell.split("\n"))) for cell in column)
@@ -161,7 +160,7 @@ def _widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
 
 
 def _stacked(cells: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Each row as lines of a name and a value, with a line between two rows."""
+    """Rows as lines of a name and a value, with an empty line between two rows."""
     head, *rows = cells
     lines = [
         [[name, value] for name, value in zip(head, row, strict=True) if value] for row in rows
@@ -176,13 +175,13 @@ def _text(value: object) -> str:
 
 
 def remark(text: str) -> None:
-    """A line on stderr, beside what a command does; from any thread."""
+    """Print a line on stderr, from any thread."""
     print(fitted_for(sys.stderr, for_terminal(f"hrm-agent: {text}")), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress(label: str, total: int) -> Generator[Advance]:
-    """Shows on stderr how many of `total` pieces are done."""
+    """Show on stderr how many of `total` pieces are done."""
     if sys.stderr.isatty():
         with _bar(label, total) as advance:
             yield advance
@@ -204,8 +203,8 @@ def _bar(label: str, total: int) -> Generator[Advance]:
     from rich.text import Text
 
     class WithState(Progress):
-        """How things stand has lines of its own: beside the bar it would push step and time off a
-        narrow terminal.
+        """Progress bar with the status on separate lines, since beside the bar it would push step
+        and time off a narrow terminal.
         """
 
         state = ""
@@ -241,7 +240,7 @@ class _Lines:
         self._label, self._total, self._done = label, total, 0
         self._began = self._next = time.monotonic()
         self._first = 0
-        """Pieces that were finished before this began, as the first call tells."""
+        """Number of pieces finished before the start, derived from the first call."""
 
     def __call__(self, state: str, done: int | None = None) -> None:
         if self._done == 0 and done is not None:
@@ -256,7 +255,7 @@ class _Lines:
             print(for_terminal(line.rstrip()), file=sys.stderr, flush=True)
 
     def _left(self, seconds: float) -> str:
-        """The time that it took, and that the rest takes at this pace."""
+        """Elapsed time, and the remaining time at this pace."""
         finished, left = self._done - self._first, self._total - self._done
         if finished <= 0 or left <= 0:
             return f"[{_clock(seconds)}]"

@@ -1,8 +1,8 @@
-"""Types of the user's own in the states of threads: which ones a command may make objects of, and
-by whose word.
+"""User types in the states of threads: the types that a command may instantiate, and their
+permissions.
 
-A stored value names its type, and to read it means to import a module. So a type is read only if
-the user names it (`--allow`), or names a graph whose state declares it (`--graph`).
+A stored value names its type, and reading it imports a module. So a type is read only if the user
+names it (`--allow`), or names a graph whose state declares it (`--graph`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["add_own_types", "allowed_names", "named_graph"]
 
 
 def add_own_types(parser: Parser, *, graph: bool = False) -> None:
-    """`--allow`; with `graph` `--graph`, too."""
+    """Add `--allow`, and `--graph` if `graph` is set."""
     parser.add_argument(
         "--allow",
         action="append",
@@ -37,17 +37,17 @@ def add_own_types(parser: Parser, *, graph: bool = False) -> None:
 
 
 def allowed_names(arguments: Arguments) -> list[str]:
-    """The names given with `--allow`. Raises `ConfigError` for one that is no type here: its values
-    would be lost.
+    """Names given with `--allow`. Raises `ConfigError` for a name that is not a type here, since
+    its values would be lost.
     """
     return types_by_name(arguments.allow)
 
 
 def named_graph(arguments: Arguments) -> Pregel[Any, Any, Any, Any] | None:
-    """The graph given with `--graph`, loaded. Raises `GraphError`."""
+    """Graph given with `--graph`, loaded (None if not given). Raises `GraphError`."""
     if arguments.graph is None:
         return None
-    # LangGraph, which a list of runs does not need
+    # imports LangGraph, which a list of runs does not need
     from hrm_agent.runtime.execution.loading import load_graph
 
     return load_graph(arguments.graph)

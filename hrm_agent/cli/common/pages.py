@@ -1,4 +1,4 @@
-"""Pages of a group, or of a training step: read from a store, written to a file."""
+"""HTML pages of a group or a training step, read from a store and written to a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["save_page", "write_page"]
 
 
 def write_page(arguments: Arguments, output: Output) -> None:
-    """The page of `--group` or `--step`. Raises `ConfigError`, `StoreError`."""
+    """Write the page of `--group` or `--step`. Raises `ConfigError`, `StoreError`."""
     from hrm_agent.pages import group_page, step_page
 
     with existing_store(arguments.store, allowed_names(arguments)) as store:
@@ -43,7 +43,7 @@ def write_page(arguments: Arguments, output: Output) -> None:
 
 
 def save_page(page: str, where: str, output: Output) -> None:
-    """Write it, whole or not at all; to stdout for `-`."""
+    """Write a page, whole or not at all, or to stdout for `-`."""
     if where == "-":
         sys.stdout.write(page)
         return

@@ -22,13 +22,13 @@ __all__ = ["Printer", "indented"]
 
 
 _BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
-"""Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON,
-not worth a line.
+"""Internal parts of an agent's state, such as whole pages. They are recorded and in JSON, but not
+printed for people.
 """
 
 
 class Printer:
-    """Shows each node's update once, however often a message comes by."""
+    """Printer that shows each node's update once, even if a message repeats."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -56,8 +56,8 @@ class Printer:
                     self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
 
     def questions(self, asked: Iterable[Interrupt | PendingInterrupt]) -> None:
-        """Show what a thread waits for."""
-        for question in asked:  # a subgraph's is told by every graph around it
+        """Show the questions that a thread waits for."""
+        for question in asked:  # a subgraph's question is reported by every outer graph, too
             if question.id not in self._seen:
                 self._seen.add(question.id)
                 self._output.result(
@@ -68,9 +68,10 @@ class Printer:
                 )
 
     def _new(self, messages: Any) -> list[BaseMessage]:
-        """In whichever form a node returned them: messages, pairs, texts, one or several.
+        """New messages of an update, which a node may return as messages, pairs or texts, one or
+        several.
 
-        A reducer of the graph's own may take other things besides, which are shown nowhere.
+        Other values, which a graph's own reducer may accept, are not shown.
         """
         listed: list[BaseMessage] = []
         for given in (
@@ -106,7 +107,7 @@ class Printer:
 
 
 def _status(message: ToolMessage) -> str:
-    """The typed outcome where the tool was recorded, else LangChain's two-valued one."""
+    """Typed outcome if the tool call was recorded, else LangChain's two-valued status."""
     artifact: Any = message.artifact
     if not isinstance(artifact, dict):
         return message.status
@@ -114,9 +115,9 @@ def _status(message: ToolMessage) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value of the graph's state: text as it is, a list item by item, all else as JSON.
+    """Value of the graph's state as text: text unchanged, a list item by item, all else as JSON.
 
-    None at the head of a list begins it anew for a reducer, and is no item.
+    None at the head of a list resets it for a reducer, and is not shown.
     """
     if isinstance(value, list):
         items = cast("list[Any]", value)
@@ -126,5 +127,5 @@ def _shown(value: Any) -> str:
 
 
 def indented(text: str) -> str:
-    """Each line four spaces to the right."""
+    """Indent each line by four spaces."""
     return "\n".join(f"    {line}" for line in text.strip().splitlines())

@@ -1,6 +1,4 @@
-"""Where trajectories come from (a store, a run folder, or an exported file),
-and where new ones go.
-"""
+"""Locations of trajectories (a store, a run folder or an exported file), and of new runs."""
 
 from __future__ import annotations
 
@@ -29,14 +27,14 @@ __all__ = [
 ]
 
 DEFAULT_STORE = "runs/store.db"
-"""Where `hrm-agent run` records, and where `show` and `history` look."""
+"""Default store: `hrm-agent run` records in it, `show` and `history` read it."""
 
 _FILES = (".jsonl", ".parquet")
 
 
 def thread_name(name: str) -> str:
-    """An argument that names a thread. Raises `ConfigError` for a store: who gives one means what
-    is in it.
+    """Argument that names a thread. Raises `ConfigError` for a store, since the user means its
+    contents.
     """
     path = Path(name)
     if (path.is_file() and path.suffix in (".db", *_FILES)) or (path / "store.db").is_file():
@@ -52,10 +50,11 @@ def thread_name(name: str) -> str:
 def existing_store(
     where: str, allow: Sequence[str] = (), *, writes: bool = False
 ) -> Generator[RunStore]:
-    """The store at `where`, a path, a folder or a URL. Raises `StoreError` if there is none.
+    """Open the store at `where`, a path, a folder or a URL. Raises `StoreError` if it is missing.
 
-    `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs
-    declare. `writes`: False opens it read-only, so that a store of an earlier version stays one.
+    `allow`: types (`package.module:Type`) that its checkpoints may hold in addition to those that
+    graphs declare. `writes`: False opens it read-only, so that a store of an earlier version is not
+    migrated.
     """
     refuse_without_rollouts(where)
     with open_store(where, create=False, allow=allow, read_only=not writes) as store:
@@ -65,9 +64,7 @@ def existing_store(
 
 
 def refuse_without_rollouts(where: str) -> None:
-    """Raise `ConfigError` for the folder of a training on conversations,
-    which keeps no rollouts.
-    """
+    """Raise `ConfigError` for the folder of a `train sft`, which has no rollouts."""
     folder = Path(where)
     if not (folder / CONFIG_FILE).is_file() or any(
         (folder / name).exists() for name in ("store.db", STORE_POINTER)
@@ -76,7 +73,7 @@ def refuse_without_rollouts(where: str) -> None:
     try:
         command = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get(COMMAND_KEY)
     except (OSError, ValueError, RecursionError):
-        return  # whoever opens the folder says what is not there
+        return  # opening the folder reports what is missing
     if command == "train sft":
         raise ConfigError(
             f"{where} is the folder of a `train sft`: it learned from conversations, and has no"
@@ -89,9 +86,9 @@ def refuse_without_rollouts(where: str) -> None:
 def stored_trajectories(
     where: str, run_id: str | None = None, on_damage: OnDamage | None = None
 ) -> Iterator[Trajectory]:
-    """The trajectories of a store or of an exported file, one at a time.
+    """Trajectories of a store or of an exported file, one at a time.
 
-    `on_damage`: told of one that a store cannot read, and the others follow.
+    `on_damage`: called for one that a store cannot read. The others follow.
     """
     if is_file(where):
         yield from (t for t in _read_file(Path(where)) if run_id is None or t.run_id == run_id)
@@ -101,20 +98,18 @@ def stored_trajectories(
 
 
 def _read_file(path: Path) -> Iterator[Trajectory]:
-    # LangChain's messages, which no store needs
+    # imports LangChain's messages, which a store does not need
     from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 
     return read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path)
 
 
 def is_file(where: str) -> bool:
-    """True for a file of whole trajectories, which has no checkpoints."""
+    """True if the path is a file of whole trajectories, which has no checkpoints."""
     return Path(where).suffix in _FILES
 
 
 def run_folder(given: Path | None, command: str) -> Path:
-    """The folder that was named, else a new one. Its name is the name of the run, which `.` has
-    not.
-    """
+    """Folder that was given, else a new one. Its name is the run's name, so `.` is resolved."""
     folder = given or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
     return folder if folder.name not in ("", "..") else folder.resolve()

@@ -10,24 +10,24 @@ from hrm_agent.training.evaluation.rubrics import FaultCount, RubricComparison
 __all__ = ["differing_lines", "fault_rows", "mean_rows", "rubric_comparison_rows"]
 
 _SHOWN = 20
-"""Trajectories of a comparison that are listed; all of them stand in the JSON."""
+"""Number of listed trajectories of a comparison. The JSON has all."""
 _REASON_CHARACTERS = 200
 
 
 def mean_rows(means: Mapping[str, Estimate]) -> list[Sequence[object]]:
-    """Each reward with its mean and its 95 % interval."""
+    """Rows of rewards with mean and 95 % interval."""
     return [(name, found.value, found.low, found.high) for name, found in means.items()]
 
 
 def fault_rows(faults: Iterable[FaultCount]) -> list[Sequence[object]]:
-    """Each kind of fault with an example."""
+    """Rows of fault kinds, each with an example."""
     return [
         (one.reward, one.fault, one.count, one.trajectory, _short(one.reason)) for one in faults
     ]
 
 
 def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
-    """Both sides and their difference."""
+    """Rows with both sides and their difference."""
     right_a, right_b = (
         found.right["both"] + found.right["a"],
         found.right["both"] + found.right["b"],
@@ -48,7 +48,7 @@ def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
 
 
 def differing_lines(found: RubricComparison) -> Iterator[str]:
-    """What follows from the table, and the runs on which they differ."""
+    """Conclusions from the table, and the runs on which the rubrics differ."""
     right = found.right
     yield (
         f"{found.trajectories} trajectories of {found.problems} problems have rewards by both:"

@@ -1,6 +1,4 @@
-"""What commands that serve have in common: where they listen, a token kept for this user, an end by
-signal.
-"""
+"""Options shared by commands that serve: address, the user's token, and shutdown by signal."""
 
 from __future__ import annotations
 
@@ -41,18 +39,18 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a server asks of its clients."""
+    """Token that a server requires from clients."""
 
     text: str
-    """The secret itself, printable ASCII; empty where each client has one of its own."""
+    """Token text, printable ASCII (empty if each client has its own)."""
     origin: str
-    """The variable or the file that it is in; the file of clients."""
+    """Variable or file that holds the token, or file of clients."""
     made: bool = False
-    """True if it was made at this start: then it is shown once."""
+    """True if the token was created at this start. Then it is shown once."""
 
 
 def add_place(parser: Parser, port: int, token_file: Path) -> None:
-    """The options of where to listen, and for whom."""
+    """Add the options for address and access."""
     add = parser.add_argument
     add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
     add("--port", type=int, default=port, help=f"port; 0 takes a free one [{port}]")
@@ -72,7 +70,7 @@ def add_place(parser: Parser, port: int, token_file: Path) -> None:
 
 
 def check_port(arguments: Arguments) -> None:
-    """Raises `ConfigError`."""
+    """Check the port. Raises `ConfigError`."""
     if not 0 <= arguments.port < 2**16:
         raise ConfigError(
             f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any."
@@ -80,7 +78,7 @@ def check_port(arguments: Arguments) -> None:
 
 
 def check_place(arguments: Arguments) -> None:
-    """Raises `ConfigError`."""
+    """Check address and access options. Raises `ConfigError`."""
     check_port(arguments)
     if not 0 <= arguments.drain_seconds < float("inf"):
         raise ConfigError(
@@ -90,7 +88,7 @@ def check_place(arguments: Arguments) -> None:
 
 
 def hosts_of(arguments: Arguments) -> tuple[str, ...]:
-    """What a request's Host header may say; anything if empty."""
+    """Allowed Host headers of requests (empty: any)."""
     return (
         () if arguments.allow_remote else (arguments.host.lower(), "localhost", "127.0.0.1", "::1")
     )
@@ -101,7 +99,7 @@ def url_of(host: str, listener: socket) -> str:
 
 
 def announce(output: Output, token: Token, url: str, what: str, **facts: Any) -> None:
-    """Where the server is, and how it is asked; a token that was made is shown this once."""
+    """Print the server's address and token. A new token is shown only this once."""
     made = {"token": token.text} if token.made else {}
     output.result({"url": url, **facts, "pid": os.getpid(), "token_from": token.origin, **made})
     output.say(f"{url}: {what}")
@@ -117,8 +115,8 @@ def announce(output: Output, token: Token, url: str, what: str, **facts: Any) ->
 
 
 def kept_token(file: Path | None, variable: str, default: Path) -> Token:
-    """That of `file`, else of the variable, else of the default file; a file that is missing is
-    made.
+    """Token from `file`, else from the variable, else from the default file. A missing file is
+    created.
     """
     if file is None and os.environ.get(variable):
         return Token(_checked(os.environ[variable], variable), variable)
@@ -141,7 +139,7 @@ def kept_token(file: Path | None, variable: str, default: Path) -> Token:
 
 
 def read_token(path: Path) -> Token:
-    """Raises FileNotFoundError, and HrmError for a file that others may read."""
+    """Read a token. Raises FileNotFoundError, and HrmError for a file that others may read."""
     try:
         mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -173,10 +171,10 @@ def _checked(text: str, origin: str) -> str:
 
 
 async def until_signal(ready: Callable[[], object]) -> None:
-    """Until SIGTERM or SIGINT; a second one ends the process at once.
+    """Wait for SIGTERM or SIGINT.
 
-    `ready` is called when signals are waited for: who reads that a server is ready may stop it at
-    once.
+    A second signal ends the process at once. `ready` is called once signals are handled, so that a
+    client may stop the server as soon as it is reported ready.
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)

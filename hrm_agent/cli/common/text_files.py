@@ -1,12 +1,11 @@
-"""Files named on the command line as text, in pieces, however large they are.
+"""Files named on the command line as text in pieces, for files of any size.
 
-Plain text in UTF-8 is read a piece at a time, as often as it is asked for. What is not that (HTML,
-PDF, other encodings) goes through the reader of the index and is held in memory, up to the size
-that the index takes.
+Plain text in UTF-8 is read a piece at a time, on each iteration. Other files (HTML, PDF, other
+encodings) go through the index's reader and are held in memory, up to the index's size limit.
 
-A piece ends before a space between a letter or digit and a letter where there is one near its end.
-No token of a `local` tokenizer reaches over it, so that the counts of the pieces add up to that of
-the whole; others may count a token or two more in each piece.
+A piece ends before a space between a letter or digit and a letter, if there is one near its end. No
+token of a `local` tokenizer crosses it, so the counts of the pieces add up to that of the whole.
+Other tokenizers may count a token or two more in each piece.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["HeldOut", "Texts", "read_whole"]
 
 _BLOCK = 2**20
 _NEAR = 4_096
-"""Characters at the end of a piece in which a place to end it is looked for."""
+"""Number of characters at the end of a piece that are searched for a place to end it."""
 _JOINT = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"%PDF-")
 _CONVERTED = {".html", ".htm", ".xhtml", ".pdf"}
@@ -40,15 +39,15 @@ class _File:
     bytes: int
     """Size of the file."""
     text: str | None
-    """None: read from the file as UTF-8."""
+    """Text of the file (None: read from the file as UTF-8)."""
 
 
 class Texts:
-    """The text of some files, one after the other."""
+    """Text of several files, one after the other."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises a `RetrievalError` that names the first file which is no text, or if there is no
-        text in any.
+        """Raises a `RetrievalError` that names the first file which is not text, or if no file has
+        text.
         """
         self._files = [_opened(path) for path in paths]
         self.bytes = sum(file.bytes for file in self._files)
@@ -57,7 +56,7 @@ class Texts:
             raise RetrievalError(f"There is no text in {names}.", "Name files that are not empty.")
 
     def pieces(self, size: int = _BLOCK) -> Iterator[str]:
-        """About `size` characters each; joined they are the whole."""
+        """Pieces of about `size` characters. Joined they are the whole text."""
         for file in self._files:
             if file.text is not None:
                 yield from _cut(io.StringIO(file.text, newline=""), size)
@@ -68,27 +67,30 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Some texts in blocks, most of them to learn from, and one in so many to measure on.
+    """Texts split into blocks, most of them for training and every nth for measuring.
 
-    The blocks of the two kinds stand side by side in the same files, so that what is measured is a
-    new text of the same kind. Where texts repeat themselves it comes out better than on files that
-    nothing was learnt from.
+    Both kinds of blocks come from the same files, so the measured text is new text of the same
+    kind. If texts repeat themselves, the result is better than on unseen files.
     """
 
     texts: Texts
-    """The texts that are cut into blocks."""
+    """Texts to split into blocks."""
     every: int
-    """One block in so many is held out; of fewer blocks the last one is."""
+    """Every nth block is held out. With fewer blocks, the last one is."""
     most: int
-    """Bytes to learn from; of more, blocks are taken evenly over the whole."""
+    """Maximum number of bytes to train on. If there are more, blocks are sampled evenly over the
+    whole.
+    """
     size: int
-    """Characters of a block, about."""
+    """Approximate number of characters of a block."""
     blocks: int
-    """Number of blocks in all, held out or not."""
+    """Number of all blocks."""
 
     @classmethod
     def of(cls, texts: Texts, every: int = 10, most: int = 10_000_000) -> HeldOut:
-        """Blocks of a hundredth of the whole, a thousand characters at least."""
+        """Split texts into blocks of a hundredth of the whole, from 1,000 to 65,536 characters.
+        Raises `RetrievalError` if that gives only one.
+        """
         size = min(max(texts.bytes // 100, 1_000), 2**16)
         blocks = sum(1 for _ in texts.pieces(size))
         if blocks < 2:
@@ -100,7 +102,7 @@ class HeldOut:
         return cls(texts, every, most, size, blocks)
 
     def held(self) -> Iterator[str]:
-        """What is measured on, blocks joined to pieces that are long enough to tell the speed."""
+        """Held-out text, with blocks joined to pieces long enough to measure speed."""
         held: list[str] = []
         for number, piece in enumerate(self.texts.pieces(self.size)):
             if self._is_held(number):
@@ -111,7 +113,7 @@ class HeldOut:
         yield "".join(held)
 
     def learnt(self) -> Iterator[str]:
-        """What is learnt from."""
+        """Training text."""
         share, taken = min(1.0, self.most / self.texts.bytes), 0.0
         for number, piece in enumerate(self.texts.pieces(self.size)):
             if not self._is_held(number):
@@ -127,7 +129,7 @@ class HeldOut:
 
 
 def read_whole(path: Path, max_bytes: int) -> Document:
-    """One file as one text. Raises a `RetrievalError`."""
+    """Read one file as one text. Raises a `RetrievalError`."""
     size = _size(path)
     if size > max_bytes:
         raise RetrievalError(
@@ -177,7 +179,9 @@ def _size(path: Path) -> int:
 
 
 def _is_utf8(reader: BinaryIO, path: Path) -> bool:
-    """False for what a library has to make text of. Raises for what is binary."""
+    """True for plain UTF-8, False for a file that a library has to convert. Raises for a binary
+    file.
+    """
     decoder, block = codecs.getincrementaldecoder("utf-8")(), reader.read(_BLOCK)
     if path.suffix.lower() in _CONVERTED or block.startswith(_MARKS):
         return False
@@ -215,7 +219,7 @@ def _cut(reader: io.TextIOBase, size: int) -> Iterator[str]:
 
 
 def _end(text: str) -> int:
-    """Where a piece of this text ends best."""
+    """Best offset to end a piece of this text."""
     first = max(len(text) - _NEAR, len(text) // 2)
     places = [match.start() for match in _JOINT.finditer(text, first)]
     space = max(text.rfind("\n", first), text.rfind(" ", first))

@@ -1,5 +1,5 @@
-"""A history as a tree of lines, and as data: the way to the newest moment runs straight down,
-others stand aside.
+"""History as a tree of lines, and as data. The path to the newest moment is a straight line, others
+branch off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ StyledLine = tuple[str, str]
 
 
 def tree_lines(found: History) -> Iterator[StyledLine]:
-    """The whole tree of a thread, its forks included."""
+    """Lines of the whole tree of a thread, with its forks."""
     yield f"Thread {found.thread_id}: {outcome_of(found)}", "bold"
     if found.trajectory is not None and found.trajectory.forked_from is not None:
         origin = found.trajectory.forked_from
@@ -31,7 +31,7 @@ def tree_lines(found: History) -> Iterator[StyledLine]:
 
 
 def outcome_of(found: History) -> str:
-    """How a thread stands, in a few words."""
+    """Short status of a thread."""
     return (
         ended_as(found.trajectory)
         if found.trajectory is not None
@@ -40,7 +40,9 @@ def outcome_of(found: History) -> str:
 
 
 def ended_as(trajectory: Trajectory) -> str:
-    """Status of a run in a line, with the first line of its error or the last one of its answer."""
+    """Status of a run in a line, with the first line of its error or the last line of its
+    answer.
+    """
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
     error, answer = (
@@ -56,7 +58,7 @@ def _line(found: History) -> frozenset[str]:
 
 
 def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[StyledLine]:
-    """From one moment down to the end of its way, with what parts from it on its side."""
+    """Lines from one moment to the end of its path, with branches and forks indented."""
     shown, said = _id_length(found), _said_later(found)
     while True:
         if here.checkpoint_id in said:
@@ -77,7 +79,7 @@ def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Itera
 
 
 def _said_later(found: History) -> dict[str, str]:
-    """Id of a moment -> the turn of a conversation that begins with it, from the second one on."""
+    """Turns of a conversation from the second on, by the id of the moment that they begin with."""
     inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
     turns = found.trajectory.turns if found.trajectory is not None else ()
     later = zip(inputs[1:], turns, strict=False)
@@ -90,7 +92,7 @@ def _said_later(found: History) -> dict[str, str]:
 def _parting(
     found: History, moment: Moment, line: frozenset[str]
 ) -> tuple[Moment | None, list[Moment]]:
-    """The child that leads to the newest moment (else the newest child), and the others."""
+    """Child that leads to the newest moment (else the newest child), and the others."""
     children = found.children(moment)
     if not children:
         return None, []
@@ -106,7 +108,7 @@ def _fork(branch: Branch, bars: str) -> Iterator[StyledLine]:
 
 
 def _own_starts(branch: Branch) -> list[Moment]:
-    """Where the fork's own moments begin; empty if it was not run yet."""
+    """First moments of the fork itself (empty if it has not run yet)."""
     return [moment for moment in branch.history.moments if moment.parent == branch.at]
 
 
@@ -122,7 +124,7 @@ def _text(moment: Moment, shown: int) -> str:
 
 
 def _arrival(moment: Moment) -> str:
-    """What led to a moment, in a word: its nodes, or `input`, `update`, `fork`."""
+    """Origin of a moment: its nodes, or `input`, `update`, `fork`."""
     return _counted(moment.ran.nodes) or moment.source
 
 
@@ -133,7 +135,7 @@ def _counted(names: tuple[str, ...]) -> str:
 
 
 def facts_of(step: Step) -> str:
-    """What a step cost; empty if it asked nobody."""
+    """Cost of a step as text (empty if it called neither model nor tool)."""
     calls, tools = len(step.calls), len(step.tool_calls)
     facts = [f"{calls} call{'s' * (calls != 1)}"] if calls else []
     facts += [f"{tools} tool call{'s' * (tools != 1)}"] if tools else []
@@ -172,14 +174,16 @@ def _said(question: PendingInterrupt) -> str:
 
 
 def _id_length(found: History) -> int:
-    """As much of an id as tells the moments apart: ids that were made together begin alike."""
+    """Length of id prefixes that distinguishes the moments, since ids created together begin
+    alike.
+    """
     ids = [moment.checkpoint_id for moment in found.walk()]
     return next((n for n in range(13, 36) if len({id_[:n] for id_ in ids}) == len(ids)), 36)
 
 
 def tree_data(found: History, own: frozenset[str] | None = None) -> dict[str, Any]:
-    """The tree as JSON. `own`: ids of the moments to tell; None: all. A fork tells what it does not
-    share.
+    """Tree as JSON. `own`: ids of the moments to include (None: all). A fork includes only moments
+    that it does not share.
     """
     trajectory = found.trajectory
     moments = [moment for moment in found.moments if own is None or moment.checkpoint_id in own]

@@ -1,6 +1,4 @@
-"""`hrm-agent chunk`: how a text is cut, chunk by chunk; or by all strategies side by side, with a
-picture.
-"""
+"""`hrm-agent chunk`: the chunks of a text, or a comparison of all strategies with a picture."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 __all__ = ["run"]
 
 _BEGINNING = 60
-"""Characters of a chunk that are shown."""
+"""Number of characters shown of a chunk."""
 _LEGEND = """\
 mean, most, overlap: tokens; over: chunks over the limit; wrong: spans that are not the chunk's text; torn: graphemes;
 lost: characters in no chunk; sentences, words: chunks that end inside of one; passes: of the tokenizer"""
@@ -167,7 +165,7 @@ def _cut(
 
 
 def _floor(tokenizer: Tokenizer, text: str) -> tuple[int, float]:
-    """Tokens, and the CPU time of one pass over the text: what cutting costs at least."""
+    """Tokens of the text, and the CPU time of one pass over it: the minimum cost of chunking."""
     begun = time.process_time()
     tokens = len(tokenizer.offsets(text))
     return tokens, time.process_time() - begun
@@ -243,7 +241,7 @@ def _window(arguments: Arguments, document: Document, cuttings: Sequence[Cutting
 
 
 def _lanes(output: Output, document: Document, cuttings: Sequence[Cutting], shown: Window) -> None:
-    """The picture for a terminal."""
+    """Print the picture for a terminal."""
     console = output.console
     if output.as_json or not document.text:
         return
@@ -264,7 +262,9 @@ def _lanes(output: Output, document: Document, cuttings: Sequence[Cutting], show
 
 
 def _picture(arguments: Arguments, document: Document, cuttings: Sequence[Cutting]) -> None:
-    """Before anything is printed, so that what is printed is not followed by an error."""
+    """Draw the picture file before anything is printed, so that no error follows printed
+    results.
+    """
     if arguments.picture is not None:
         title = (
             f"{arguments.file.name}: chunks of at most {arguments.size} tokens of"

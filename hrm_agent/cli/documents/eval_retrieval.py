@@ -1,4 +1,4 @@
-"""`hrm-agent eval-retrieval`: how well ways to cut and to rank find again what answers
+"""`hrm-agent eval-retrieval`: how well chunking and ranking methods find the passages that answer
 questions.
 """
 

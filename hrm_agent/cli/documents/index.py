@@ -1,4 +1,4 @@
-"""`hrm-agent index`: folders of documents into an index that agents search and cite from."""
+"""`hrm-agent index`: builds an index of document folders that agents search and cite from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ DEFAULT_INDEX = "runs/index.db"
 
 
 def run(words: list[str]) -> int:
-    """1 if a file could not be read, or nothing is in the index; what could be read is indexed."""
+    """Return 1 if a file could not be read or the index is empty. Readable files are indexed
+    anyway.
+    """
     arguments = _parser().read(words)
     if not (arguments.folders or arguments.remove):
         raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
@@ -180,7 +182,7 @@ def _parser() -> Parser:
 
 
 def renewal(index: DocumentIndex) -> list[str]:
-    """What is said of an index whose words were indexed anew when it was opened."""
+    """Message about an index whose words were indexed anew when it was opened."""
     what = "their language, this program or its stemmers are others than before"
     return (
         [f"The words of {index.renewed} documents were indexed anew: {what}."]
@@ -192,7 +194,7 @@ def renewal(index: DocumentIndex) -> list[str]:
 def _say(
     index: DocumentIndex, report: FolderReport, left_out: Counter[str], output: Output, clock: float
 ) -> int:
-    """Print what was done; returns how many documents there are."""
+    """Print a summary and return the number of documents."""
     documents, chunks = index.size()
     seconds = time.perf_counter() - clock
     skipped = [outcome for outcome in report.outcomes if outcome.done is Done.SKIPPED]

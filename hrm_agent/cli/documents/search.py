@@ -1,4 +1,4 @@
-"""`hrm-agent search`: what an index finds for a question, with the spans that a citation would
+"""`hrm-agent search`: hits of an index for a question, with the spans that a citation would
 name.
 """
 
@@ -19,11 +19,11 @@ from hrm_agent.retrieval.terms import phrases_of, term_spans
 __all__ = ["run"]
 
 _AROUND = 320
-"""Characters of a hit that are shown to people; --json has all of it."""
+"""Number of characters of a hit shown to people. --json has all of it."""
 
 
 def run(words: list[str]) -> int:
-    """1 if nothing was found."""
+    """Return 1 if nothing was found."""
     arguments = _parser().read(words)
     question, output = " ".join(arguments.question), Output(as_json=arguments.json)
     with DocumentIndex(arguments.store, embeddings=arguments.vectors) as index:
@@ -75,7 +75,7 @@ def _place(hit: Hit) -> str:
 
 
 def _around(hit: Hit, question: str) -> str:
-    """The part of a hit that has most of the question's words."""
+    """Part of a hit that has most of the question's words."""
     text = hit.text
     asked = {term for phrase in phrases_of(question, [hit.language]) for term in phrase}
     asked = {term for term in asked if len(term) > 2 or not term.isascii()}

@@ -1,6 +1,4 @@
-"""`hrm-agent tokens`: what tokenizers make of one's texts, side by side; and a vocabulary learnt
-from them.
-"""
+"""`hrm-agent tokens`: compares tokenizers on your texts, and trains a vocabulary on them."""
 
 from __future__ import annotations
 
@@ -109,7 +107,7 @@ def _check(arguments: Arguments) -> None:
 
 
 def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
-    """Those named, each once; or all at hand, less any whose file turns out to be damaged."""
+    """Tokenizers in `names`, each once, or all available ones except those with a damaged file."""
     for name in dict.fromkeys(names or tokenizers_at_hand()):
         try:
             yield load_tokenizer(name)
@@ -120,7 +118,7 @@ def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
 
 
 def _trained(arguments: Arguments, held: HeldOut, file: Path) -> tuple[Tokenizer, int]:
-    """The tokenizer, and the characters that it was learnt from."""
+    """Train a tokenizer. Returns it with the number of characters that it was trained on."""
     learnt = list(held.learnt())
     size = sum(map(len, learnt))
     print(
@@ -131,7 +129,9 @@ def _trained(arguments: Arguments, held: HeldOut, file: Path) -> tuple[Tokenizer
 
 
 def _prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """Tokenizer -> dollars a million; a price without a name is that of all that have none."""
+    """Dollars per million tokens by tokenizer. A price without a name applies to all without their
+    own.
+    """
     named: dict[str, float] = {}
     for word in given:
         name, _, dollars = word.rpartition("=")
@@ -200,7 +200,7 @@ def _record(numbers: TokenStatistics, prices: dict[str, float]) -> dict[str, Any
 def _whole(
     files: Sequence[Path], numbers: TokenStatistics, held: HeldOut | None, learnt: int
 ) -> dict[str, Any]:
-    """What was measured, and what was learnt from."""
+    """Facts about the measured and the training text."""
     return {
         "files": [str(file) for file in files],
         "characters": numbers.tally.characters,

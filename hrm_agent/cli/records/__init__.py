@@ -1,1 +1,1 @@
-"""Commands that show, check and move what is on record."""
+"""Commands that show, check and move records."""

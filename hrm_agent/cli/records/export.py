@@ -1,4 +1,4 @@
-"""`hrm-agent export`: trajectories to files that other programs read."""
+"""`hrm-agent export`: exports trajectories to files for other programs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hrm_agent.trajectory.formats.shared.messages import NO_MESSAGES, NO_TOOLS
 __all__ = ["run"]
 
 _TRACES = ("verifiers", "verifiers-rollouts")
-"""Formats whose rows may do without the messages of a call."""
+"""Formats whose rows may omit the messages of a call."""
 _MESSAGES = ("atif", "chat", "verl", *_TRACES)
 """Formats that hold messages."""
 _WHOLE = ("jsonl", "parquet")
-"""Formats that hold all of a trajectory."""
+"""Formats that hold whole trajectories."""
 _SQLITE = b"SQLite format 3\0"
-"""What each database file begins with."""
+"""First bytes of each SQLite file."""
 
 
 def run(words: list[str]) -> int:
-    """1 if nothing could be written."""
+    """Return 1 if nothing could be written."""
     arguments = _parser().read(words)
     if arguments.schema:
         from hrm_agent.trajectory.json_schema import trajectory_schema
@@ -65,9 +65,7 @@ def run(words: list[str]) -> int:
 
 
 def _refuse_source(out: Path, source: str) -> None:
-    """A store has no other copy of what it holds: no export is written over one,
-    whichever it is.
-    """
+    """Refuse to write an export over any store, since it has no other copy of its contents."""
     if not out.is_file():
         return
     if Path(source).exists() and out.samefile(source):
@@ -133,7 +131,7 @@ def _parser() -> Parser:
 def _source(
     arguments: Namespace, name: str
 ) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
-    """The trajectories, and what is known of their messages, where the format asks for it."""
+    """Trajectories, with hints about their messages if the format needs them."""
     if name not in _MESSAGES:
         yield stored_trajectories(arguments.store, arguments.run), RequestHints()
         return

@@ -21,19 +21,19 @@ from hrm_agent.trajectory.formats.shared.rows import write_rows
 __all__ = ["send_spans", "write_spans"]
 
 _AT_ONCE = 50
-"""Trajectories in one request to a collector."""
+"""Number of trajectories in one request to a collector."""
 OverlayOf = Callable[[Trajectory], Overlay | None]
 
 
 def write_spans(arguments: Namespace) -> Report:
-    """Write the file that was asked for."""
+    """Write the requested file."""
     with _source(arguments) as (trajectories, content, overlay_of):
         return write_rows(trajectories, arguments.out, otel_rows(content, overlay_of))
 
 
 def send_spans(arguments: Namespace, output: Output) -> int:
-    """Send spans to a collector; 1 if there was nothing to send. Raises `StoreError` where it does
-    not take them.
+    """Send spans to a collector. Returns 1 if there was nothing to send. Raises `StoreError` if the
+    collector refuses them.
     """
     from hrm_agent.runtime.telemetry import otlp_sender
 
@@ -78,9 +78,7 @@ def send_spans(arguments: Namespace, output: Output) -> int:
 def _source(
     arguments: Namespace,
 ) -> Generator[tuple[Iterator[Trajectory], RequestHints | None, OverlayOf]]:
-    """The trajectories, with hints of their messages if those are asked for, and what trainings
-    made of them.
-    """
+    """Trajectories, with hints about their messages if requested, and the overlays of trainings."""
     with ExitStack() as stack:
         overlay_of = _no_overlay
         if not is_file(arguments.store):

@@ -1,4 +1,4 @@
-"""`hrm-agent history`: what a store holds, and the moments of one thread as a tree."""
+"""`hrm-agent history`: lists the runs of a store, or the moments of one thread as a tree."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, threa
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store import RunStore
 
-if TYPE_CHECKING:  # a list of runs needs neither
+if TYPE_CHECKING:  # not needed for a list of runs
     from hrm_agent.runtime.execution.loading import Graph
     from hrm_agent.runtime.time_travel.history import Moment
 
 __all__ = ["run"]
 
 _ROWS = 50
-"""Rows of a list that a person is shown, where --limit says nothing else."""
+"""Default number of list rows shown to people, without --limit."""
 _FLAT_COLUMNS = (
     "index",
     "step",
@@ -34,13 +34,11 @@ _FLAT_COLUMNS = (
 )
 _FLAT_SPARE = ("parent", "namespace", "source", "step")
 _SPARE = ("trajectory", "model", "tools", "calls", "graph", "tokens", "started")
-"""Columns that a narrow terminal does not show, the first one first: a run is known by its thread
-as well.
-"""
+"""Columns that a narrow terminal omits, in this order. A run is identified by its thread, too."""
 
 
 def run(words: list[str]) -> int:
-    """1 if a trajectory cannot be read."""
+    """Return 1 if a trajectory cannot be read."""
     parser = Parser(
         "history",
         "List the runs of a store; with a thread, the tree of its moments and what ran between"
@@ -125,7 +123,7 @@ def _draw(output: Output, store: RunStore, thread: str, graph: Graph | None) -> 
 
 
 def _say_cut(output: Output, what: str, count: int) -> None:
-    """Say it on stderr with `--json` too: the array has no place for it."""
+    """Report a cut list on stderr, with `--json` too, since the array has no place for it."""
     remark_or_say = remark if output.as_json else output.say
     remark_or_say(f"{what}; --limit {count} lists them all")
 

@@ -1,10 +1,10 @@
-"""`hrm-agent import`: trajectories of a file into a store.
+"""`hrm-agent import`: imports trajectories of a file into a store.
 
-The file is read twice. First every trajectory is checked, by the linter and against what is on
-record, and nothing is written if a line cannot be read, if a trajectory is not valid or if it is
-there already and differs. Then they are written one by one, each with its calls first and its own
-fields last: whoever is interrupted has some of them whole, and none by half, and the same command
-goes on. A trajectory that is on record as it stands in the file is passed over.
+The file is read twice. First every trajectory is checked, by the linter and against the record.
+Nothing is written if a line cannot be read, or if a trajectory is invalid or differs from the
+recorded one. Then they are written one by one, each with its calls first and its own fields last.
+So after an interrupt each trajectory is complete or missing, and the same command continues. A
+trajectory that is already recorded unchanged is skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["run"]
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     origin = Origin(arguments.policy, arguments.raw_logprobs)
-    # a file that is none makes no store
+    # an invalid file must not create a store
     next(import_from(arguments.file, arguments.format, origin), None)
     with open_store(arguments.store) as store:
         for trajectory in import_from(arguments.file, arguments.format, origin):
@@ -71,7 +71,7 @@ def _parser() -> Parser:
 
 
 def _take(store: RunStore, trajectory: Trajectory) -> str:
-    """Write a trajectory, if it is not there; returns what was done."""
+    """Write a trajectory if it is missing. Returns the action taken."""
     if _is_on_record(store, trajectory):
         return "present"
     for call in (*trajectory.own_calls, *_own_failed(trajectory)):
@@ -84,13 +84,13 @@ def _take(store: RunStore, trajectory: Trajectory) -> str:
 
 
 def _held(store: RunStore, trajectory: Trajectory) -> int:
-    """Calls that a reader of the store gets with a trajectory."""
+    """Number of calls that a reader of the store gets with a trajectory."""
     return len(store.journal.trajectory(trajectory.id, requests=False).calls)
 
 
 def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
-    """True if the store has this trajectory as it is; raises `StoreError` if it has another by its
-    id or thread.
+    """True if the store has this trajectory unchanged. Raises `StoreError` if it has another one
+    with its id or thread.
     """
     found = store.journal.find_trajectory(trajectory.id) or store.journal.find_trajectory(
         trajectory.thread_id
@@ -103,8 +103,8 @@ def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
 
 
 def _first_difference(found: Trajectory, given: Trajectory) -> str | None:
-    """The field in which two trajectories differ. What a fork inherited is the other run's to
-    compare.
+    """First field in which two trajectories differ. Parts that a fork inherited are compared in the
+    source run.
     """
     for name in Trajectory.model_fields:
         if name not in ("calls", "tool_calls", "failed_calls") and getattr(found, name) != getattr(
@@ -125,7 +125,7 @@ def _own_failed(trajectory: Trajectory) -> list[Call]:
 
 
 def _refuse_unsound(trajectory: Trajectory) -> None:
-    """Raise `StoreError` for what the linter finds, and for what no command could name."""
+    """Raise `StoreError` for findings of the linter, and for names that no command could use."""
     id_ = printable(trajectory.id[:80])
     if not (trajectory.id.strip() and trajectory.thread_id.strip()):
         raise StoreError(f"Trajectory {id_!r} has no id or no thread_id.", "Export the run again.")
@@ -138,15 +138,15 @@ def _refuse_unsound(trajectory: Trajectory) -> None:
 
 
 def _refuse_foreign(store: RunStore, trajectory: Trajectory) -> None:
-    """Raise `StoreError` for a call that a fork would have inherited from a run on record, which
-    has none like it.
+    """Raise `StoreError` for an inherited call of a fork that the recorded source run does not
+    have.
 
-    Such calls are never written: a file would add to a run that is on record. What a fork left may
-    be no run of this store; then there is nothing to compare with. Of what is no fork the linter
-    finds calls of another thread.
+    Such calls are never written, since a file would then add to a recorded run. The source run may
+    be missing in this store. Then there is nothing to compare with. In other trajectories the
+    linter finds calls of another thread.
     """
     held: dict[str, dict[str, Call | ToolCall] | None] = {}
-    """Thread -> what its run has on record, by id; None where the store has no such run."""
+    """Recorded calls by id, by thread (None if the store has no such run)."""
     for call in (*trajectory.calls, *trajectory.tool_calls):
         thread = call.identity.thread_id
         if thread == trajectory.thread_id:
@@ -171,7 +171,7 @@ def _own(trajectory: Trajectory) -> dict[str, Call | ToolCall]:
 
 
 def _stored(call: Call) -> Call:
-    """A call with its log-probs as the 32-bit numbers that a store keeps."""
+    """Call with its log-probs as the 32-bit numbers that a store keeps."""
     return call.model_copy(update={"logprobs": tuple(array("f", call.logprobs))})
 
 

@@ -1,4 +1,4 @@
-"""`hrm-agent lint`: checks every invariant of the record."""
+"""`hrm-agent lint`: checks all invariants of the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["run"]
 
 
 def run(words: list[str]) -> int:
-    """1 if anything is found."""
+    """Return 1 if anything is found."""
     parser = Parser(
         "lint",
         "Check every invariant of stored trajectories; docs/trajectory-format.md lists them.",
@@ -70,7 +70,7 @@ _BREAKS = {
 
 
 def _why_broken(trajectory: Trajectory) -> set[str]:
-    """Why conversations of a run went on as another training sequence."""
+    """Reasons why conversations of a run were split into another training sequence."""
     by_id = {call.id: call for call in trajectory.calls}
     found: set[str] = set()
     for root in training_roots(trajectory):

@@ -1,8 +1,8 @@
 """Candidate system prompts and tools, used to reconstruct requests on export.
 
-Our own graphs put a system turn before the state's messages, and offer the tools of this project; a
-graph of one's own may put and offer anything. Whatever is named here is only tried:
-`hrm_agent.trajectory.formats.shared.messages` uses what the record proves.
+The built-in graphs put a system turn before the state's messages, and offer the tools of this
+project. A user's graph may send and offer anything. Candidates are only tried:
+`hrm_agent.trajectory.formats.shared.messages` uses those that the record confirms.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ State = Callable[[Call], Sequence[BaseMessage]]
 def described_runs(
     where: str, run_id: str | None = None, *, system: Path | None = None, tools: Path | None = None
 ) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
-    """The trajectories of a store or a file, and what is known of their requests where a record
-    does not hold them.
+    """Trajectories of a store or a file, with hints about requests that the record does not
+    hold.
     """
     with ExitStack() as stack:
         state = None
@@ -49,7 +49,7 @@ def described_runs(
 
 
 def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> RequestHints:
-    """Our own system turns and tools, with those of two files: the text of one system turn, and a
+    """Built-in system turns and tools, with those of two files: the text of one system turn, and a
     list of tools.
     """
     ours = [
@@ -65,7 +65,7 @@ def known_from(system: Path | None, tools: Path | None, state: State | None = No
 
 
 def _loops() -> Iterator[str]:
-    """System turns of our tool loops in each of their forms."""
+    """System turns of the built-in tool loops in each of their forms."""
     solvers = (("task", "results"), ("task", "data", "results"))
     for prompt, begins in (
         (prompts.TOOL_LOOP_PROMPT, ((), ("data",))),
@@ -76,7 +76,7 @@ def _loops() -> Iterator[str]:
 
 
 def _ours() -> list[BaseTool]:
-    """Our tools, and `python` as older records know it: it was stateless."""
+    """Built-in tools, with `python` as in older records, when it was stateless."""
     return [
         python,
         python_stateless,
@@ -105,8 +105,8 @@ def _tools(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
-    """The `messages` channel of the checkpoint that a call's step started from, in the graph that
-    made the call.
+    """Function that reads the `messages` channel of the checkpoint that a call's step started from,
+    in the graph that made the call.
     """
 
     def state(call: Call) -> Sequence[BaseMessage]:
@@ -122,7 +122,7 @@ def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
         messages: Any = (
             StateReader(checkpointer, None).values(found).get("messages") if found else ()
         )
-        # which graph made them is not known here: those that nothing has replaced
+        # the graph, and so its reducer, is unknown here: use the messages that nothing has replaced
         if isinstance(messages, Unbuilt):
             lists = [
                 each if isinstance(each, list) else [each]

@@ -1,4 +1,4 @@
-"""`hrm-agent show`: one trajectory as it happened, and what training runs made of it."""
+"""`hrm-agent show`: shows one trajectory, and its use in training runs."""
 
 from __future__ import annotations
 
@@ -137,6 +137,6 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
 
 
 def _scored(scoring: Scoring) -> Iterator[str]:
-    """What a rubric gave, each part with its reason."""
+    """Lines of a rubric's scores, each part with its reason."""
     yield scoring_text(scoring)
     yield from (f"  {score_text(score)}" for score in scoring.scores)

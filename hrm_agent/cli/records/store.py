@@ -1,4 +1,4 @@
-"""`hrm-agent store`: care of a store; one action each, `hrm-agent store ACTION STORE`."""
+"""`hrm-agent store ACTION STORE`: maintenance of a store."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _verify(words: list[str]) -> int:
             types = {*allowed_types(types_by_name(arguments.allow)), *_types_of_graphs(store)}
             found = list(islice(verify(store, types, count), _SHOWN_FINDINGS))
             loose = 0 if found else count_loose_values(store)
-    except StoreDamagedError as error:  # so much that it cannot even be opened
+    except StoreDamagedError as error:  # damaged so badly that it cannot be opened
         found = [error.message]
         loose = 0
     cut = len(found) == _SHOWN_FINDINGS
@@ -139,7 +139,7 @@ def _verify(words: list[str]) -> int:
 
 
 def _types_of_graphs(store: RunStore) -> set[tuple[str, ...]]:
-    """Types that the recorded graphs declare in their states, as far as the graphs can be imported
+    """Types that the recorded graphs declare in their states, for graphs that can be imported
     here.
     """
     from hrm_agent.runtime.execution.loading import load_graph
@@ -296,7 +296,7 @@ def _key(arguments: Arguments) -> str | None:
         raise ConfigError(
             f"The key file cannot be read: {error}.", "`openssl rand -base64 32` makes a key."
         ) from error
-    if not key:  # which elsewhere means: not encrypted
+    if not key:  # elsewhere an empty key means: not encrypted
         raise ConfigError(
             f"The key file {arguments.key_file} is empty.", "`openssl rand -base64 32` makes a key."
         )

@@ -1,9 +1,9 @@
-"""`hrm-agent chat`: a conversation with any graph whose input has messages, with a way back to
-every moment of it.
+"""`hrm-agent chat`: a conversation with any graph whose input has messages, which can go back to
+any moment.
 
-At a terminal with line editing; from a pipe line by line; with --say one turn and out. Ctrl-C stops
-the turn that runs and not the program; a turn that a killed process left behind is resumed when its
-thread is opened again. What goes wrong in a turn is told in a line, and the conversation goes on.
+Input is a terminal with line editing, a pipe line by line, or one turn given with --say. Ctrl-C
+stops the running turn, not the program. A turn that a killed process left is resumed when its
+thread is opened again. Errors in a turn are reported in a line, and the conversation continues.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hrm_agent.trajectory.words import REASONING, answer_thoughts
 __all__ = ["run"]
 
 _THOUGHT_LINES = 20
-"""Lines of thoughts that are shown before an answer."""
+"""Maximum number of lines of thoughts shown before an answer."""
 
 
 def run(words: list[str]) -> int:
-    """0; 1 if a turn failed, or, where nobody types, a line was a mistake."""
+    """Return 0, or 1 if a turn failed. Without a terminal, also 1 if a line was a mistake."""
     parser = Parser(
         "chat", "Talk with a graph, turn by turn; /help at the prompt lists the commands."
     )
@@ -74,17 +74,17 @@ def run(words: list[str]) -> int:
 
 
 class _Chat:
-    """What is typed, taken line by line."""
+    """Conversation that processes input line by line."""
 
     def __init__(self, session: ChatSession) -> None:
         self._session, self._screen, self._output = session, session.screen, session.screen.output
         self._answers: dict[str, Any] = {}
-        """By id, while several questions wait."""
+        """Answers by question id, while several questions wait."""
         self._wrong = 0
-        """Turns that failed, and lines that were a mistake."""
+        """Number of failed turns and of invalid lines."""
 
     def one_turn(self, text: str) -> int:
-        """What `--say` does. Raises what a person can mend."""
+        """Run the turn of `--say`. Raises `HrmError`."""
         refuse_broken(text, "The message")
         if not text.strip():
             raise ConfigError("--say is empty.", "Write --say TEXT.")
@@ -94,7 +94,7 @@ class _Chat:
         return 1 if self._wrong else 0
 
     def run_to_end(self) -> int:
-        """Line by line, until there is none."""
+        """Process lines until the input ends."""
         self._greet()
         if self._session.questions() is not None:
             self._ask()
@@ -116,14 +116,14 @@ class _Chat:
                 continue
             try:
                 self._safely(lambda line=line: self._take(line))
-            except (Leave, EOFError):  # the end may come where a command asks
+            except (Leave, EOFError):  # the input may end while a command asks
                 break
         self._part()
         return 1 if self._wrong and not self._screen.typed else 0
 
     def _resume_interrupted_turn(self) -> None:
-        """By other options only if the person wants it: what is on record answers what the old ones
-        asked.
+        """Resume an interrupted turn. If the options have changed, only tell the user how, since
+        recorded answers belong to requests with the old options.
         """
         if self._session.as_before:
             self._output.say("Resuming the interrupted turn.", style="dim")
@@ -155,7 +155,7 @@ class _Chat:
         return "? " if self._session.questions() is not None else "> "
 
     def _safely(self, do: Any) -> None:
-        """Whatever a person can mend is told in a line; a turn that is stopped is kept as far as it
+        """Call a function and report an `HrmError` in a line. A stopped turn is kept as far as it
         went.
         """
         try:
@@ -197,8 +197,8 @@ class _Chat:
         self._show(self._session.resume())
 
     def _answer(self, text: str) -> None:
-        """One question after the other, all answered together. At a breakpoint any line goes on,
-        even an empty one.
+        """Answer one waiting question. All answers are sent together. At a breakpoint any line
+        continues, even an empty one.
         """
         waits = [
             asked for asked in self._session.questions() or () if asked.id not in self._answers
@@ -226,7 +226,7 @@ class _Chat:
             self._output.say("Paused at a breakpoint; press Enter to continue.", style="yellow")
 
     def _show(self, trajectory: Trajectory) -> None:
-        """How a turn ended, with what its answer cites."""
+        """Show the end of a turn, with the citations of its answer."""
         values = self._session.values
         thoughts = answer_thoughts(trajectory)
         thought = {REASONING: thoughts} if thoughts else {}

@@ -1,8 +1,7 @@
-"""What begins with a slash: looking at a conversation, and going another way, in the words of a
-person.
+"""Slash commands of a chat, which inspect a conversation or continue it in another way.
 
-Every one is a command of `hrm-agent` as well, for scripts: `history`, `fork`, `diff`,
-`show --sources`, `replay`, `resume`; `chat --thread T --say TEXT` goes on without a prompt.
+For scripts, `hrm-agent` has the same commands: `history`, `fork`, `diff`, `show --sources`,
+`replay`, `resume`. `chat --thread T --say TEXT` continues without a prompt.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from hrm_agent.runtime.time_travel.moment_data import moment_data
 __all__ = ["COMMANDS", "GoOn", "Leave", "obey"]
 
 
-class Leave(Exception):  # no error: the end of the conversation
-    """The person has said that it is over."""
+class Leave(Exception):  # not an error: the end of the conversation
+    """The user ends the conversation."""
 
 
 def obey(session: ChatSession, line: str) -> None:
-    """Do what a line that begins with a slash says. Raises `HrmError` for what cannot be done."""
+    """Run a slash command. Raises `HrmError` for an invalid one."""
     name, *words = line.split()
     if name not in COMMANDS:
         raise ConfigError(
@@ -71,8 +70,8 @@ def _history(session: ChatSession) -> None:
 
 
 def _moment_lines(found: History) -> Iterator[tuple[str, str]]:
-    """The way to where one stands, turn by turn, each moment with what ran and the node about to
-    run.
+    """Lines of the path to the current moment, turn by turn. Each moment has the nodes that ran and
+    the next ones.
     """
     line, number = found.lineage(), 0
     prompts = found.trajectory.prompts if found.trajectory is not None else ()
@@ -158,7 +157,7 @@ def _diff(session: ChatSession, a: str = "", b: str = "") -> None:
 
 
 def _side(session: ChatSession, name: str) -> str:
-    """A moment of this thread, or another thread."""
+    """Side of a diff: a moment of this thread, or another thread."""
     here = name.startswith("@") or name.isdecimal() or name.partition(":")[0] in ("before", "after")
     return f"{session.thread}@{name.removeprefix('@')}" if here else name
 
@@ -171,7 +170,7 @@ def _sources(session: ChatSession, number: str = "") -> None:
 
 
 def _threads(session: ChatSession, name: str | None = None) -> None:
-    """The newest conversations and runs, or over to one of them."""
+    """List the newest conversations and runs, or switch to one of them."""
     store, output = session.store, session.screen.output
     if name is not None:
         if name != session.thread and store.journal.find_trajectory(name) is None:
@@ -203,9 +202,7 @@ def _threads(session: ChatSession, name: str | None = None) -> None:
 
 
 def _replay(session: ChatSession) -> None:
-    """Play the thread again from the record: what was said, and whether the graph comes to the
-    same.
-    """
+    """Replay the thread from the record, and report if the graph gives the same result."""
     found, output = session.replay(), session.screen.output
     lines = (
         request_diff(session.store, found.divergence.asked, found.divergence.nearest)
@@ -236,8 +233,8 @@ def _resume(session: ChatSession) -> None:
     raise GoOn
 
 
-class GoOn(Exception):  # no error
-    """The conversation is to go on with the turn that was under way."""
+class GoOn(Exception):  # not an error
+    """The conversation continues with the interrupted turn."""
 
 
 def _quit(session: ChatSession) -> None:
@@ -281,4 +278,4 @@ COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
         _quit,
     ),
 }
-"""Command -> how it is written, what it does."""
+"""Slash commands with usage, description and function."""

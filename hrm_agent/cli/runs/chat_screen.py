@@ -1,12 +1,11 @@
-"""What a person sees of a turn while it runs, and how they are asked.
+"""Display of a running turn, and prompts for input.
 
-On a terminal the answer grows in place above a line that says what runs; both go when the turn has
-ended, since what stands then is printed once, whole: a graph may have checked it, or taken it back.
-Elsewhere there is only the end, or with --json every event as a line.
+On a terminal the answer grows in place above a status line. Both are removed at the end of the
+turn, and the final answer is printed once, since a graph may have changed or withdrawn it.
+Elsewhere only the end is printed, or with --json every event as a line.
 
-What was typed is kept by readline as long as the program runs, and the turns of the thread are put
-before it. Nothing of it is written to a file: a store may be encrypted, and what was said stands in
-it.
+Readline keeps the input while the program runs, after the turns of the thread. It is not written to
+a history file, since a store may be encrypted and the input is part of it.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _DOING = {
     "fetch": "reading",
     "python": "running",
 }
-"""Word in a tool's name -> what it does."""
+"""Status verb by a word in a tool's name."""
 _TAG = re.compile(r"</?answer>|<[^<>]{0,16}$")
 _LINES_LEFT = 3
-"""Of the screen, beside the growing answer."""
+"""Number of screen lines reserved beside the growing answer."""
 
 
 class Screen:
@@ -50,7 +49,7 @@ class Screen:
     def __init__(self, output: Output, commands: Sequence[str]) -> None:
         self.output = output
         self.typed = sys.stdin.isatty() and sys.stdout.isatty() and not output.as_json
-        """A person types at a terminal."""
+        """True if input is typed at a terminal."""
         self._lock = threading.Lock()
         self._texts: dict[str, str] = {}
         self._status = ""
@@ -60,8 +59,8 @@ class Screen:
                 cast("Any", sys.stdin).reconfigure(errors="surrogateescape")
 
     def ask(self, prompt: str) -> str:
-        """The next line. Raises `EOFError` at the end,
-        and `ConfigError` for one that is no text.
+        """Next line of input. Raises `EOFError` at the end, and `ConfigError` for a line that is
+        not valid text.
         """
         if self.typed:
             line = input(prompt)
@@ -73,7 +72,7 @@ class Screen:
         return line.strip()
 
     def remember(self, lines: Iterable[str]) -> None:
-        """Put what was said before the session into the history of the line editor."""
+        """Put earlier messages of the thread into the history of the line editor."""
         if self._readline is not None:
             self._readline.clear_history()
             for line in lines:
@@ -83,7 +82,7 @@ class Screen:
 
     @contextmanager
     def turn(self) -> Generator[None]:
-        """Shows what is heard inside the block."""
+        """Show events inside the block."""
         self._texts, self._status = {}, "thinking"
         if not self.typed:
             yield
@@ -109,7 +108,7 @@ class Screen:
                 self._status = f"{node} is writing"
 
     def on_event(self, around: tuple[str, ...], event: dict[str, Any]) -> None:
-        """What a node says of itself: a tool that is about to run, or a `status`."""
+        """Show a custom event of a node: a tool that is about to run, or a `status`."""
         self.output.result({"event": "custom", "node": "/".join(around), "data": event})
         status = _of_tool(event) if event.get("event") == "tool" else str(event.get("status") or "")
         if status:
@@ -134,13 +133,13 @@ class Screen:
 
 
 def _own(text: str) -> str:
-    """What is meant for people of an answer that grows: JSON is meant for the graph."""
+    """Part of a growing answer to show to people. JSON is for the graph and is hidden."""
     own = _TAG.sub("", own_text(text)).strip()
     return "" if own.startswith(("{", "[{", "```json")) else own
 
 
 def _asked(values: Any) -> list[str]:
-    """The tools that an update's messages call for."""
+    """Tools called by the messages of an update."""
     messages: Any = (
         cast("dict[str, Any]", values).get("messages") if isinstance(values, dict) else None
     )
@@ -154,7 +153,7 @@ def _asked(values: Any) -> list[str]:
 
 
 def _of_tool(call: dict[str, Any]) -> str:
-    """`wiki_search(query="blue whale")` -> `searching blue whale`."""
+    """Status of a tool call: `wiki_search(query="blue whale")` -> `searching blue whale`."""
     name, given = str(call.get("name")), call.get("args")
     values = cast("dict[str, Any]", given).values() if isinstance(given, dict) else ()
     what = next((" ".join(value.split()) for value in values if isinstance(value, str)), "")
@@ -163,9 +162,7 @@ def _of_tool(call: dict[str, Any]) -> str:
 
 
 def _readline(commands: Sequence[str]) -> Any:
-    """The line editor, which `input` uses once it is imported;
-    None where Python was built without.
-    """
+    """Line editor, which `input` uses once it is imported (None if Python was built without it)."""
     try:
         import readline
     except ImportError:

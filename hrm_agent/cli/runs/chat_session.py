@@ -1,10 +1,9 @@
-"""A conversation on a thread: says turns, goes back, forks. Knows the store and the runner, and no
-words of commands.
+"""Conversation on a thread: it sends turns, goes back and forks. It uses the store and the runner,
+and knows no command syntax.
 
-Where one stands is the newest moment of a thread. To stand elsewhere is to fork: the thread that is
-left stays as it is. One event loop lasts for the whole session, since an environment's connections
-belong to the loop that they were opened in; it runs while a turn does, and stands still at the
-prompt.
+The current position is the newest moment of a thread. Going elsewhere is a fork, and the old thread
+is unchanged. One event loop serves the whole session, since an environment's connections belong to
+the loop that they were opened in. It runs only during a turn, not at the prompt.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ def new_name() -> str:
 
 
 class ChatSession:
-    """A conversation, open on one thread at a time: no other process talks on it meanwhile."""
+    """Conversation, open on one thread at a time, which no other process uses meanwhile."""
 
     def __init__(self, store: RunStore, config: RunConfig, screen: Screen) -> None:
         self.store, self.config, self.screen = store, config, screen
         self.thread = ""
         self.as_before = True
-        """The thread is resumed by the options that its newest turn was begun with."""
+        """True if the thread is resumed with the options that its newest turn was started with."""
         self._loop = asyncio.Runner()
         self._open, self._held = AsyncExitStack(), ExitStack()
         self._lease: Lease | None = None
@@ -80,18 +79,18 @@ class ChatSession:
             self._held.close()
             self._loop.__exit__(kind, error, trace)
 
-    # where one stands
+    # current position
 
     @property
     def known(self) -> Trajectory | None:
-        """The record of the thread, without its calls; None before the first words."""
+        """Record of the thread, without its calls (None before the first message)."""
         return next(iter(self.store.journal.headers("thread_id = ?", (self.thread,))), None)
 
     def stand_on(self, thread: str, config: RunConfig | None = None) -> None:
-        """Go over to a thread, new or known, or back to one that was lost. Raises `RunError` where
-        another process talks on it.
+        """Switch to a thread, new or known, or back to one that was lost. Raises `RunError` if
+        another process uses it.
 
-        `config`: its options; None: those that it was run with, and for a new one the present ones.
+        `config`: its options (None: those it was run with, or the current ones for a new thread).
         """
         known = self.store.journal.find_trajectory(thread)
         thread = known.thread_id if known is not None else thread
@@ -121,7 +120,9 @@ class ChatSession:
         return self._lease is not None and self._lease.error is not None
 
     def _refuse_lost(self) -> None:
-        """What another process has said meanwhile is seen before anything is added to it."""
+        """Raise `RunError` if another process has taken over the thread. The user must see its new
+        messages before adding to them.
+        """
         if self._is_lost:
             raise RunError(
                 f"Another process took over thread {self.thread!r} while this one was stopped or"
@@ -130,7 +131,9 @@ class ChatSession:
             )
 
     def _use(self, config: RunConfig) -> None:
-        """Other options need another runner."""
+        """Use options for the thread. If they have changed, a new runner is opened later. Raises
+        `RunError` for another graph.
+        """
         known = self.known
         if known is not None and file_named(config.graph) != file_named(known.graph):
             raise RunError(
@@ -151,13 +154,11 @@ class ChatSession:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The state where one stands."""
+        """State at the current position."""
         return values_of(self.store, self.thread, self.config.graph)
 
     def questions(self) -> tuple[PendingInterrupt, ...] | None:
-        """What the thread waits for an answer to, none at a breakpoint; None where it does not
-        wait.
-        """
+        """Questions that the thread waits for (empty at a breakpoint, None if it does not wait)."""
         known = self.known
         if known is None or known.stop_reason is not StopReason.INTERRUPT:
             return None
@@ -165,8 +166,8 @@ class ChatSession:
 
     @property
     def cut_short(self) -> bool:
-        """True if a turn was under way when its process ended;
-        a fork that was not begun is none.
+        """True if a turn was running when its process ended. False for a fork that was not
+        started.
         """
         known = self.known
         return (
@@ -175,8 +176,8 @@ class ChatSession:
 
     @property
     def can_resume(self) -> bool:
-        """True if the newest turn is under way, or stopped before its end: by hand, by an error, or
-        at a limit.
+        """True if the newest turn is unfinished, or was stopped before its end: by hand, by an
+        error, or at a limit.
         """
         known = self.known
         open_ = (RunStatus.RUNNING, RunStatus.ABORTED, RunStatus.FAILED)
@@ -184,10 +185,10 @@ class ChatSession:
             known.status in open_ or known.stop_reason is StopReason.RECURSION_LIMIT
         )
 
-    # going on
+    # continuing
 
     def say(self, text: str) -> Trajectory:
-        """The next turn; the first words of a thread are its task."""
+        """Send the next turn. The first message of a thread is its task."""
         self._refuse_lost()
         known = self.known
         if known is None:
@@ -198,7 +199,7 @@ class ChatSession:
         return self._turn(known.task, say=text)
 
     def resume(self, answer: Any = NO_ANSWER) -> Trajectory:
-        """Answer what waits, or resume a turn that was interrupted or stopped."""
+        """Answer a waiting question, or resume an interrupted or stopped turn."""
         self._refuse_lost()
         known = self.known
         if known is None:
@@ -237,7 +238,9 @@ class ChatSession:
             raise
 
     def _stop(self) -> None:
-        """A turn that was stopped by hand is not resumed by itself."""
+        """Mark a turn that was stopped by hand as aborted, so that it is not resumed
+        automatically.
+        """
         known = self.known
         if known is not None and known.status is RunStatus.RUNNING:
             ended = {
@@ -248,7 +251,7 @@ class ChatSession:
             self.store.journal.write_trajectory(known.model_copy(update=ended))
 
     def _opened(self) -> EpisodeRunner:
-        """The runner, with a policy and an environment, once something is said."""
+        """Runner with a policy and an environment, opened at the first message."""
         if self._runner is None:
             backend = policy_for(
                 self.config.policy, self.config.graph, stand_in=self.config.stand_in
@@ -260,8 +263,8 @@ class ChatSession:
         return self._runner
 
     def check(self, before: Mapping[str, Any]) -> None:
-        """Raise what is wrong with the options before anything is said; `before`: those of the
-        thread on record.
+        """Raise an error for invalid options before the first message. `before`: options of the
+        recorded thread.
         """
         if self.config.mode != "single":
             raise ConfigError(
@@ -275,14 +278,14 @@ class ChatSession:
                 f"Give it the task: `hrm-agent run TEXT --graph {self.config.graph}`.",
             )
         context = run_context(graph, self.config.context, self.config.graph)
-        # else the record can be read without what it was made from
+        # otherwise the record can be read without its index
         if self.config.context != before.get("context"):
             refuse_missing_index(context, self.config.context)
 
-    # other ways
+    # branching
 
     def turns_back(self, count: int) -> Moment | None:
-        """The end of the turn before the last `count` ones; None for the beginning."""
+        """End of the turn before the last `count` ones (None for the beginning)."""
         found = self.history()
         inputs = [moment for moment in found.lineage() if moment.source == "input"]
         if not 1 <= count <= len(inputs):
@@ -291,7 +294,7 @@ class ChatSession:
         return next((moment for moment in found.moments if moment.checkpoint_id == parent), None)
 
     def fork(self, at: Moment | None, name: str | None = None) -> None:
-        """Stand on a thread of its own at a moment; at None, on a new one."""
+        """Fork at a moment and switch to the new thread. With None, switch to an empty thread."""
         if at is None:
             self.stand_on(name or new_name())
             return
@@ -299,7 +302,7 @@ class ChatSession:
             self.store, self.thread, at.checkpoint_id, self.config, edit=Edit(), name=name
         )
         self.stand_on(episode.thread_id)
-        # it stands at the end of a turn: say so on record; nothing is run
+        # at the end of a turn, record that; no node runs
         if not at.next and not at.questions:
             self._turn(episode.task)
 

@@ -1,4 +1,4 @@
-"""`hrm-agent diff`: two threads, or two moments, side by side."""
+"""`hrm-agent diff`: compares two threads, or two moments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["run", "show_difference"]
 
 _COLUMNS = ("", "moment", "steps", "calls", "tool calls", "tokens", "status", "reward", "answer")
 _SHOWN = 80
-"""Characters of an answer in the table."""
+"""Number of characters of an answer in the table."""
 _STYLES = {"+": "green", "-": "red"}
 
 
@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
 
 
 def show_difference(output: Output, found: ThreadDiff) -> None:
-    """Where they parted, what each did since, and how their states differ."""
+    """Show where two sides diverged, what each did since, and the differences of their states."""
     output.result(_data(found))
     if found.common is None:
         output.say("They share no checkpoint.", style="bold")
@@ -59,7 +59,7 @@ def _row(side: DiffSide) -> tuple[Any, ...]:
 
 
 def _side(side: DiffSide) -> dict[str, Any]:
-    """One side: what came since they parted, and how it ended."""
+    """Data of one side: steps since they diverged, and the end."""
     trajectory = side.trajectory
     values = (
         side.thread_id,

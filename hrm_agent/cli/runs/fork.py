@@ -1,8 +1,7 @@
-"""`hrm-agent fork`: other ways on from a moment of a thread, as one group; with --run they are gone
-at once.
+"""`hrm-agent fork`: forks of a thread at a moment, as one group. With --run they run at once.
 
-A fork keeps the options of the thread that it leaves, each with a seed of its own; flags change
-them. Whatever was forked is continued by `hrm-agent resume`, as any thread.
+A fork keeps the options of its source thread, except that each has its own seed. Flags change them.
+`hrm-agent resume` continues a fork like any thread.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _COLUMNS = ("thread", "status", "reward", "calls", "tokens", "answer")
 
 
 def run(words: list[str]) -> int:
-    """0; with --run 1 if every fork failed."""
+    """Return 0. With --run, return 1 if every fork failed."""
     parser = Parser(
         "fork", "Branch off from a moment of a thread: one or several new threads, as one group."
     )
@@ -111,8 +110,8 @@ def run(words: list[str]) -> int:
         if known is None and not (vars(arguments)["config:graph"] or arguments.config):
             config = config.model_copy(update={"graph": ""})
     with existing_store(arguments.store, config.allowed_types, writes=True) as store:
-        if not config.graph:  # nobody could resume it: `resume` takes the options of the fork
-            # a thread that is not there is told first
+        if not config.graph:  # not resumable: `resume` takes the fork's options
+            # report a missing thread first
             history(store, arguments.thread, branches=False)
             raise RunError(
                 "The graph of this thread is not recorded.",
@@ -129,7 +128,7 @@ def run(words: list[str]) -> int:
 
 
 def is_begun(store: RunStore, known: Trajectory) -> bool:
-    """False for a fork that was recorded and not run."""
+    """False for a fork that was recorded but not run."""
     if known.forked_from is None or store.journal.trajectory(known.id).own_calls:
         return True
     newest = history(store, known.thread_id, branches=False).last
@@ -139,7 +138,7 @@ def is_begun(store: RunStore, known: Trajectory) -> bool:
 def fork_thread(
     store: RunStore, thread: str, at: str, config: RunConfig, **options: Any
 ) -> list[Episode]:
-    """Fork under the options of `config`, and keep them with each fork."""
+    """Fork with the options of `config`, and store them with each fork."""
     known = store.journal.find_trajectory(thread)
     _refuse_choice(known, config)
 
@@ -189,7 +188,7 @@ def run_forks(
     output: Output,
     answer: Any = NO_ANSWER,
 ) -> list[Trajectory]:
-    """Run the forks side by side; one alone is shown node by node."""
+    """Run forks in parallel. A single one is shown node by node."""
     for episode in episodes:
         refuse_unkept_options(episode.task, episode.thread_id, config, episode.unrecorded)
     backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
@@ -207,7 +206,7 @@ def run_forks(
 
 
 def _edit_in_file(name: str) -> Edit:
-    """An edit that is too long for the command line, or that another program makes."""
+    """Read an edit from a file, for edits that are long or made by another program."""
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
         return _EditFile.model_validate_json(text).edit()

@@ -20,11 +20,11 @@ from hrm_agent.store import open_store
 __all__ = ["run"]
 
 _STARTUP = Path(hook.__file__).with_name("startup")
-"""Holds the `sitecustomize` that Python runs first."""
+"""Folder with the `sitecustomize` that Python runs first."""
 
 
 def run(words: list[str]) -> int:
-    """The program's own exit code."""
+    """Return the program's own exit code."""
     at = words.index("--") if "--" in words else len(words)
     parser = Parser(
         "record", "Run a program, and record every LangGraph graph that it and its children invoke."
@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
     arguments, command = parser.read(words[:at], surplus=hint), words[at + 1 :]
     if not command:
         raise ConfigError("Which program?", hint)
-    # what is wrong with it is told here, and not in the midst of the program
+    # report errors of the store here, not in the middle of the program
     open_store(arguments.store).close()
     return _run(
         command, _environment(arguments.store, allowed_names(arguments), draws=arguments.draws)
@@ -60,7 +60,7 @@ def _environment(store: str, allow: Sequence[str], *, draws: bool) -> dict[str, 
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Signals reach the program, and it decides what they mean."""
+    """Run a program and forward signals to it."""
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
@@ -69,11 +69,11 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
         ) from error
 
     def hand_on(number: int, _: Any) -> None:
-        if number != signal.SIGINT:  # a terminal sends that one to both
+        if number != signal.SIGINT:  # a terminal sends SIGINT to both
             process.send_signal(number)
 
     with ExitStack() as stack:
-        with suppress(ValueError):  # signals are set in the main thread only
+        with suppress(ValueError):  # signal handlers can be set in the main thread only
             for number in (signal.SIGINT, signal.SIGTERM):
                 before = signal.signal(number, hand_on)
                 stack.callback(signal.signal, number, before)

@@ -1,9 +1,8 @@
-"""`hrm-agent replay`: plays stored runs again from their recorded answers, with the graphs as they
-are now.
+"""`hrm-agent replay`: replays stored runs from their recorded answers, with the current graphs.
 
-No model is loaded and no sandbox is started, except where `--live-after` continues with a policy.
-With `--check` it is a regression test of the graphs: every run of a store that has ended, and exit
-code 1 if one comes to something else.
+No model is loaded and no sandbox is started, unless `--live-after` continues with a policy. With
+`--check` it is a regression test of the graphs: all ended runs of a store are replayed, and the
+exit code is 1 if one differs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 __all__ = ["in_words", "run"]
 
 _MOST_SHOWN = 20
-"""So many ignored differences are listed."""
+"""Maximum number of ignored differences that are listed."""
 _OTHER_SOURCES = (
     "`hrm_agent.draws.drawn` records what it is given, from `secrets`, `os.urandom`, numpy or a"
     " monotonic clock; one PYTHONHASHSEED for the run and its replay keeps the order of sets."
@@ -44,8 +43,8 @@ _OTHER_SOURCES = (
 
 
 def run(words: list[str]) -> int:
-    """0 if all that was replayed came to the same, 1 if not. With `--live-after`: 1 if the run that
-    went on failed.
+    """Return 0 if every replay gave the recorded result, else 1. With `--live-after`, return 1 if
+    the continued run failed.
     """
     parser = Parser(
         "replay",
@@ -125,8 +124,8 @@ def run(words: list[str]) -> int:
 
 
 def _refuse_idle(arguments: Any) -> None:
-    """A flag that would change nothing is a mistake: a replay that somebody thinks was live, or of
-    one run.
+    """Refuse a flag without effect, since the user would think that the replay was live, or of one
+    run.
     """
     live = {
         name: getattr(arguments, name) for name in ("policy", "thread", "isolation", "environment")
@@ -189,9 +188,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 async def _runner(
     store: RunStore, trajectory: Trajectory, arguments: Any
 ) -> AsyncGenerator[EpisodeRunner]:
-    """What a run continues with: the recorded policy and sampling,
-    where nothing else is asked for.
-    """
+    """Runner that continues a run, with the recorded policy and sampling by default."""
     graph = arguments.graph or trajectory.graph
     name = arguments.policy or policy_of_record(trajectory)
     sampling = _recorded_sampling(trajectory)
@@ -201,8 +198,8 @@ async def _runner(
 
 
 def _recorded_sampling(trajectory: Trajectory) -> Sampling:
-    """The newest call's temperature and top-p, and the highest limit; our defaults for what no
-    request named.
+    """Newest recorded temperature and top-p, and the highest token limit. Defaults replace values
+    that no request had.
     """
     used = [
         held
@@ -267,7 +264,7 @@ def _may_be_drawn(found: Replay, difference: Sequence[str]) -> bool:
 
 
 def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
-    """Hint for a node that drew another time, id or number than on record."""
+    """Hint for a node that drew another time, id or number than recorded."""
     looks = "The difference may be a time, an id or a random number that a node took anew"
     if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
         return (
@@ -309,7 +306,7 @@ def _difference(store: RunStore, found: Replay) -> list[str]:
 
 
 def in_words(found: Replay) -> str:
-    """The verdict for people."""
+    """Verdict for people."""
     if found.verdict is ReplayVerdict.REFUSED:
         return f"refused: node {found.effects[0].node}: it {found.effects[0].what}"
     if found.divergence is not None:
@@ -407,7 +404,7 @@ def _check(arguments: Any, output: Output) -> int:
                     and _may_be_drawn(found, _difference(store, found))
                 ):
                     drawn = f"{header.thread_id}: {_how_to_record_draws(store, found.trajectory)}"
-        if not checked:  # a test of nothing is not passed
+        if not checked:  # a test of no runs has not passed
             of_run = f" of the run {run_id!r}" if run_id else ""
             raise RunError(
                 f"{store.url} has no trajectory{of_run} that has ended.",
@@ -444,7 +441,7 @@ def _check(arguments: Any, output: Output) -> int:
 def _row_of(
     store: RunStore, header: Trajectory, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Replay | None]:
-    """A run that cannot be replayed is no reason to leave out the others."""
+    """Row of a run. A run that cannot be replayed does not stop the others."""
     try:
         found = replay(store, header.id, **options)
         return _row(found), found

@@ -1,7 +1,7 @@
 """`hrm-agent resume`: continues a run folder, or one thread of a store, as it was started.
 
-A thread that waits with a question is given its answer; --at goes on from an earlier moment, on a
-thread of its own.
+A thread that waits with a question gets its answer. --at continues from an earlier moment in a new
+thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def run(words: list[str]) -> int:
 
 
 def value_of(text: Any) -> Any:
-    """JSON where it is JSON, else the text itself."""
+    """Parsed JSON if the text is JSON, else the text itself."""
     if not isinstance(text, str):
         return text
     try:
@@ -122,7 +122,7 @@ def _config(model: type[Config], folder: Path, command: str, allow: list[str]) -
 
 
 def _allowing(values: dict[str, Any], allow: list[str]) -> dict[str, Any]:
-    """Options on record, with further types that the states may hold."""
+    """Options on record, with additional types that the states may hold."""
     return (
         {**values, "allow": [*dict.fromkeys([*values.get("allow", ()), *allow])]}
         if allow
@@ -178,8 +178,8 @@ _COMMANDS: dict[str, Resume] = {
 
 
 def _all(arguments: Namespace) -> int:
-    """Resume each thread. The exit code: 1 if a run failed or could not be resumed, which does not
-    stop the others.
+    """Resume each thread. Return 1 if a run failed or could not be resumed, which does not stop the
+    others.
     """
     given = [
         name
@@ -239,7 +239,7 @@ def _all(arguments: Namespace) -> int:
 
 
 def _why_not(store: RunStore, now: Trajectory | None, *, begun: bool) -> str:
-    """Reason for skipping a thread; empty if it is resumed."""
+    """Reason for skipping a thread (empty if it is resumed)."""
     if now is None or now.status is not RunStatus.RUNNING:
         return "it has ended meanwhile"
     if now.thread_id in store.threads_at_work():
@@ -265,8 +265,8 @@ def _run_quietly(thread: str, where: str, allow: list[str], loop: asyncio.Runner
 
 
 def _say_stopped(output: Output, where: str, tried: Collection[str]) -> None:
-    """List the threads that wait for a person: for an answer, or, besides the `tried`, for another
-    attempt.
+    """List the threads that wait for the user: for an answer, or, except the `tried` ones, for
+    another attempt.
     """
     with existing_store(where) as store:
         stopped = store.journal.headers("status = ?", (RunStatus.TRUNCATED.value,))
@@ -299,7 +299,7 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
 def _on_record(
     thread: str, where: str, answer: Any, allow: list[str], arguments: Namespace | None = None
 ) -> tuple[RunConfig, Trajectory, dict[str, Any]]:
-    """Options of a thread, with those that are given now; its record; further arguments of
+    """Options of a thread merged with those given now, its record, and further arguments of
     `run_thread`.
     """
     from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config
@@ -330,7 +330,7 @@ def _on_record(
 def _given_now(
     arguments: Namespace, kept: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Options that replace those on record, and secrets, which are given to the graph and not
+    """Options that replace those on record, and secrets, which are given to the graph but not
     recorded.
     """
     unrecorded = {name: {} for name in ("configurable", "context")}
@@ -350,8 +350,8 @@ def _given_now(
 
 
 def _is_recorded(store: RunStore, trajectory: Trajectory) -> bool:
-    """Whether a program made the thread.
-    Raises `RunError` if none of its checkpoints is on record.
+    """True if a program made the thread. Raises `RunError` if none of its checkpoints is on
+    record.
     """
     missing = kept_elsewhere(trajectory)
     if missing is not None and trajectory.thread_id not in store.threads_with_checkpoints():

@@ -1,8 +1,8 @@
-"""`hrm-agent run`: one task through a graph, shown node by node as it happens.
+"""`hrm-agent run`: runs one task through a graph, and shows it node by node.
 
-The options are kept in the store, by thread: an interrupted run is continued by
-`hrm-agent resume THREAD`, from any folder and machine, with the options it was started with, since
-a recorded answer only fits the request that it answers.
+The options are stored by thread. `hrm-agent resume THREAD` continues an interrupted run, from any
+folder and machine. It uses the original options, since a recorded answer only fits the request that
+it answers.
 """
 
 from __future__ import annotations
@@ -82,20 +82,20 @@ __all__ = [
 
 
 class RunConfig(SelectionSettings, RunSettings, GraphSettings):
-    """How one task is run."""
+    """Options of the run of one task."""
 
     policy: str = DEFAULT_POLICY
     """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a
     provider's chat model.
     """
     seed: int | None = None
-    """Base of the seeds of all model calls: the same command samples the same tokens. none: drawn
-    anew each time.
+    """Base of the seeds of all model calls: equal commands sample equal tokens. none: a new random
+    seed each time.
     """
 
 
 def run(words: list[str]) -> int:
-    """0 if the run ended by itself or at a limit, 1 if it failed."""
+    """Return 0 if the run ended by itself or at a limit, 1 if it failed."""
     parser = Parser("run", "Run one task through a graph and record it.")
     parser.add_argument("task", nargs="?", help="the task, as text")
     parser.add_argument(
@@ -118,7 +118,7 @@ def run(words: list[str]) -> int:
 
 
 def _task(text: str | None, given: str | None) -> TaskRef:
-    """The task that a person types: a text, or an input of whatever shape the graph's state has."""
+    """Task from the command line: a text, or an input of any shape that the graph's state has."""
     if given is None:
         if text is None:
             raise ConfigError(
@@ -154,20 +154,18 @@ def _refuse_constant(name: str) -> float:
 
 
 def refuse_broken(text: str, what: str = "The task") -> None:
-    """Bytes of the command line that are no UTF-8 arrive as halves of characters, which no store
-    can hold.
-    """
+    """Refuse text that is not UTF-8. Its bytes arrive as surrogates, which no store can hold."""
     if find_surrogate(text) is not None:
         raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
 
 def keep_options(store: RunStore, thread: str, config: RunConfig) -> None:
-    """Keep the options of a thread in its store, for `hrm-agent resume`."""
+    """Store the options of a thread, for `hrm-agent resume`."""
     store.options.write(thread, to_toml(config, "run"))
 
 
 def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
-    """The stored options of a thread; None if it has none."""
+    """Stored options of a thread (None if it has none)."""
     text = store.options.read(thread)
     return (
         None
@@ -177,21 +175,19 @@ def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
 
 
 def as_given(task: TaskRef, config: RunConfig) -> TaskRef:
-    """The task of a thread with the `configurable` that `config` has for it."""
+    """Task of a thread with the `configurable` of `config`."""
     merged = {**_without_form(task, CONFIGURABLE), **config.configurable}
     kept = {name: value for name, value in task.metadata.items() if name != CONFIGURABLE}
     return task.model_copy(update={"metadata": kept | ({CONFIGURABLE: merged} if merged else {})})
 
 
 def context_given(task: TaskRef, config: RunConfig) -> dict[str, Any]:
-    """The run context that a thread goes on with under `config`."""
+    """Run context with which a thread continues under `config`."""
     return {**_without_form(task, GIVEN_CONTEXT), **config.context}
 
 
 def _without_form(task: TaskRef, where: str) -> dict[str, Any]:
-    """Options that a program gave and that TOML, in which they are kept, cannot hold: values with
-    null in them.
-    """
+    """Options that a program gave but that cannot be stored, since TOML has no null."""
     given = task.metadata.get(where, {}) if task.family == RECORDED else {}
     return {name: value for name, value in given.items() if holds_none(value)}
 
@@ -202,7 +198,7 @@ def refuse_unkept_options(
     config: RunConfig,
     unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Raises `RunError` if a program gave the run an option that is neither on record nor given
+    """Raise `RunError` if a program gave the run an option that is neither on record nor given
     now.
     """
     if task.family == RECORDED:
@@ -217,7 +213,7 @@ def refuse_unkept_options(
 def refuse_other_options(
     store: RunStore, thread: str, config: RunConfig, changed: Collection[str] = ()
 ) -> None:
-    """Raises `RunError` if options differ from those that the thread was begun with, except
+    """Raise `RunError` if options differ from those that the thread was started with, except
     `changed` ones.
     """
     kept = kept_options(store, thread)
@@ -240,8 +236,8 @@ def run_task(
     unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
     changed: Collection[str] = (),
 ) -> int:
-    """Start or resume `thread`, and say how it goes; the exit code. The options are those of
-    `run_thread`.
+    """Start or resume `thread`, print its progress, and return the exit code. The options are those
+    of `run_thread`.
     """
     given: dict[str, Any] = {"answer": answer, "unrecorded": unrecorded, "changed": changed}
     printer = Printer(output)
@@ -254,7 +250,7 @@ def run_task(
 def _say_nothing_was_run(
     trajectory: Trajectory, where: str, printer: Printer, output: Output
 ) -> None:
-    """Say why: a thread that waits needs an answer, and one that has ended is only shown."""
+    """Explain why no node ran: a waiting thread needs an answer, and an ended one is only shown."""
     if trajectory.status is RunStatus.COMPLETED:
         output.say("No node was run: the graph is at its end.", style="yellow")
     if trajectory.stop_reason is StopReason.INTERRUPT:
@@ -276,15 +272,15 @@ def run_thread(
     changed: Collection[str] = (),
     loop: asyncio.Runner | None = None,
 ) -> Outcome:
-    """Start or resume `thread`; `answer` is for the question that it waits with.
+    """Start or resume `thread`. `answer`: answer to the question that it waits with.
 
-    `unrecorded`: as for an episode. `changed`: keys of `config` that may be others than those that
-    the thread was started with. `loop`: one for several threads, since a graph's clients are bound
-    to the loop that they began in.
+    `unrecorded`: see `Episode`. `changed`: keys of `config` that may differ from those that the
+    thread was started with. `loop`: loop shared by several threads, since a graph's clients are
+    bound to the loop that they started in.
     """
     more = unrecorded or {}
     named = {**as_given(asked, config).metadata.get(CONFIGURABLE, {}), **more.get(CONFIGURABLE, {})}
-    # before the store: an unknown graph must not create one
+    # before the store, since an unknown graph must not create one
     graph = load_graph(config.graph, named)
     with open_store(where, allow=config.allowed_types) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
@@ -300,7 +296,7 @@ def run_thread(
         episode = Episode(
             task, thread, graph=config.graph, seed=config.seed, verify=verify, **given
         )
-        # else nothing was run with the options that a mistake may have left there
+        # otherwise nothing has run with the stored options, which may be a mistake
         if known is not None:
             refuse_other_options(store, thread, config, changed)
             refuse_unkept_options(task, thread, config, more)
@@ -324,7 +320,7 @@ def run_thread(
 
 
 def _told(output: Output) -> OnCandidate:
-    """Several runs side by side are not shown node by node, but each when it is over."""
+    """Callback that shows each of several parallel runs at its end, not node by node."""
 
     def over(candidate: Trajectory) -> None:
         output.result({"event": "candidate", **header(candidate)})
@@ -358,10 +354,10 @@ def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
 def known_config(
     store: RunStore, trajectory: Trajectory | None, at: str = "last"
 ) -> dict[str, Any]:
-    """Options that a thread was run with: its own, those of the run in whose folder it lies, or as
-    its record says.
+    """Options that a thread was run with: its own, those of the run folder that contains it, or
+    those in its record.
 
-    `at`: the moment whose options are wanted, of a program that gave each turn its own.
+    `at`: moment whose options are returned, since a program may give each turn its own.
     """
     if trajectory is None:
         return {}
@@ -392,7 +388,7 @@ def known_config(
 
 
 def _options_of_record(store: RunStore, trajectory: Trajectory, at: str) -> dict[str, Any]:
-    """Options of the graph from the record, for a thread without options of its own."""
+    """Options of the graph from the record, for a thread without stored options."""
     given = trajectory.task.metadata
     found = {name: given[name] for name in (ANSWER_PATH,) if name in given}
     if trajectory.task.family == RECORDED and RECURSION_LIMIT in given:
@@ -418,7 +414,9 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
 def conclude(
     output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None
 ) -> int:
-    """Say how a run ended, and what it was chosen from if it was; the exit code."""
+    """Print the end of a run, and the candidates if it was chosen from several. Return the exit
+    code.
+    """
     runs = [trajectory, *(outcome.candidates if outcome else ())]
     used = total_usage(run.used for run in runs)
     told = {"models": trajectory.models, "used": used.model_dump(mode="json")}
@@ -458,7 +456,7 @@ def conclude(
 
 
 def header(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory without its calls, as JSON."""
+    """Trajectory without its calls, as JSON."""
     return trajectory.model_dump(mode="json", exclude={"calls", "tool_calls", "failed_calls"})
 
 

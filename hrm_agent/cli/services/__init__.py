@@ -1,1 +1,1 @@
-"""Commands that serve, and that say what is there."""
+"""Commands that serve, and that report what is available."""

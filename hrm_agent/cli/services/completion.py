@@ -1,7 +1,6 @@
-"""`hrm-agent completion SHELL`: commands and flags for the Tab key, as a script for bash, zsh or
-fish.
+"""`hrm-agent completion SHELL`: completion script of commands and flags for bash, zsh or fish.
 
-The script holds the words of this version: it starts no interpreter when Tab is pressed.
+The script contains the words of this version, so it starts no interpreter when Tab is pressed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ _ZSH = """\
 whence compdef >/dev/null || { autoload -U +X compinit && compinit -i; }
 autoload -U +X bashcompinit && bashcompinit
 """
-"""bashcompinit stands on zsh's own completion, which a bare `.zshrc` has not begun."""
+"""Start of the zsh script. bashcompinit needs zsh's own completion, which a bare `.zshrc` does not
+start.
+"""
 
 
 def run(words: list[str]) -> int:
@@ -56,14 +57,14 @@ def run(words: list[str]) -> int:
 
 
 def words_by_command() -> dict[str, list[str]]:
-    """What may follow each command: its flags, and the actions of one that has several
-    (`train rl`).
+    """Possible words after each command: its flags, and its actions if it has several (`train
+    rl`).
     """
     found: dict[str, list[str]] = {}
     for name in COMMANDS:
         try:
             module = import_module(module_of(name))
-        except ImportError:  # its packages are not installed: it is named, without its flags
+        except ImportError:  # its packages are not installed: list it without flags
             found[name] = []
             continue
         actions: Mapping[str, str] = getattr(module, "ACTIONS", {})

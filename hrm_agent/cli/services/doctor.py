@@ -1,9 +1,8 @@
-"""`hrm-agent doctor`: what works on this machine; `doctor environment`: how far it can isolate
-model-written code.
+"""`hrm-agent doctor`: reports how far this machine can isolate model-written code.
 
-Each layer is put on in processes made for it, which says what can be had and what it costs, and an
-environment is started, which says what is in force. Both can differ: a container may allow a layer
-alone and not within the others.
+Each layer is tried in a separate process, which shows if it is available and its cost. Then an
+environment is started, which shows the layers in force. Both can differ, since a container may
+allow a layer alone but not within the others.
 """
 
 from __future__ import annotations
@@ -56,19 +55,19 @@ _ELSEWHERE = (
 class _LayerRow(NamedTuple):
     layer: Layer
     available: bool
-    """It can be put on in a process made for it."""
+    """True if the layer works in a separate process."""
     in_force: bool
-    """It is on in the environment that was started."""
+    """True if the layer is on in the started environment."""
     detail: str
-    """Why it is not there; else what there is to know."""
+    """Reason why the layer is missing, otherwise further facts."""
     slot_us: float | None
-    """Microseconds, once per slot; None if there is nothing to measure."""
+    """Cost in microseconds, once per slot (None if there is nothing to measure)."""
     call_us: float | None
-    """Microseconds, per call (of memory sampling: per look)."""
+    """Cost in microseconds, per call (of memory sampling: per sample)."""
 
 
 def run(words: list[str]) -> int:
-    """0 if the default level is reached, 1 if not."""
+    """Return 0 if the default level is reached, 1 if not."""
     parser = Parser(
         "doctor", "Check how far this machine isolates model-written code, and at what cost."
     )
@@ -91,8 +90,8 @@ def run(words: list[str]) -> int:
 def _in_force(
     cgroup: Path | None, *, grouped: bool
 ) -> tuple[Isolation | None, dict[str, str], str]:
-    """Level and missing layers of an environment started here; if none starts at all no level, and
-    why. `grouped`: with cgroups, if that starts.
+    """Level and missing layers of an environment started here. If none starts, the level is None
+    and the reason is returned. `grouped`: with cgroups, if that starts.
     """
     if sys.platform != "linux":
         return None, dict.fromkeys(Layer, ""), _ELSEWHERE.format(sys.platform)
@@ -113,7 +112,7 @@ def _in_force(
 
 
 def _found(cgroup: Path | None) -> dict[Layer, dict[str, Any]]:
-    """What the probe found, in a bare interpreter of its own: see `sandbox/probe.py`."""
+    """Result of the probe in a separate bare interpreter, see `sandbox/probe.py`."""
     if sys.platform != "linux":
         return {layer: _nothing(f"not on {sys.platform}") for layer in Layer}
     from hrm_agent.environment.local.zygote_process import bare_python
@@ -177,7 +176,7 @@ def _report(output: Output, level: Isolation | None, rows: list[_LayerRow], prob
 
 
 def _advice(row: _LayerRow) -> str:
-    """What to do about a layer that is missing by itself, not because nothing starts."""
+    """Advice for a layer that is missing by itself, not because nothing starts."""
     if sys.platform != "linux":
         return ""
     return _ADVICE[row.layer] if not row.available or (not row.in_force and row.detail) else ""

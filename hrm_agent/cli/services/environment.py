@@ -1,4 +1,6 @@
-"""`hrm-agent environment`: run model-written code for others, and ask how such a server stands."""
+"""`hrm-agent environment`: serves the execution of model-written code, and reports the status of
+such a server.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +184,9 @@ async def _until_stopped(
 
 
 def _remove(path: str) -> None:
-    """While it is ours beyond doubt: when nobody listens, the next server may put its own there."""
+    """Remove the socket's file. Call it before listening ends, since the next server may then put
+    its own there.
+    """
     Path(path).unlink(missing_ok=True)
 
 

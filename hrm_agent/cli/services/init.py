@@ -1,5 +1,5 @@
 """`hrm-agent init NAME`: writes a project folder with an agent, tasks, rewards, a test and a
-training of one's own.
+training configuration.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _FILES = {
     "gitignore": ".gitignore",
     "workflow.yml": ".github/workflows/test.yml",
 }
-"""Template -> where it goes: a name with a dot in front would act on this repository."""
+"""Templates with their target names. A name with a leading dot would act on this repository."""
 _PLACE = "PROJECT"
-"""Stands in the templates for the project's name."""
+"""Placeholder of the project's name in the templates."""
 _NAME = re.compile(r"[A-Za-z](\w*[A-Za-z0-9])?", re.ASCII)
-"""What is both an identifier of Python and a name that pip takes."""
+"""Pattern of project names: valid as a Python identifier and as a pip name."""
 
 
 def run(words: list[str]) -> int:
-    """0; a name that cannot be, or a folder that holds something, is an error (2)."""
+    """Return 0. An invalid name, or a folder that is not empty, is an error (2)."""
     parser = Parser(
         "init", "Start a project of your own: an agent, tasks, rewards, a test and a training."
     )

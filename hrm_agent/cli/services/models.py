@@ -1,5 +1,5 @@
-"""`hrm-agent models`: `check` prints the capabilities of a model,
-`get` fetches a small real one.
+"""`hrm-agent models`: `check` prints the capabilities of a model, `get` downloads a small real
+one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ACTIONS = {
 
 
 def run(words: list[str]) -> int:
-    """0 if nothing is missing, 1 if it answers and could do more; a model that cannot be had is an
-    error (2).
+    """Return 0 if nothing is missing, 1 if the model answers but lacks capabilities. An unavailable
+    model is an error (2).
     """
     actions = {"check": _check, "get": _get}
     if words and words[0] in actions:
@@ -41,7 +41,7 @@ def run(words: list[str]) -> int:
 
 
 def _get(words: list[str]) -> int:
-    """0 when the model is in the cache, also if it was there already."""
+    """Return 0 when the model is in the cache, even if it was there already."""
     known = "\n".join(
         f"  {model.name:14} {model.title}: {model.about}" for model in KNOWN_MODELS.values()
     )

@@ -1,5 +1,5 @@
-"""`hrm-agent serve`: graphs for chat clients, by OpenAI's chat completions. Every request is a run
-on record.
+"""`hrm-agent serve`: serves graphs to chat clients through OpenAI's chat completions. Every request
+is recorded as a run.
 """
 
 from __future__ import annotations
@@ -44,29 +44,28 @@ _PORT = 8743
 
 
 class ServeConfig(RunSettings, GraphOptions):
-    """What is served, and how a request is run that does not say it."""
+    """Served graphs, and defaults of requests."""
 
     graphs: list[str] = Field(default_factory=lambda: list(BUILTIN_GRAPHS), min_length=1)
-    """The models that clients may name: built-in graphs,
-    or your own as package.module:attribute.
-    """
+    """Models that clients may name: built-in graphs, or your own as package.module:attribute."""
     policy: str = DEFAULT_POLICY
     """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a
     provider's chat model.
     """
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graphs, such as max_turns=6; a request may name its own: of limits given here
-    only lower ones, and no sources, models, prices or files.
+    """Options of the graphs, such as max_turns=6. A request may set its own, but only lower values
+    of limits given here, and no sources, models, prices or files.
     """
     concurrency: int = Field(default=16, ge=1)
-    """Runs at once; a request more is answered with 429."""
+    """Maximum number of parallel runs. Further requests are answered with 429."""
     temperature: float | None = Field(default=None, ge=0)
-    """Sampling temperature of requests that set none; 0 takes the most probable token; none: 1, and
-    of a hosted model its provider's own.
+    """Sampling temperature of requests that set none. 0 takes the most probable token. none: 1, or
+    the provider's default for a hosted model.
     """
     max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Most completion tokens of one reply; a request may ask for fewer. By the model: half of its
-    context, 2048 at most; of a hosted model its own limit, and a request's is sent.
+    """Maximum completion tokens of one reply. A request may ask for fewer. Default by the model:
+    half of its context, at most 2048. A hosted model has its own limit, and a request's limit is
+    sent.
     """
 
 
@@ -94,15 +93,15 @@ def run(words: list[str]) -> int:
 
 
 def _kept_token_file() -> Path:
-    """Beside the environment server's, and another: who may ask agents need not be who may run
-    code.
+    """Default token file. It is beside the environment server's but separate, since clients that
+    may ask agents need not be allowed to run code.
     """
     return kept_token_file().with_name("serve-token")
 
 
 def _keeping(config: ServeConfig, store: RunStore) -> Callable[[Episode, Sampling], None]:
-    """Saves the options of each run with its thread, so that `hrm-agent resume` goes on with what a
-    server left.
+    """Callback that saves the options of each run with its thread, so that `hrm-agent resume`
+    continues runs of a server.
     """
     shared = config.model_dump(include=RunConfig.model_fields.keys() - {"context"})
     options = build_config(RunConfig, shared, "of the server")

@@ -1,6 +1,4 @@
-"""`hrm-agent view`: runs in the browser, while they train and afterwards. Nothing is written to
-what is looked at.
-"""
+"""`hrm-agent view`: shows runs in the browser, during training and afterwards. It is read-only."""
 
 from __future__ import annotations
 
@@ -96,7 +94,7 @@ def _parser() -> Parser:
 
 
 def _check(arguments: Arguments, named: list[str]) -> None:
-    """Raises `ConfigError`."""
+    """Check arguments. Raises `ConfigError`."""
     check_port(arguments)
     if arguments.token_file is not None and arguments.environment is None:
         raise ConfigError("--token-file is the token of an environment.", "Add --environment URL.")
@@ -202,12 +200,14 @@ async def _until_stopped(
 
 
 def _shown(host: str) -> str:
-    """What a browser on this machine connects to."""
+    """Host that a browser on this machine connects to."""
     return _HOST if host in ("0.0.0.0", "::") else host  # noqa: S104
 
 
 def _has_screen() -> bool:
-    """Else what is found to open pages with is a browser in this terminal."""
+    """True if there is a screen. Otherwise the browser found to open pages runs in this
+    terminal.
+    """
     return sys.platform == "darwin" or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     )

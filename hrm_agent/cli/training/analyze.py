@@ -1,6 +1,4 @@
-"""`hrm-agent analyze`: what a run on record says of its tokens, tool errors,
-lengths and selection.
-"""
+"""`hrm-agent analyze`: statistics of a recorded run: tokens, tool errors, lengths and selection."""
 
 from __future__ import annotations
 

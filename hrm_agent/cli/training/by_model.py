@@ -1,5 +1,5 @@
-"""Keys that a training leaves to the model: taken from the run's record or chosen now, and
-reported.
+"""Configuration keys that a training leaves to the model: taken from the run's record or chosen
+now, and reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Trained = TypeVar("Trained", bound="GrpoConfig | FineTuneConfig")
 
 
 def fitted_rl(config: GrpoConfig, folder: Path | None) -> tuple[GrpoConfig, Fitted]:
-    """The configuration of the run in `folder`, fitted; what was chosen. Raises `ModelError`."""
+    """Configuration of the run in `folder` with values chosen for the model, and a report of them.
+    Raises `ModelError`.
+    """
     from hrm_agent.training.config.fitted import fit_grpo, with_values
 
     config = _with_record(config, "train rl", folder)
@@ -36,11 +38,10 @@ def fitted_rl(config: GrpoConfig, folder: Path | None) -> tuple[GrpoConfig, Fitt
 def fitted_sft(
     config: FineTuneConfig, folder: Path | None, conversations: int | None = None
 ) -> tuple[FineTuneConfig, Fitted]:
-    """The configuration of the run in `folder`, fitted; what was chosen. Raises `ModelError`, and
-    `TaskError` for data that is none.
+    """Configuration of the run in `folder` with values chosen for the model, and a report of them.
+    Raises `ModelError`, and `TaskError` for invalid data.
 
-    `conversations`: how many there are (None: they are counted in `config.data`, where that is
-    known).
+    `conversations`: number of conversations (None: counted in `config.data` if that is given).
     """
     from hrm_agent.training.config.fitted import fit_sft, left_open, with_values
 
@@ -60,7 +61,9 @@ def fitted_sft(
 
 
 def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
-    """The configuration of the demo in `folder`, fitted; what was chosen. Raises `ModelError`."""
+    """Configuration of the demo in `folder` with values chosen for the model, and a report of them.
+    Raises `ModelError`.
+    """
     from hrm_agent.models.model_facts import ModelFacts, ModelSize
     from hrm_agent.training.config.fitted import fit_grpo, with_recorded, with_values
     from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
@@ -80,7 +83,7 @@ def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
 
 
 def shown_rl(config: GrpoConfig, folder: Path | None) -> GrpoConfig:
-    """The configuration as a dry run shows it: what cannot be chosen yet stays open."""
+    """Configuration for a dry run. Keys that cannot be chosen yet stay open."""
     with suppress(HrmError):
         if not to_be_converted(config.policy):
             return fitted_rl(config, folder)[0]
@@ -88,7 +91,7 @@ def shown_rl(config: GrpoConfig, folder: Path | None) -> GrpoConfig:
 
 
 def shown_sft(config: FineTuneConfig, folder: Path | None) -> FineTuneConfig:
-    """The configuration as a dry run shows it: what cannot be chosen yet stays open."""
+    """Configuration for a dry run. Keys that cannot be chosen yet stay open."""
     known = config if Path(config.data).is_file() else config.model_copy(update={"data": ""})
     with suppress(HrmError):
         if not to_be_converted(config.policy):
@@ -97,7 +100,7 @@ def shown_sft(config: FineTuneConfig, folder: Path | None) -> FineTuneConfig:
 
 
 def say_chosen(fitted: Fitted, output: Output) -> None:
-    """Say what was chosen, and warn of a learning rate far from the usual one."""
+    """Report the chosen values, and warn about a learning rate far from the usual one."""
     for line in fitted.lines:
         output.say(line)
     if fitted.warning:

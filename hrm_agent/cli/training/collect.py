@@ -1,4 +1,4 @@
-"""`hrm-agent collect`: tasks to trajectories, without learning."""
+"""`hrm-agent collect`: runs tasks and records their trajectories, without training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(words: list[str]) -> int:
 
 
 def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
-    """Start or resume the collection and print a summary; returns the exit code."""
+    """Start or resume the collection and print a summary. Returns the exit code."""
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
     track_result(config, config, "collect", folder, remark, _numbers(trajectories, statuses))
@@ -69,7 +69,7 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
 
 
 def _numbers(trajectories: Sequence[Trajectory], statuses: Counter[str]) -> dict[str, Any]:
-    """What trackers are sent of a collection."""
+    """Metrics of a collection for trackers."""
     scored = [each for each in trajectories if each.rewards]
     means = {
         name: fmean(found)
@@ -85,11 +85,10 @@ def _numbers(trajectories: Sequence[Trajectory], statuses: Counter[str]) -> dict
 
 
 def exit_code(trajectories: Sequence[Trajectory]) -> int:
-    """1 if every rollout failed, or none has the reward that it was to have: then it is the set-up
-    that does not work.
+    """Return 1 if every rollout failed, or none has its expected reward: then the set-up is wrong.
 
-    A line on stderr says how many failed, have no reward, or had a prompt that the policy's context
-    window has no room for, and most often by what.
+    A line on stderr reports the number of rollouts that failed, have no reward, or had a prompt too
+    long for the policy's context window, with the most frequent cause.
     """
     failed = [each for each in trajectories if each.status is RunStatus.FAILED]
     unscored = [
@@ -124,7 +123,7 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
 
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
-    """The trajectories of the run in `folder`, those on record read back and the others run."""
+    """Trajectories of the run in `folder`. Recorded ones are read, the others are run."""
     require_trackers(config)
     tell_changed_sources(config.tasks, config.split, folder)
     where = tasks_folder(folder)
@@ -132,7 +131,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where
     )
     if config.rewards is not None:
-        # before anything is run: one that does not import scores nothing
+        # before anything runs, since a rubric that does not import scores nothing
         load_rubric(config.rewards)
     elif command == "eval":
         refuse_unscored(tasks, config.tasks)
@@ -159,8 +158,8 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
 
 
 def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
-    """A line on stderr where a policy was named, and models that the graph itself names answered
-    all calls.
+    """Warn on stderr if a policy was given but models named by the graph itself answered all
+    calls.
     """
     answered = Counter(call.model for trajectory in trajectories for call in trajectory.own_calls)
     if policy == DEFAULT_POLICY or policy in answered or not answered:
@@ -174,9 +173,9 @@ def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
 
 
 def _tell_none_right(trajectories: Sequence[Trajectory], *, by_verifier: bool) -> None:
-    """Say on stderr if answers may be wrong only because they were cut off, or are not in a box.
+    """Warn on stderr if answers may be wrong only because they were cut off or are not in a box.
 
-    `by_verifier`: the verifier of the tasks has scored them, not a rubric.
+    `by_verifier`: True if the tasks' verifier has scored them, not a rubric.
     """
     scored = [each for each in trajectories if each.rewards]
     if not scored or any(each.outcome > 0 for each in scored):
@@ -209,9 +208,7 @@ def _tell_none_right(trajectories: Sequence[Trajectory], *, by_verifier: bool) -
 
 
 def tell_changed_sources(tasks: str, split: str, folder: Path, *others: str) -> None:
-    """A line on stderr where the code or the files that the tasks of a run are from have changed
-    since it began.
-    """
+    """Warn on stderr if the code or files of a run's tasks have changed since it started."""
     if changed := changed_sources(tasks, split, folder, *others):
         said = (
             f"changed since the run in {folder} began; tasks that are on record are not run again."

@@ -1,5 +1,5 @@
-"""`hrm-agent demo`: from a sloppy policy to a better one, which then solves a problem; all of it in
-one folder.
+"""`hrm-agent demo`: trains a better policy from a weak one, which then solves a problem. All output
+is in one folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["demo_run", "run"]
 
 _FOLDER = Path("runs/demo")
 _ANOTHER = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
-"""A problem of the family that the small policy knows."""
+"""Problem of the family that the small policy knows."""
 
 
 def run(words: list[str]) -> int:
@@ -54,7 +54,7 @@ def run(words: list[str]) -> int:
 def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
     """Run, or resume, the demo in `folder`."""
     if not is_first_process():
-        return  # the first one says why they cannot run together
+        return  # the first process reports why they cannot run together
     require_one_process()
     require_trackers(config.train)
     printer = Printer(Output(as_json=output.as_json))
@@ -78,7 +78,7 @@ def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
 
 
 class _Stages:
-    """One progress bar after the other."""
+    """Progress bars, one after the other."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
@@ -102,7 +102,7 @@ class _Stages:
             self._advance(watched(facts), done)
 
     def close(self) -> None:
-        """End the bar that is shown, so that other output does not run into it."""
+        """End the current bar, so that other output does not run into it."""
         self._open.close()
         self._stage, self._advance = None, None
 

@@ -1,6 +1,4 @@
-"""`hrm-agent eval`: how well a policy does on tasks; of a run on record; and of two runs, which is
-better.
-"""
+"""`hrm-agent eval`: evaluates a policy on tasks, or a recorded run, or compares two runs."""
 
 from __future__ import annotations
 
@@ -99,9 +97,9 @@ def _parser() -> Parser:
 def eval_run(
     config: CollectConfig, folder: Path, output: Output, prices: Prices | None = None
 ) -> int:
-    """Run what is missing, then evaluate the whole; the exit code."""
+    """Run missing rollouts, then evaluate all. Return the exit code."""
     trajectories = collected(config, "eval", folder)
-    # From the store, since it has the candidates too of which a mode hands out one.
+    # From the store, since it also has the candidates from which a mode returns one.
     found = evaluate(stored_trajectories(str(folder)), seed=config.seed, prices=prices)
     _report(output, found, str(folder), folder, config.model_dump(mode="json"))
     track_result(config, config, "eval", folder, remark, asdict(found))
@@ -109,8 +107,8 @@ def eval_run(
 
 
 def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int]:
-    """With the rewards of the scores called `by`, and how many were left out since those gave them
-    none.
+    """Trajectories with the rewards of the scores called `by`, and the number left out because they
+    have no such score. Without `by`, they keep their own rewards.
     """
     if by is None:
         return _with_rewards(stored_trajectories(where), where), 0
@@ -127,8 +125,8 @@ def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int
 
 
 def _with_rewards(trajectories: Iterable[Trajectory], where: str) -> Iterator[Trajectory]:
-    """All of them. Raises `ConfigError` at the end where runs have answered and nothing says of any
-    what is right.
+    """All trajectories. Raises `ConfigError` at the end if runs have answered but none has a
+    reward.
     """
     answered = scored = False
     for each in trajectories:

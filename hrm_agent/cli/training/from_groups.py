@@ -1,5 +1,5 @@
-"""What `train rl --from` learns from: groups of rollouts on record, selected once, when a run is
-begun.
+"""Training data of `train rl --from`: recorded groups of rollouts, selected once, when a run
+starts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["chosen_groups"]
 def chosen_groups(
     config: GrpoConfig, folder: Path, *, one_pass: bool
 ) -> tuple[GrpoConfig, list[str]]:
-    """The configuration with whole paths, and with the steps of `one_pass` where that is asked for;
-    what to say of it.
+    """Configuration with absolute paths, and with the steps of `one_pass` if requested, and lines
+    to print about it.
 
-    Raises `TaskError`, before there is a folder, where nothing can be learned from.
+    Raises `TaskError`, before a folder is created, if there is no group to learn from.
     """
     with told_if_slow("loading torch; the first time this takes up to a minute"):
         from hrm_agent.training.records.groups import kept_groups, select_groups

@@ -1,7 +1,7 @@
-"""What `train sft --from` learns from: the conversations of runs on record.
+"""Training data of `train sft --from`: conversations of recorded runs.
 
-They are selected once, when a run is begun, and kept in its folder: a resumed run learns from the
-same ones, whatever was recorded, changed or deleted since.
+They are selected once, when a run starts, and saved in its folder. So a resumed run learns from the
+same conversations, even if the record has changed.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ CONVERSATIONS = "conversations.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Conversations that were found, and what was not taken."""
+    """Selected conversations, and a report of those left out."""
 
     text: str
     """Rows of the format `chat`, one a line."""
     report: Report
-    """How many there are, and what was left out for which reason."""
+    """Number of conversations, and counts of those left out by reason."""
 
     @property
     def by_role(self) -> dict[str, int]:
-        """Role -> its conversations."""
+        """Number of conversations by role."""
         rows = (json.loads(line) for line in self.text.split("\n") if line)
         return dict(Counter(row["role"] for row in rows).most_common())
 
     def write(self, folder: Path) -> None:
-        """Keep them in a run's folder."""
+        """Save the conversations in a run's folder."""
         with replacing(folder / CONVERSATIONS) as part:
             part.write_text(self.text, encoding="utf-8")
 
     def data(self) -> dict[str, Any]:
-        """What was taken and what was not, as JSON."""
+        """Counts of the conversations taken and left out, as JSON."""
         report = self.report
         taken = {
             "trajectories": report.trajectories,
@@ -62,7 +62,7 @@ class Selection:
         return {**taken, "left_out": dict(report.left_out)}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """Counts of the conversations taken and left out, as lines for people."""
         roles = ", ".join(f"{role} {count}" for role, count in self.by_role.items())
         first = (
             f"{self.report.rows} conversations of {self.report.trajectories} runs on record:"
@@ -72,7 +72,7 @@ class Selection:
 
 
 def select(config: FineTuneConfig) -> Selection:
-    """The conversations that a configuration asks for. Raises `TaskError` if there is none."""
+    """Select the conversations for a configuration. Raises `TaskError` if there are none."""
     with TemporaryDirectory() as folder, described_runs(config.source) as (trajectories, known):
         path = Path(folder) / CONVERSATIONS
         runs = _scored(config, trajectories) if config.by else trajectories
@@ -89,7 +89,7 @@ def select(config: FineTuneConfig) -> Selection:
 
 
 def _scored(config: FineTuneConfig, trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
-    """Those that have scores of the name `config.by`, with these as their rewards."""
+    """Trajectories that have scores named `config.by`, with these as their rewards."""
     if is_file(config.source):
         raise ConfigError(
             f"{config.source} is a file: it holds no scores beside its own.",

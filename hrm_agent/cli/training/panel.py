@@ -1,4 +1,4 @@
-"""How a training stands, in lines that fit a terminal of 80 columns."""
+"""Status of a training run, in lines that fit a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["panel"]
 
 WIDTH = 80
 _MANY = 0.5
-"""Share of groups without a signal from which the panel says what to do about them."""
+"""Share of groups without a signal from which the panel gives advice."""
 
 
 def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
-    """The newest step: accuracy, what was kept of it, and what to do where little was."""
+    """Lines of the newest step: accuracy, selection, and advice if little was selected."""
     from hrm_agent.training.select.verdicts import advice
 
     stage = ""

@@ -1,5 +1,5 @@
-"""`hrm-agent plot`: curves of training runs as one picture,
-runs of one configuration as one line.
+"""`hrm-agent plot`: curves of training runs in one picture, with one line for all runs of one
+configuration.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _parser() -> Parser:
 
 
 def _format(out: Path | None, given: str | None) -> str:
-    """By the flag, else by the suffix. Raises `ConfigError`."""
+    """Picture format from the flag, else from the suffix. Raises `ConfigError`."""
     suffix = out.suffix.lower().removeprefix(".") if out is not None else "png"
     if given is None and suffix not in _FORMATS:
         raise ConfigError(
@@ -129,7 +129,7 @@ def _format(out: Path | None, given: str | None) -> str:
 
 
 def _refuse_twice(folders: Sequence[Path]) -> None:
-    """A run that is counted twice would be another seed of itself."""
+    """Raise `ConfigError` for a folder named twice, since the run would count as two seeds."""
     seen: set[Path] = set()
     for folder in folders:
         if folder.resolve() in seen:

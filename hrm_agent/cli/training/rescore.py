@@ -1,4 +1,4 @@
-"""`hrm-agent rescore`: stored runs scored by a rubric, and two rubrics compared on them."""
+"""`hrm-agent rescore`: scores stored runs by a rubric, or compares two rubrics on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RESERVED = (FEEDBACK, RECORDED, VERIFIER)
 
 
 def run(words: list[str]) -> int:
-    """1 if no trajectory has a reward."""
+    """Return 1 if no trajectory has a reward."""
     arguments = _parser().read(words)
     output = Output(as_json=arguments.json)
     _check_name(arguments)
@@ -139,9 +139,7 @@ def _wanted(headers: Sequence[Trajectory], arguments: argparse.Namespace) -> set
 
 
 Side = tuple[str, Mapping[str, Scoring], Rescored | None]
-"""A rubric's name, its scorings, and what this call made of them; None for those that were on
-record.
-"""
+"""Rubric name, its scorings, and the report of this call (None for recorded scorings)."""
 
 
 async def _sides(
@@ -191,8 +189,8 @@ async def _side(
 
 
 def _where_tasks_are_from(store: str) -> dict[str, str]:
-    """What a task of a user's own is verified by stands in its code, which the folder of a run
-    names.
+    """Variables that name the run folder, since user tasks are verified by their own code, which
+    the folder names.
     """
     folder = Path(store)
     return {RUN_VARIABLE: str(folder.resolve())} if folder.is_dir() else {}

@@ -47,7 +47,7 @@ _WATCHED = {
     "loss": "loss",
     "eval/correct": "held-out",
 }
-"""Metrics shown while a run goes on; metrics.jsonl has all of them."""
+"""Metrics shown during a run, with their labels. metrics.jsonl has all of them."""
 
 
 def run(words: list[str]) -> int:
@@ -83,7 +83,7 @@ def _rl(words: list[str]) -> int:
     )
     add_config(parser, GrpoConfig)
     arguments = parser.read(words)
-    if arguments.source is not None:  # a key of the configuration by a shorter name
+    if arguments.source is not None:  # short name of a configuration key
         setattr(arguments, "config:source", arguments.source)
     config = config_from(arguments, GrpoConfig, "train rl")
     if arguments.dry_run:
@@ -101,16 +101,16 @@ def _rl(words: list[str]) -> int:
 
 
 def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bool = False) -> None:
-    """Train, or go on, in `folder`. `one_pass`: over what is on record, whatever the configuration
-    has for steps.
+    """Train in `folder`, or resume. `one_pass`: one pass over the recorded groups, whatever the
+    configured steps.
 
-    In one of several processes, take part in what the first of them does.
+    If several processes train together, each takes part in the work of the first.
     """
     from hrm_agent.models.slow_start import told_if_slow
     from hrm_agent.training.ranks.processes import is_first_process, require_ranks
 
     if config.optim.sharding == "none" and not is_first_process():
-        return  # the first one says why they cannot run together
+        return  # the first process reports why they cannot run together
     require_ranks(config.optim.sharding)
     with told_if_slow("loading torch; the first time this takes up to a minute"):
         from hrm_agent.training.ranks.learner import follow
@@ -134,7 +134,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
 
     if config.same_as_clipped:
         remark(config.same_as_clipped)
-    # Before there is a folder: what cannot be trained leaves nothing behind.
+    # Checked before there is a folder, so that an impossible training leaves nothing behind.
     require_trackers(config)
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     config, choice = fitted_rl(config, folder)
@@ -157,7 +157,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
             ):
                 refuse_other_roles(roles, key, config.graph, config.configurable)
         tell_changed_sources(config.tasks, "train", folder, *config.tasks_of_stages)
-    # whoever is refused leaves its configuration
+    # a refused process must not change the configuration
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):
         is_new = not (folder / CONFIG_FILE).exists()
         taken_up = _is_taken_up(config, "train rl", folder)
@@ -175,7 +175,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
                 output.say(_nothing_left(folder, config.steps))
     model, metrics = folder / "model", folder / "metrics.jsonl"
     rows = read_metrics(metrics)
-    # without metrics it is not known
+    # unknown without metrics
     taken = sum(bool(row["stepped"]) for row in rows) if rows else None
     lack, stopped = why_nothing_was_learnt(rows), when_learning_stopped(rows)
     found = {
@@ -203,8 +203,8 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
 
 
 def _same(config: GrpoConfig) -> str:
-    """The flags with which an evaluation is of what was trained: without them it is of the built-in
-    agent and tasks.
+    """Flags that make an evaluation use the training's graph, tasks and rewards, instead of the
+    built-in ones.
     """
     usual = type(config)()
     names = ("graph", "answer_path", "tasks", "rewards")
@@ -214,11 +214,13 @@ def _same(config: GrpoConfig) -> str:
         if getattr(config, name) != getattr(usual, name)
     }
     flags = [f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in other.items()]
-    return "".join([*flags, " --stand-in"] if "graph" in other else flags)  # as it was in training
+    return "".join([*flags, " --stand-in"] if "graph" in other else flags)  # as in training
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path) -> str:
-    """Draws them, where there is something to draw with; what to say of it."""
+    """Draw the curves if matplotlib is installed. Returns a phrase about the file (empty if
+    none).
+    """
     if find_spec("matplotlib") is None:
         return ""
     from hrm_agent.training.plots.plots import plot_curves
@@ -230,8 +232,8 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
 
 @contextmanager
 def _withdrawn(folder: Path, *, is_new: bool) -> Generator[None]:
-    """The configuration of a new run whose tasks or policy are refused is not kept: right ones can
-    be named next.
+    """Delete the configuration of a new run whose tasks or policy are refused, so that the next
+    command can use other ones.
     """
     try:
         yield
@@ -245,11 +247,9 @@ def _withdrawn(folder: Path, *, is_new: bool) -> Generator[None]:
 def _is_taken_up(
     config: GrpoConfig | FineTuneConfig, command: str, folder: Path, *, writes: bool = True
 ) -> bool:
-    """False where the run has taken its steps already. Raises `RunError` where another run is in
-    `folder`.
+    """False if the run has already taken its steps. Raises `RunError` if `folder` has another run.
 
-    The configuration is saved, by the process that `writes`, only when the run is one that can be
-    gone on with.
+    The process that `writes` saves the configuration, only if the run can be continued.
     """
     from hrm_agent.training.checkpoints import Checkpoints, has_model
     from hrm_agent.training.config.commands import FREE_IN_TRAINING, GrpoConfig
@@ -279,8 +279,8 @@ def _is_taken_up(
 
 
 def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, folder: Path) -> int:
-    """How many steps the rollouts on record depend on, which are not sampled again; looked up where
-    it matters.
+    """Number of steps that the recorded rollouts depend on, since these are not sampled again. It
+    is looked up only if the number of steps has changed.
     """
     from hrm_agent.store import open_store
     from hrm_agent.training.config.commands import GrpoConfig
@@ -302,7 +302,7 @@ def _nothing_left(folder: Path, steps: int | None) -> str:
 def _shown(
     config: GrpoConfig, advance: Callable[[str, int], None]
 ) -> Callable[[Mapping[str, Any]], None]:
-    """A panel on a terminal, a line a step elsewhere."""
+    """Progress callback: a panel on a terminal, elsewhere a line per step."""
     on_terminal = sys.stderr.isatty()
     return lambda row: advance(
         "\n".join(panel(row, config)) if on_terminal else watched(row), int(row["step"]) + 1
@@ -310,14 +310,14 @@ def _shown(
 
 
 def watched(row: Mapping[str, Any]) -> str:
-    """The metrics of a step that are shown while a run goes on, and why a step changed nothing.
+    """Metrics of a step shown during a run, and the reason if the step changed nothing.
 
-    The mean reward is shown where it is another number than the share of right answers.
+    The mean reward is shown if it differs from the share of right answers.
     """
     shown = {name: row.get(key) for key, name in _WATCHED.items()}
     if shown["reward"] == shown["correct"]:
         del shown["reward"]
-    # Adding 0.0 takes the sign off -0.0, which a small negative loss is rounded to.
+    # Adding 0.0 removes the sign of -0.0, which a small negative loss is rounded to.
     parts = [
         f"{name} {round(value, 3) + 0.0:.3f}"
         for name, value in shown.items()
@@ -362,7 +362,7 @@ def _sft(words: list[str]) -> int:
         ("source", arguments.source),
         ("roles", arguments.role),
     ):
-        if given is not None:  # they are keys of the configuration by a shorter name
+        if given is not None:  # short names of configuration keys
             setattr(arguments, f"config:{name}", given)
     config = config_from(arguments, FineTuneConfig, "train sft")
     if arguments.dry_run:
@@ -373,7 +373,7 @@ def _sft(words: list[str]) -> int:
 
 
 def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
-    """Train, or go on, in `folder`."""
+    """Train in `folder`, or resume."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS, select
     from hrm_agent.training.metrics import NOT_FINITE, read_metrics
     from hrm_agent.training.ranks.processes import is_first_process, wait_for_all
@@ -384,7 +384,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
             f"{folder} holds a trained model already.", "Name another folder with --out."
         )
     config = _with_whole_paths(config)
-    main = is_first_process()  # of those that share the batches, the one that writes
+    main = is_first_process()  # the process that writes, of those that share the batches
     chosen = (
         select(config)
         if main and config.source and not (folder / CONVERSATIONS).is_file()
@@ -392,7 +392,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     )
     require_trackers(config)
     if not main:
-        # the first one writes the configuration that all are fitted by, and the conversations
+        # the first process writes the conversations, and the configuration that all use
         wait_for_all()
     config, choice = fitted_sft(config, folder, chosen.report.rows if chosen is not None else None)
     with alone_in(folder) if main else nullcontext():
@@ -425,7 +425,9 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
 
 
 def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
-    """A run is resumed from any folder. Raises `TaskError` where there is nothing to learn from."""
+    """Make paths absolute, since a run can be resumed from any folder. Raises `TaskError` if there
+    is no training data.
+    """
     if config.source:
         is_url = "://" in config.source
         return (
@@ -447,7 +449,7 @@ def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
 
 
 def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
-    """Train on what the configuration names, and save the model."""
+    """Train on the configured data, and save the model."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
     from hrm_agent.training.config.fitted import decided

@@ -1,1 +1,1 @@
-"""Python in processes of this machine."""
+"""Execution of Python in processes of this machine."""

@@ -1,8 +1,8 @@
-"""Runs model-written Python on this machine, in processes that the kernel fences off.
+"""Runs model-written Python on this machine, in processes isolated by the kernel.
 
-`Scheduler` decides which call is next and what a session's call is run on, `LocalWorkers` runs it
-in a slot; here both are given an event loop's face. How a slot is fenced off, and what that does
-not hold against, is told where it is done: `sandbox/kernel.py` and `docs/environment.md`.
+`Scheduler` selects the next call and the process of a session's call, `LocalWorkers` runs it in a
+slot; this module adapts both to event loops. `sandbox/kernel.py` and `docs/environment.md` describe
+how slots are isolated, and the limits of that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["LocalEnvironment"]
 
 
 class LocalEnvironment(Environment):
-    """An `Environment` on this machine. Thread-safe, and usable from any number of event loops."""
+    """`Environment` on this machine. Thread-safe, and usable from any number of event loops."""
 
     def __init__(
         self,
@@ -39,17 +39,17 @@ class LocalEnvironment(Environment):
         cgroup: Path | None = None,
         spare_seconds: float | None = None,
     ) -> None:
-        """`slots`: calls that run at once; by default two per core, because a call's wall clock
-        runs while it waits for a core. `max_sessions`: living sessions, at least `slots`; the one
-        idle longest makes room, and is rebuilt from its cells when it is asked for again.
-        `isolation`: the least that is accepted. `packages`: installed distributions that snippets
-        may import; None: numpy and sympy, if they are there. `queue_limit`: calls that wait; `run`
-        waits for room, `submit` raises QueueFullError. `cgroup`: a folder of cgroups (version 2)
-        that was delegated to this user: L3 is asked for by it; None: for `isolation` L3 the cgroup
-        of this process is divided. `spare_seconds`: how long processes above `slots` are kept that
-        nobody needs; None: a second, or less where no session lives.
+        """Start an environment. Raises HrmError if this machine isolates less than `isolation`.
 
-        Raises HrmError where this machine isolates less than `isolation`.
+        `slots`: calls that run at once; by default two per core, because a call's wall clock runs
+        while it waits for a core. `max_sessions`: sessions with a process, at least `slots`; the
+        one idle longest makes room, and is rebuilt from its cells when it is used again.
+        `isolation`: the least level accepted. `packages`: installed distributions that snippets may
+        import; None takes numpy and sympy if they are installed. `queue_limit`: most waiting calls;
+        beyond it `run` waits for room and `submit` raises QueueFullError. `cgroup`: a version 2
+        cgroup folder that was delegated to this user, for L3; with None and `isolation` L3, the
+        cgroup of this process is divided. `spare_seconds`: how long unused processes above `slots`
+        are kept; None is a second, or less if no session lives.
         """
         self._workers = LocalWorkers(
             slots,
@@ -70,7 +70,7 @@ class LocalEnvironment(Environment):
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Layers of isolation that are not in force, and why."""
+        """Layers of isolation that are missing: layer -> reason."""
         return self._workers.missing
 
     @property
@@ -104,24 +104,24 @@ class LocalEnvironment(Environment):
             await asyncio.gather(*answers)
 
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
-        """`run` for where there is no event loop; cancelling the future kills the call."""
+        """Run a call without an event loop; cancelling the future kills it."""
         return self._scheduler.submit(submission)
 
     async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
-        """Make `target` what `source` is when its running call has ended: a copy of its cells (see
-        `Scheduler`).
+        """Copy session `source` to `target` when its running call has ended. Only the cells are
+        copied (see `Scheduler`).
         """
         await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
 
     async def end_session(self, session: str, *, run: str = "") -> None:
-        """Forget a session; its open calls end with status `infrastructure`."""
+        """End a session; its open calls end with status `infrastructure`."""
         self._scheduler.end_session(session, run)
 
     async def metrics(self) -> str:
         return self._scheduler.metrics()
 
     async def drain(self, seconds: float) -> bool:
-        """Take no more calls, and wait for the open ones; False if some are still open after
+        """Accept no more calls, and wait for the open ones; False if some are still open after
         `seconds`.
         """
         return await asyncio.to_thread(self._scheduler.drain, seconds)
@@ -134,8 +134,8 @@ class LocalEnvironment(Environment):
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """`close` for where there is no event loop. In a fork of the process that made it, only
-        lets go of it.
+        """Close without an event loop. In a forked child of the process that made it, only release
+        its resources.
         """
         if self._scheduler.is_ours:
             self._scheduler.close()
@@ -148,7 +148,7 @@ def _notify(
     answer: asyncio.Future[ExecutionResult],
     result: ExecutionResult,
 ) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed: the caller is gone
         loop.call_soon_threadsafe(_settle, answer, result)
 
 

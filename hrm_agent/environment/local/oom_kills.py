@@ -1,7 +1,7 @@
-"""The kernel's count of processes that it killed for want of memory, on the whole machine.
+"""Number of processes that the kernel killed for lack of memory, on the whole machine.
 
-A process that was killed does not say by whom: SIGKILL may be its own, or that of another process
-of its call.
+The exit status of a killed process does not identify the killer: SIGKILL may have been sent by
+itself, or by another process of its call.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from hrm_agent.environment.sandbox.memory import figure
 __all__ = ["OomKills"]
 
 RECENT_SECONDS = 1.0
-"""A count this old is good enough for what begins now: the kernel adds up a figure for each
+"""Age in seconds up to which a count is reused for new calls: the kernel adds up a figure per
 processor.
 """
 
 
 class OomKills:
-    """Reads /proc/vmstat; where that has no such figure, nothing is ever known of any kill."""
+    """Reader of /proc/vmstat. If that has no such figure, no kill is ever detected."""
 
     def __init__(self, path: str = "/proc/vmstat") -> None:
         self._path = path
         self._count, self._counted_at = 0, float("-inf")
 
     def recent(self) -> int:
-        """Number of kills so far, as it was at most `RECENT_SECONDS` ago."""
+        """Number of kills so far, at most `RECENT_SECONDS` old."""
         now = time.monotonic()
         if now - self._counted_at >= RECENT_SECONDS:
             self._count, self._counted_at = self._now(), now
         return self._count
 
     def since(self, count: int) -> bool:
-        """True if there were kills since they were `count`."""
+        """True if there were more kills than `count`."""
         return self._now() > count
 
     def _now(self) -> int:

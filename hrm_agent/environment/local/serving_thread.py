@@ -1,4 +1,4 @@
-"""Wakes a thread that serves everybody, and asks it whether it still turns."""
+"""Wakes a thread that serves all calls, and checks that it responds."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ __all__ = ["Wake"]
 
 
 class Wake:
-    """An eventfd that the thread polls. Thread-safe; harmless once it is closed."""
+    """Eventfd that the thread polls. Thread-safe; harmless once it is closed."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        """Readable from `ring` until `answer`."""
+        """File descriptor, readable from `ring` until `answer`."""
         self._lock = threading.Lock()
         self._asked: list[threading.Event] = []
         self._closed = False
 
     def ring(self) -> None:
         """Wake the thread."""
-        with self._lock, suppress(BlockingIOError):  # as many calls as it can count: it is readable
+        with self._lock, suppress(BlockingIOError):  # its counter is full: it is readable
             if not self._closed:
                 os.eventfd_write(self.descriptor, 1)
 
     def answer(self) -> None:
-        """From the thread: take the rings, and tell those that asked."""
+        """Reset the eventfd and notify the threads that wait in `is_answered`. Called by the
+        serving thread.
+        """
         with suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
         with self._lock:
@@ -35,7 +37,7 @@ class Wake:
             event.set()
 
     def is_answered(self, seconds: float) -> bool:
-        """True if the thread has called `answer` within `seconds`; blocks until then."""
+        """True if the thread calls `answer` within `seconds`; blocks until then."""
         event = threading.Event()
         with self._lock:
             if self._closed:
@@ -49,7 +51,7 @@ class Wake:
         return answered
 
     def close(self) -> None:
-        """Harmless a second time."""
+        """Close the eventfd. Harmless a second time."""
         with self._lock:
             if not self._closed:
                 self._closed = True

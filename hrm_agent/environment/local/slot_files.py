@@ -1,8 +1,8 @@
-"""The files of a slot, and what they and the slot's reply come to.
+"""Memory files of a slot, and the outcome made from them and the slot's reply.
 
 Code, stdout, stderr and value are memory files. The kernel bounds them by RLIMIT_FSIZE while the
 snippet writes, so a flood of output costs neither memory nor reading time here: only the head and
-the tail that are kept are ever read.
+the tail that are kept are read.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 OUTPUT_FACTOR = 64
-"""A snippet may write this many times `Limits.output_bytes` to one file before its writes fail
+"""Multiple of `Limits.output_bytes` that a snippet may write to one file before its writes fail
 (`output_limit`).
 """
 _CUT_NOTE_BYTES = 80
 _MODE = 0o777
-"""Mode of a new memory file. A snippet can change it where host and snippet are the same user."""
+"""Mode of a new memory file. A snippet can change it if host and snippet are the same user."""
 _WORDS = {
     Ended.OUT_OF_MEMORY: "The processes of the snippet held more memory than their limit.\n",
     Ended.TOO_MANY: "The snippet had more processes and threads than its limit.\n",
@@ -48,40 +48,41 @@ _SEEN = {
     Ended.OUT_OF_MEMORY: ToolStatus.OUT_OF_MEMORY,
     Ended.DENIED: ToolStatus.DENIED,
 }
-"""Ends that the slot itself, or the kernel in the call's cgroup, has brought about."""
+"""Status by end, for ends that the slot, or the kernel in the call's cgroup, has caused."""
 
 
 class SlotFiles:
-    """Four memory files that a slot keeps through its calls."""
+    """Four memory files that a slot keeps for all its calls."""
 
     def __init__(self) -> None:
         self.descriptors = [os.memfd_create(name) for name in ("code", "stdout", "stderr", "value")]
-        """In the order in which the zygote expects them."""
+        """File descriptors in the order expected by the zygote."""
         self._code_bytes = 0
 
     def prepare(self, code: str) -> None:
-        """Empty what the last call wrote, and put the code in. Where in a file one stands is shared
-        with the slot.
+        """Empty the files of the last call and write the code. The file offset is shared with the
+        slot.
         """
         for descriptor in self.descriptors:
             what = os.fstat(descriptor)
-            if what.st_size or what.st_blocks:  # pages may lie beyond the end, too
+            if what.st_size or what.st_blocks:  # pages may also exist beyond the end
                 os.ftruncate(descriptor, 0)
-            # changed by the last call; the next one has to open them
+            # changed by the last call; the next one has to be able to open them
             if stat.S_IMODE(what.st_mode) != _MODE:
                 os.fchmod(descriptor, _MODE)
             os.lseek(descriptor, 0, os.SEEK_SET)
-        # The line end lets a child that read nothing be told from one that read an empty snippet.
+        # The line end distinguishes a child that read nothing from one that read an empty snippet.
         data = code.encode("utf-8", "backslashreplace") + b"\n"
         self._code_bytes = len(data)
         os.pwrite(self.descriptors[0], data, 0)
 
     @property
     def started(self) -> bool:
-        """True if the child read its code: the last thing before the snippet runs, and nothing that
-        it could undo.
+        """True if the child read its code, which is the last step before the snippet runs. The
+        snippet cannot undo it.
 
-        A session's process keeps the file, and could: of its calls the slot's word counts.
+        A session's process keeps the file and could undo it: for its calls the slot's report
+        counts.
         """
         return os.lseek(self.descriptors[0], 0, os.SEEK_CUR) == self._code_bytes
 
@@ -90,7 +91,9 @@ class SlotFiles:
         return os.fstat(self.descriptors[index]).st_size
 
     def read(self, index: int, limit: int, size: int) -> str:
-        """At most `limit` bytes of a file, the middle cut out and its size told."""
+        """Content of a file, without its middle if it has more than `limit` bytes; a note gives the
+        size.
+        """
         if size == 0:
             return ""
         descriptor = self.descriptors[index]
@@ -104,8 +107,8 @@ class SlotFiles:
         return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
     def value(self, limit: int) -> tuple[str | None, str | None, bool]:
-        """Repr and JSON of the value, and whether there is a MemoryError instead. All of it is the
-        snippet's claim.
+        """Tuple (repr of the value, its JSON, True if there was a MemoryError instead). All of it
+        is claimed by the snippet.
         """
         size = self.size(3)
         if size == 0:
@@ -124,7 +127,7 @@ class SlotFiles:
         )
 
     def close(self) -> None:
-        """Free the files; harmless a second time."""
+        """Close the files; harmless a second time."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
@@ -143,7 +146,7 @@ def _refuse_constant(name: str) -> None:
 
 
 _STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
-"""Reads no NaN and no infinity."""
+"""Decoder that refuses NaN and infinity."""
 
 
 def outcome(
@@ -155,10 +158,10 @@ def outcome(
     started: bool,
     oom_killed: Callable[[], bool],
 ) -> ExecutionResult:
-    """The typed outcome of a call that ended as `reply` says.
+    """Typed outcome of a call, from the slot's reply and files.
 
-    `oom_killed`: whether the kernel has killed for want of memory meanwhile; asked only where that
-    makes a difference.
+    `oom_killed`: True if the kernel has killed a process for lack of memory since; called only if
+    it makes a difference.
     """
     stdout_bytes, stderr_bytes = files.size(1), files.size(2)
     full = max(stdout_bytes, stderr_bytes) >= limits.output_bytes * OUTPUT_FACTOR
@@ -184,19 +187,17 @@ def outcome(
 
 
 def infrastructure_failure(reason: str, isolation: str) -> ExecutionResult:
-    """What a call comes to that no snippet is to blame for."""
+    """Outcome of a call that the infrastructure failed at."""
     return ExecutionResult(status=ToolStatus.INFRASTRUCTURE, stderr=reason, isolation=isolation)
 
 
 def session_gone(isolation: str) -> ExecutionResult:
-    """The outcome of a call whose session's process has ended by itself before it: as of
-    `Ended.GONE`.
-    """
+    """Outcome of a call whose session's process had already ended by itself, like `Ended.GONE`."""
     return ExecutionResult(status=ToolStatus.ERROR, stderr=_WORDS[Ended.GONE], isolation=isolation)
 
 
 def _ending(reply: Reply) -> str:
-    """What the snippet could not say itself."""
+    """Description of the end that the snippet could not write itself, for stderr."""
     code = _exit_code(reply) if reply.ended == Ended.EXITED else 0
     return (
         f"Process ended by {signal_name(-code)}\n"
@@ -206,8 +207,8 @@ def _ending(reply: Reply) -> str:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL, SIGRTMIN+3; `signal 32` of those that have no name: the kernel has 64, of which a
-    snippet chooses.
+    """Name of a signal: SIGKILL, SIGRTMIN+3, or `signal 32` without a name. The kernel has 64, and
+    a snippet can choose any.
     """
     if signal.SIGRTMIN < number < signal.SIGRTMAX:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
@@ -225,7 +226,7 @@ def _exit_code(reply: Reply) -> int:
 
 
 def _status(reply: Reply, *, started: bool, full: bool) -> ToolStatus | None:
-    """The end as the slot has seen it (None: the exit status decides)."""
+    """Status as seen by the slot (None if the exit status decides)."""
     if reply.ended == Ended.GONE:
         return ToolStatus.ERROR
     if reply.ended in (Ended.KILLED, Ended.NOT_STARTED) or not started:
@@ -242,8 +243,8 @@ def _status(reply: Reply, *, started: bool, full: bool) -> ToolStatus | None:
 def _status_of_exit(
     code: int, reply: Reply, limits: Limits, *, memory_error: bool, oom_killed: Callable[[], bool]
 ) -> ToolStatus:
-    """A snippet can end by any signal that it chooses, also as the first process of its namespace:
-    what the signals of the kernel's own limits mean has to be seen by something else, too.
+    """Status from the exit status. A snippet can end by any signal, even as the first process of
+    its namespace. So a signal of the kernel's limits counts only with further evidence.
     """
     if code in (-signal.SIGXCPU, -signal.SIGKILL) and reply.cpu_seconds >= limits.cpu_seconds:
         return ToolStatus.TIMEOUT

@@ -1,4 +1,4 @@
-"""The host's end of a slot: its socket, its memory files, and what it is doing."""
+"""Host's end of a slot: its socket, its memory files and its state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ __all__ = ["SlotHandle", "SlotPool", "refused_calls"]
 
 
 MAX_SILENT_DEATHS, GIVEN_UP_SECONDS = 3, 10.0
-"""A zygote is given up for so long when it died so often without a slot of it answering."""
+"""Deaths without a response from a slot after which a zygote is given up, and for how many
+seconds.
+"""
 MAX_CALLS = 1000
 """Calls after which a slot is replaced by a new one, which costs milliseconds."""
 
@@ -37,48 +39,48 @@ def _names() -> dict[int, str]:
 
 
 def refused_calls(flat: Sequence[int]) -> dict[str, int]:
-    """Name of each system call -> count, from a flat sequence number, count, number, count, ..."""
+    """Counts by name of the system call, from a flat sequence number, count, number, count, ..."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return {_names().get(number, str(number)): count for number, count in pairs if count}
 
 
 @dataclass(slots=True, eq=False)
 class SlotHandle:
-    """Of one slot."""
+    """Host's state of one slot."""
 
     pool: SlotPool
-    """The pool that the slot belongs to."""
+    """Pool of the slot."""
     line: socket.socket
     """The host's end of the slot's socket: requests out, replies in."""
     files: SlotFiles
     """Memory files for code, output and value, shared with the slot."""
     session: int = 0
-    """Number of the session whose process it holds; 0: none."""
+    """Number of the session whose process it holds (0 if none)."""
     work: Work | None = None
-    """What it runs now; None while idle."""
+    """Current work (None while idle)."""
     call: int = 0
     """Number of the work's request."""
     killed: bool = False
-    """True once the host has asked it to end its work."""
+    """True once the host has requested the end of its work."""
     calls: int = 0
-    """Number of calls that the slot has run."""
+    """Number of calls that it has run."""
     worn: bool = False
-    """True if it is to be replaced: after `MAX_CALLS`, any end but `ok` or `error`, or an idle
-    session's death.
+    """True if it is to be replaced: after `MAX_CALLS`, any end but `ok` or `error`, or the death of
+    an idle session.
     """
     oom_kills: int = 0
-    """Processes that the kernel had killed for want of memory when its work began, or not long
-    before.
+    """Number of processes killed by the kernel for lack of memory, at the start of its work or
+    shortly before.
     """
     refused: dict[str, int] = field(default_factory=dict[str, int])
-    """Refused system calls of its present work: name -> count."""
+    """System calls refused to its current work: name -> count."""
     ending: bool = False
-    """Until it says that the processes of its last session are gone,
-    they read and write its files.
+    """True until it reports that the processes of its last session are gone. Until then they can
+    read and write its files.
     """
 
     def send(self, work: Work, call: int, *, crowded: bool) -> bool:
-        """Have it begin `work`. False if it is gone."""
+        """Send `work` to the slot; False if the slot is gone."""
         self.call, self.work, self.killed, self.refused = call, work, False, {}
         self.oom_kills = self.pool.oom_kills.recent()
         limits = work.limits
@@ -106,25 +108,25 @@ class SlotHandle:
         return True
 
     def has_ended(self) -> bool:
-        """True if the slot is gone, also where that is not heard of yet."""
+        """True if the slot is gone, even if its end has not been processed yet."""
         return is_hung_up(self.line)
 
     def kill(self) -> None:
-        """Have it end its work. Where it died just now, that is heard of."""
+        """Request the end of its work. If the slot has just died, its end is processed as usual."""
         self.killed = True
         with suppress(OSError):
             self.line.send(REQUEST.pack(*Request(Operation.KILL, self.call)))
 
     def end_session(self, call: int) -> None:
-        """Have it end its session's process, and say so. Where it died just now,
-        that is heard of.
+        """Request the end of its session's process, which the slot will report. If the slot has
+        just died, its end is processed as usual.
         """
         self.session, self.call, self.ending = 0, call, True
         with suppress(OSError):
             self.line.send(REQUEST.pack(*Request(Operation.END_SESSION, call)))
 
     def result(self, work: Work, reply: Reply, isolation: str) -> tuple[ExecutionResult, bool]:
-        """The outcome of its work, and whether it was lost."""
+        """Pair (outcome of its work, True if it was lost)."""
         self.calls += 1
         begun = reply.ended not in (Ended.NOT_STARTED, Ended.GONE)
         started = begun if work.session else self.files.started
@@ -143,32 +145,32 @@ class SlotPool:
     """Slots that are forked from one kind of zygote."""
 
     imports: Sequence[str]
-    """What the zygote has imported."""
+    """Packages that the zygote has imported."""
     oom_kills: OomKills
-    """Kernel's count."""
+    """Kernel's count of processes killed for lack of memory."""
     zygote: ZygoteProcess | None = None
-    """Process that its slots are forked from; None while it is not running."""
+    """Process that its slots are forked from (None while it is not running)."""
     idle: list[SlotHandle] = field(default_factory=list[SlotHandle])
     """Slots that can take a work at once."""
     waiting: list[Work] = field(default_factory=list[Work])
-    """Works that wait for the zygote to be started."""
+    """Works that wait for the start of the zygote."""
     silent_deaths: int = 0
-    """Of zygotes, since a slot answered."""
+    """Deaths of zygotes since a slot responded."""
     last_death: float = 0.0
-    """On the monotonic clock."""
+    """Time of the last death, by the monotonic clock."""
     unneeded: int = 0
-    """So many of the idle slots were idle all the time since `counted_at`."""
+    """Number of slots that were idle all the time since `counted_at`."""
     counted_at: float = 0.0
-    """On the monotonic clock."""
+    """Start of that count, by the monotonic clock."""
 
     def lose_zygote(self) -> None:
-        """It has died."""
+        """Note the death of the zygote."""
         self.zygote, self.last_death = None, time.monotonic()
         self.silent_deaths += 1
 
     def is_given_up(self) -> bool:
-        """True if no zygote is to be started for now; it may have been the machine, so that is
-        tried again.
+        """True if no zygote is to be started for now. It is tried again later, since the machine
+        may have been the reason.
         """
         return (
             self.silent_deaths >= MAX_SILENT_DEATHS
@@ -176,17 +178,15 @@ class SlotPool:
         )
 
     def take(self) -> SlotHandle | None:
-        """The slot that was idle for longest: its next child is likely ready. None if there is no
-        idle slot.
+        """Remove and return the slot that was idle longest, whose next child is likely ready (None
+        if no slot is idle).
         """
         slot = self.idle.pop(0) if self.idle else None
         self.unneeded = min(self.unneeded, len(self.idle))
         return slot
 
     def surplus(self, most: int, seconds: float) -> list[SlotHandle]:
-        """Of more than `most` idle slots those that nobody has needed for `seconds`. To be asked
-        again and again.
-        """
+        """Idle slots above `most` that were unused for `seconds`. Has to be called repeatedly."""
         now, found = time.monotonic(), list[SlotHandle]()
         if len(self.idle) <= most:
             self.counted_at = now

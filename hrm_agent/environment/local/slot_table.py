@@ -1,7 +1,7 @@
-"""The slots of an environment: which there are, what each is at, which of them are idle.
+"""Slots of an environment: which exist, their state, and which are idle.
 
-Every method but one wants the lock of the workers that the table belongs to. Where one raises, what
-was made or begun is discarded.
+Every method but one requires the lock of the workers that the table belongs to. If a method raises,
+new slots and started works are discarded.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from hrm_agent.environment.scheduler.workers import Work
 __all__ = ["SlotTable"]
 
 SURPLUS_SECONDS, QUIET_SECONDS = 1.0, 0.05
-"""For how long idle slots above `slots` are kept that nobody needs: while something runs or lives,
-and else.
+"""Seconds for which unused idle slots above `slots` are kept: while a call or session is alive, and
+otherwise.
 """
 
 
 class SlotTable:
-    """The slots of one environment."""
+    """Slots of one environment."""
 
     def __init__(
         self, slots: int, packages: Sequence[str], poll: select.epoll, spare_seconds: float | None
     ) -> None:
-        """`poll` watches the slots. `spare_seconds`: how long idle slots above `slots` are kept;
-        None: the default.
+        """Make an empty table. `poll` watches the slots. `spare_seconds`: how long idle slots above
+        `slots` are kept; None takes the defaults.
         """
         self._slots, self._poll, self._spare = slots, poll, spare_seconds
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
-        """Number of busy slots from which on requests say `crowded`."""
+        """Number of busy slots from which requests are marked `crowded`."""
         self._words = (
             re.compile(rf"\b(?:{'|'.join(map(re.escape, packages))})\b") if packages else None
         )
         kills = OomKills()
         self.bare, self._scientific = self.pools = SlotPool((), kills), SlotPool(packages, kills)
         self.by_line: dict[int, SlotHandle] = {}
-        """By the descriptor of the slot's socket."""
+        """Slots by file descriptor of their socket."""
         self.sessions: dict[int, SlotHandle] = {}
-        """By the number of the session."""
+        """Slots by number of their session."""
         self.numbers = count(1)
         """Numbers for requests."""
         self._slot_numbers = count(secrets.randbelow(SLOT_NUMBERS))
-        """From anywhere, since of a slot's number its user is made, where the host is root: what
-        the kernel counts for a user is not to be shared with the slots of another environment.
+        """Slot numbers, with a random start. If the host is root, a slot's user is derived from its
+        number: per-user limits of the kernel must not be shared with slots of another environment.
         """
 
     def place(self, work: Work) -> bool:
-        """Have a slot begin `work`; where its pool has none, nor a zygote to make one, the work
-        waits: False.
+        """Start `work` in a slot; False if its pool has neither a slot nor a zygote to make one,
+        and the work waits.
         """
         scientific = self._words is not None and self._words.search(work.code) is not None
         pool = self._scientific if scientific else self.bare
@@ -80,7 +80,7 @@ class SlotTable:
         return False
 
     def make(self, pool: SlotPool, zygote: ZygoteProcess) -> SlotHandle:
-        """A new slot. Raises OSError where this process can open no more files."""
+        """Make a slot. Raises OSError if this process cannot open more files."""
         files = SlotFiles()
         try:
             line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -96,7 +96,7 @@ class SlotTable:
             except OSError:
                 self.discard(slot)
                 raise
-            with suppress(OSError):  # the zygote is gone: that is heard of
+            with suppress(OSError):  # the zygote is gone, which is noticed elsewhere
                 zygote.new_slot(
                     next(self._slot_numbers) % SLOT_NUMBERS,
                     [theirs.fileno(), *slot.files.descriptors],
@@ -104,7 +104,7 @@ class SlotTable:
         return slot
 
     def send(self, slot: SlotHandle, work: Work) -> bool:
-        """Have `slot` begin `work`. False if it is gone."""
+        """Send `work` to `slot`; False if the slot is gone."""
         crowded = sum(other.work is not None for other in self.by_line.values()) >= self._crowd
         try:
             sent = slot.send(work, next(self.numbers), crowded=crowded)
@@ -117,7 +117,7 @@ class SlotTable:
         return sent
 
     def set_idle(self, slot: SlotHandle) -> None:
-        """It can take another work; one that is worn is replaced."""
+        """Make a slot idle, or replace it if it is worn."""
         pool = slot.pool
         if slot.worn:
             self.discard(slot)
@@ -127,8 +127,8 @@ class SlotTable:
             pool.idle.append(slot)
 
     def give_up_surplus(self, lock: threading.Lock) -> float | None:
-        """(Without the lock.) Discard idle slots that nobody needs. Seconds until that is to be
-        looked at again.
+        """Discard unused idle slots, and return the seconds until the next check (None if it is not
+        needed). (Without the lock.)
         """
         if all(len(pool.idle) <= self._slots for pool in self.pools):
             return None
@@ -144,7 +144,9 @@ class SlotTable:
         return seconds
 
     def discard(self, slot: SlotHandle) -> None:
-        """Forget a slot; if it lives it ends, since its socket closes. Harmless a second time."""
+        """Remove a slot. If it is alive it ends, since its socket closes. Harmless a second
+        time.
+        """
         if self.by_line.get(slot.line.fileno()) is not slot:
             return
         del self.by_line[slot.line.fileno()]
@@ -158,7 +160,7 @@ class SlotTable:
             slot.pool.idle.remove(slot)
 
     def discard_dead(self, pool: SlotPool) -> None:
-        """Forget the idle slots that are gone, which is not heard of yet: all of them where their
+        """Remove idle slots that are gone and whose end was not processed yet: all of them if their
         zygote is gone.
         """
         if pool.zygote is None or pool.zygote.has_ended():

@@ -1,14 +1,12 @@
 """`Workers` on this machine: the host's end of the slots that snippets run in.
 
-A zygote for each pool of slots: `bare` has the standard library warm, `scientific` the packages
-that snippets may import; a call is routed by the package names found in its code. Zygotes fork
-slots as they are needed, slots are kept. One thread hears what slots have to say; it is also the
-one that starts zygotes, since a zygote dies with the thread that started it. Nothing ends it that
-goes wrong in it: a surprise costs one call at most, is counted and logged, and the slot or zygote
-that it happened at is replaced.
+Each pool of slots has a zygote: `bare` with the standard library, `scientific` with the packages
+that snippets may import. A call is routed by the package names in its code. Zygotes fork slots on
+demand, and slots are reused. One thread receives the slots' messages. It also starts zygotes, since
+a zygote dies with the thread that started it. No error ends the thread: it costs at most one call,
+is counted and logged, and the slot or zygote concerned is replaced.
 
-What lies where: `sandbox/kernel.py` says how a slot is fenced off, `sandbox/slot.py` how a call is
-watched.
+`sandbox/kernel.py` describes how a slot is isolated, `sandbox/slot.py` how a call is watched.
 """
 
 from __future__ import annotations
@@ -50,18 +48,20 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
 
 SCIENTIFIC = ("numpy", "sympy")
-"""Packages that snippets may import unless told otherwise, where they are installed."""
+"""Packages that snippets may import by default, if they are installed."""
 FAULT_SECONDS = 0.05
-"""Pause of the thread where it could not even hear of anything."""
+"""Pause in seconds of the thread when polling itself fails."""
 
 
 def default_slots() -> int:
-    """Two per core, because a call's wall clock runs while it waits for one."""
+    """Default number of slots: two per core, at least 4 and at most 64. A call's wall clock runs
+    while it waits for a core.
+    """
     return min(64, max(4, 2 * (os.cpu_count() or 1)))
 
 
 class LocalWorkers:
-    """See `Workers`. Raises HrmError where this machine isolates less than `isolation`."""
+    """`Workers` on this machine. Raises HrmError if it isolates less than `isolation`."""
 
     def __init__(
         self,
@@ -72,10 +72,11 @@ class LocalWorkers:
         cgroup: Path | None = None,
         spare_seconds: float | None = None,
     ) -> None:
-        """`packages`: installed distributions that snippets may import; None: numpy and sympy, if
-        they are there. `cgroup`: one that was delegated; L3 is asked for by it. None: for L3 this
-        process's own is divided. `spare_seconds`: how long idle slots above `slots` are kept; None:
-        a second, or less where nothing lives.
+        """Start the thread and the first zygote. `packages`: installed distributions that snippets
+        may import; None takes numpy and sympy if they are installed. `cgroup`: a delegated cgroup,
+        which requires L3; with None and `isolation` L3, this process's own is divided.
+        `spare_seconds`: how long idle slots above `slots` are kept; None is a second, or less if no
+        call or session is alive.
         """
         if sys.platform != "linux":
             raise HrmError(
@@ -85,14 +86,14 @@ class LocalWorkers:
             )
         self.slots = slots or default_slots()
         self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
-        """What snippets may import beside the standard library."""
+        """Packages that snippets may import besides the standard library."""
         self._wake, self._poll = Wake(), select.epoll()
         self._poll.register(self._wake.descriptor, select.EPOLLIN)
         self._lock = threading.Lock()
         self._table = SlotTable(self.slots, self.packages, self._poll, spare_seconds)
         self._by_line = self._table.by_line
         self._finished: list[tuple[Work, ExecutionResult, bool]] = []
-        """To be told by the thread."""
+        """Ended works whose `done` the thread has to call."""
         self._on_death: Callable[[int], None] = lambda session: None
         self._down, self.slot_deaths = "", 0
         self._guard = LoopGuard("sandbox", rests=False)
@@ -102,7 +103,7 @@ class LocalWorkers:
         self._thread.start()
         started.result()
 
-    # what the queue asks for
+    # interface of the scheduler
 
     def start(self, work: Work) -> None:
         with self._lock:
@@ -116,7 +117,7 @@ class LocalWorkers:
                 if not self._table.place(work):
                     self._wake.ring()
             elif not self._table.send(slot, work):
-                # the thread hears what it said last, and by that whose doing it was
+                # its last message, which the thread will read, shows who ended it
                 if slot.has_ended():
                     slot.work = work
                     return
@@ -155,7 +156,7 @@ class LocalWorkers:
             self._thread.join()
 
     def abandon(self) -> None:
-        """In a fork of this process: close what was inherited, end nothing."""
+        """Close inherited sockets in a forked child of this process, without ending any slot."""
         for slot in self._by_line.values():
             slot.line.close()
 
@@ -170,7 +171,7 @@ class LocalWorkers:
         return zygote.pid if zygote is not None else 0
 
     def _notify(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
-        """From the thread, since whoever starts a work holds locks of its own."""
+        """Have the thread call `done`, since the thread that starts a work holds locks."""
         self._finished.append((work, result, lost))
         self._wake.ring()
 
@@ -195,9 +196,7 @@ class LocalWorkers:
             self._end()
 
     def _turn(self) -> None:
-        """One look at the slots. Whatever goes wrong in it is counted and logged, and the next one
-        begins.
-        """
+        """Process the messages of the slots once. Errors are counted and logged."""
         try:
             events = self._poll.poll(self._table.give_up_surplus(self._lock))
         except BaseException as error:
@@ -211,7 +210,7 @@ class LocalWorkers:
         self._notify_finished()
 
     def _give_up(self, descriptor: int) -> None:
-        """Replace the slot or zygote at the other end, whose message could not be handled."""
+        """Replace the slot or zygote whose message could not be processed."""
         if descriptor == self._wake.descriptor:
             return
         with self._lock:
@@ -222,7 +221,9 @@ class LocalWorkers:
             self._on_zygote_readable(descriptor, broken=True)
 
     def _start_isolated(self, least: Isolation, top: Path | None) -> None:
-        """The strongest isolation that can be had. Raises HrmError where that is not enough."""
+        """Start with the strongest isolation available. Raises HrmError if that is less than
+        `least`.
+        """
         reason = first = ""
         grouped = least is Isolation.L3
         for isolated in (True, False):
@@ -230,7 +231,7 @@ class LocalWorkers:
                 self.packages, isolated=isolated, grouped=grouped, top=top
             )
             reason = self._probe()
-            if first:  # why it is tried without
+            if first:  # reason why this attempt is without namespaces
                 self.missing["namespaces"] = first
             first = reason
             self.isolation = level_of(self.missing)
@@ -244,11 +245,11 @@ class LocalWorkers:
         raise HrmError(why, LESS_ISOLATION_HINT)
 
     def _probe(self) -> str:
-        """Start the bare zygote and a slot of it. Empty, or what stands in the way; fills
-        `missing`.
+        """Start the bare zygote and one slot, and set `missing`. Returns the reason if that fails
+        (empty if it works).
         """
         self.missing: dict[str, str] = {}
-        """Layer -> why it is not in force."""
+        """Layers that are not in force: layer -> reason."""
         bare = self._table.bare
         zygote = bare.zygote = ZygoteProcess(self._place_of_zygotes, ())
         if reason := zygote.handshake():
@@ -275,7 +276,7 @@ class LocalWorkers:
             return
         try:
             data = slot.line.recv(READY_BYTES)
-        # what was heard of was another's, whose descriptor this one has now
+        # the event was of another slot, whose descriptor this one has now
         except BlockingIOError:
             return
         except OSError:
@@ -319,12 +320,12 @@ class LocalWorkers:
             self._on_death(session)
 
     def _result(self, slot: SlotHandle, work: Work, reply: Reply) -> tuple[ExecutionResult, bool]:
-        """The outcome of a work, and whether it was lost. What cannot be made out of what a snippet
-        left is its own error: it may not make a call that nobody is to blame for.
+        """Pair (outcome of a work, True if it was lost). If the data left by a snippet cannot be
+        read, that is the snippet's error: it must not be able to produce an infrastructure failure.
         """
         try:
             return slot.result(work, reply, self.isolation)
-        except (OSError, MemoryError):  # of this process
+        except (OSError, MemoryError):  # failure of this process
             raise
         except Exception as error:
             self._guard.caught(error)
@@ -333,10 +334,10 @@ class LocalWorkers:
             return ExecutionResult(ToolStatus.ERROR, stderr=why, isolation=self.isolation), False
 
     def _on_slot_lost(self, slot: SlotHandle) -> None:
-        """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again.
+        """Process the loss of a slot. A snippet cannot cause it, so its call may be run again.
 
-        What has ended it may have ended others of its pool. Those that live are kept: whoever finds
-        a way to end a slot is not to take the others' warm ones.
+        The cause may have ended other slots of the pool. Those alive are kept: a snippet that finds
+        a way to end its slot must not take the others' warm ones.
         """
         with self._lock:
             self.slot_deaths += 1
@@ -350,7 +351,9 @@ class LocalWorkers:
             self._on_death(session)
 
     def _on_zygote_readable(self, descriptor: int, *, broken: bool = False) -> None:
-        """Its handshake, or its end: then its slots are gone too, each of which is heard of."""
+        """Process the handshake or the end of a zygote. Its slots end with it, and each end is
+        processed separately.
+        """
         for pool in self._table.pools:
             zygote = pool.zygote
             if (
@@ -364,7 +367,7 @@ class LocalWorkers:
                 zygote.end()
 
     def _start_zygotes(self) -> None:
-        """Where a work waits for one."""
+        """Start zygotes for which works wait."""
         for pool in self._table.pools:
             with self._lock:
                 works, pool.waiting = pool.waiting, []
@@ -408,7 +411,7 @@ class LocalWorkers:
                 self._guard.call(work.done, result, lost)
 
     def _end(self) -> None:
-        """Nothing runs any more: give every open work its result."""
+        """End all zygotes, and give every open work its result."""
         with self._lock:
             self._down = self._down or "the thread that serves its slots has ended"
             works = [slot.work for slot in self._by_line.values() if slot.work is not None]

@@ -37,11 +37,13 @@ _BOOT = (
     " f'/proc/self/fd/{{folder}}'); from sandbox.{} import main; del sys.path[0]; os.close(folder);"
     " main()"
 )
-"""By a path that says nothing of the host:
-snippets can read where the code around them comes from.
+"""Code that starts a zygote. It imports by a path that reveals nothing about the host: snippets can
+read the origin of the code around them.
 """
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""A process that has threads cannot be forked; and a snippet has one core at best."""
+"""Variables that keep libraries single-threaded: a process with threads cannot be forked, and a
+snippet has at most one core.
+"""
 
 _GROUPS_HINT = (
     "L3 needs a cgroup that is delegated: start the program by `systemd-run --user --scope -p"
@@ -49,16 +51,16 @@ _GROUPS_HINT = (
     " docs/environment.md has the commands. Or accept L2."
 )
 STUCK_SECONDS = 10.0
-"""A zygote that takes no request for so long makes no slot: those who wait for it have locks of
-their own.
+"""Seconds after which a zygote that accepts no request is considered stuck. Waiting callers hold
+locks.
 """
 PURE = "HRM_AGENT_PURE_SANDBOX"
-"""Environment variable: if it is set, slots do without their compiled body."""
+"""Environment variable that makes slots run without their compiled body."""
 
 
 def missing_body() -> str:
-    """Why slots do without their compiled body;
-    empty if they have it (where there are namespaces).
+    """Reason why slots run without their compiled body (empty if they have it, which also takes
+    namespaces).
     """
     if os.environ.get(PURE):
         return f"{PURE} is set"
@@ -76,8 +78,8 @@ def missing_body() -> str:
 
 
 class ZygoteHome:
-    """What zygotes of one environment share: the packages that snippets may import, a folder of
-    this process, and the cgroup that slots make theirs in.
+    """Shared parts of one environment's zygotes: the packages that snippets may import, a folder of
+    this process, and the parent cgroup of the slots.
     """
 
     def __init__(
@@ -88,15 +90,15 @@ class ZygoteHome:
         grouped: bool = False,
         top: Path | None = None,
     ) -> None:
-        """`grouped`: calls have cgroups, below `top`, or below this process's own. Raises HrmError
-        if they cannot.
+        """Make the shared parts. `grouped`: calls have cgroups, below `top` or this process's own.
+        Raises HrmError if that is impossible.
         """
         self.packages = locate(tuple(packages))
-        """Path -> name."""
+        """Packages as path -> name."""
         self.isolated = isolated
-        """In namespaces; else with what holds without them."""
+        """True for zygotes in namespaces, false for isolation without them."""
         self.groups = ""
-        """Path of the parent cgroup of all slots' cgroups; empty without cgroups."""
+        """Path of the parent cgroup of all slots' cgroups (empty without cgroups)."""
         if isolated and grouped:
             try:
                 self.groups = cgroup.claim(str(top) if top is not None else None)
@@ -114,16 +116,16 @@ class ZygoteHome:
 
     @property
     def folder(self) -> str:
-        """Where working folders are made; empty in namespaces, where each has a /tmp."""
+        """Folder for working folders (empty in namespaces, where each has a /tmp)."""
         return self._folder.name if self._folder is not None else ""
 
     @property
     def site(self) -> str:
-        """From where packages are imported, outside namespaces."""
+        """Folder that packages are imported from, outside namespaces."""
         return f"{self.folder}/site"
 
     def remove(self) -> None:
-        """Once no zygote is left."""
+        """Remove the folder and the cgroup, once no zygote is left."""
         if self.groups:
             cgroup.discard(self.groups)
         if self._folder is not None:
@@ -132,9 +134,9 @@ class ZygoteHome:
 
 
 def wait_until(line: socket.socket, ready: int, seconds: float | None = None) -> None:
-    """Until a socket that does not block by itself can be read (POLLIN) or written to (POLLOUT).
+    """Wait until a non-blocking socket can be read (POLLIN) or written (POLLOUT).
 
-    Raises TimeoutError after `seconds`; None: waits as long as it takes.
+    Raises TimeoutError after `seconds` (None waits as long as it takes).
     """
     poll = select.poll()
     poll.register(line, ready)
@@ -143,17 +145,17 @@ def wait_until(line: socket.socket, ready: int, seconds: float | None = None) ->
 
 
 def is_hung_up(line: socket.socket) -> bool:
-    """True if nobody is at the other end any more."""
+    """True if the other end of a socket is closed."""
     poll = select.poll()
     poll.register(line, 0)
     return bool(poll.poll(0))
 
 
 class ZygoteProcess:
-    """A running fork server. Requests may be sent before it is ready: they wait in its socket.
+    """Running fork server. Requests sent before it is ready wait in its socket.
 
-    The socket does not block, since slots are asked for from event loops too, some of which are
-    watched for that.
+    The socket is non-blocking, since slots are also requested from event loops, some of which are
+    watched for blocking calls.
     """
 
     def __init__(self, place: ZygoteHome, imports: Sequence[str]) -> None:
@@ -183,11 +185,11 @@ class ZygoteProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that the zygote was started as; it lives as long as the zygote."""
+        """Process id that the zygote was started as. The process lives as long as the zygote."""
         return self._process.pid
 
     def handshake(self) -> str:
-        """Wait until it is ready. Empty, or what stands in the way."""
+        """Wait until it is ready; returns the reason if it cannot start (empty if it is ready)."""
         with suppress(OSError):
             wait_until(self.control, select.POLLIN)
             message = self.control.recv(READY_BYTES)
@@ -196,11 +198,11 @@ class ZygoteProcess:
         return f"the sandbox process did not start ({self.last_words() or 'no message'})"
 
     def has_ended(self) -> bool:
-        """True if it is gone. Its socket closes before any of its slots is ended for that."""
+        """True if it is gone. Its socket closes before its slots are ended."""
         return is_hung_up(self.control)
 
     def last_words(self) -> str:
-        """The last line that the zygote wrote to stderr, for its own errors only: children never
+        """Last line that the zygote wrote to stderr. Only its own errors go there: children never
         hold that file.
         """
         self._errors.seek(0)
@@ -208,11 +210,11 @@ class ZygoteProcess:
         return next((line for line in reversed(lines) if line.strip()), "")
 
     def new_slot(self, number: int, descriptors: Sequence[int]) -> None:
-        """Have a slot forked with these descriptors. Raises OSError if the zygote is gone, or
-        stuck: then it ends.
+        """Request a slot with these descriptors. Raises OSError if the zygote is gone or stuck; a
+        stuck one is ended.
         """
         while True:
-            with suppress(BlockingIOError):  # more requests wait there than it has room for
+            with suppress(BlockingIOError):  # the socket is full of requests
                 socket.send_fds(self.control, [NEW_SLOT.pack(number)], descriptors)
                 return
             try:
@@ -222,7 +224,7 @@ class ZygoteProcess:
                 raise
 
     def end(self) -> None:
-        """It exits when its socket closes, and takes its slots with it. Waits until it is gone."""
+        """Close the socket, which ends the zygote and its slots, and wait until it is gone."""
         with suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
         try:
@@ -235,7 +237,7 @@ class ZygoteProcess:
 
 
 def installed(packages: Sequence[str]) -> tuple[str, ...]:
-    """The distributions among `packages` that are installed."""
+    """Names among `packages` that are installed."""
     found: list[str] = []
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -246,10 +248,10 @@ def installed(packages: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
-    """Files and folders of installed distributions and of what they need: path -> name. Raises
+    """Files and folders of installed distributions and of their requirements: path -> name. Raises
     ConfigError.
 
-    Looked up once in a process: the list of a distribution's files has thousands of lines.
+    Cached per process: the list of a distribution's files has thousands of lines.
     """
     found: dict[str, str] = {}
     waiting, seen = list(packages), set[str]()
@@ -271,7 +273,7 @@ def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
         waiting += [
             _name_of(needed) for needed in distribution.requires or () if "extra ==" not in needed
         ]
-        # Thousands of files lie under a handful of folders: only those are looked up on the disk.
+        # Thousands of files are under a handful of folders: only those are looked up on the disk.
         for top in dict.fromkeys(str(file).partition("/")[0] for file in distribution.files or ()):
             if top not in ("", "..", "__pycache__") and not top.endswith(".pth"):
                 found[str(Path(str(distribution.locate_file(top))).resolve())] = top
@@ -286,10 +288,9 @@ def _name_of(requirement: str) -> str:
 
 
 def bare_python(module: str, *words: str) -> list[str]:
-    """The command that runs `main` of a module of `sandbox/`, in an interpreter that has read
-    nothing else.
+    """Command that runs `main` of a module of `sandbox/` in an interpreter without site packages.
 
-    The interpreter itself rather than a virtual environment's link to it.
+    It uses the interpreter itself, not a virtual environment's link to it.
     """
     interpreter = str(getattr(sys, "_base_executable", None) or sys.executable)
     boot = _BOOT.format(str(Path(__file__).parents[1]), module)

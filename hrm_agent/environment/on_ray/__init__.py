@@ -1,1 +1,1 @@
-"""An environment over the nodes of a Ray cluster: `environment.py` is the way in."""
+"""Environment over the nodes of a Ray cluster. `environment.py` is the entry point."""

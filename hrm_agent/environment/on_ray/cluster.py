@@ -1,10 +1,9 @@
-"""Which nodes of a Ray cluster can be used: found by looking every few seconds, each given an
-actor.
+"""Discovery of usable nodes of a Ray cluster. The cluster is checked every few seconds, and each
+node gets an actor.
 
-New nodes are found so, those that came back, and those whose actor died while they live. A node
-that isolates less than is accepted is left out, with a warning. A node without CPUs in Ray's eyes
-is left out silently: so one says that nothing is to run on the head node. An actor takes no CPUs
-from Ray's account.
+So new nodes are found, nodes that came back, and live nodes whose actor died. A node that isolates
+less than accepted is left out, with a warning. A node without CPUs in Ray's view is left out
+silently: that is how the head node is excluded. An actor uses no CPUs in Ray's accounting.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ __all__ = ["Node", "RayCluster", "answer_of"]
 
 _LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
-"""Between two looks at the cluster's nodes."""
+"""Seconds between two checks of the cluster's nodes."""
 START_SECONDS = 120.0
-"""A node's actor is given up when it has not answered by then."""
+"""Seconds after which a node's actor without a response is given up."""
 _MOST_REST_SECONDS = 60.0
-"""Between two tries of a node whose actor does not start."""
+"""Longest pause in seconds between two tries of a node whose actor does not start."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node with an actor."""
+    """Node with an actor."""
 
     id: str
     """Ray's id of the node."""
@@ -50,49 +49,49 @@ class Node:
     slots: int
     """Calls that it runs at a time."""
     open: dict[int, Work] = field(default_factory=dict[int, Work])
-    """Works that it has or is about to be given, by number: its queue."""
+    """Works sent to it or to be sent, by number."""
     unsent: deque[int] = field(default_factory=deque[int])
-    """Numbers of works that are still to be sent to it."""
+    """Numbers of works still to be sent to it."""
     killed: list[int] = field(default_factory=list[int])
-    """Numbers of works that it is to be told to end."""
+    """Numbers of works to be killed there."""
     ended: list[int] = field(default_factory=list[int])
-    """Numbers of sessions that it is to be told to end."""
+    """Numbers of sessions to be ended there."""
     sessions: set[int] = field(default_factory=set[int])
     """Numbers of sessions whose process is on it."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
-    """The loops that send works to it and take results."""
+    """Tasks that send works to it and take results."""
     something: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something to be sent."""
+    """Event that is set when there is something to send."""
     works: int = 0
-    """Works given to it so far."""
+    """Number of works assigned to it so far."""
     batches: int = 0
-    """Ray calls that its works took."""
+    """Number of Ray calls that its works took."""
     slot_deaths: int = 0
-    """Slots that died there so far."""
+    """Number of slots that died there so far."""
 
     @property
     def load(self) -> tuple[float, int, int]:
-        """The smaller, the sooner it gets the next work."""
+        """Sort key: the node with the smallest gets the next work."""
         return len(self.open) / self.slots, len(self.sessions), self.works
 
 
 class RayCluster:
-    """Its methods are called on one event loop."""
+    """Usable nodes of a Ray cluster. Its methods are called on one event loop."""
 
     def __init__(self, ray: Any, make: Callable[[], Workers], least: Isolation) -> None:
         self._ray, self._make, self._least = ray, make, least
         self.joined: Callable[[Node], None] = lambda node: None
         self.gone: Callable[[Node, object], None] = lambda node, why: None
         self.nodes: dict[str, Node] = {}
-        """In use. Whoever gives one up takes it out."""
+        """Nodes in use. The code that gives one up removes it."""
         self.reasons: dict[str, str] = {}
-        """Node -> why it is left out, or could not be used the last time that it was tried."""
+        """Nodes left out: id -> reason, or the error of the last try."""
         self._resting: dict[str, tuple[int, float]] = {}
-        """Node whose actor did not start -> how often, and when to try again."""
+        """Nodes whose actor did not start: id -> (number of tries, time of the next)."""
         self._joining: dict[str, asyncio.Task[None]] = {}
 
     async def look(self) -> None:
-        """Find nodes that are new, or gone."""
+        """Find new nodes, and give up nodes that are gone."""
         found = await asyncio.to_thread(self._ray.nodes)
         alive = {
             each["NodeID"]: each["NodeManagerAddress"]
@@ -112,11 +111,11 @@ class RayCluster:
             )
 
     async def settled(self) -> None:
-        """Every node that was found is in use, or is not to be."""
+        """Wait until every node that was found is in use or left out."""
         await asyncio.gather(*self._joining.values())
 
     async def watch(self) -> None:
-        """Look for ever."""
+        """Check the nodes forever."""
         guard = LoopGuard("ray-nodes", rests=False)
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -126,11 +125,11 @@ class RayCluster:
     async def _look_or_say(self) -> None:
         try:
             await self.look()
-        except Exception as error:  # Ray's are of many kinds
+        except Exception as error:  # Ray raises many kinds
             _LOG.warning("Ray does not say which nodes there are: %s", line_of(error))
 
     async def close(self) -> None:
-        """End every actor."""
+        """End all actors."""
         joining, nodes = list(self._joining.values()), list(self.nodes.values())
         self.nodes.clear()
         for task in joining:
@@ -142,7 +141,7 @@ class RayCluster:
         )
 
     async def end(self, actor: Any, seconds: float = 0.0) -> None:
-        """End an actor, and give it some time to end what it runs."""
+        """End an actor, with `seconds` for it to end its works."""
         if seconds:
             with suppress(Exception):
                 await answer_of(actor.close.remote(), seconds)
@@ -198,7 +197,7 @@ class RayCluster:
 
 
 async def answer_of(reference: Any, seconds: float) -> Any:
-    """What a Ray call returned. Raises what it raised, or TimeoutError."""
+    """Result of a Ray call. Raises the call's error, or TimeoutError."""
     return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
 
 

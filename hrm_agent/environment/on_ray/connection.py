@@ -1,4 +1,4 @@
-"""This process's one connection to Ray, shared by all that use it."""
+"""Connection of this process to Ray, shared by all its users."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _REACH_SECONDS = 5.0
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _lock = threading.Lock()
 _open = 0
-"""Users of a connection made here; the last one ends it."""
+"""Number of users of a connection made here. The last one ends it."""
 _START = (
     "Start one with `ray start --head`, or give no address: then one is started on this machine."
 )
 
 
 def connect(address: str | None) -> tuple[Any, bool]:
-    """Ray, and whether it was connected here: then `release` is owed.
+    """Return Ray, and True if `release` has to be called.
 
-    `address`: as for `RayEnvironment`; None: RAY_ADDRESS, else `local`. A Ray that this process has
-    already is used whatever the address. Raises HrmError where Ray is not installed or out of
-    reach.
+    `address`: as for `RayEnvironment`; None takes RAY_ADDRESS, else `local`. A Ray that is already
+    initialized in this process is used whatever the address. Raises HrmError if Ray is not
+    installed or unreachable.
     """
     global _open
     address = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -42,7 +42,7 @@ def connect(address: str | None) -> tuple[Any, bool]:
 
 
 def release(ray: Any) -> None:
-    """Ends the connection with the last of those who use it."""
+    """Release the connection; the last user ends it."""
     global _open
     with _lock:
         _open -= 1
@@ -53,8 +53,8 @@ def release(ray: Any) -> None:
 def _imported(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address == "local" or address.rpartition(":")[0] in _LOOPBACK:
-        # Else Ray puts the machine's outer address for loopback. The name is of where that is done
-        # without being asked.
+        # Otherwise Ray replaces loopback by the machine's outer address. The variable is named
+        # after the platforms where loopback is the default.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         return import_module("ray")
@@ -70,12 +70,12 @@ def _init(ray: Any, address: str) -> None:
         ray.init(
             address, include_dashboard=False, log_to_driver=False, logging_level="WARNING", **here
         )
-    except Exception as error:  # of many kinds
+    except Exception as error:  # Ray raises many kinds
         raise HrmError(f"No connection to Ray at {address}: {line_of(error)}", _START) from error
 
 
 def _reach(address: str) -> None:
-    """Raises HrmError where nobody listens, since Ray would wait for that for ever."""
+    """Raise HrmError if nothing listens at an address: Ray would wait forever."""
     host, _, port = address.rpartition(":")
     if "//" in host or not host or not port.isdigit():
         where = (
@@ -89,5 +89,5 @@ def _reach(address: str) -> None:
 
 
 def line_of(error: object) -> str:
-    """The first line of what Ray says, of which there is much."""
+    """First line of an error of Ray, whose messages are long."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,23 +1,23 @@
 """Runs model-written Python on the nodes of a Ray cluster.
 
-The queue, sessions, ids, deadlines and second attempts are the same as on one machine
-(`Scheduler`), and are in the driver's process; the nodes give slots (`workers`). So a call means
-the same wherever it runs, and what a node that died knew is known here: which calls were under way,
-and by which cells a session is rebuilt on another node.
+The queue, sessions, ids, deadlines and second attempts are those of one machine (`Scheduler`), in
+the driver's process; the nodes provide slots (`workers`). So a call behaves the same wherever it
+runs, and the driver keeps what a dead node knew: which calls were running, and the cells by which a
+session is rebuilt on another node.
 
-* A stateless call that was on a node which died is run on another, once; then it ends with status
+* A stateless call on a node that died is run on another, once. Then it ends with status
   `infrastructure`.
-* A session's call likewise: its process died with the node, and with that all that it had done. The
+* A call of a session is run again too: its process and all its effects died with the node. The
   session is rebuilt from its cells (`SessionState.REPLAYED`; `LOST` if there were more than are
-  remembered), and the call is run again.
-* A call submitted under an id is answered once, whichever node it was on; its process may have been
-  begun twice, on two nodes, of which the first is gone with all that it did.
-* Calls wait while there is no node; after a minute they end with status `infrastructure`.
+  remembered).
+* A call submitted under an id is answered once, whichever node it ran on. Its process may have been
+  started twice, on two nodes, of which the first is gone with all its effects.
+* Calls wait while there is no node. After a minute they end with status `infrastructure`.
 
-The nodes need this package, as the driver has it. A node that isolates less than is accepted is
-left out, and a warning says so. Who can speak to Ray can run anything on its nodes: a cluster's
-network is to be trusted, and out of reach of model-written code, which has no network in its slot
-at level L2. A cluster that is started here is bound to loopback.
+The nodes need this package in the driver's version. A node that isolates less than accepted is left
+out, with a warning. Any client of Ray can run anything on its nodes. So the network of a cluster
+has to be trusted and unreachable for model-written code, which has no network in its slot at level
+L2. A cluster started here is bound to loopback.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = ["RayEnvironment"]
 
 
 class RayEnvironment(Environment):
-    """An `Environment` on all nodes of a Ray cluster. Thread-safe, and usable from any number of
-    event loops.
+    """`Environment` on all nodes of a Ray cluster. Thread-safe, and usable from any number of event
+    loops.
     """
 
     def __init__(
@@ -59,17 +59,18 @@ class RayEnvironment(Environment):
         bounds: Bounds | None = None,
         factory: Callable[[], Workers] | None = None,
     ) -> None:
-        """`address`: `HOST:PORT` of a cluster that this machine is a node of, `auto` for the one
-        that was started here; None for RAY_ADDRESS, else a cluster of this machine alone, gone when
-        the environment is closed. A Ray that this process has already is used whatever the address,
-        and left as it is. `slots`, `packages`, `cgroup`: of each node, see `LocalEnvironment`.
-        `max_sessions`: living sessions of all nodes together. `isolation`: the least that is
-        accepted. `overhang`: calls that a node is given at once, per slot; those beyond its slots
-        count as running and wait there, in order of arrival. 1: none does, and slots stand idle for
-        the time of a message. `factory`: makes a node's workers, there, instead.
+        """Connect to a cluster, or start one. Raises HrmError if Ray is not installed or
+        unreachable, or no node isolates by `isolation`.
 
-        Raises HrmError where Ray is not installed or out of reach, or where no node isolates by
-        `isolation`.
+        `address`: `HOST:PORT` of a cluster that this machine is a node of, or `auto` for the one
+        started on this machine. None takes RAY_ADDRESS, else starts a cluster of this machine
+        alone, which ends with the environment. A Ray that is already initialized in this process is
+        used whatever the address, and left as it is. `slots`, `packages`, `cgroup`: of each node,
+        see `LocalEnvironment`. `max_sessions`: sessions with a process, on all nodes together.
+        `isolation`: the least level accepted. `overhang`: calls sent to a node, per slot. Calls
+        beyond its slots count as running and wait there, in order of arrival. With 1 none wait
+        there, and slots are idle for the time of a message. `factory`: makes a node's workers, on
+        the node, instead of `LocalWorkers`.
         """
         self._ray, self._ours = connect(address)
         try:
@@ -85,7 +86,7 @@ class RayEnvironment(Environment):
 
     @property
     def isolation(self) -> str:
-        """The weakest of the nodes'. Each outcome has its own node's."""
+        """Weakest isolation level of the nodes. Each outcome has its own node's level."""
         return self._workers.isolation
 
     async def run(self, submission: Submission) -> ExecutionResult:
@@ -105,7 +106,7 @@ class RayEnvironment(Environment):
         self._scheduler.end_session(session, run)
 
     async def metrics(self) -> str:
-        """The queue's, and counts by node."""
+        """Metrics of the queue, and counts by node."""
         return self._scheduler.metrics() + await asyncio.to_thread(self._workers.metrics)
 
     async def check_health(self, seconds: float = 5.0) -> str:
@@ -116,7 +117,7 @@ class RayEnvironment(Environment):
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """`close` for where there is no event loop. Does nothing in a fork of the process that made
+        """Close without an event loop. Does nothing in a forked child of the process that made
         it.
         """
         if self._scheduler.is_ours:

@@ -1,14 +1,12 @@
-"""What stands on a node of a Ray cluster: the node's slots, and how works come to them and outcomes
-go back.
+"""Actor on a node of a Ray cluster: runs works in the node's slots and returns their outcomes.
 
-The driver (`workers`) speaks to it in plain tuples of numbers and texts. Ray pickles what it
-carries; that is so between two processes of ours, and what model-written code printed goes through
-as text, never as an object.
+The driver (`workers`) sends plain tuples of numbers and texts. Ray pickles its messages, but only
+between two of our own processes; output of model-written code is sent as text, never as an object.
 
-`give` returns at once and `collect` is a long poll: it returns as soon as there is an outcome, with
-all that there are. So one slow work delays none that it was given with. While works wait for a slot
-here, outcomes are held back for a few milliseconds: no slot stands idle for that, and messages are
-fewer. A message that fails is not sent again: the driver then gives the node up.
+`give` returns at once. `collect` is a long poll: it returns all outcomes as soon as there is one,
+so a slow work does not delay others of its batch. While works wait for a slot here, outcomes are
+held back for a few milliseconds: no slot is idle for that, and there are fewer messages. A message
+that fails is not sent again: the driver then gives the node up.
 """
 
 from __future__ import annotations
@@ -30,21 +28,21 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["POLL_SECONDS", "Collected", "Event", "Given", "RayNode", "pack", "unpack"]
 
 POLL_SECONDS = 10.0
-"""A `collect` that finds nothing returns after so long: the node's sign of life."""
+"""Seconds after which a `collect` without events returns, as a sign of life."""
 HELD_SECONDS = 0.005
 _GUARD = LoopGuard("ray-node", rests=False)
 Given = tuple[int, str, tuple[float, float, int, int], int, bool, int, bool]
-"""Number, and of the work: code, limits, session, fresh, seed, again."""
+"""Message for a work: its number, code, limits, session, fresh, seed, again."""
 Event = tuple[int, int, tuple[Any, ...]]
-"""Number of a work that has ended, 1 if it was lost, its packed outcome; or 0, a session whose
-process is gone, ().
+"""Message for an ended work: (number, 1 if it was lost, packed outcome), or for a session whose
+process is gone: (0, session, ()).
 """
 Collected = tuple[list[Event], int]
-"""What happened, in order; and how many slots died so far."""
+"""Events in order, and the number of slots that died so far."""
 
 
 def pack(result: ExecutionResult) -> tuple[Any, ...]:
-    """The outcome as numbers and texts. What the queue fills in is left out."""
+    """Outcome as a tuple of numbers and texts, without the fields set by the scheduler."""
     return (
         result.status.value,
         result.stdout,
@@ -62,14 +60,14 @@ def pack(result: ExecutionResult) -> tuple[Any, ...]:
 
 
 def unpack(packed: tuple[Any, ...]) -> ExecutionResult:
-    """The outcome that `pack` was given."""
+    """Outcome from the tuple of `pack`."""
     *outcome, refused = packed[1:]
     return ExecutionResult(ToolStatus(packed[0]), *outcome, refused=refused)
 
 
 class RayNode:
-    """The actor. Its methods run on one event loop; only `_done` and `_died` are called from other
-    threads.
+    """Actor of a node. Its methods run on one event loop. Only the `done` callbacks of works and
+    `_died` are called from other threads.
     """
 
     def __init__(self, make: Callable[[], Workers]) -> None:
@@ -81,13 +79,13 @@ class RayNode:
         self._something = asyncio.Event()
         try:
             self._workers = make()
-        except HrmError as error:  # raised, it would come out as the actor's death
+        except HrmError as error:  # if raised, it would look like the death of the actor
             self._refusal = str(error)
         else:
             self._workers.on_session_death(self._died)
 
     async def hello(self) -> tuple[str, int, str]:
-        """Level of isolation, slots, and why there are none."""
+        """Tuple (isolation level, number of slots, reason if there are none)."""
         self._loop = asyncio.get_running_loop()
         return (
             ("", 0, self._refusal)
@@ -96,7 +94,7 @@ class RayNode:
         )
 
     async def give(self, works: list[Given], killed: list[int], ended: list[int]) -> None:
-        """Take works; end some, and some sessions."""
+        """Accept new works, kill some works, and end some sessions."""
         for number in killed:
             with _GUARD:
                 self._kill(number)
@@ -110,7 +108,7 @@ class RayNode:
         self._fill()
 
     async def collect(self) -> Collected:
-        """What happened since the last time."""
+        """Events since the last call. Waits up to `POLL_SECONDS` for one."""
         if not self._events:
             self._something.clear()
             try:
@@ -123,15 +121,15 @@ class RayNode:
         return events, self._workers.slot_deaths
 
     async def _check(self) -> None:
-        """A sign of life is worth what the thread of the slots is. Raises HrmError: the driver
-        gives the node up.
+        """Check the thread of the slots, so that a sign of life includes it. Raises HrmError if it
+        does not respond: the driver gives the node up.
         """
         asked = call_in_thread(partial(self._workers.responds, POLL_SECONDS))
         if not await asyncio.wrap_future(asked):
             raise HrmError("The thread that serves the slots of this node does not answer.")
 
     async def close(self) -> None:
-        """Kill whatever runs."""
+        """Kill all that still runs."""
         if not self._refusal:
             await asyncio.to_thread(self._workers.close)
 
@@ -141,7 +139,7 @@ class RayNode:
             self._running.add(number)
             try:
                 self._workers.start(self._works[number])
-            except Exception as error:  # whatever it is, the work is to have an outcome
+            except Exception as error:  # the work gets an outcome for any error
                 self._answer(
                     number, self._failure(f"The call could not be started: {error}"), lost=True
                 )

@@ -1,18 +1,18 @@
-"""`Workers` that are the slots of all nodes of a Ray cluster.
+"""`Workers` over the slots of all nodes of a Ray cluster.
 
-One actor a node, and never one Ray call a tool call, which would cost more than the call: what
-comes in while a batch is on its way shares the next (`RayNode.give`), and outcomes come back in
+Each node has one actor. A Ray call per tool call would cost more than the tool call, so calls that
+arrive while a batch is being sent share the next one (`RayNode.give`), and outcomes return in
 batches as they are ready (`RayNode.collect`). A work goes to the node with the shortest queue for
-its slots. A node's queue is known exactly, and at once: all that it was given and has not answered,
-since it takes works from here only. A session's works go to the node that has it.
+its slots. The length of a node's queue is always known exactly, since it gets works only from here:
+all works sent and not answered. Works of a session go to the node that has its process.
 
-Nodes are given more works than they have slots (`overhang`), or slots would stand idle for the time
-of a message; the rest wait here, where they can still go anywhere. So a work may stand on a node
-for a while before it begins.
+A node gets more works than it has slots (`overhang`), or slots would be idle for the time of a
+message. The other works wait here, where they can still go to any node. So a work may wait on a
+node before it begins.
 
-A node that died, or does not answer, is given up, and its actor killed: no two processes go on with
-the same work. Its works are `lost`: whatever they did was done in processes of that node. The queue
-above runs them again once, and rebuilds sessions from their cells.
+A node that died or does not respond is given up and its actor killed, so that no two processes run
+the same work. Its works are `lost`: all their effects were in processes of that node. The scheduler
+runs them again once, and rebuilds sessions from their cells.
 """
 
 from __future__ import annotations
@@ -40,32 +40,34 @@ __all__ = ["BATCH", "RayWorkers"]
 
 _LOG = logging.getLogger(__name__)
 BATCH = 256
-"""Works in one Ray call, at most."""
+"""Most works in one Ray call."""
 SILENCE_SECONDS = POLL_SECONDS + 30.0
-"""A node is given up when it has not answered for so long."""
+"""Seconds without a response after which a node is given up."""
 NOBODY_SECONDS = 60.0
-"""Without any node for so long, calls end with status `infrastructure`; until then they wait for
-one.
+"""Seconds without any node after which calls end with status `infrastructure`. Until then they wait
+for one.
 """
 
 
 class RayWorkers:
-    """See `Workers`. All that changes is changed on one event loop in a thread of its own."""
+    """`Workers` over the nodes of a Ray cluster. All changes of its state are made on one event
+    loop in a background thread.
+    """
 
     def __init__(
         self, ray: Any, make: Callable[[], Workers], least: Isolation, overhang: int
     ) -> None:
-        """`make` makes a node's own workers, there. `overhang`: works that a node is given, per
-        slot.
+        """Connect to the nodes. `make`: makes a node's workers, on the node. `overhang`: works that
+        a node is given, per slot.
 
-        Raises HrmError where no node can be used.
+        Raises HrmError if no node can be used.
         """
         self._overhang = overhang
         self.isolation = ""
-        """Of the weakest node. An outcome has its own node's."""
+        """Weakest isolation level of the nodes. Each outcome has its own node's level."""
         self.slots = self.slot_deaths = self.faults = 0
         self.grew: Callable[[], None] = lambda: None
-        """Is called when there are more slots than before."""
+        """Callback for an increase of `slots`."""
         self._cluster = RayCluster(ray, make, least)
         self._cluster.joined, self._cluster.gone = self._joined, self._on_node_lost
         self._nodes = self._cluster.nodes
@@ -87,7 +89,7 @@ class RayWorkers:
             self.close()
             raise
 
-    # what the queue asks for
+    # interface of the scheduler
 
     def start(self, work: Work) -> None:
         self._post(lambda: self._place_or_fail(work))
@@ -112,13 +114,13 @@ class RayWorkers:
             self._background.close()
 
     def metrics(self) -> str:
-        """Counts by node, in Prometheus' text format."""
+        """Counts by node, in the text format of Prometheus."""
         return self._background.run(self._render())
 
     # the loop
 
     def _post(self, change: Callable[[], None]) -> None:
-        """Have it done on the loop, which is woken once for many."""
+        """Run `change` on the loop, which is woken once for many changes."""
         self._inbox.append(change)
         if not self._woken:
             self._woken = True
@@ -142,7 +144,7 @@ class RayWorkers:
     def _place_or_fail(self, work: Work) -> None:
         try:
             self._place(work)
-        except Exception as error:  # whatever it is, the call is to have an outcome
+        except Exception as error:  # the call gets an outcome for any error
             self._guard.caught(error)
             work.done(
                 infrastructure_failure(
@@ -204,7 +206,7 @@ class RayWorkers:
     # a node
 
     async def _send(self, node: Node) -> None:
-        """What is to be sent to a node, a batch at a time."""
+        """Send works, kills and ended sessions to a node, in batches."""
         try:
             while True:
                 await node.something.wait()
@@ -222,7 +224,7 @@ class RayWorkers:
             self._on_node_lost(node, error)
 
     async def _collect(self, node: Node) -> None:
-        """What happens on a node, as it happens."""
+        """Receive the events of a node."""
         try:
             while True:
                 collected: Collected = await answer_of(node.actor.collect.remote(), SILENCE_SECONDS)
@@ -255,8 +257,8 @@ class RayWorkers:
         work.done(result, bool(what))
 
     def _on_node_lost(self, node: Node, why: object) -> None:
-        """Give a node up: its works are lost, but for those that were never sent, which go
-        elsewhere.
+        """Give a node up. Its works are lost, except stateless ones that were never sent, which go
+        to another node.
         """
         if self._nodes.get(node.id) is not node:
             return
@@ -313,7 +315,9 @@ class RayWorkers:
             self._loop.call_later(NOBODY_SECONDS, self._give_up, self._lost_nodes)
 
     def _give_up(self, lost_nodes: int) -> None:
-        """There has been no node for long: what waits is taken out of the queue, and told so."""
+        """Let waiting calls fail if there has been no node for long: with one slot they are
+        started, and `_place` reports the failure.
+        """
         if not self._nodes and lost_nodes == self._lost_nodes:
             self.slots = 1
             self.grew()

@@ -1,1 +1,1 @@
-"""An environment as a server, and its client: `server.py`, `client.py`."""
+"""Environment as a server, and its client: `server.py`, `client.py`."""

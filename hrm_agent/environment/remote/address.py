@@ -1,8 +1,8 @@
-"""Where a served environment listens, and what answers there.
+"""Address of a served environment, and identification of its server.
 
-The first question to a server is asked without an event loop, so that whoever makes a
-`RemoteEnvironment` learns at once that nobody listens, that the token is wrong, or that the server
-isolates less than is accepted.
+The first request to a server is made without an event loop. So the constructor of
+`RemoteEnvironment` fails at once if nothing listens, the token is wrong, or the server isolates
+less than accepted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_ANSWER = 16 * 1024 * 1024
 
 @with_config(ConfigDict(strict=True))
 class _Greeting(TypedDict):
-    """What servers of every version of the protocol say."""
+    """Fields that servers of every protocol version send."""
 
     service: str
     protocol: int
@@ -61,18 +61,18 @@ class _Unwell(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. Without room for a token: may be
-    shown and stored.
+    """Address `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. It holds no token, so it may
+    be shown and stored.
     """
 
     scheme: str
     """`http`, `https` or `unix`."""
     host: str = ""
-    """Name or IP address, IPv6 without brackets; empty for a socket."""
+    """Host name or IP address, IPv6 without brackets (empty for a socket)."""
     port: int = 0
-    """TCP port; 0 for a socket."""
+    """TCP port (0 for a socket)."""
     path: str = ""
-    """Of the socket, or of the folder below which a reverse proxy has put the server."""
+    """Path of the socket, or of the folder under which a reverse proxy has put the server."""
 
     def __str__(self) -> str:
         if self.scheme == "unix":
@@ -82,33 +82,33 @@ class Address:
 
     @property
     def is_near(self) -> bool:
-        """On this machine, as far as its name says."""
+        """True if the name of the host is this machine's."""
         return self.scheme == "unix" or self.host in ("localhost", "127.0.0.1", "::1")
 
     @property
     def base(self) -> str:
-        """What the paths of requests are put behind."""
+        """Prefix of request paths."""
         return "http://localhost" if self.scheme == "unix" else str(self)
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a server says of itself."""
+    """Description that a server gives of itself."""
 
     boot: str
-    """Another after every start."""
+    """Id of the server process, different after every start."""
     isolation: str
     """Isolation level of the server, `L3` to `L0`."""
     request_bytes: int
-    """The most that it takes in one message."""
+    """Largest message in bytes that it accepts."""
     slots: int | None
-    """Calls that it runs at a time; None where it does not say."""
+    """Calls that it runs at a time (None if unknown)."""
     version: str
-    """Version of hrm-agent that it runs."""
+    """Version of hrm-agent on the server."""
 
 
 def parse_address(url: str) -> Address:
-    """Raises ConfigError."""
+    """Parse the address of a server. Raises ConfigError."""
     if url.startswith("unix:") and len(url) > len("unix:"):
         return Address("unix", path=os.path.abspath(url.removeprefix("unix:")))  # noqa: PTH100 - `..` behind a link stays
     try:
@@ -132,7 +132,7 @@ def parse_address(url: str) -> Address:
 
 
 def kept_token_file() -> Path:
-    """Where a server that was given no token keeps the one that it made, for this user."""
+    """File for the token that a server generates if it was given none, per user."""
     return (
         Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         / "hrm-agent"
@@ -141,8 +141,8 @@ def kept_token_file() -> Path:
 
 
 def token_for(address: Address, token: str | None) -> str:
-    """`token`, else the variable's, else, of a server on this machine, the one that is kept. Raises
-    HrmError.
+    """Return `token`, else the environment variable's, else the kept one for a server on this
+    machine. Raises HrmError if there is none or it is invalid.
     """
     if token is None and not os.environ.get(TOKEN_VARIABLE) and address.is_near:
         with suppress(OSError, UnicodeDecodeError):
@@ -151,8 +151,8 @@ def token_for(address: Address, token: str | None) -> str:
 
 
 def token_or_variable(token: str | None) -> str:
-    """`token`, else the variable's. Raises HrmError if there is none, or it cannot stand in a
-    header.
+    """Return `token`, else the environment variable's. Raises HrmError if there is none, or it is
+    not valid in a header.
     """
     found = (token or os.environ.get(TOKEN_VARIABLE, "")).strip()
     if not found:
@@ -168,7 +168,7 @@ def token_or_variable(token: str | None) -> str:
 
 
 def ask(address: Address, path: str, token: str) -> str:
-    """GET `path`. Raises HrmError if that is not answered as it should be."""
+    """GET `path`. Raises HrmError if there is no valid response."""
     try:
         status, body = _answer(address, path, token)
     except TimeoutError:
@@ -193,8 +193,8 @@ def ask(address: Address, path: str, token: str) -> str:
 
 
 def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
-    """Retried when the server resets the connection, as it may before it has read the token if many
-    connect at once.
+    """Response to a request. Retried if the server resets the connection: it may do so before it
+    has read the token if many clients connect at once.
     """
     for attempt in range(_ATTEMPTS - 1):
         with suppress(ConnectionResetError, BrokenPipeError):
@@ -233,8 +233,8 @@ _GREETING, _ABOUT, _UNWELL = TypeAdapter(_Greeting), TypeAdapter(About), TypeAda
 
 
 def about_of(text: str, address: Address, least: Isolation) -> About:
-    """What a server says of itself. Raises HrmError if it is none of ours, or isolates less than
-    `least`.
+    """Parse a server's description of itself. Raises HrmError if it is not an hrm-agent
+    environment, or isolates less than `least`.
     """
     try:
         greeting = _GREETING.validate_json(text)
@@ -265,7 +265,7 @@ def stranger(address: Address) -> HrmError:
 
 
 def _unwell(text: str, address: Address) -> HrmError:
-    """One of ours says why it does not serve."""
+    """Error from a server that reports why it does not serve."""
     try:
         said = _UNWELL.validate_json(text)
     except ValueError:

@@ -1,5 +1,5 @@
-"""The environment as the requests of a server see it: quotas, deadlines, and what is open when the
-server goes down.
+"""Calls of a server's clients to its environment: quotas, deadlines, and draining when the server
+shuts down.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["Calls", "answer_or_error"]
 
 _NO_WAIT = 0.001
-"""Seconds."""
+"""Seconds of waiting that do not count."""
 _LOG = logging.getLogger(__name__)
 
 
 class Calls:
-    """Open calls are counted, so that going down can wait for them."""
+    """Calls to an environment. Open calls are counted, so that a shutdown can wait for them."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -36,29 +36,29 @@ class Calls:
         self._idle.set()
 
     def opened(self) -> None:
-        """A call was taken in."""
+        """Count a call that was accepted."""
         self._open += 1
         self._idle.clear()
 
     def ended(self) -> None:
-        """A call that was taken in is over."""
+        """Count a call as ended."""
         self._open -= 1
         if not self._open:
             self._idle.set()
 
     async def outcome(self, client: Client, submission: Submission) -> ExecutionResult:
-        """Run a call, held back while its client has too many open. Raises HrmError where the
-        environment cannot.
+        """Run a call, which waits while its client has too many open. Raises HrmError if the
+        environment cannot run it.
         """
         self.opened()
         began, seconds = time.monotonic(), submission.deadline_seconds
-        # else the environment refuses it
+        # the environment refuses any other value
         bounded = seconds is not None and 0 <= seconds <= MOST_WAIT
         try:
             async with client.call(seconds if bounded else None):
                 held = time.monotonic() - began
                 left = seconds
-                # else the outcome names what was asked for
+                # else the outcome names the deadline of the caller
                 if seconds is not None and bounded and held > _NO_WAIT:
                     left = max(0.0, seconds - held)
                 own = replace(
@@ -77,8 +77,8 @@ class Calls:
     async def answer(
         self, client: Client, submission: Submission, held_since: float | None = None
     ) -> dict[str, Any]:
-        """The outcome as an answer, else the reason for none. `held_since`: seconds of the
-        monotonic clock.
+        """Result of a call as a record, else its error. `held_since`: start of the wait, in seconds
+        of the monotonic clock.
         """
         return await answer_or_error(lambda: self._answer(client, submission, held_since))
 
@@ -96,7 +96,7 @@ class Calls:
         }
 
     def too_late(self, submission: Submission, held_since: float) -> dict[str, Any]:
-        """The answer to a call whose deadline passed while it was held."""
+        """Result of a call whose deadline passed while it was held, as a record."""
         return {
             "result": result_record(
                 self._too_late(submission.deadline_seconds, time.monotonic() - held_since)
@@ -113,16 +113,20 @@ class Calls:
     async def fork_session(
         self, client: Client, *, source: str, target: str, run: str = ""
     ) -> None:
-        """Counts as a call of the client's. Raises HrmError where the environment cannot."""
+        """Fork a session; counts as a call of the client. Raises HrmError if the environment cannot
+        do it.
+        """
         async with client.call():
             await self.environment.fork_session(source, target, run=client.own(run))
 
     async def end_session(self, client: Client, *, session: str, run: str = "") -> None:
-        """Raises HrmError where the environment cannot."""
+        """End a session. Raises HrmError if the environment cannot do it."""
         await self.environment.end_session(session, run=client.own(run))
 
     async def drain(self, seconds: float) -> None:
-        """Wait until none is open, for `seconds` at most. None may be begun from now on."""
+        """Wait until no call is open, for at most `seconds`. `draining` is set: no new call may
+        begin.
+        """
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -132,14 +136,14 @@ class Calls:
 async def answer_or_error(
     work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
 ) -> dict[str, Any]:
-    """The answer that `work` gives, else the error that it raised as one.
+    """Result of `work`, else its error as a record.
 
-    A task that is cancelled before its first step begins no work.
+    A task that is cancelled before its first step starts no work.
     """
     try:
         return await work()
     except HrmError as error:
         return {"error": error.message, "hint": error.hint}
-    except Exception:  # whatever it is, the client is to have an answer
+    except Exception:  # the client gets a response to any error
         _LOG.exception("a call failed")
         return {"error": "The server failed.", "hint": "See its log."}

@@ -1,27 +1,26 @@
-"""An environment on a server (`hrm-agent environment serve`), used like one on this machine.
+"""Environment on a server (`hrm-agent environment serve`), used like one on this machine.
 
-All calls of one event loop share one connection, a WebSocket: what is submitted while the loop is
-busy with something else goes out in one message, and so do the outcomes that are ready together; a
-slow call delays no other.
+All calls of one event loop share one connection, a WebSocket. Calls that are submitted while the
+loop is busy go out in one message, and so do outcomes that are ready together. A slow call delays
+no other.
 
-What happens when the server, or the way to it, breaks down:
+Failures of the server or the network:
 
-* A call is submitted again under its id as soon as the server is back,
-  `client_channel.MAX_ATTEMPTS` times at most. The same server knows the id and gives the first
-  outcome; one that was started anew runs the call (again): *at least once*.
-* A cell of a session: a server notices that its client has gone, ends the call and with it the
-  session's process, and rebuilds the session from its cells. A server that was started anew knows
-  no cells. It is sent them: the `history` that the caller gave, else the cells that this object has
-  seen. Where those are not all there were (the session was begun by somebody else, is too large to
-  be remembered, or had several calls under way at once) the cell ends with status `infrastructure`
-  and is not run: *at most once*, but for cells whose history is known.
-* Calls that wait for a server which stays away for `patience_seconds` end with status
-  `infrastructure`. So does one that is not answered within all that it may take: its time in the
-  queue, its session's cells, its own limits.
-* A peer that says nothing for 15 s, not even to a ping, is taken for dead.
+* A call is submitted again under its id as soon as the server is back, at most
+  `client_channel.MAX_ATTEMPTS` times. The same server knows the id and returns the first outcome.
+  A restarted server runs the call (again): *at least once*.
+* Cells of a session: a server notices that its client has gone, ends the call and the session's
+  process, and rebuilds the session from its cells. A restarted server knows no cells and is sent
+  them: the `history` given by the caller, else the cells that this object has seen. If cells are
+  missing (the session was begun by another client, is too large to be remembered, or had several
+  calls in flight) the cell ends with status `infrastructure` and is not run. So a cell runs *at
+  most once*, except cells whose history is known.
+* Calls that wait for an absent server for `patience_seconds` end with status `infrastructure`. So
+  does a call without an answer within its longest duration: its time in the queue, its session's
+  cells, its limits.
+* A peer that is silent for 15 s, even to pings, counts as dead.
 
-A session belongs to one `RemoteEnvironment`: what is remembered of it is what went through this
-one.
+A session belongs to one `RemoteEnvironment`, which remembers only the calls made through itself.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["RemoteEnvironment"]
 
 _QUEUE_SECONDS = 3600.0
-"""The longest that a call without a deadline waits for its slot."""
+"""Longest time in the queue of a call without a deadline."""
 _MOST_SECONDS = 7 * 86400.0
 _SPARE_SECONDS = 60.0
-"""On top of all that a call may take."""
+"""Margin in addition to the longest duration of a call."""
 
 
 class RemoteEnvironment(Environment):
-    """An `Environment` on a server. Thread-safe, and usable from any number of event loops."""
+    """`Environment` on a server. Thread-safe, and usable from any number of event loops."""
 
     def __init__(
         self,
@@ -60,9 +59,12 @@ class RemoteEnvironment(Environment):
         least: Isolation = DEFAULT_ISOLATION,
         patience_seconds: float = 30.0,
     ) -> None:
-        """`url`: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. `token`: by default that
-        of the variable HRM_AGENT_ENVIRONMENT_TOKEN. `least`: the level of isolation that the server
-        has to give. Raises HrmError where it does not, where nobody listens, or somebody else.
+        """Connect to a server.
+
+        `url`: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. `token`: None takes the
+        variable HRM_AGENT_ENVIRONMENT_TOKEN, else the kept token of a server on this machine.
+        `least`: the isolation level that the server has to provide. Raises HrmError if the server
+        isolates less, nothing listens, or it is not an hrm-agent environment.
         """
         address = parse_address(url)
         token = token_for(address, token)
@@ -135,7 +137,7 @@ class RemoteEnvironment(Environment):
         return call, answer
 
     def _channel(self) -> Channel:
-        """The running loop's."""
+        """Channel of the running event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -169,10 +171,10 @@ class RemoteEnvironment(Environment):
 
 
 def _most_seconds(submission: Submission) -> float:
-    """All that a call may take on the server."""
+    """Longest duration of a call on the server, in seconds."""
     queue = _QUEUE_SECONDS if submission.deadline_seconds is None else submission.deadline_seconds
     cells = len(submission.history or ())
     wall = submission.limits.wall_seconds
     if not (0 <= queue <= _MOST_SECONDS and 0 <= wall <= _MOST_SECONDS):
-        return _MOST_SECONDS  # whoever asks for nan is told so by the server
+        return _MOST_SECONDS  # the server reports invalid values such as nan
     return min(_MOST_SECONDS, queue + 2 * (1 + cells) * wall)

@@ -1,10 +1,10 @@
-"""What one event loop asks of a served environment: calls that wait, and the connection that they
-go out on.
+"""Requests of one event loop to a served environment: waiting calls, and the connection that they
+are sent on.
 
 A call is in one of three places: in `_waiting`, in `open` of a link, or answered. A link that
-breaks puts its calls back to the head of `_waiting`; one whose server is going down keeps those
-that have begun there, while others go to the next. What a broken connection means for a call is
-argued in `client`.
+breaks puts its calls back to the head of `_waiting`. A link whose server shuts down keeps the calls
+that have begun there, while others go to the next link. `client` describes what a broken connection
+means for a call.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ except ImportError as error:
 __all__ = ["MAX_ATTEMPTS", "Channel", "Peer", "RemoteCall"]
 
 MAX_ATTEMPTS = 5
-"""A call whose connection broke so often ends with status `infrastructure`: it may be what kills
-the server.
+"""Most attempts of a call. If its connection breaks so often, it ends with status `infrastructure`:
+the call itself may be what kills the server.
 """
 _HELLO_SECONDS = 10.0
 _CLOSING = aiohttp.ClientWSTimeout(ws_close=2.0)  # pyright: ignore[reportCallIssue] - made by attrs
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
-"""Pauses between attempts to reach a server that is away."""
+"""Pauses in seconds between attempts to reach a server that is away."""
 _PING_SECONDS, _PINGS = 5.0, 3
-"""A peer that stays silent for so many pings is dead."""
+"""Seconds between pings, and unanswered pings after which a peer counts as dead."""
 _MAX_CANCELLED = 1000
-"""In one message."""
+"""Most cancellations in one message."""
 _GONE = (aiohttp.ClientError, OSError, TimeoutError)
 _GUARD = LoopGuard("environment-client", rests=False)
 _LOG = logging.getLogger(__name__)
@@ -59,42 +59,44 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Peer:
-    """The server, as all loops of this process see it."""
+    """Server as seen by all event loops of this process."""
 
     address: Address
-    """Where it listens."""
+    """Address of the server."""
     token: str = field(repr=False)
-    """Sent with every connection; never shown."""
+    """Token sent with every connection; never shown."""
     least: Isolation
-    """The least isolation that is accepted of it."""
+    """Least isolation accepted."""
     about: About
-    """As of the latest connection."""
+    """Description of the server at the latest connection."""
     patience_seconds: float
-    """So long may it be away before calls fail."""
+    """Seconds that the server may be away before calls fail."""
     session_memory: SessionMemory = field(default_factory=SessionMemory)
-    """Cells of this process's sessions, for a server that was started anew."""
+    """Cells of this process's sessions, for a server that was restarted."""
 
 
 @dataclass(slots=True, eq=False)
 class RemoteCall:
-    """Something asked of the server."""
+    """One request to the server."""
 
     message: dict[str, Any]
-    """What is sent; empty for a submission, whose message depends on the server that it goes to."""
+    """Message to send (empty for a submission, whose message depends on the server that gets
+    it).
+    """
     submission: Submission | None
-    """What is to be run; None for what is no submission (a fork, the end of a session)."""
+    """Submission to run (None for other requests, such as a fork or the end of a session)."""
     future: asyncio.Future[dict[str, Any]]
-    """Its answer: the server's, or {"failed": why}, where the infrastructure is to blame."""
+    """Response of the server, or {"failed": reason} if the infrastructure failed."""
     began: float
-    """When it was asked, by the monotonic clock."""
+    """Time of the request, by the monotonic clock."""
     waits_since: float
-    """Since when it waits for a connection, by the monotonic clock."""
+    """Start of the wait for a connection, by the monotonic clock."""
     sent: int = 0
-    """So often has it been on its way."""
+    """Number of times that it was sent."""
     key: int = 0
-    """Number under which it was sent last, which the server's reply repeats; 0: not sent yet."""
+    """Number under which it was sent last, repeated in the server's reply (0 if not sent yet)."""
     link: Link | None = None
-    """The connection that it is on."""
+    """Connection that it was sent on (None while it waits or once it is answered)."""
 
     def answer(self, /, **answer: Any) -> None:
         if not self.future.done():
@@ -102,23 +104,23 @@ class RemoteCall:
 
 
 class Link:
-    """One connection to the server."""
+    """Connection to the server."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, about: About) -> None:
         self.socket = socket
         self.about = about
         self.open: dict[int, RemoteCall] = {}
         self.cancelled: list[int] = []
-        """Keys of calls that nobody waits for any more; the server is still to be told."""
+        """Keys of cancelled calls that the server has to be notified of."""
         self.ready = asyncio.Event()
-        """Something is to be sent."""
+        """Set if there is a message to send."""
         self.heard = True
-        """Since the latest ping."""
+        """True if the peer has sent anything since the latest ping."""
         self.closing: asyncio.Task[bool] | None = None
 
     async def watch(self) -> None:
-        """Close the connection when the peer is dead. However long our own loop stood still counts
-        for one ping.
+        """Close the connection if the peer is dead. A pause of our own loop counts as one missed
+        ping, however long.
         """
         silent = 0
         with suppress(*_GONE):
@@ -130,7 +132,7 @@ class Link:
 
 
 class Channel:
-    """The calls of one event loop. Made on it, and used nowhere else."""
+    """Requests of one event loop. Made on that loop, and used nowhere else."""
 
     def __init__(self, peer: Peer) -> None:
         self.loop = asyncio.get_running_loop()
@@ -144,7 +146,7 @@ class Channel:
         self._keys = count(1)
         self._session = _client_session(peer.address)
         self._keeper = self._keep()
-        # runs to its yield; a loop that shuts down closes the generators begun on it
+        # runs to its yield; a loop that shuts down closes the generators started on it
         with suppress(StopIteration):
             self._keeper.__anext__().__await__().send(None)
 
@@ -157,8 +159,8 @@ class Channel:
     async def ask(
         self, message: dict[str, Any], submission: Submission | None, seconds: float
     ) -> tuple[RemoteCall, Any]:
-        """The call, and its answer; one that says that it failed if there is none within
-        `seconds`.
+        """Send a request and wait; returns the call and its answer (`failed` if there is none
+        within `seconds`).
         """
         now = time.monotonic()
         call = RemoteCall(message, submission, self.loop.create_future(), now, now)
@@ -174,14 +176,16 @@ class Channel:
             self._drop(call)
 
     def _drop(self, call: RemoteCall) -> None:
-        """Nobody waits for it any more, or it has its answer."""
+        """Stop tracking a call that was answered or cancelled. The server is notified if it is
+        still open there.
+        """
         link = call.link
         if link is not None and link.open.pop(call.key, None) is not None:
             link.cancelled.append(call.key)
             link.ready.set()
 
     async def close(self) -> None:
-        """Open calls fail, here and on the server."""
+        """Close all connections. Open calls fail, here and on the server."""
         if not self._session.closed:
             tasks = [task for task in (self._connecting, *self._links.values()) if task is not None]
             self._abandon()
@@ -200,7 +204,7 @@ class Channel:
         self._waiting.clear()
 
     def _go_on(self) -> None:
-        """Have what waits sent."""
+        """Send waiting calls, or connect first."""
         if self._link is not None:
             self._link.ready.set()
         elif self._connecting is None and self._waiting and not self.closed:
@@ -219,7 +223,7 @@ class Channel:
             self._connecting = None
 
     async def _try(self) -> bool:
-        """False if the server is away."""
+        """Try to connect; False if the server is away."""
         try:
             link = await self._open()
         except HrmError as error:
@@ -236,7 +240,7 @@ class Channel:
         return True
 
     def _give_up(self, why: str) -> None:
-        """On calls that have waited for too long."""
+        """Fail calls that have waited too long."""
         before = time.monotonic() - self._peer.patience_seconds
         kept: deque[RemoteCall] = deque()
         for call in self._waiting:
@@ -274,7 +278,7 @@ class Channel:
 
     async def _serve(self, link: Link) -> None:
         helpers = [self.loop.create_task(link.watch()), self.loop.create_task(self._write(link))]
-        for helper in helpers:  # without either of them calls would wait for ever
+        for helper in helpers:  # without either of them calls would wait forever
             helper.add_done_callback(partial(self._unhelped, link))
         try:
             await self._read(link)
@@ -288,7 +292,9 @@ class Channel:
             await link.socket.close()
 
     def _unhelped(self, link: Link, helper: asyncio.Task[None]) -> None:
-        """Whatever has ended it, the connection is given up, and its calls are sent by another."""
+        """Close the connection after the end of a helper task, for any reason. Its calls are sent
+        on another.
+        """
         if helper.cancelled():
             return
         if (error := helper.exception()) is not None:
@@ -311,10 +317,10 @@ class Channel:
 
     def _take(self, link: Link, answer: dict[str, Any]) -> None:
         call = link.open.pop(answer["key"], None)
-        if call is None:  # nobody waits for it any more
+        if call is None:  # cancelled meanwhile
             return
         call.link = None
-        if "away" in answer:  # it has not begun
+        if "away" in answer:  # it has not begun on the server
             self._retire(link)
             call.sent -= 1
             self._again(call)
@@ -331,7 +337,7 @@ class Channel:
             await link.socket.close()
 
     def _frame(self, link: Link) -> str | None:
-        """As much of what waits as goes into one message; None if there is nothing."""
+        """Next message: as many waiting calls as fit (None if there are none)."""
         parts = [f'{{"key":{key},"cancel":true}}' for key in link.cancelled[:_MAX_CANCELLED]]
         del link.cancelled[:_MAX_CANCELLED]
         size = sum(map(len, parts)) + len(parts)
@@ -348,14 +354,14 @@ class Channel:
         return f"[{','.join(parts)}]" if parts else None
 
     def _text(self, call: RemoteCall, link: Link) -> str:
-        """The call as it is sent; empty if it has its answer."""
+        """JSON of a call (empty if it already has its answer)."""
         if call.future.done():
             return ""
         call.key = next(self._keys)
         try:
             message = self._message(call, link.about.boot)
             text = to_json({"key": call.key, **message}) if message else ""
-        except Exception as error:  # whatever it is, the other calls are sent
+        except Exception as error:  # any error is reported, and the other calls are sent
             known = isinstance(error, HrmError)
             call.answer(refused=error.message if known else f"The call cannot be sent: {error!r}.")
             return ""
@@ -370,14 +376,14 @@ class Channel:
         return text
 
     def _message(self, call: RemoteCall, boot: str) -> dict[str, Any] | None:
-        """What is sent to the server `boot`; None if there is no need. Raises HrmError for what has
-        no form.
+        """Message of a call to the server `boot` (None if it need not be sent). Raises HrmError if
+        the call has no JSON form.
         """
         submission, memory = call.submission, self._peer.session_memory
         if submission is not None:
             return self._submission(call, submission, boot)
         if "fork" in call.message and memory.gone(call.message["fork"]["source"], boot):
-            # all that is left of it is what is remembered here, and copied by the caller
+            # only the cells remembered here are left of it, and the caller copies them
             call.answer(done=True)
             return None
         return call.message
@@ -427,7 +433,7 @@ class Channel:
 
 
 def _client_session(address: Address) -> aiohttp.ClientSession:
-    """For the running loop. Nothing of the environment's variables (proxies, netrc) counts."""
+    """HTTP session for the running loop. Ignores environment variables (proxies, netrc)."""
     connector = aiohttp.UnixConnector(address.path) if address.scheme == "unix" else None
     timeout = aiohttp.ClientTimeout(total=_HELLO_SECONDS)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)

@@ -1,13 +1,12 @@
-"""Who may use a server: clients by name, each with a token of its own and a quota, from a TOML file
-of hashes.
+"""Clients of a server by name, each with its token and quota, from a TOML file of hashes.
 
     [trainer]
     token_sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     calls = 64
 
-What a client runs, keeps in sessions and submits again is apart from what others do: `Client.own`
-puts its name before the run that a request names, and sessions and ids belong to runs. A server
-without such a file has one client, who holds the one token, has no name and no quota.
+Runs, sessions and repeated calls of a client are separate from those of other clients: sessions and
+ids belong to runs, and `Client.own` prefixes the run of a request with the client's name. A server
+without such a file has one client, the holder of its one token, without name and quota.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ __all__ = [
 ]
 
 MOST_UNREAD = 256 * 1024 * 1024
-"""Characters of answers that wait to be read, on all connections of a client."""
+"""Most characters of unread answers on all connections of a client."""
 _LARGE = 64 * 1024
-"""Bytes of a message from which on it is large."""
+"""Size in bytes from which a message counts as large."""
 _PAUSES = 4.0
-"""Times as long as a large message was parsed is waited before the next."""
+"""Pause after a large message was parsed, as a multiple of the parsing time."""
 _TOKEN_BYTES = 32
 _HINT = "`hrm-agent environment token NAME --clients FILE` adds a client."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -62,46 +61,45 @@ _FILE = TypeAdapter(dict[str, _Section])
 
 
 class HeldTooLongError(Exception):
-    """A call's deadline passed while its client had too many open."""
+    """Error for a call whose deadline passed while its client had too many open."""
 
 
 class UnreadAnswers(Protocol):
-    """A connection that has several calls."""
+    """Connection with several calls."""
 
     unread: int
-    """Characters of its answers that wait to be read."""
+    """Characters of its unread answers."""
     abort: Callable[[], None]
-    """Ends it."""
+    """Function that ends the connection."""
 
 
 class Client:
-    """One holder of a token."""
+    """Holder of a token."""
 
     def __init__(self, name: str = "", calls: int | None = None) -> None:
-        """`calls`: most that may wait in the queue or run at once; further ones are held back,
+        """Make a client. `calls`: most calls in the queue or running. Further calls are held back,
         first in, first out.
         """
         self.name = name
-        """Name in the clients file; empty for a server with a single token."""
+        """Name in the clients file (empty for a server with a single token)."""
         self._room = asyncio.Semaphore(calls) if calls is not None else None
         self.exchanges = set[UnreadAnswers]()
-        """Its connections that have several calls each."""
+        """Connections with several calls each."""
         self.unread = 0
-        """Characters of answers that wait to be read, on all of them."""
+        """Characters of unread answers on all these connections."""
         self._reading = asyncio.Lock()
 
     def kept(self, characters: int) -> None:
-        """So many more wait to be read. Where these are too many, the connection that has most of
-        them ends.
+        """Count `characters` of new unread answers. If there are too many, the connection with the
+        most is aborted.
         """
         self.unread += characters
         if self.unread > MOST_UNREAD and self.exchanges:
             max(self.exchanges, key=lambda exchange: exchange.unread).abort()
 
     async def read(self, data: bytes | str) -> Any:
-        """The JSON of a message. A large one stops everybody while it is parsed: so large ones of a
-        client are parsed one at a time, with pauses in which others have their turn. Raises
-        HrmError.
+        """JSON of a message. Parsing blocks the event loop, so large messages of a client are
+        parsed one at a time, with pauses for other clients. Raises HrmError.
         """
         if len(data) < _LARGE:
             return from_json(data)
@@ -118,8 +116,8 @@ class Client:
 
     @asynccontextmanager
     async def call(self, seconds: float | None = None) -> AsyncGenerator[None]:
-        """Hold one place of the quota inside the block. Raises HeldTooLongError after waiting
-        `seconds` for one.
+        """Hold one place of the quota inside the block. Raises HeldTooLongError if none is free
+        within `seconds`.
         """
         if self._room is None:
             yield
@@ -136,31 +134,33 @@ class Client:
 
 
 class Clients:
-    """Looked up by the hash of the token, so that response times leak nothing about tokens."""
+    """Clients by the hash of their token, so that response times reveal nothing about tokens."""
 
     def __init__(self, clients: Iterable[tuple[str, Client]]) -> None:
-        """(hash of the token, client)"""
+        """Index pairs of (hash of the token, client)."""
         self._by_hash = dict(clients)
 
     @classmethod
     def of_token(cls, token: str) -> Clients:
-        """One client, who has no name. Raises HrmError for an empty token."""
+        """Return clients with one client, without a name. Raises HrmError for an empty token."""
         if not token:
             raise HrmError("A server without a token would answer anybody.", "Give it a token.")
         return cls([(hash_of(token.encode()), Client())])
 
     def find(self, token: bytes) -> Client | None:
-        """The client with this token; None if it is unknown."""
+        """Client with this token (None if it is unknown)."""
         return self._by_hash.get(hash_of(token))
 
 
 def hash_of(token: bytes) -> str:
-    """Tokens are drawn at random and long: a plain hash tells nothing of them."""
+    """SHA-256 of a token. Tokens are long and random, so a plain hash reveals nothing about
+    them.
+    """
     return hashlib.sha256(token).hexdigest()
 
 
 def read_clients(path: Path) -> Clients:
-    """Raises `ConfigError`, naming what is wrong."""
+    """Read a clients file. Raises `ConfigError` with the reason if it is invalid."""
     sections = _sections(path)
     hashes = [section.token_sha256 for section in sections.values()]
     if not sections or len(set(hashes)) < len(hashes):
@@ -172,7 +172,7 @@ def read_clients(path: Path) -> Clients:
 
 
 def add_client(path: Path, name: str, calls: int | None = None) -> str:
-    """Draw a token for a new client, and write its hash into the file; returns the token. Raises
+    """Generate a token for a new client, write its hash into the file, and return the token. Raises
     `ConfigError`.
     """
     _check_name(name)

@@ -1,14 +1,15 @@
-"""The calls of one connection: begun in their order while their answers have room, which a client
-makes by reading.
+"""Calls of one connection, started in order while there is room for their answers. A client makes
+room by reading.
 
-What a connection's client has not read is bounded as a whole: a call is begun only if all answers
-that wait to be read, and what is reserved for the calls under way, fit into `MOST_KEPT`. Reserved
-is what a call may print, at most `MOST_RESERVED`: calls that print more than that go beyond the
-bound by what they print. Further calls are held, each a small object and no task, and `room` says
-when no more are to be taken in. What is no call is never held. All connections of a client together
-may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls end with it;
-the environment keeps the outcomes of those that had ended, within its own bound, for clients that
-submit them again.
+The memory of one connection is bounded: a call is started only if all unread answers, and the space
+reserved for running calls, fit into `MOST_KEPT`. The reserved space is the output limit of a call,
+at most `MOST_RESERVED`. A call that prints more exceeds the bound by the excess. Further calls are
+held, each as a small object without a task, and `room` is cleared when no more are accepted. Other
+requests are never held.
+
+All connections of a client together may keep `clients.MOST_UNREAD`; beyond that the one with the
+most is aborted. Its calls end with it. The environment keeps outcomes of finished calls, within its
+own bound, for clients that submit them again.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ __all__ = [
 
 _MIB = 1024 * 1024
 MOST_KEPT = 64 * _MIB
-"""Characters of answers that wait to be read, and bytes reserved for calls under way."""
+"""Bound of the characters of unread answers and the bytes reserved for running calls."""
 MOST_RESERVED = _MIB
-"""The most that is reserved for the output of one call under way. A call with a higher limit rarely
-prints so much; what it did print counts in full once it is answered.
+"""Most bytes reserved for the output of one running call. A call with a higher limit rarely prints
+so much; its actual output counts in full once it is answered.
 """
 MOST_UNREAD = 8 * _MIB
-"""Characters of answers that wait to be read; above it nothing more is taken in."""
+"""Characters of unread answers above which no more requests are accepted."""
 MOST_HELD, MOST_HELD_CHARACTERS = 10_000, 8 * _MIB
-"""Calls that have not begun, or what is under way, and characters of the former's code; from either
-on nothing more is taken in.
+"""Bounds from which no more requests are accepted: held or running calls, and characters of code of
+the held ones.
 """
 _STREAMS = 2
-"""A call's limit of output is that of stdout and of stderr."""
+"""Number of streams, stdout and stderr, that the output limit of a call applies to."""
 _ENVELOPE = 4096
-"""Characters of an answer beside its output, about."""
+"""Approximate characters of an answer besides its output."""
 
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -64,48 +65,48 @@ class _Held:
     """Bytes that its answer may take."""
     characters: int = 0
     timer: asyncio.TimerHandle | None = None
-    """Seconds of its deadline."""
+    """Timer of its deadline."""
 
 
 class Exchange:
-    """Made and used on one event loop."""
+    """Calls and answers of one connection. Made and used on one event loop."""
 
     def __init__(
         self, calls: Calls, client: Client, form: Callable[[int, dict[str, Any]], str]
     ) -> None:
-        """`form`: of a key and its answer, as the client gets them."""
+        """Make an exchange. `form`: formats a key and its answer as sent to the client."""
         self._calls, self._client, self._form = calls, client, form
         self._held: OrderedDict[int, _Held] = OrderedDict()
         self._held_characters = 0
         self._tasks: dict[int, tuple[asyncio.Task[dict[str, Any]], int]] = {}
-        """Key -> the call under way, and the room that its answer may take."""
+        """Running calls: key -> (task, bytes that its answer may take)."""
         self._kept = 0
         self._answers: deque[str] = deque()
         self.unread = 0
-        """Characters of the answers that wait to be read, those on their way included."""
+        """Characters of unread answers, including those being sent."""
         self.ready, self.room = asyncio.Event(), asyncio.Event()
-        """There is an answer to be sent; more may be taken in."""
+        """Events: an answer is ready to be sent or all is done; there is room for more requests."""
         self.room.set()
         client.exchanges.add(self)
         self._closed = False
         self.abort: Callable[[], None] = lambda: None
-        """Ends the connection of a client that does not read."""
+        """Function that ends the connection of a client that does not read."""
 
     @property
     def under_way(self) -> int:
-        """Calls that have begun."""
+        """Number of calls that have begun."""
         return len(self._tasks)
 
     @property
     def is_over(self) -> bool:
-        """Nothing is open, and all answers were handed out."""
+        """True if no call is open and all answers were handed out."""
         return not (self._held or self._tasks or self._answers)
 
     def __contains__(self, key: int) -> bool:
         return key in self._tasks or key in self._held
 
     def take_call(self, key: int, submission: Submission) -> None:
-        """Begin a call, or hold it."""
+        """Start a call, or hold it."""
         size = len(submission.code) + sum(len(cell.code) for cell in submission.history or ())
         output = min(MOST_RESERVED, max(0, _STREAMS * submission.limits.output_bytes))
         held = _Held(
@@ -120,15 +121,15 @@ class Exchange:
             held.timer = asyncio.get_running_loop().call_later(seconds, late)
 
     def take_work(self, key: int, work: Work) -> None:
-        """Begin what is no call: at once, since it prints nothing, and calls that are held are not
-        to delay it.
+        """Start a request that is not a call. It starts at once, since it prints nothing, and held
+        calls must not delay it.
         """
         self._calls.opened()
         self._begin(key, _Held(work, _ENVELOPE))
         self._look()
 
     def take(self, key: int, held: _Held) -> bool:
-        """True if it has begun."""
+        """Start or hold a call; True if it has begun."""
         self._calls.opened()
         if not self._held and self._fits(held):
             self._begin(key, held)
@@ -139,7 +140,7 @@ class Exchange:
         return False
 
     def cancel(self, key: int) -> None:
-        """Nobody waits for it any more; an unknown key is no error."""
+        """Cancel a request. An unknown key is no error."""
         if key in self._tasks:
             self._tasks[key][0].cancel()
         elif key in self._held:
@@ -148,12 +149,12 @@ class Exchange:
             self._go_on()
 
     def answer(self, key: int, answer: dict[str, Any]) -> None:
-        """Have the client told, unless it has gone."""
+        """Queue an answer for the client, unless the connection is closed."""
         if self._closed:
             return
         try:
             text = self._form(key, answer)
-        except HrmError as error:  # its numbers have no form in JSON
+        except HrmError as error:  # its numbers have no JSON form
             text = self._form(key, {"error": error.message, "hint": error.hint})
         self._answers.append(text)
         self._kept += len(text)
@@ -163,14 +164,14 @@ class Exchange:
         self._client.kept(len(text))
 
     def next(self) -> str:
-        """The oldest answer that is still to be sent; empty if there is none. What was sent is said
-        by `was_read`.
+        """Oldest answer that is not sent yet (empty if there is none). `was_read` has to be called
+        once it was sent.
         """
         return self._answers.popleft() if self._answers else ""
 
     def was_read(self, characters: int) -> None:
-        """So much of what `next` gave has gone out."""
-        if self._closed:  # nothing of it counts any more
+        """Count `characters` returned by `next` as sent."""
+        if self._closed:  # its counts were dropped already
             return
         self._kept -= characters
         self.unread -= characters
@@ -178,7 +179,7 @@ class Exchange:
         self._go_on()
 
     def close(self) -> None:
-        """The connection has ended, and its calls with it."""
+        """End the calls of a connection that was closed."""
         self._closed = True
         self._client.exchanges.discard(self)
         self._client.unread -= self.unread
@@ -207,7 +208,7 @@ class Exchange:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin what there is room for."""
+        """Start held calls for which there is room."""
         while self._held and not self._closed and self._fits(next(iter(self._held.values()))):
             key = next(iter(self._held))
             self._begin(key, self._unhold(key))
@@ -228,7 +229,7 @@ class Exchange:
         self.answer(key, self._calls.too_late(submission, arrived))
 
     def _look(self) -> None:
-        """Say whether there is room for more."""
+        """Update `room`."""
         full = (
             max(len(self._held), len(self._tasks)) >= MOST_HELD
             or self._held_characters > MOST_HELD_CHARACTERS

@@ -1,9 +1,9 @@
 """Messages between a client and a server: submissions and outcomes as JSON values.
 
-The server is spoken to by whoever has the token, so messages are read strictly: an unknown key, a
-wrong type, a missing field or a number out of bounds is refused, and the error names the field.
-Nothing is ever unpickled. What a call may ask for is not decided here: that is the environment's
-business, which says it in a typed outcome.
+Any holder of a token may send messages, so they are read strictly: an unknown key, a wrong type, a
+missing field or a number out of bounds is refused, and the error names the field. Data is never
+unpickled. The limits of a call are not checked here but by the environment, which reports them in a
+typed outcome.
 
 Messages are pydantic TypedDicts, not BaseModels: missing keys stay missing, so that defaults are
 defined only in `environment.base`. Fields at their default are not sent: a call costs 150 bytes and
@@ -52,21 +52,21 @@ __all__ = [
 ]
 
 SERVICE = "hrm-agent environment"
-"""How a server says what it is."""
+"""Name by which a server identifies itself."""
 PROTOCOL = 2
-"""Raised with every change that an older client or server would misread."""
+"""Protocol version, raised with every change that an older client or server would misread."""
 
 MAX_CALLS = 10_000
-"""Bound of one batch or message of a stream, and of the earlier cells of one session."""
+"""Most items of one batch or stream message, and most earlier cells of one session."""
 MOST_WAIT = 7 * 86400.0
-"""Bound of a deadline in seconds. One beyond it is refused by the environment, so that waiting
-shortens none to it.
+"""Longest deadline in seconds. A longer one is not shortened by waiting, so that the environment
+refuses it.
 """
 _AT_ONCE = 128
-"""Calls that are read before others have their turn."""
+"""Calls that are parsed before other tasks get a turn."""
 _HUGE = 2**60
 _SHOWN = 100
-"""Characters of a wrong key in an error's message."""
+"""Most characters of an unknown key in an error message."""
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _UNKNOWN, _UNTRUE = "unknown_field", "not_true"
 _SAID = {
@@ -84,10 +84,12 @@ _SAID = {
     _UNKNOWN: "no such field",
     _UNTRUE: "true is needed",
 }
-"""Error of pydantic -> in words for people who do not write Python."""
+"""Error messages by pydantic error type, for users who do not write Python."""
 _Fields = TypeVar("_Fields")
 _FirstError = Field(fail_fast=True)
-"""Of a list; an error for each of half a million wrong items would take seconds and half a GiB."""
+"""Setting for lists that stops at the first error: half a million errors would take seconds and
+half a GiB.
+"""
 _Number = Annotated[float, Field(ge=-_HUGE, le=_HUGE)]
 _Whole = Annotated[int, Field(ge=-_HUGE, le=_HUGE)]
 
@@ -99,12 +101,12 @@ def _has_to_be_true(value: bool) -> bool:
 
 
 _True = Annotated[bool, AfterValidator(_has_to_be_true)]
-"""`Literal[True]` would take 1 as well."""
+"""Type of fields that must be true. `Literal[True]` would accept 1 as well."""
 
 
 def _only(fields: Collection[str]) -> BeforeValidator:
-    """Refuses the first key of an object that is none of `fields`: pydantic would make an error of
-    each of them.
+    """Validator that refuses the first key of an object that is not in `fields`. pydantic would
+    make an error of each.
     """
 
     def check(value: object) -> object:
@@ -174,19 +176,19 @@ class _ResultFields(TypedDict, total=False):
 @with_config(_STRICT)
 class _BatchFields(TypedDict):
     calls: Annotated[list[Any], Field(max_length=MAX_CALLS)]
-    """Each is read by itself."""
+    """Submissions, each parsed separately."""
 
 
 @with_config(_STRICT)
 class ForkFields(TypedDict, total=False):
-    """Two sessions of `run`: `target` becomes a copy of `source`."""
+    """Request to make session `target` a copy of `source`."""
 
     source: Required[str]
     """Name of the session to copy."""
     target: Required[str]
     """Name of the copy."""
     run: str
-    """The run that both belong to."""
+    """Run that both sessions belong to."""
 
 
 @with_config(_STRICT)
@@ -197,24 +199,24 @@ class _EndFields(TypedDict, total=False):
 
 @with_config(_STRICT)
 class StreamMessage(TypedDict, total=False):
-    """What a client asks on a stream; `key` is in the answer too."""
+    """Request of a client on a stream. The answer repeats its `key`."""
 
     key: Required[int]
-    """Number of the request, unique on its connection; of `cancel`,
-    that of the request to cancel.
+    """Number of the request, unique on its connection. For `cancel`: number of the request to
+    cancel.
     """
     run: Any
-    """A submission, read when it is begun: one that is malformed is refused alone, without closing
-    the stream.
+    """Submission, parsed when it is started: an invalid one is refused alone, without closing the
+    stream.
     """
     cancel: _True
-    """True: nobody waits any more for the request of this key."""
+    """True cancels the request of this key."""
     fork: Annotated[ForkFields, _only(ForkFields.__annotations__)]
-    """Copies a session."""
+    """Copy a session."""
     end: Annotated[_EndFields, _only(_EndFields.__annotations__)]
-    """Forgets a session."""
+    """End a session."""
     metrics: _True
-    """True: asks for the environment's metrics."""
+    """True requests the metrics of the environment."""
 
 
 _SUBMISSION = TypeAdapter[_SubmissionFields](
@@ -236,24 +238,24 @@ _SENT_SUBMISSION, _SENT_RESULT = TypeAdapter(Submission), TypeAdapter(ExecutionR
 
 
 def submission_record(submission: Submission) -> dict[str, Any]:
-    """The JSON form of a call."""
+    """JSON form of a call."""
     return _SENT_SUBMISSION.dump_python(
         submission, exclude={"client"}, exclude_defaults=True, warnings=False
     )
 
 
 def result_record(result: ExecutionResult) -> dict[str, Any]:
-    """The JSON form of an outcome."""
+    """JSON form of an outcome."""
     return _SENT_RESULT.dump_python(result, exclude_defaults=True, warnings=False)
 
 
 def parse_submission(value: Any) -> Submission:
-    """Raises HrmError, naming the field."""
+    """Parse a submission. Raises HrmError with the name of the invalid field."""
     return _submission(_read(_SUBMISSION, value))
 
 
 async def parse_batch(value: Any) -> list[Submission]:
-    """The calls of `{"calls": [...]}`. Raises HrmError. Others have their turns meanwhile."""
+    """Calls of `{"calls": [...]}`. Other tasks get their turns meanwhile. Raises HrmError."""
     given, calls = _read(_BATCH, value)["calls"], list[Submission]()
     for first in range(0, len(given), _AT_ONCE):
         calls += map(_submission, _read(_CALLS, given[first : first + _AT_ONCE], "calls", first))
@@ -262,22 +264,22 @@ async def parse_batch(value: Any) -> list[Submission]:
 
 
 def parse_fork(value: Any) -> ForkFields:
-    """Raises HrmError."""
+    """Parse a request to fork a session. Raises HrmError."""
     return _read(_FORK, value)
 
 
 def listed(value: Any) -> list[Any]:
-    """The messages of one frame, each still to be read. Raises HrmError."""
+    """Messages of one frame, not parsed yet. Raises HrmError."""
     return _read(_FRAME, value)
 
 
 def parse_stream(value: list[Any], first: int = 0) -> list[StreamMessage]:
-    """Some messages of one frame, of which `first` were read before. Raises HrmError."""
+    """Parse messages of one frame. `first`: number of messages before them. Raises HrmError."""
     return _read(_STREAM, value, first=first)
 
 
 def parse_result(value: Any) -> ExecutionResult:
-    """Raises HrmError."""
+    """Parse an outcome. Raises HrmError."""
     return ExecutionResult(**_read(_RESULT, value, "result"))
 
 
@@ -291,7 +293,7 @@ def _submission(fields: _SubmissionFields) -> Submission:
 
 
 def _read(reader: TypeAdapter[_Fields], value: Any, within: str = "", first: int = 0) -> _Fields:
-    """`first`: index of a list's first item, of which the others were read before."""
+    """Validate a value. `first`: index of its first item, if it is a part of a list."""
     try:
         return reader.validate_python(value)
     except ValidationError as error:
@@ -299,7 +301,7 @@ def _read(reader: TypeAdapter[_Fields], value: Any, within: str = "", first: int
 
 
 def _refusal(error: ValidationError, within: str, before: int) -> HrmError:
-    """The first thing that is wrong, without what was sent."""
+    """Error for the first problem, without the content of the message."""
     first = error.errors(include_url=False, include_input=False)[0]
     context = first.get("ctx", {}) if first["type"] == _UNKNOWN else {}
     where = [

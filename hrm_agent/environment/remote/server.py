@@ -1,28 +1,27 @@
-"""An environment served over HTTP: to trainers on other machines, or to several on this one.
+"""Environment served over HTTP, to trainers on other machines or to several on this one.
 
     POST   /v1/run              a submission -> its outcome
-    POST   /v1/batch            {"calls": [...]} -> a line of JSON for each as it ends: {"index": 0, "result": {...}}
+    POST   /v1/batch            {"calls": [...]} -> one JSON line per call as it ends: {"index": 0, "result": {...}}
     POST   /v1/sessions/fork    {"source": ..., "target": ..., "run": ...}
     DELETE /v1/sessions/NAME?run=RUN
     GET    /v1/stream           a WebSocket on which a client sends calls and cancellations and gets outcomes
     GET    /metrics             counts and times, in Prometheus' text format
-    GET    /health              what this server is: level of isolation, slots, version; 503 and why, where a loop that
-                                serves all calls does not answer; the only one without a token
+    GET    /health              description of the server: isolation level, slots, version; 503 and the reason if a
+                                loop that serves all calls does not respond; the only route without a token
 
-`RemoteEnvironment` uses the stream: of 64 clients, a request of its own costs a call 700 us of CPU
-on both sides together, a message shared with others 100 to 300. The rest is for curl, scrapers and
-clients in other languages.
+`RemoteEnvironment` uses the stream. With 64 clients, a request per call costs 700 us of CPU time,
+client and server together; a shared message costs 100 to 300 us per call. The other routes are for
+curl, scrapers and clients in other languages.
 
-Who holds the token may run code in the sandbox, and nothing else; `http_server` says what is
-refused before that. A caller that goes away takes its calls along: their slots are free at once. On
-the way down (`drain`) running calls are finished, new ones are refused as not begun, which clients
-submit elsewhere.
+A token allows running code in the sandbox, and nothing else; `http_server` describes which requests
+are refused before. If a caller disconnects, its calls end and their slots are free at once. During
+shutdown (`drain`) running calls are finished. New calls are refused as not begun, and clients
+submit them elsewhere.
 
-Each client may have a token of its own (`clients`): then it reaches nothing of the others' sessions
-and calls, though the metrics are everybody's.
+Each client may have its own token (`clients`). It has no access to sessions and calls of other
+clients, but all clients share the metrics.
 
-Not covered: TLS (put a reverse proxy before it; without one the token crosses the network
-readable).
+Not covered: TLS. Use a reverse proxy: without one the token crosses the network in the clear.
 """
 
 from __future__ import annotations
@@ -77,15 +76,15 @@ __all__ = ["MAX_REQUEST_BYTES", "Service", "serving"]
 _LOG = logging.getLogger(__name__)
 _WHILE_DRAINING = ("/health", "/metrics")
 _AT_ONCE = 64
-"""Calls of a batch that are taken in before others have their turn."""
+"""Calls of a batch that are accepted before other tasks get a turn."""
 _HEALTH_SECONDS = 3.0
-"""Within which each loop that serves all calls has to answer."""
+"""Seconds within which each loop that serves all calls has to respond."""
 _HEALTH_KEPT_SECONDS = 1.0
-"""Seconds for which one look answers all who ask /health."""
+"""Seconds for which one check answers all requests to /health."""
 
 
 class Service:
-    """What answers the requests. `serving` puts it behind a socket."""
+    """HTTP application of a served environment. `serving` binds it to a socket."""
 
     def __init__(
         self,
@@ -96,8 +95,8 @@ class Service:
         slots: int | None = None,
         request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty. `slots` is only told to
-        clients.
+        """Make the application. `hosts`: accepted Host headers; any if empty. `slots`: only
+        reported to clients.
         """
         self._calls = Calls(environment)
         self._request_bytes = request_bytes
@@ -113,7 +112,7 @@ class Service:
             "slots": slots,
             "request_bytes": request_bytes,
         }
-        """The answer to /health, and the first message on a stream. `boot` is another after every
+        """Response to /health, and first message of a stream. `boot` is different after every
         start.
         """
         self.app = application(clients.find, hosts, request_bytes, _refusal)
@@ -140,7 +139,7 @@ class Service:
         return await handler(request)
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        """Asks the loops that serve all calls, and not more often for those who ask often."""
+        """Check the loops that serve all calls, at most once per `_HEALTH_KEPT_SECONDS`."""
         del request
         if self._checking is None or (
             self._checking.done() and time.monotonic() > self._checked_until
@@ -233,9 +232,7 @@ class Service:
         return websocket
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new calls, finish the open ones within `seconds`, and send away those who are on
-        streams.
-        """
+        """Refuse new calls, finish the open ones within `seconds`, and close all streams."""
         await self._calls.drain(seconds)
         await asyncio.gather(*(stream.leave() for stream in self._streams))
 
@@ -247,7 +244,7 @@ def _client(request: web.Request) -> Client:
 
 
 def _refusal(error: Exception, request: web.Request) -> web.Response:
-    """An error of our own is logged here, and its traceback is not told."""
+    """Error response. An unexpected error is logged, and its traceback is not sent."""
     match error:
         case BadRequestError():
             refused = error
@@ -279,7 +276,9 @@ async def serving(
     drain_seconds: float = 30.0,
     request_bytes: int = MAX_REQUEST_BYTES,
 ) -> AsyncGenerator[Service]:
-    """Serve inside the block; leaving it drains. `listener` is closed, `environment` is not."""
+    """Serve inside the block. Leaving it drains the server. `listener` is closed, `environment` is
+    not.
+    """
     service = Service(environment, clients, hosts=hosts, slots=slots, request_bytes=request_bytes)
     async with listening(service.app, listener, lambda: service.drain(drain_seconds)):
         yield service

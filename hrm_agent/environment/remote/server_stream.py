@@ -1,15 +1,16 @@
-"""The server's side of a client's stream: many calls on one connection, cancelled one by one,
-answered as they end.
+"""Server side of a client's stream: many calls on one connection, cancelled one by one, answered as
+they end.
 
-A client sends lists of messages, each with a key of its own choice:
+A client sends lists of messages, each with a key that it chooses:
 
     {"key": 1, "run": SUBMISSION}    {"key": 1, "cancel": true}    {"key": 4, "metrics": true}
     {"key": 2, "fork": {"source": NAME, "target": NAME, "run": RUN}}
     {"key": 3, "end": {"session": NAME, "run": RUN}}
 
-It gets lists of answers with these keys, in the order in which they are ready: "result"; "text" (of
-metrics); "done"; "refused", for a submission that is none; "error", where the environment cannot;
-"away", if the server is going down and has not begun. A connection that ends takes its calls along.
+It gets lists of answers with these keys, in the order in which they are ready: "result"; "text"
+(metrics); "done"; "refused" for an invalid submission; "error" if the environment cannot run it;
+"away" if the server is shutting down and the request has not begun. When a connection ends, its
+calls end.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ from hrm_agent.errors import HrmError
 __all__ = ["Calls", "Stream"]
 
 _FRAME_CHARACTERS = 1024 * 1024
-"""Of the outcomes that share a message, about."""
+"""Approximate most characters of outcomes in one message."""
 _MANY, _GATHERING_SECONDS = 32, 0.005
-"""With so many calls open, each waits for others far longer than this; outcomes that come in it
-share a message.
+"""Number of running calls from which outcomes are gathered into shared messages, and the seconds of
+gathering. That many calls wait for each other far longer than this.
 """
 _AT_ONCE = 64
-"""Requests of a message that are taken in before others have their turn."""
+"""Requests of a message that are accepted before other tasks get a turn."""
 _SIGN_SECONDS = 3.0
-"""Between two signs of life to a client that is not listened to; less than the time between two
-pings of its own.
+"""Seconds between pings to a client whose messages are not read at the moment. Less than the
+interval of the client's own pings.
 """
 _LEAVE_SECONDS = 5.0
-"""Timeout for sending the last answers when the server shuts down."""
+"""Timeout in seconds for sending the last answers when the server shuts down."""
 _GUARD = LoopGuard("environment-streams", rests=False)
 
 
 class Stream:
-    """One client's."""
+    """Stream of one client."""
 
     def __init__(
         self,
@@ -62,7 +63,9 @@ class Stream:
         socket: web.WebSocketResponse,
         transport: asyncio.BaseTransport | None,
     ) -> None:
-        """`transport`: of `socket`, to abort it; None if the client has disconnected already."""
+        """Make a stream. `transport`: of `socket`, to abort it (None if the client has already
+        disconnected).
+        """
         self._calls, self._client = calls, client
         self._socket, self._transport = socket, transport
         self._exchange = Exchange(
@@ -72,7 +75,9 @@ class Stream:
         self._room = self._exchange.room
 
     async def serve(self, about: dict[str, Any]) -> None:
-        """Until the client goes, or is sent away; `about` is the first message."""
+        """Serve until the client disconnects or the stream is closed. `about` is the first
+        message.
+        """
         await self._socket.send_str(to_json(about))
         writer = asyncio.create_task(self._write())
         writer.add_done_callback(self._written)
@@ -85,14 +90,14 @@ class Stream:
             await self._socket.close(
                 code=WSCloseCode.POLICY_VIOLATION, message=error.message.encode()[:100]
             )
-        except ConnectionError:  # it went while nobody read
+        except ConnectionError:  # it disconnected while its messages were not read
             pass
         finally:
             writer.cancel()
             self._exchange.close()
 
     async def leave(self) -> None:
-        """Send the answers that are ready and close; abort the connection if the client does not
+        """Send the answers that are ready and close. Aborts the connection if the client does not
         read.
         """
         with suppress(ConnectionError, TimeoutError):
@@ -103,7 +108,9 @@ class Stream:
         self._abort()
 
     def _written(self, writer: asyncio.Task[None]) -> None:
-        """Without a writer the client would wait for ever: it is to come again."""
+        """Abort the connection when the writer has ended, so that the client connects again instead
+        of waiting forever.
+        """
         if writer.cancelled():
             return
         if (error := writer.exception()) is not None:
@@ -115,8 +122,8 @@ class Stream:
             self._transport.abort()
 
     async def _take(self, data: str) -> None:
-        """Begin what a message asks for. Raises HrmError if it is malformed:
-        no more is read then.
+        """Start the requests of a message. Raises HrmError if it is malformed; no more is read
+        then.
         """
         messages = listed(await self._client.read(data))
         for first in range(0, len(messages), _AT_ONCE):
@@ -127,9 +134,9 @@ class Stream:
                 self._begin(message)
 
     async def _until_room(self) -> None:
-        """Until more may be taken in. Meanwhile nobody reads, so that no ping is answered: the
-        client hears of us instead, or it would take the connection for dead and send all its calls
-        again. Raises ConnectionError if it has gone.
+        """Wait until more requests may be accepted. Meanwhile messages are not read and the
+        client's pings are not answered. So it is pinged, or it would consider the connection dead
+        and send all its calls again. Raises ConnectionError if it has disconnected.
         """
         while not self._room.is_set():
             with suppress(TimeoutError):
@@ -173,8 +180,8 @@ class Stream:
                     await asyncio.sleep(_GATHERING_SECONDS)
 
     async def _flush(self) -> None:
-        """All that are ready go out together; while a slow reader lets them wait,
-        more get ready.
+        """Send all answers that are ready in shared messages. More become ready while a slow reader
+        delays them.
         """
         exchange = self._exchange
         exchange.ready.clear()

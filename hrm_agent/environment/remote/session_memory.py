@@ -1,7 +1,6 @@
-"""What a client remembers of its sessions: enough to have them rebuilt by a server that was started
-anew.
+"""Client's memory of its sessions, enough for a restarted server to rebuild them.
 
-The server remembers too, and better; this is only used where its memory is gone.
+The server has a better memory; this one is only used if the server's is lost.
 """
 
 from __future__ import annotations
@@ -19,19 +18,21 @@ __all__ = ["SessionMemory"]
 _SESSIONS = 10_000
 _CELLS = 2000
 _CHARACTERS = 4 * 1024 * 1024
-"""Of one session; beyond these it is forgotten."""
+"""Most characters of one session's cells. Beyond `_CELLS` or these it is forgotten."""
 _DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
-"""Outcomes that kill the process; such cells are dropped from the history."""
+"""Outcomes that kill the process. Such cells are dropped from the history."""
 
 
 @dataclass(slots=True)
 class _Log:
     boot: str = ""
-    """The server that stands where `cells` end; empty until it has answered."""
+    """Id of the server whose session is in the state after `cells` (empty before its first
+    answer).
+    """
     cells: list[Cell] | None = field(default_factory=list[Cell])
-    """None: there are some that we do not know."""
+    """Known cells (None if some are unknown)."""
     open: int = 0
-    """Calls of the session that are under way."""
+    """Number of running calls of the session."""
 
     def add(self, cell: Cell) -> None:
         if self.cells is not None:
@@ -41,22 +42,22 @@ class _Log:
 
 
 class SessionMemory:
-    """Thread-safe."""
+    """Cells of this process's sessions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._logs = BoundedMap[str, _Log](_SESSIONS)
 
     def opened(self, session: str) -> None:
-        """A call of the session was submitted."""
+        """Note a call of the session as submitted."""
         with self._lock:
             log = self._logs.pop(session, None) or _Log()
             log.open += 1
             self._logs[session] = log
 
     def history(self, submission: Submission, boot: str) -> tuple[Cell, ...] | None:
-        """What is to be sent along with a call to the server `boot`. Raises HrmError if the
-        server needs a history that is incomplete here.
+        """History to send along with a call to the server `boot` (None if it is not needed). Raises
+        HrmError if the server needs a history that is incomplete here.
         """
         if submission.history is not None or submission.session is None:
             return submission.history
@@ -75,9 +76,7 @@ class SessionMemory:
             return tuple(log.cells)
 
     def ended(self, submission: Submission, result: ExecutionResult | None, boot: str) -> None:
-        """A call of a session has ended, on the server `boot`; without a result if its caller has
-        gone.
-        """
+        """Note the end of a call on the server `boot`, without a result if its caller is gone."""
         with self._lock:
             log = self._logs.get(submission.session or "")
             if log is None:
@@ -98,14 +97,14 @@ class SessionMemory:
             log.cells = list(submission.history)
         elif found is SessionState.NEW:
             log.cells = []
-        elif not log.boot:  # our first call found others' cells
+        elif not log.boot:  # our first call found cells of another client
             log.cells = None
         log.boot = boot
         if result.status not in _DEADLY:
             log.add(Cell(submission.code, result.digest))
 
     def gone(self, session: str, boot: str) -> bool:
-        """True if the server `boot` does not know the session, but we do."""
+        """True if the server `boot` does not know the session, but its cells are known here."""
         with self._lock:
             log = self._logs.get(session)
             return log is not None and log.boot not in ("", boot) and log.cells is not None

@@ -1,5 +1,5 @@
-"""Sockets to serve an environment on: loopback or a file, unless somebody asks for the network in
-so many words.
+"""Sockets to serve an environment on: loopback or a file. Other network addresses must be allowed
+explicitly.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hrm_agent.errors import ConfigError, HrmError
 __all__ = ["listen_tcp", "listen_unix"]
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""A client whose machine is gone is noticed within 25 s, and its calls are ended; Linux passes
-these on to what is accepted. The kernel answers for a client that is only busy.
+"""Keep-alive options. A client whose machine is down is noticed within 25 s, and its calls end.
+Linux passes the options on to accepted sockets. The kernel responds for a client that is only busy.
 """
 _CONNECT_SECONDS = 2.0
 _BACKLOG = 1024
@@ -24,7 +24,7 @@ _BACKLOG = 1024
 
 
 def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
-    """A socket that listens; port 0 is any that is free. Raises HrmError."""
+    """Listening TCP socket; port 0 takes any free port. Raises HrmError."""
     try:
         family, _, _, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -51,8 +51,8 @@ def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.so
 
 
 def listen_unix(path: str) -> socket.socket:
-    """A socket in a file that is its owner's alone. One that a dead server left behind is replaced.
-    Raises HrmError.
+    """Listening socket in a file that only its owner may access. The file of a dead server is
+    replaced. Raises HrmError.
     """
     _clear(path)
     listener = _bound(socket.socket(socket.AF_UNIX), path, path)

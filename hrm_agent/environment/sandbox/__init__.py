@@ -1,5 +1,6 @@
-"""What runs inside the sandbox process: the standard library and relative imports only.
+"""Code that runs inside the sandbox process. It uses only the standard library and relative
+imports.
 
 `hrm_agent.environment.local.zygote_process` starts a bare interpreter that imports this folder as a
-package of its own, without hrm_agent and what that needs.
+package, without hrm_agent and its requirements.
 """

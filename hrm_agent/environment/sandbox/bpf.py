@@ -1,5 +1,5 @@
-"""Classic BPF, as the kernel runs it over each system call: instructions that jump forward to
-labels.
+"""Assembler for classic BPF, which the kernel runs for each system call. Instructions jump forward
+to labels.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ LOAD, AND = 0x20, 0x54
 _RETURN, _JUMP = 0x06, 0x05
 IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT = 0x15, 0x35, 0x45
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, (16, 24, 32, 40)
-"""Offsets in struct seccomp_data, of arguments the lower halves."""
+"""Offsets in struct seccomp_data; for arguments, of the lower halves."""
 _WITHIN_REACH = 64
-"""Ranges whose search needs no jump of more than 255 instructions, the longest that a comparison
-can make.
+"""Largest number of ranges whose search needs no jump over more than 255 instructions, the limit of
+a comparison.
 """
 
 
 class Program:
-    """Instructions that jump forward to the next place of a label; an empty label is the next
-    instruction.
+    """BPF program. Instructions jump forward to the next place of a label; an empty label is the
+    next instruction.
     """
 
     def __init__(self, verdicts: Mapping[str, int]) -> None:
@@ -41,27 +41,29 @@ class Program:
         self._labels: dict[str, list[int]] = {}
 
     def mark(self, label: str) -> None:
-        """The next instruction is `label`; it may be marked again, for what comes later."""
+        """Give the next instruction a label. A label may have several places; a jump goes to the
+        next one.
+        """
         self._labels.setdefault(label, []).append(len(self._lines))
 
     def add(self, code: int, operand: int, *, yes: str = "", no: str = "") -> None:
         self._lines.append((code, operand, yes, no))
 
     def one_of(self, values: tuple[int, ...], *, yes: str, no: str) -> None:
-        """Compare what was loaded last."""
+        """Compare the value that was loaded last."""
         for value in values[:-1]:
             self.add(IF_EQUAL, value, yes=yes)
         self.add(IF_EQUAL, values[-1], yes=yes, no=no)
 
     def no_pointer(self, place: int, *, yes: str, no: str) -> None:
-        """Whether an argument is NULL, in both halves."""
+        """Jump to `yes` if an argument is NULL in both halves, else to `no`."""
         self.add(LOAD, ARGUMENT[place])
         self.add(IF_EQUAL, 0, no=no)
         self.add(LOAD, ARGUMENT[place] + 4)
         self.add(IF_EQUAL, 0, yes=yes, no=no)
 
     def search(self, ranges: list[tuple[int, str]]) -> None:
-        """Jump to the label of the last range that begins at or below what was loaded."""
+        """Jump to the label of the last range that begins at or below the value loaded last."""
         half = len(ranges) // 2
         low, high = ranges[:half], ranges[half:]
         self.add(IF_AT_LEAST, high[0][0], yes=_label(high), no=_label(low))
@@ -74,7 +76,7 @@ class Program:
                 self.give(label)
 
     def give(self, label: str) -> None:
-        """A place for `label` that is near: its verdict, or a jump to where it is decided."""
+        """Add a nearby place for `label`: its verdict, or a jump to the code that decides it."""
         self.mark(label)
         if label in self._verdicts:
             self.add(_RETURN, self._verdicts[label])

@@ -1,26 +1,26 @@
-"""Control groups (cgroup v2): the kernel bounds and counts what a call's whole tree of processes
-takes.
+"""Control groups (cgroup v2): the kernel limits and counts the resources of a call's whole process
+tree.
 
-    DELEGATED/host                        processes that were in DELEGATED itself, where that had to be divided
-    DELEGATED/hrm-PID-START-.../slot-N/   one for each slot, in one for each environment
+    DELEGATED/host                        processes that were in DELEGATED itself, if that had to be divided
+    DELEGATED/hrm-PID-START-.../slot-N/   one per slot, in a folder per environment
                                   slot    the slot
                                   call    the processes of its call, one call after another
 
-A cgroup that hands controllers on may hold no process itself: hence the leaves. A child is cloned
-into `call`, since moving a process that lives waits for every processor; the slot may do that
-because both are below `slot-N`, which is its own. It opens the files before it is fenced off, and
-its children close them before anything of a snippet runs.
+A cgroup that delegates controllers may not hold processes itself, hence the leaves. A child is
+cloned into `call`, since moving a live process waits for every processor. The slot may do that
+because it owns `slot-N`, which is above both. It opens the files before it is confined, and its
+children close them before any code of a snippet runs.
 
-A call's tree is ended by the death of its first process, which is that of its process-id namespace.
-`cgroup.kill` is for what is not used again: Linux 6.12 kills every process cloned into a cgroup on
-which it was ever used.
+A call's tree is ended by the death of its first process, the init of its pid namespace.
+`cgroup.kill` is only for cgroups that are not used again: Linux 6.12 kills every process that is
+cloned into a cgroup on which it was ever used.
 
 The host calls `claim` and `discard`, a slot's process `enter`, the zygote `leave`.
 """
 
 from __future__ import annotations
 
-# pathlib would cost memory that every child pays for, and the package is loaded under another name (see __init__).
+# pathlib would cost memory in every child, and the package is loaded under another name (see __init__).
 # ruff: noqa: PTH100, PTH103, PTH106, PTH110, PTH119, PTH120, PTH208, TID252
 import fcntl
 import os
@@ -49,26 +49,26 @@ _PREFIX, _HOST = "hrm-", "host"
 _FIRST_OWN = 16
 """Lowest descriptor for the files of a slot's cgroup; lower numbers are fixed."""
 _FREEZE_SECONDS = 1.0
-"""Timeout for freezing a tree."""
+"""Timeout in seconds for freezing a tree."""
 _RETRIES = 100
 _START_TIME = 19
-"""Of a process: a field of its stat, counted from after its name."""
+"""Index of a process's start time in its stat file, counted after its name."""
 
 
-# the host's side
+# called by the host
 
 
 def claim(folder: str | None) -> str:
-    """A new cgroup for one environment: below `folder`, or below the cgroup of this process, which
+    """Make a cgroup for one environment: below `folder`, or below the cgroup of this process, which
     is then divided.
 
-    What hosts that are dead have left there is removed. Raises OSError, which says what to do.
+    Removes the cgroups of dead hosts there. Raises OSError with instructions.
     """
     top = delegated(folder)
     _move_to_leaf(top)
     _hand_on(top)
     _remove_stale(top)
-    import tempfile  # only in the host: snippets would pay for what it imports
+    import tempfile  # only in the host: its imports would cost memory in snippets
 
     made = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time('self')}-", dir=top)
     _hand_on(made)
@@ -76,7 +76,7 @@ def claim(folder: str | None) -> str:
 
 
 def delegated(folder: str | None) -> str:
-    """The cgroup below which `claim` would make one. Nothing is changed. Raises OSError."""
+    """Cgroup below which `claim` would make one. Changes nothing. Raises OSError."""
     own = _own_folder()
     top = (
         os.path.abspath(folder)
@@ -107,7 +107,7 @@ def delegated(folder: str | None) -> str:
 
 
 def discard(folder: str) -> None:
-    """Remove what `claim` made, and whatever is left in it."""
+    """Remove the cgroup of `claim` with all its processes and children."""
     with suppress(OSError):
         _put(f"{folder}/cgroup.kill", "1")
     for _ in range(_RETRIES):
@@ -118,7 +118,7 @@ def discard(folder: str) -> None:
 
 
 def _own_folder() -> str:
-    """The cgroup of this process; empty if there are none of version 2."""
+    """Cgroup of this process. Raises OSError if no cgroups of version 2 are mounted."""
     mounts = [line.split() for line in _text("/proc/self/mounts").splitlines()]
     mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), "")
     path = next(
@@ -134,8 +134,8 @@ def _above(folder: str) -> str:
 
 
 def _move_to_leaf(top: str) -> None:
-    """Move the processes of `top` into a leaf:
-    a cgroup with children may hold no processes itself.
+    """Move the processes of `top` into a leaf: a cgroup with children may not hold processes
+    itself.
     """
     for _ in range(_RETRIES):
         if not (members := _members(top)):
@@ -151,7 +151,7 @@ def _members(folder: str) -> list[str]:
 
 
 def _is_marked(folder: str) -> bool:
-    """Whether systemd has marked the cgroup as delegated."""
+    """True if systemd has marked the cgroup as delegated."""
     for name in ("user.delegate", "trusted.delegate"):
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
@@ -160,7 +160,7 @@ def _is_marked(folder: str) -> bool:
 
 
 def _remove_stale(top: str) -> None:
-    """The cgroups of hosts that are dead. Where processes are still in one, it stays."""
+    """Remove the cgroups of dead hosts, except those that still have processes."""
     for name in os.listdir(top):
         pid, _, rest = name.removeprefix(_PREFIX).partition("-")
         if name.startswith(_PREFIX) and rest and _start_time(pid) != rest.partition("-")[0]:
@@ -174,23 +174,23 @@ def _remove(folder: str) -> None:
 
 
 def _start_time(pid: str) -> str:
-    """Start time of a process, which tells it from an earlier one with the same pid; empty if it
-    does not exist.
+    """Start time of a process, which distinguishes it from an earlier one with the same pid (empty
+    if it does not exist).
     """
     with suppress(OSError):
         return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[_START_TIME]
     return ""
 
 
-# the slot's side
+# called by the slot
 
 
 def enter(top: int, number: int, owner: int | None, processes: int) -> SlotGroup:
-    """Make the cgroups of slot `number` and put this process into its own. `top`: a descriptor of
-    what `claim` made.
+    """Make the cgroups of slot `number` and move this process into its own. `top`: descriptor of
+    the folder that `claim` made.
 
-    `owner`: the user that the slot is going to be; None if it stays who it is. `processes`: most of
-    a call, threads included. Raises OSError.
+    `owner`: user that the slot is going to be (None if its user does not change). `processes`: most
+    processes of a call, including threads. Raises OSError.
     """
     slot = f"slot-{number}"
     for folder in (slot, f"{slot}/slot", f"{slot}/call"):
@@ -201,7 +201,7 @@ def enter(top: int, number: int, owner: int | None, processes: int) -> SlotGroup
         ("memory.oom.group", "1"),
         ("pids.max", str(processes)),
     ):
-        with suppress(FileNotFoundError):  # a kernel that counts no swap has no limit of it
+        with suppress(FileNotFoundError):  # a kernel without swap accounting has no such file
             _put(f"{slot}/call/{name}", text, top)
     for folder in (slot, f"{slot}/call"):
         if owner is not None:
@@ -218,11 +218,11 @@ def leave(top: int, number: int) -> None:
 
 
 class SlotGroup:
-    """The cgroup of a slot's calls, and its files, open."""
+    """Cgroup of a slot's calls, and its open files."""
 
     def __init__(self, top: int, folder: str) -> None:
         self.folder = _kept(folder, os.O_RDONLY, top)
-        """Descriptor of the cgroup, which children are cloned into; the other fields are
+        """Descriptor of the cgroup, which children are cloned into. The other fields are
         descriptors of its files.
         """
         self.cpu = _kept(f"{folder}/cpu.stat", os.O_RDONLY, top)
@@ -232,7 +232,7 @@ class SlotGroup:
         self._maximum = _kept(f"{folder}/memory.max", os.O_WRONLY, top)
         self.events = _kept(f"{folder}/memory.events", os.O_RDONLY, top)
         self.peak = -1
-        """Descriptor of memory.peak, where it can be reset for each call (Linux 6.12); else -1."""
+        """Descriptor of memory.peak if it can be reset for each call (Linux 6.12), else -1."""
         self.limit = -1
         """Current value of memory.max, in bytes."""
         with suppress(OSError):
@@ -249,7 +249,9 @@ class SlotGroup:
         return self.folder, self.cpu, self.peak, self.events, self.limit
 
     def begin(self, memory_bytes: int) -> None:
-        """Before a child is cloned into it. Raises OSError."""
+        """Set the memory limit and reset the peak before a child is cloned into the cgroup. Raises
+        OSError.
+        """
         if memory_bytes != self.limit:
             os.pwrite(self._maximum, str(memory_bytes).encode(), 0)
             self.limit = memory_bytes
@@ -261,19 +263,17 @@ class SlotGroup:
         return figure(os.pread(self._current, 32, 0))
 
     def most(self) -> int:
-        """Peak memory of the present call in bytes; its current memory where the kernel has no
-        peak.
-        """
+        """Peak memory of the current call in bytes, or current memory if the kernel has no peak."""
         return figure(os.pread(self.peak, 32, 0)) if self.peak >= 0 else self.held()
 
     def ran_out(self) -> bool:
-        """True if the kernel has killed in it for want of memory. A slot's last call, since it is
-        then replaced.
+        """True if the kernel has killed a process in it for lack of memory. The slot is then
+        replaced, so that was in its last call.
         """
         return figure(os.pread(self.events, 4096, 0), b"oom_kill ") > 0
 
     def seconds(self) -> float:
-        """CPU time of all that ever ran in it."""
+        """CPU time of all processes that ever ran in it, in seconds."""
         return figure(os.pread(self.cpu, 4096, 0), b"usage_usec ") / 1e6
 
     def is_frozen(self) -> bool:
@@ -281,17 +281,15 @@ class SlotGroup:
 
 
 class CallTree(Tree):
-    """The tree of processes of a call, or of a session, by its cgroup: nobody in it is missed, and
-    nothing sampled.
-    """
+    """Process tree of a call or session, measured by its cgroup: exact and without sampling."""
 
     __slots__ = ("_before", "_group")
 
     def __init__(self, group: SlotGroup, proc: int | None, pid: int, before: float) -> None:
-        """`before`: `seconds` of the group when the first process was made."""
+        """Make a tree. `before`: `seconds` of the group when the first process was made."""
         super().__init__(proc, pid)
         self._group, self._before = group, before
-        self.several = True  # so that its CPU time is asked for
+        self.several = True  # so that its CPU time is checked
 
     def look(self, until: float) -> tuple[int, float]:
         self.peak = max(self.peak, self._group.most())

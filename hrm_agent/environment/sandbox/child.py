@@ -1,5 +1,5 @@
-"""The process of a call or of a session: as its slot sees it, and what it does itself, from its
-first moment on.
+"""Process of a call or session: its state in the slot, and its own code from the first moment
+on.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ __all__ = [
 ]
 
 CODE, PROC, CHANNEL, REQUESTS = 4, 6, 7, 9
-"""Descriptors of a slot. On CHANNEL a session's process says that a call has ended; the next is
-written to REQUESTS.
+"""File descriptors of a slot. A session's process reports the end of a call on CHANNEL; the next
+request is written to REQUESTS.
 """
 _ANSWERS, _ASKED = CODE + 1, CODE + 2
-"""The other ends of the two, in a session's process."""
+"""Other ends of CHANNEL and REQUESTS, in a session's process."""
 
 
 class Child:
-    """The process of a call, or of a session."""
+    """Process of a call or session, as seen by its slot."""
 
     __slots__ = ("is_session", "memory_bytes", "pid", "pidfd", "seen_seconds", "tree")
 
     def __init__(self, pid: int, pidfd: int, memory_bytes: int, tree: Tree) -> None:
         self.pid, self.pidfd, self.memory_bytes, self.tree = pid, pidfd, memory_bytes, tree
         self.seen_seconds = 0.0
-        """CPU time of its tree when it was last looked at."""
+        """CPU time of its tree at the last check."""
         self.is_session = False
 
     def cpu_seconds(self) -> float:
-        """CPU time so far, without that of processes which it started: the kernel's clock id is
-        made of the pid.
+        """CPU time so far, without child processes. The kernel's clock id is computed from the
+        pid.
         """
         try:
             return time.clock_gettime((~self.pid << 3) | 2)
@@ -57,14 +57,12 @@ class Child:
             return 0.0
 
     def used_seconds(self, until: float) -> float:
-        """CPU time of its whole tree so far, where that is more than one process."""
+        """CPU time so far of its whole tree, or of the process if it is alone."""
         own = self.cpu_seconds()
         return max(own, self.tree.look(until)[1]) if self.tree.several else own
 
     def has_spoken(self) -> bool:
-        """True if a session's process has said something before it was asked, or cannot be asked
-        any more.
-        """
+        """True if a session's process has sent data without a request, or has closed its end."""
         try:
             os.read(CHANNEL, 1)
         except BlockingIOError:
@@ -73,13 +71,13 @@ class Child:
 
 
 def reserve_channel() -> None:
-    """Close a session's descriptors, and keep their numbers from being given to others."""
+    """Close a session's descriptors, and keep their numbers reserved."""
     os.dup2(0, CHANNEL)
     os.dup2(0, REQUESTS)
 
 
 class Inside:
-    """What a clone of the slot becomes."""
+    """Code of a child of the slot."""
 
     __slots__ = ("_base_bytes", "_grouped", "_isolated", "_module")
 
@@ -87,21 +85,21 @@ class Inside:
         self._isolated, self._grouped = isolated, grouped
         self._module = snippet.new_module()
         self._base_bytes = kernel.address_space(PROC)
-        """Of the warm interpreter."""
+        """Address space of the warm interpreter, in bytes."""
 
     @property
     def base_bytes(self) -> int:
         return self._base_bytes
 
     def begin(self, request: Request, channel: tuple[int, ...]) -> NoReturn:
-        """Shed everything of the slot, then run. Never returns into the slot's frames."""
+        """Drop everything of the slot, then run the code. Never returns into the slot's frames."""
         try:
             kernel.die_with_parent()
             if self._isolated:
                 kernel.drop_capabilities()
                 if self._grouped:
                     seccomp.give_up_spawning()
-            else:  # in one process-id namespace with the slot, which it could signal
+            else:  # in one pid namespace with the slot, which it could signal
                 with suppress(OSError):
                     landlock.scope()
             os.setsid()
@@ -120,9 +118,7 @@ class Inside:
             os._exit(1)
 
     def run_alone(self, source: str, seed: int, value_bytes: int) -> NoReturn:
-        """The rest of a stateless call's process, which has shed everything of the slot and read
-        its code.
-        """
+        """Run a stateless call, after everything of the slot was dropped and the code was read."""
         code = 1
         try:
             if snippet.may_draw(source):
@@ -132,8 +128,8 @@ class Inside:
             os._exit(code)
 
     def run_session(self, source: str, seed: int, value_bytes: int) -> NoReturn:
-        """The rest of a session's process, which has its ends of the pipes, and has read the code
-        of its first call.
+        """Run a session, after its pipe ends were set up and the code of its first call was
+        read.
         """
         try:
             snippet.reseed(seed)
@@ -143,7 +139,7 @@ class Inside:
 
 
 def _keep_channel(channel: tuple[int, ...]) -> None:
-    """Close all but the files of a session's process, and its ends of the pipes."""
+    """Close all descriptors but the files of a session's process and its pipe ends."""
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, REQUESTS + 1) for descriptor in channel]
     for target, descriptor in zip((_ANSWERS, _ASKED), aside, strict=True):
         os.dup2(descriptor, target)
@@ -151,8 +147,8 @@ def _keep_channel(channel: tuple[int, ...]) -> None:
 
 
 def serve_session(source: str, module: ModuleType, value_bytes: int) -> None:
-    """Run one call after the other in one module, the first of which has been read, until the slot
-    closes the pipe.
+    """Run calls one after the other in one module until the slot closes the pipe. `source`: code of
+    the first.
     """
     while True:
         os.write(_ANSWERS, bytes([snippet.run(source, module, value_bytes)]))

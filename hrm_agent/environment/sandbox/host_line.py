@@ -1,4 +1,4 @@
-"""The slot's end of the socket between host and slot: requests in, replies out."""
+"""Slot's end of the socket between host and slot: requests in, replies out."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ _MOST_COUNTED = (1 << 32) - 1
 
 
 class HostLine:
-    """Adds to each reply what the slot itself has spent on the call."""
+    """Connection to the host. Adds the CPU time of the slot itself to each reply."""
 
     def __init__(self, host: socket.socket, supervisor: Supervisor | None) -> None:
         self._host, self._supervisor = host, supervisor
         self.own_seconds = 0.0
-        """CPU time of the slot for the present call, but for its answers: a snippet decides how
-        much there is to look at and to tidy.
+        """CPU time of the slot for the current call, without the supervisor's. A snippet determines
+        how much there is to check and to clean up.
         """
 
     @property
     def charged_seconds(self) -> float:
-        """CPU time of the slot that the present call pays for."""
+        """CPU time of the slot that is charged to the current call."""
         return self.own_seconds + (
             self._supervisor.seconds if self._supervisor is not None else 0.0
         )
 
     def receive(self) -> Request | None:
-        """None when the host is gone."""
+        """Receive a request (None if the host is gone)."""
         data = self._host.recv(REQUEST.size)
         return Request(*REQUEST.unpack(data)) if len(data) == REQUEST.size else None
 
     def send(self, reply: Reply) -> None:
-        """And begin another call."""
+        """Send a reply, preceded by the refused system calls, and reset the counts for the next
+        call.
+        """
         if self._supervisor is not None and self._supervisor.refused:
             most = sorted(self._supervisor.refused.items(), key=lambda item: -item[1])[
                 :REFUSED_KINDS

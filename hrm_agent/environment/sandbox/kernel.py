@@ -1,17 +1,16 @@
-"""The few Linux calls that Python 3.11 has no function for, and the steps of isolation made of
-them.
+"""Linux calls that Python 3.11 has no function for, and the steps of isolation made of them.
 
-`enter_namespaces` and `build_root` run once, in the zygote: mounts and process ids of its own, and
-a root of read-only binds (the interpreter, the system's libraries and programs, the packages that
-snippets may import). `enter_slot` runs once in each slot: an empty network, ipc and host name of
-its own, a /tmp in memory, a user id of its own, and a user namespace last of all, so that whatever
-a child might gain there counts for none of the others. What is left for each call is `clone` into a
-new process-id namespace, where the death of the child is the death of everything it started.
+`enter_namespaces` and `build_root` run once, in the zygote: own mounts and process ids, and a root
+of read-only binds (the interpreter, the system's libraries and programs, the packages that snippets
+may import). `enter_slot` runs once in each slot: an empty network, own IPC and host name, a /tmp in
+memory, an own user id, and finally a user namespace, so that privileges that a child might gain
+there do not count in the other namespaces. Each call only needs `clone` into a new pid namespace,
+where the death of the child ends everything it started.
 """
 
 from __future__ import annotations
 
-# pathlib would cost the zygote memory that every child pays for; /tmp is the slot's own.
+# pathlib would cost the zygote memory that every child pays for; /tmp is private to the slot.
 # ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH120, PTH211, S108
 import ctypes
 import os
@@ -39,17 +38,23 @@ __all__ = [
 ]
 
 SLOT_ID = 0x70000000
-"""User and group of slot n is this plus n, when the host is root: ids that no account owns."""
+"""Base of the user and group ids of slots if the host is root: slot n has this plus n. No account
+has such ids.
+"""
 INSIDE_ID = 1000
 MAX_PROCESSES = 32
 MAX_DESCRIPTORS = 128
-"""Of a process. What lies in sockets between processes is memory that no limit counts."""
+"""Most descriptors of a process. Data in sockets between processes is memory that no limit
+counts.
+"""
 MAX_SIGNALS = 1024
-"""That wait, timers included: where the host is an ordinary user they come out of what the kernel
-grants that user.
+"""Most pending signals, including timers. If the host is an ordinary user, they count against that
+user's limit in the kernel.
 """
 NO_CORE = 1
-"""Byte: 0 would still hand a dump to a program of the host, where it is set up to have them."""
+"""Limit of core dumps in bytes. With 0 the kernel would still send a dump to the host's dump
+program, if there is one.
+"""
 TMP_OPTIONS = b"size=64m,nr_inodes=4096,mode=1777"
 DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")
 
@@ -79,7 +84,7 @@ SYS_CLONE, SYS_CLONE3, SYS_MOUNT_SETATTR = (220 if _MACHINE == "aarch64" else 56
 SIGKILL, SIGCHLD = 9, 17
 CAPABILITY_VERSION_3 = 0x20080522
 
-# PyDLL keeps the interpreter lock: a clone with the lock released would leave the child without it.
+# PyDLL keeps the interpreter lock: after a clone without the lock the child would not have it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.argtypes = [ctypes.c_long] * 6
 _libc.syscall.restype = ctypes.c_long
@@ -91,14 +96,13 @@ _tid = ctypes.c_void_p(0)
 
 
 def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
-    """Fork, into a process-id namespace if isolated: (pid, pidfd) in the parent, (0, -1) in the
-    child.
+    """Fork, into a new pid namespace if isolated: (pid, pidfd) in the parent, (0, -1) in the child.
 
-    `into`: descriptor of the cgroup that the child begins in; -1: this process's.
+    `into`: descriptor of the cgroup that the child starts in (-1 for this process's).
 
-    Not `os.fork`, whose hooks would touch many pages of memory that the processes share. A slot has
-    one thread, and the one thing that libc's fork does for such a process is done here: its thread
-    id is where libc looks for it.
+    `os.fork` is not used, because its hooks would touch many shared pages of memory. A slot has one
+    thread; the one step of libc's fork that such a process needs is done here: its thread id is
+    stored where libc reads it.
     """
     flags = SIGCHLD | CLONE_PIDFD | (CLONE_NEWPID if isolated else 0)
     if not _tid.value:
@@ -122,8 +126,8 @@ def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
 
 
 def enter_namespaces() -> None:
-    """Leave the host's mounts and, for the next fork, its process ids; as an ordinary user also its
-    user ids.
+    """Leave the host's mounts and, from the next fork on, its process ids; an ordinary user also
+    its user ids.
     """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
@@ -138,19 +142,19 @@ def enter_namespaces() -> None:
 def build_root(packages: dict[str, str]) -> tuple[int, bool]:
     """Replace / by read-only binds. `packages`: path -> name under /site.
 
-    Returns a descriptor of /proc, which is not there, and whether it shows the new process-id
-    namespace.
+    Returns a descriptor of /proc, which is not mounted in the new root, and True if it shows the
+    new pid namespace.
     """
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     proc, fresh = _open_proc()
-    root = "/proc"  # any folder that surely exists and that nothing is bound from
+    root = "/proc"  # any folder that surely exists and that is not the source of a bind
     _mount("tmpfs", root, "tmpfs", MS_NOSUID, b"mode=0755")
     for path in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, *DEVICES):
         _bind(path, root + path)
     for path, name in packages.items():
         _bind(path, f"{root}/site/{name}")
     os.mkdir(f"{root}/tmp")
-    # where the C library makes semaphores; emptied, and bounded, as /tmp is
+    # folder for semaphores of the C library; emptied and limited like /tmp
     os.symlink("/tmp", f"{root}/dev/shm")
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     path = ctypes.c_char_p(root.encode())
@@ -168,8 +172,8 @@ def build_root(packages: dict[str, str]) -> tuple[int, bool]:
 
 
 def _open_proc() -> tuple[int, bool]:
-    """A /proc of the new process-id namespace; where that is not to be had (a masked one in a
-    container), the old.
+    """Pair (descriptor of /proc, True if it is of the new pid namespace). If that cannot be mounted
+    (a masked /proc in a container), the old one is used.
     """
     fresh = True
     try:
@@ -195,8 +199,8 @@ def _bind(path: str, target: str) -> None:
 
 
 def enter_slot(proc: int, number: int) -> None:
-    """Once per slot: own network, ipc, host name, mounts, /tmp, user, and at last a user namespace
-    without others.
+    """Enter the slot's namespaces, once per slot: own network, IPC, host name, mounts, /tmp, user,
+    and finally a user namespace in which no others can be made.
     """
     _check(_libc.unshare(SLOT_NAMESPACES), "unshare")
     socket.sethostname("sandbox")
@@ -210,8 +214,8 @@ def enter_slot(proc: int, number: int) -> None:
 
 
 def give_up_root(number: int) -> None:
-    """Become the user of slot `number`, if root. Stays dumpable, so that it can write its own id
-    map.
+    """Become the user of slot `number`, if root. The process stays dumpable, so that it can write
+    its id map.
     """
     if os.getuid() == 0:
         own = SLOT_ID + number
@@ -222,22 +226,24 @@ def give_up_root(number: int) -> None:
 
 
 def seal() -> None:
-    """No program that is started from here on gives privileges."""
+    """Set no_new_privs: programs started from here on gain no privileges."""
     _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def drop_capabilities() -> None:
-    """Of a user namespace, in which the slot has them all."""
+    """Drop all capabilities, which the slot has in its user namespace."""
     _check(_libc.capset(*_NO_CAPABILITIES), "capset")
 
 
 def prefer_as_victim() -> None:
-    """When memory runs out, the kernel kills this process and its children before others."""
+    """Raise the OOM score: when memory runs out, the kernel kills this process and its children
+    before others.
+    """
     _write("/proc/self/oom_score_adj", None, "800")
 
 
 def address_space(proc: int) -> int:
-    """Bytes of this process's own."""
+    """Size of this process's address space, in bytes."""
     descriptor = os.open("self/statm", os.O_RDONLY, dir_fd=proc)
     pages = int(os.read(descriptor, 256).split()[0])
     os.close(descriptor)
@@ -245,11 +251,11 @@ def address_space(proc: int) -> int:
 
 
 def gather_pages(proc: int) -> None:
-    """Put this process's own memory into huge pages, where the kernel can (Linux 6.1): a fork
-    copies an entry for each.
+    """Move the private memory of this process into huge pages, if the kernel can (Linux 6.1): a
+    fork copies an entry per page.
 
-    In the zygote, so that its slots share them; where one writes it gets a small page of its own,
-    as it would anyway.
+    It is done in the zygote, so that its slots share them. A slot that writes gets a small page of
+    its own, as it would anyway.
     """
     descriptor = os.open("self/maps", os.O_RDONLY, dir_fd=proc)
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as maps:
@@ -263,7 +269,7 @@ def gather_pages(proc: int) -> None:
 
 
 def own_descriptors(proc: int, descriptors: list[int]) -> None:
-    """Open these files anew, and /dev/null as stdin: locks, flags, offsets of the slot's own would
+    """Open these files again, and /dev/null as stdin: locks, flags and offsets of shared ones would
     outlive a call.
     """
     for descriptor in descriptors:
@@ -277,22 +283,22 @@ def _replace(descriptor: int, by: int) -> None:
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the thread that started this process ends. To be called after the last change of
-    user.
+    """Have this process killed when the thread that started it ends. Must be called after the last
+    change of user.
     """
     _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
 def as_subreaper() -> None:
-    """Orphans below this process become its children: where there is no process-id namespace to end
+    """Make orphans below this process its children, for systems without a pid namespace that ends
     them.
     """
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")
 
 
 def limit_slot(*, count_processes: bool) -> None:
-    """Hard limits that are the same for every call. `count_processes`:
-    the user is the slot's own.
+    """Set hard limits that are the same for every call. `count_processes`: the user is used by this
+    slot only.
     """
     limits = {
         resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
@@ -306,7 +312,7 @@ def limit_slot(*, count_processes: bool) -> None:
 
 
 def limit_child(memory_bytes: int, file_bytes: int, cpu_seconds: float | None) -> None:
-    """Hard limits of one call: the process cannot raise them again. The slot keeps time more
+    """Set the hard limits of one call, which the process cannot raise. The slot measures time more
     exactly.
     """
     _set_limit(resource.RLIMIT_AS, memory_bytes)

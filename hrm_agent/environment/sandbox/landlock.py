@@ -1,13 +1,13 @@
-"""Landlock: what a process may reach, decided by itself and never taken back, for it and all that
-it starts.
+"""Landlock: access limits that a process sets for itself and all its children, and that cannot be
+lifted.
 
-Namespaces hide the machine; this refuses it again, by another part of the kernel and without any
-privilege: files outside the given folders, TCP altogether, and, from ABI 6 on, abstract Unix
-sockets and signals to processes outside. Where no namespaces can be had it is the layer that keeps
-a snippet off the files of the user. What a domain was not allowed, a domain within it cannot be:
-domains may be nested, sixteen deep. Within one, nothing can be mounted.
+Namespaces hide the machine. Landlock protects it a second time, by another part of the kernel and
+without privileges: it refuses files outside the given folders, all TCP, and, from ABI 6 on,
+abstract Unix sockets and signals to processes outside. Without namespaces it is the layer that
+protects the user's files. A nested domain cannot have rights that its parent lacks; there may be
+sixteen levels. Within a domain, nothing can be mounted.
 
-Not covered: Unix sockets that have a path, UDP, and descriptors that were open before.
+Not covered: Unix sockets with a path, UDP, and descriptors that were open before.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from contextlib import suppress
 __all__ = ["SCOPED", "abi", "restrict", "scope"]
 
 SCOPED = 6
-"""From this ABI on, signals and abstract sockets can be kept within."""
+"""First ABI that can restrict signals and abstract sockets."""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""System calls; the same numbers on every architecture."""
+"""System call numbers, the same on every architecture."""
 _ASK_VERSION = 1
 _PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -34,15 +34,15 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _OLDEST = _REFER - 1
-"""The rights of ABI 1."""
+"""Rights of ABI 1."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-"""The rest can be given to folders only."""
+"""Rights that files can have. The others apply to folders only."""
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _DEVICES = _MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV
 _TCP = 1 << 0 | 1 << 1
-"""bind, connect."""
+"""Rights to bind and connect."""
 _SCOPES = 1 << 0 | 1 << 1
-"""Abstract Unix sockets, signals."""
+"""Scopes for abstract Unix sockets and signals."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -50,7 +50,7 @@ _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
 def abi() -> int:
-    """The kernel's version of Landlock; 0 where it has none, or has it switched off."""
+    """Kernel's version of Landlock (0 if it is missing or disabled)."""
     try:
         return _version()
     except OSError:
@@ -60,13 +60,11 @@ def abi() -> int:
 def restrict(
     readable: Iterable[str | int], writable: Iterable[str | int], *, scoped: bool = True
 ) -> int:
-    """Leave this thread, and all that it starts, reading and executing beneath `readable`,
-    everything but devices beneath `writable`, and nothing else. Sets no_new_privs. Returns the ABI
-    in force.
+    """Restrict this thread and its children to reading and executing beneath `readable`, and to
+    everything but devices beneath `writable`. Sets no_new_privs. Returns the ABI in force.
 
-    Given are paths, of which those that do not exist are left out, or descriptors opened with
-    O_PATH. Without `scoped`, signals and abstract sockets reach outside. Raises OSError where there
-    is no Landlock.
+    Places are paths (missing ones are ignored) or descriptors opened with O_PATH. Without `scoped`,
+    signals and abstract sockets can reach outside. Raises OSError if there is no Landlock.
     """
     version = _version()
     rights = _rights(version)
@@ -86,8 +84,8 @@ def restrict(
 
 
 def scope() -> None:
-    """Signals and abstract sockets reach nothing outside from here on. Raises OSError where there
-    is no Landlock.
+    """Restrict signals and abstract sockets to this thread and its children. Raises OSError if
+    there is no Landlock.
     """
     version = _version()
     rules = _call("landlock_create_ruleset", _CREATE_RULESET, *_ruleset(version, 0, scoped=True), 0)
@@ -102,7 +100,7 @@ def _version() -> int:
 
 
 def _rights(version: int) -> int:
-    """To files, as far as the kernel knows them: whatever is not named when a domain is made stays
+    """File access rights known to the kernel. Rights that are not listed when a domain is made stay
     allowed in it.
     """
     since = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
@@ -110,7 +108,7 @@ def _rights(version: int) -> int:
 
 
 def _ruleset(version: int, rights: int, *, scoped: bool) -> tuple[bytes, int]:
-    """The bytes of landlock_ruleset_attr, and how much of it the kernel knows."""
+    """Bytes of landlock_ruleset_attr, and the part of them that the kernel knows."""
     size = 24 if version >= SCOPED else 16 if version >= 4 else 8
     return struct.pack("=QQQ", rights, _TCP, _SCOPES if scoped else 0), size
 

@@ -1,5 +1,5 @@
-"""The tree of processes below one, as /proc shows it: what it holds, and how it is stopped and
-ended as a whole.
+"""Process tree below a process, from /proc: its memory, and how it is stopped and ended as a
+whole.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import suppress
 __all__ = ["Tree", "figure", "kill_orphans"]
 
 SLOW_SECONDS = 0.05
-"""A tree whose last look took longer is held still in the next one: nobody can look into a process
-while it forks, and the processes that run meanwhile make that last.
+"""Duration of a look from which the tree is stopped in the next one: a process cannot be inspected
+while it forks, and processes that run meanwhile prolong that.
 """
 STOP_LOOKS = 20
-"""Checks after SIGSTOP whether new processes were forked meanwhile."""
+"""Checks after SIGSTOP for processes that were forked meanwhile."""
 _SHORTLY = 0.001
 _KIB = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -25,7 +25,7 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Tree:
-    """A process and its descendants. Where there is no /proc to see them in, the process alone."""
+    """Process and its descendants. Without a /proc that shows them, only the process."""
 
     __slots__ = (
         "_adopter",
@@ -44,23 +44,23 @@ class Tree:
     def __init__(
         self, proc: int | None, pid: int, adopter: int | None = None, *, confined: bool = False
     ) -> None:
-        """`adopter`: this process, where orphans of the tree become its children; it has no others.
-        `confined`: nor has it anybody else whom its signals reach.
+        """Make a tree. `adopter`: this process, if orphans of the tree become its children; it has
+        no others. `confined`: signals of this process reach only the tree.
         """
         self._proc, self._pid, self._adopter, self._confined = proc, pid, adopter, confined
         self._buried_seconds = 0.0
         self._status: int | None = None
         self.several = False
-        """True once it was seen to be more than one process."""
+        """True once it was seen to have more than one process."""
         self._slow = False
         self.stopped = False
         self.peak = 0
-        """Bytes, the most that was seen."""
+        """Largest memory seen, in bytes."""
         self.threads = 0
         """Threads of all its processes at the last look."""
 
     def members(self) -> list[int]:
-        """Process ids, the oldest first."""
+        """Process ids, parents before children."""
         found, index, self.threads = [self._pid], 0, 0
         if self._adopter is not None:
             found += [
@@ -76,15 +76,15 @@ class Tree:
         return found
 
     def children(self) -> list[int]:
-        """Of the first process."""
+        """Children of the first process."""
         return list(self._children_of(self._pid))
 
     def look(self, until: float) -> tuple[int, float]:
-        """Bytes and CPU seconds of a tree of several: what they share counts once, who has ended
-        counts on.
+        """Bytes and CPU seconds of a tree of several processes. Shared memory counts once, and
+        ended processes still count.
 
-        A single process is held by its own limits: 0 and 0. A tree too large to be gone through by
-        `until`, on the monotonic clock, is told as far as that.
+        A single process has its own limits: 0 and 0. `until`: time, by the monotonic clock, at
+        which the look ends; a larger tree is measured only in part.
         """
         began, members = time.monotonic(), self.members()
         if len(members) < 2 and not self._buried_seconds:
@@ -94,7 +94,7 @@ class Tree:
         if still:
             self.stop()
         for pid in members:
-            if time.monotonic() >= until:  # a process that forks keeps the looker waiting
+            if time.monotonic() >= until:  # a process that forks delays its inspection
                 break
             held += self._held_bytes(pid)
             seconds += self._cpu_seconds(pid)
@@ -105,8 +105,8 @@ class Tree:
         return held, seconds
 
     def peak_bytes(self) -> int:
-        """Largest resident memory of the first process so far, or of the tree where that was seen
-        to be more.
+        """Largest resident memory of the first process so far, or of the tree if that was seen to
+        be larger.
         """
         if self._proc is None:
             return self.peak
@@ -121,8 +121,8 @@ class Tree:
         return self.peak
 
     def signal(self, number: int, *, itself: bool = True) -> None:
-        """To every process of the tree, and to those that were made meanwhile."""
-        # to all at once: a chain of processes that fork and exit outruns any list of them
+        """Send a signal to every process of the tree, including those that are made meanwhile."""
+        # to all at once: a chain of processes that fork and exit is faster than any list of them
         if self._confined:
             with suppress(ProcessLookupError):
                 os.kill(-1, number)
@@ -135,13 +135,13 @@ class Tree:
             told.update(new)
 
     def stop(self) -> None:
-        """Until it is told to go on."""
+        """Stop the tree until `go_on`."""
         self.signal(signal.SIGSTOP)
         self.stopped = True
 
     def stays_stopped(self) -> bool:
-        """After `stop`, where nobody keeps its processes from making others, each of which may be
-        gone when it is looked at.
+        """True if the tree stays stopped after `stop`, for trees whose processes are not kept from
+        making others, each of which may be gone when it is inspected.
         """
         for _ in range(STOP_LOOKS):
             time.sleep(_SHORTLY)
@@ -153,11 +153,11 @@ class Tree:
         return True
 
     def is_still(self) -> bool:
-        """Whether every process of a stopped tree is, with all threads: the first may have ended
-        before the others.
+        """True if all threads of a stopped tree are stopped. The first thread of a process may have
+        ended before the others.
 
-        Who waits in the kernel (D) for a child that is stopped, after a vfork, is stopped as soon
-        as it wakes.
+        A thread that waits in the kernel (D) for a stopped child after a vfork counts, since it is
+        stopped as soon as it wakes.
         """
         threads = (
             f"{pid}/task/{thread}/stat" for pid in self.members() for thread in self._threads(pid)
@@ -166,12 +166,12 @@ class Tree:
         return all(not state or state[0] in b"TtZXD" for state in states)
 
     def go_on(self) -> None:
-        """After a stop."""
+        """Continue a stopped tree."""
         self.signal(signal.SIGCONT)
         self.stopped = False
 
     def close(self) -> None:
-        """Harmless a second time."""
+        """Close the status file; harmless a second time."""
         if self._status is not None:
             os.close(self._status)
             self._status = None
@@ -201,11 +201,11 @@ class Tree:
         return []
 
     def _held_bytes(self, pid: int) -> int:
-        """What it shares counts in part; all of what is resident, where it has forbidden to be
-        looked into.
+        """Memory of a process, with its part of shared memory; its whole resident memory if it
+        forbids inspection.
 
-        Told by the first thread that has memory: a process lives on when the one that it is named
-        after has ended.
+        It is read from the first thread that has memory: a process lives on when its main thread
+        has ended.
         """
         if found := figure(self._read(f"{pid}/smaps_rollup"), b"Pss:"):
             return found * _KIB
@@ -220,7 +220,7 @@ class Tree:
         return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else 0
 
     def _cpu_seconds(self, pid: int) -> float:
-        """Its own, and that of children which it has waited for."""
+        """CPU time of a process, and of children that it has waited for."""
         fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
         return sum(map(int, fields[11:15])) / _TICKS_A_SECOND
 
@@ -235,8 +235,8 @@ class Tree:
 
 
 def kill_orphans(proc: int | None, *, confined: bool) -> None:
-    """End all that is below this process, a subreaper: without a process-id namespace it outlives
-    the call.
+    """Kill all processes below this one, a subreaper: without a pid namespace they outlive the
+    call.
     """
     below = Tree(proc, os.getpid(), confined=confined)
     for _ in range(100):
@@ -250,11 +250,11 @@ def kill_orphans(proc: int | None, *, confined: bool) -> None:
 
 
 def figure(text: bytes, name: bytes = b"") -> int:
-    """The number on the line that begins with `name`, as 12 in `usage_usec 12`; 0 without such a
-    line.
+    """Number on the line that begins with `name`, such as 12 in `usage_usec 12` (0 without such a
+    line).
 
-    Elsewhere in a line anything may stand that a snippet chose: the kernel puts a process's name
-    into its files.
+    The rest of a line may hold text chosen by a snippet: the kernel puts process names into its
+    files.
     """
     line = (b"\n" + text).partition(b"\n" + name)[2].partition(b"\n")[0]
     words = line.split(maxsplit=1)

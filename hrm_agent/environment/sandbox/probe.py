@@ -1,10 +1,9 @@
-"""What this machine gives, and what it costs: each layer put on in a child of this process, again
-and again.
+"""Isolation layers of this machine and their costs. Each layer is tried repeatedly in a child of
+this process.
 
-Printed is one JSON object, layer -> `LayerProbe`. Runs as the sandbox's other processes do, in a
-bare interpreter without threads, so that what is measured is a small process's fork. Nothing is
-left behind. `argv`: a delegated cgroup, or nothing: then it is this process's own, if that was
-delegated.
+Prints one JSON object, layer -> `LayerProbe`. Runs like the other sandbox processes, in a bare
+interpreter without threads, so that the fork of a small process is measured. Leaves nothing behind.
+`argv`: a delegated cgroup, or nothing for this process's own, if that was delegated.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ __all__ = ["main"]
 REPEATS = 25
 _CLONE_NEWPID = 0x20000000
 _NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | _CLONE_NEWPID | 0x40000000
-"""mount, uts, ipc, user, pid, network."""
+"""Flags for mount, uts, ipc, user, pid and network namespaces."""
 _SIGCHLD = 17
 _MS_REC_PRIVATE, _MS_NOSUID_NODEV = 0x44000, 0x6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _python_libc = ctypes.PyDLL(None, use_errno=True)
-"""Keeps the interpreter's lock, which a child would otherwise lack."""
+"""C library that keeps the interpreter's lock, which a child would otherwise lack."""
 
 
 class LayerProbe(TypedDict):
-    """Of one layer."""
+    """Result for one layer."""
 
     missing: str
-    """Empty if it can be had, else what stands in the way."""
+    """Reason why it is missing (empty if it is available)."""
     slot_us: float | None
-    """Microseconds, once per slot; None if it costs nothing there."""
+    """Microseconds per slot (None if it costs nothing there)."""
     call_us: float | None
-    """Microseconds, per call or per look."""
+    """Microseconds per call or per sample (None if it costs nothing there)."""
     detail: str
-    """What there is to know of it, such as a version; may be empty."""
+    """Details of the layer, such as a version (may be empty)."""
 
 
 def main() -> None:
-    """Print what was found."""
+    """Print the result."""
     print(json.dumps(found(*sys.argv[1:])))  # noqa: T201 -- this is the whole of its protocol
 
 
 def found(group: str = "") -> dict[str, LayerProbe]:
-    """By the names of `hrm_agent.environment.isolation.Layer`."""
+    """Probe all layers: name (of `hrm_agent.environment.isolation.Layer`) -> result."""
     with suppress(OSError):
         seccomp.filter_program(os.uname().machine, listener=True)  # made once for all slots
     layers = {
@@ -79,7 +78,7 @@ def _of_slot(step: Callable[[], object]) -> LayerProbe:
 
 
 def _namespaces() -> LayerProbe:
-    """Those of a slot, and within them the new process ids of a call."""
+    """Probe the namespaces of a slot and, within them, the new process ids of a call."""
     of_slot = _of_slot(_enter)
     if not of_slot["missing"]:
         of_slot["call_us"] = _within(_enter, lambda: _measure(lambda: None, fork=_fork_as_first)[1])
@@ -112,7 +111,7 @@ def _sampling() -> LayerProbe:
 
 
 def _cgroup(folder: str) -> LayerProbe:
-    """A cgroup is made, and everything done in it that is done with a call's."""
+    """Make a cgroup, and use it like a call's."""
     try:
         made = cgroup.claim(folder or None)
     except OSError as error:
@@ -138,11 +137,11 @@ def _cgroup(folder: str) -> LayerProbe:
 
 
 def _try_group(group: cgroup.SlotGroup) -> None:
-    """Limit a process, freeze it, and let it go on. It is killed with the cgroup."""
+    """Limit a process, freeze it, and continue it. It is killed with the cgroup."""
     group.begin(1 << 26)
     pid, pidfd = kernel.clone(isolated=False, into=group.folder)
     if pid == 0:
-        os.closerange(3, 256)  # whoever reads what this one's parent says waits for its end
+        os.closerange(3, 256)  # readers of the parent's pipe wait until all its copies are closed
         time.sleep(60)
         os._exit(0)
     os.close(pidfd)
@@ -155,7 +154,7 @@ def _try_group(group: cgroup.SlotGroup) -> None:
 
 
 def _enter() -> None:
-    """The namespaces of a slot, and one mount in them: some systems give a namespace without any
+    """Enter the namespaces of a slot, and mount in them: some systems give a namespace without
     rights in it.
     """
     uid = os.getuid()
@@ -190,15 +189,15 @@ def _resident_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-# measuring
+# measurement
 
 
 def _measure(
     step: Callable[[], object], fork: Callable[[], int] = os.fork
 ) -> tuple[str, float | None]:
-    """What stands in the way of `step`, and by how many microseconds a child that takes it costs
-    more than one that does not: the least of each, taken in turns, since whatever else the machine
-    does only adds.
+    """Pair (reason why `step` fails, its cost in microseconds). The cost is the difference between
+    a child that does it and one that does not. Of each the fastest of several alternating runs
+    counts, since other load only adds time.
     """
     bare, full = list[float](), list[float]()
     for _ in range(REPEATS):
@@ -211,7 +210,7 @@ def _measure(
 
 
 def _child(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tuple[str, float]:
-    """The error of a child that takes `step`, and the microseconds from its fork to its end."""
+    """Pair (error of a child that does `step`, microseconds from its fork to its end)."""
     ours, theirs = os.pipe()
     started = time.perf_counter()
     pid = fork()
@@ -235,8 +234,8 @@ def _take(step: Callable[[], object], theirs: int) -> int:
 
 
 def _within(enter: Callable[[], None], measure: Callable[[], float | None]) -> float | None:
-    """What `measure` finds inside the namespaces that `enter` makes: in a child, for there is no
-    way back.
+    """Result of `measure` inside the namespaces that `enter` makes. It runs in a child, since
+    namespaces cannot be left.
     """
     ours, theirs = os.pipe()
     if (pid := os.fork()) == 0:
@@ -254,8 +253,8 @@ def _within(enter: Callable[[], None], measure: Callable[[], float | None]) -> f
 
 
 def _fork_as_first() -> int:
-    """A fork whose child is the first process of a new namespace. It has to be quiet: Python is not
-    told of it.
+    """Fork a child that is the first process of a new pid namespace. It must not use Python's fork
+    handling, which is bypassed.
     """
     number = ctypes.c_long(seccomp.number_of("clone"))
     pid = int(

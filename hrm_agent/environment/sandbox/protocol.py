@@ -1,10 +1,9 @@
-"""Messages between the host and a slot: fixed-size structs, one per packet of a socket of their
-own.
+"""Messages between the host and a slot: fixed-size structs, one per packet of a socket.
 
-Nothing of variable length and nothing that a snippet wrote passes here: code, output and value
-travel in memory files that host and slot share. So zygote and slots, whose memory every child
-inherits, never hold anything of one call that another could read, and there is no format that a
-snippet could forge.
+Data of variable length and data written by a snippet do not pass here: code, output and value are
+in memory files that host and slot share. So zygote and slots, whose memory every child inherits,
+never hold data of one call that another could read, and there is no format that a snippet could
+forge.
 """
 
 from __future__ import annotations
@@ -31,130 +30,135 @@ __all__ = [
 ]
 
 SLOT_NUMBERS = 1 << 28
-"""A slot's number is below it."""
+"""Upper bound of slot numbers, exclusive."""
 NEW_SLOT = struct.Struct("=I")
-"""Host to zygote: the number of a slot. Five descriptors come with it: its socket, code, stdout,
-stderr, value.
+"""Message from host to zygote: the number of a slot. Five descriptors come with it: its socket,
+code, stdout, stderr, value.
 """
 REQUEST = struct.Struct("=BQ??ddqqqQ?")
 REPLY = struct.Struct("=QBiddq?")
 REFUSED_KINDS = 16
 REFUSED = struct.Struct("=" + "HI" * REFUSED_KINDS)
-"""Before a reply, where system calls were refused: their numbers and how often, the most frequent
+"""Message before a reply if system calls were refused: their numbers and counts, the most frequent
 first, then zeros.
 """
 READY_BYTES = 2048
-"""A slot's first packet is JSON, {layer: why it is missing}, padded with spaces to this size. So is
-the zygote's.
+"""Size of a slot's first packet: JSON, {layer: reason why it is missing}, padded with spaces. The
+zygote's first packet has the same size.
 """
 SNIPPET = "<snippet>"
 """File name of model-written code in tracebacks."""
 MEMORY_ERROR = b"MemoryError"
-"""Stands in the file of the value where a snippet ended with that. Like a value it is the snippet's
-own claim; an exit code, which programs use for ends of their own, says nothing of it.
+"""Content of the value file if a snippet ended with a MemoryError. Like a value it is only claimed
+by the snippet. An exit code would not identify it, since programs use exit codes for other
+purposes.
 """
 
 
 class Operation(IntEnum):
-    """What the host asks for."""
+    """Operations that the host requests."""
 
     RUN = 1
-    """Run the code that stands in the slot's memory file."""
+    """Run the code in the slot's memory file."""
     KILL = 2
-    """The call of that number, if it is still under way."""
+    """Kill the call of that number, if it is still running."""
     END_SESSION = 3
-    """Answered once its processes are gone, also where they were before."""
+    """End the session. Answered once its processes are gone, even if they were gone before."""
 
 
 class Request(NamedTuple):
-    """To a slot."""
+    """Request to a slot."""
 
     operation: int
-    """An `Operation`."""
+    """Value of `Operation`."""
     call: int
-    """The host's number of the call, repeated in the reply."""
+    """Number of the call given by the host, repeated in the reply."""
     session: bool = False
-    """Run in a process that lives on; else in one of the call's own."""
+    """True if the call runs in a process that is kept, false for a process of its own."""
     fresh: bool = False
-    """Of a session: in a new process; else in the one that lives. Where that is gone, the call is
-    not started.
+    """True to start a new process for the session, false to use the existing one. If that is gone,
+    the call is not started.
     """
     wall_seconds: float = 0.0
-    """Limit of wall-clock time."""
+    """Wall-clock limit in seconds."""
     cpu_seconds: float = 0.0
-    """Limit of CPU time, of the whole tree of processes."""
+    """CPU time limit in seconds of the whole process tree."""
     memory_bytes: int = 0
-    """Limit of memory beyond the warm interpreter, of the whole tree of processes."""
+    """Memory limit of the whole process tree, beyond the warm interpreter."""
     file_bytes: int = 0
-    """Largest file, stdout and stderr among them."""
+    """Size limit of files, including stdout and stderr."""
     value_bytes: int = 0
-    """Most bytes of the value's repr, and of its JSON."""
+    """Size limit of the value's repr, and of its JSON, in bytes."""
     seed: int = 0
-    """Of the snippet's random generators."""
+    """Seed of the snippet's random generators."""
     crowded: bool = False
-    """Many slots are at work: this one waits longer before it makes the child of its next call
-    ahead.
+    """True if many slots are busy: this one waits longer before it makes the child of its next call
+    in advance.
     """
 
 
 class Ended(IntEnum):
-    """How the slot saw a call end."""
+    """Ends of a call, as seen by the slot."""
 
     EXITED = 1
-    """The process is gone; `status` is what wait4 gave."""
+    """The process exited; `status` is the result of wait4."""
     TIMEOUT = 2
-    """Killed for its wall-clock or CPU time."""
+    """The call was killed for its wall-clock or CPU time."""
     KILLED = 3
-    """Killed because the host asked: a call, or what there was of a session."""
+    """The call or session was killed on request of the host."""
     ANSWERED = 4
-    """A session's process finished the call and lives on; `status` is what an exit would have
+    """The process of a session finished the call and is alive; `status` is what an exit would have
     given.
     """
     OUT_OF_MEMORY = 5
-    """Killed because its tree of processes held too much: by the slot, or by the kernel in its
+    """The call was killed for the memory of its process tree, by the slot or by the kernel in its
     cgroup.
     """
     BROKEN = 6
-    """A session's process spoke without being asked, and was killed."""
+    """The process of a session sent data without a request, and was killed."""
     NOT_STARTED = 7
-    """No process could be made."""
+    """Starting a process failed."""
     GONE = 8
-    """The session's process ended by itself before the call, which the host had not heard."""
+    """The process of the session had ended by itself before the call, and the host did not know
+    yet.
+    """
     TOO_MANY = 9
-    """Killed because its processes had too many threads."""
+    """The call was killed for too many threads of its processes."""
     DENIED = 10
-    """Killed because it made system calls of another architecture."""
+    """The call was killed for system calls of another architecture."""
     UNWATCHED = 11
-    """Killed because the slot could not make out any more what its processes do."""
+    """The call was killed because the slot could no longer inspect its processes."""
 
 
 class Handed(IntEnum):
-    """How the compiled body leaves the process of a call to the slot."""
+    """State in which the compiled body leaves the process of a call to the slot."""
 
     AT_WORK = 0
-    """Its call has not ended."""
+    """The call has not ended."""
     IDLE = 1
-    """A session's; the call has ended, and was answered."""
+    """Process of a session, whose call has ended and was answered."""
     RESTLESS = 2
-    """A session's, which has to be stopped."""
+    """Process of a session, which has to be stopped."""
     STOPPED = 3
-    """A session's, which is stopped."""
+    """Process of a session, which is stopped."""
 
 
 class Reply(NamedTuple):
-    """One per RUN and END_SESSION; one with call 0 when the process of an idle session is gone."""
+    """Reply of a slot: one per RUN and END_SESSION, and one with call 0 when the process of an idle
+    session is gone.
+    """
 
     call: int
-    """Number of the request that it answers."""
+    """Number of the request."""
     ended: int
-    """An `Ended`."""
+    """Value of `Ended`."""
     status: int = 0
-    """As wait4 gave it; 0 where no process was waited for."""
+    """Result of wait4 (0 if no process was waited for)."""
     duration_seconds: float = 0.0
-    """By the slot's clock, from the request to the death of the process."""
+    """Time from the request to the death of the process, by the slot's clock."""
     cpu_seconds: float = 0.0
-    """By the kernel's account."""
+    """CPU time, by the kernel's accounting."""
     peak_bytes: int = 0
     """Largest resident memory."""
     last: bool = False
-    """The slot ends here: it could not be made clean."""
+    """True if the slot ends, because it could not be cleaned."""

@@ -1,23 +1,23 @@
-"""The system calls that snippets, numpy, sympy and common programs make; all others are refused by
-a filter.
+"""System call filter: allows the calls that snippets, numpy, sympy and common programs make, and
+refuses all others.
 
-What is allowed was recorded over the standard library's own tests, numpy's and sympy's ways, a
-shell and its programs (`docs/environment.md`). Where a number alone says too little its arguments
-are looked at. A refused call fails with EPERM, as it would without the privilege, and the snippet
-goes on; what a kernel newer than this file has added does not exist, as far as a snippet sees; a
-foreign architecture's numbers end the call, because only an attack uses them.
+The allowed calls were recorded with the standard library's tests, typical uses of numpy and sympy,
+and a shell and its programs (`docs/environment.md`). If the number does not suffice, arguments are
+checked. A refused call fails with EPERM, as it would without the privilege, and the snippet goes
+on. A call of a newer kernel than this file does not exist for a snippet. A call with the numbers of
+another architecture ends the snippet's call, since only an attack uses them.
 
-With a listener, every refused call is told to the slot (`supervisor`), which counts it and answers;
-some calls are the slot's to decide: a new process (an idle session makes none), a new socket (what
-lies in its buffers is memory that no limit counts), what becomes of a child's death (a child that
-nobody waits for is CPU time that nobody counts), a lock on a file (most are shared with others),
-the signal of a timer (which could wake an idle session). The slot is under its own filter and can
-ask nobody: what it does itself has to be allowed outright.
+With a listener, every refused call is reported to the slot (`supervisor`), which counts and answers
+it. Some calls are decided by the slot: a new process (an idle session makes none), a new socket
+(its buffers are memory that no limit counts), the handling of a child's death (CPU time of a child
+without a wait is not counted), a lock on a file (most files are shared with others), the signal of
+a timer (it could wake an idle session). The slot is under its own filter and has no supervisor: its
+calls have to be allowed outright.
 
-The filter is installed once, in a slot's process, and inherited by all that it starts. Numbers are
-searched in halves, about seven comparisons, and the answer for those that are always allowed is
-kept by the kernel: a call of read or write does not run the filter at all. Of arguments the lower
-32 bits are compared, which is all that the kernel takes of them, but for pointers.
+The filter is installed once, in a slot's process, and inherited by its children. Numbers are found
+by binary search in about seven comparisons. The kernel caches the result of calls that are always
+allowed: read or write do not run the filter at all. Of arguments the lower 32 bits are compared,
+which is all that the kernel uses of them, except for pointers.
 """
 
 from __future__ import annotations
@@ -81,26 +81,29 @@ bind listen accept accept4 connect getsockname getpeername shutdown sendto recvf
 # giving up more
 landlock_create_ruleset landlock_restrict_self
 """
-"""Whatever their arguments are. capset: a child gives up what it has; arch_prctl: sets registers of
-its own. No sysinfo: how much memory is free, and how many processes there are, carries what one
-call tells another. No rules for Landlock: tens of thousands of them fit into each descriptor, and
-are memory that no limit counts.
+"""System calls that are allowed with any arguments. capset: a child drops its capabilities.
+arch_prctl: sets its own registers. sysinfo is missing: free memory and the number of processes
+would be a channel between calls. Landlock rules are missing: tens of thousands of them fit into
+each descriptor, and they are memory that no limit counts.
 """
 _PRETENDED = "sync syncfs fsync fdatasync sync_file_range mlock mlock2 munlock munlockall fadvise64"
-"""Done, as far as a snippet sees: it has no disk, and would make the host write to its own, or read
-from it again.
+"""Calls that do nothing and succeed: a snippet has no disk, and would make the host write to its
+own or read from it again.
 """
 _METADATA = """
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 """
-"""Allowed in namespaces; else pretended, since nothing keeps them from the host's files that the
-user owns. Nor can the slot open a folder then that was closed: none is made so.
+"""Calls that are allowed in namespaces. Without them they do nothing and succeed, since the host's
+files that the user owns are not protected from them. The slot could then not open a folder without
+permissions either, so such folders cannot be made.
 """
 _UNKNOWN = "clone3"
-"""Its flags lie in memory, where no filter sees them; the C library falls back to `clone`."""
+"""Call that does not exist for snippets: its flags are in memory, where filters cannot see them.
+The C library falls back to `clone`.
+"""
 _SPAWNING = "clone3 seccomp"
-"""Allowed to a slot that clones into a cgroup, which takes clone3; its child gives up both, by a
-filter of its own.
+"""Calls allowed to a slot that clones into a cgroup, which takes clone3. Its child gives both up by
+a second filter.
 """
 _LOOKED_AT = """
 clone fork vfork socket socketpair setsockopt getsockopt ioctl fcntl prctl personality mmap madvise rt_sigaction
@@ -111,61 +114,66 @@ X32_BIT = 0x40000000
 _ALLOW, _ERROR, _TELL, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 
 _CLONE_VM, _CLONE_FILES, _CLONE_VFORK = 0x00000100, 0x00000400, 0x00004000
-"""Memory is lent, to a process that its parent waits for. Who has one thread has its descriptors to
-itself.
+"""Flags of shared memory, shared descriptors and a waiting parent (vfork). A process with one
+thread has its descriptors for itself.
 """
 _CLONE_PARENT, _CLONE_THREAD = 0x00008000, 0x00010000
-"""A sibling of the snippet (CLONE_PARENT) would be the slot's child,
-and nobody's business to end.
+"""Flags of a sibling and of a thread. A sibling of the snippet would be a child of the slot, which
+would not end it.
 """
 _CLONE_NEWPID = 0x20000000
-"""The slot's own; a snippet lacks the capability, and is refused by the kernel."""
+"""Flag that only the slot uses. A snippet lacks the capability, and the kernel refuses it."""
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x40000000
-"""mount, cgroup, uts, ipc, user, net."""
+"""Flags for mount, cgroup, uts, ipc, user and network namespaces."""
 _IOCTLS = (0x5401, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451, 0xC0502100, 0xC0182101)
-"""TCGETS, TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; the last two are the slot's
-own: to hear what the filter tells, and to answer, for which a snippet has no descriptor.
+"""TCGETS, TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. The last two are for the
+slot, to receive and answer the filter's notifications; a snippet has no descriptor for them.
 """
 _FCNTLS = (0, 1, 2, 3, 4, 9, 1030, 1032, 1034)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_DUPFD_CLOEXEC, F_GETPIPE_SZ,
-F_GET_SEALS. No locks without leave (`supervisor`): most files are shared with all slots and with
-the host, and so are the locks on them.
+F_GET_SEALS. Locks need permission (`supervisor`): most files, and so the locks on them, are shared
+with all slots and the host.
 """
 _PRCTLS = (1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47, 0x53564D41)
 """PDEATHSIG, DUMPABLE, NAME, GET_SECCOMP, CAPBSET_READ, TIMERSLACK, CHILD_SUBREAPER, NO_NEW_PRIVS,
 GET_TID_ADDRESS, THP_DISABLE, CAP_AMBIENT, SET_VMA.
 """
 _ADVICES = (0, 1, 2, 3, 4, 8, 10, 11, 15, 16, 17, 18, 19, 22, 23)
-"""All but REMOVE, MERGEABLE, COLLAPSE and the poisons."""
+"""Advice values except REMOVE, MERGEABLE, COLLAPSE and the poisons."""
 _IDLE_ADVICES = (14, 20, 21)
-"""HUGEPAGE: what a pipe holds of a huge page it holds as a whole; numpy asks for them, and does not
-mind. COLD and PAGEOUT: what is dropped of a file that others read, they see missing.
+"""Advice values that do nothing and succeed. HUGEPAGE: a pipe would hold a whole huge page; numpy
+asks for them without depending on them. COLD and PAGEOUT: other readers of a file would notice
+dropped pages.
 """
 _SOL_SOCKET, _BUFFER_SIZES, _SOCKET_PROGRAMS = 1, (7, 8), (26, 27)
 """SNDBUF, RCVBUF; ATTACH_FILTER, DETACH_FILTER."""
 _SOCKET_OPTIONS = {_SOL_SOCKET: 30, 6: 9}
-"""Level -> the first number that may not be set, of sockets and of TCP. No programs, groups,
-congestion controls or pinned pages: what the kernel keeps for them counts for nobody.
+"""First option number that may not be set, by level (sockets and TCP). Programs, groups, congestion
+controls and pinned pages are refused: the kernel's memory for them is not counted.
 """
 _COOKIES = (57, 71)
-"""COOKIE and NETNS_COOKIE: of one count for all sockets of the machine."""
+"""COOKIE and NETNS_COOKIE, which come from one counter for all sockets of the machine."""
 _SIGCHLD = 17
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCKET_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 0xF, 1, 2, 5
 _UNIX_KINDS = {_SOCK_STREAM: (0,), _SOCK_DGRAM: (0,), _SOCK_SEQPACKET: (0,)}
 _INTERNET_KINDS = {_SOCK_STREAM: (0, 6), _SOCK_DGRAM: (0, 17)}
-"""Type -> protocols: the family's own, TCP, UDP. For what it does not have the kernel starts a
-program of the host, as root, which is to load it: that is CPU time that nobody counts.
+"""Protocols by socket type: the family's own, TCP, UDP. For a missing protocol the kernel would
+start a program of the host, as root, to load it: CPU time that is not counted.
 """
 _MAP_ANONYMOUS, _MAP_TYPE, _MAP_SHARED, _MAP_SHARED_VALIDATE = 0x20, 0xF, 0x1, 0x3
-"""Shared memory without a file: what is in it stays when it is taken out of every process's
-tables.
+"""Flags of shared memory without a file. Its content stays when it is removed from the page tables
+of every process.
 """
 _MAP_HUGETLB = 0x40000
-"""Of the pages that the host has set aside for others; nobody counts them as a process's own."""
+"""Flag of pages that the host has reserved for other purposes, and that do not count as memory of a
+process.
+"""
 _OWNERS_MODE = 0o700
 _RLIMIT_CORE = 4
-"""A limit of 0 would have a dump handed to a program of the host (see `kernel.NO_CORE`)."""
+"""Limit of core dumps. With 0 a dump would be sent to a program of the host (see
+`kernel.NO_CORE`).
+"""
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _ALL_THREADS, _NEW_LISTENER = 1, 1, 8
 
@@ -175,13 +183,13 @@ _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
 def install(*, listener: bool = False, isolated: bool = True, spawning: bool = False) -> int:
-    """Filter this process, all its threads, and all that it starts from now on; sets no_new_privs.
+    """Filter this process with all its threads and future children; sets no_new_privs.
 
-    `listener`: have the calls told that are refused or asked about; returns the descriptor to hear
-    them on, else -1. The process may have one thread then. `isolated`: in namespaces of its own;
-    else there are no sockets but pairs, and no leave has to be asked for a process, which the slot
-    could not ask either. `spawning`: this process clones into cgroups, and its children
-    `give_up_spawning`. Raises OSError.
+    `listener`: report refused calls and calls that need permission; returns the descriptor for
+    these reports, else -1. The process may then have only one thread. `isolated`: in its own
+    namespaces. Otherwise the only sockets are pairs, and a new process needs no permission, which
+    the slot itself could not get. `spawning`: this process clones into cgroups, and its children
+    call `give_up_spawning`. Raises OSError.
     """
     program = filter_program(
         os.uname().machine, listener=listener, isolated=isolated, spawning=spawning
@@ -192,15 +200,15 @@ def install(*, listener: bool = False, isolated: bool = True, spawning: bool = F
 
 
 def give_up_spawning() -> None:
-    """What a slot's filter allows to the slot alone. In a child of it, which has its no_new_privs.
-    Raises OSError.
+    """Give up the calls that a slot's filter allows only to the slot. Called in a child, which has
+    inherited no_new_privs. Raises OSError.
     """
     _add(without_spawning(), 0)
 
 
 @cache
 def without_spawning() -> bytes:
-    """A filter beside the slot's: no more clone3, and no more filters."""
+    """Filter in addition to the slot's: clone3 and further filters are refused."""
     program = Program(
         {"unknown": _ERROR | errno.ENOSYS, "refuse": _ERROR | errno.EPERM, "allow": _ALLOW}
     )
@@ -224,10 +232,10 @@ def _add(program: bytes, flags: int) -> int:
 def filter_program(
     machine: str, *, listener: bool = False, isolated: bool = True, spawning: bool = False
 ) -> bytes:
-    """Classic BPF for `machine` as `os.uname` names it: kept, so a fork server makes it once for
+    """Classic BPF for `machine` (as in `os.uname`). Cached, so that a fork server makes it once for
     all its slots.
 
-    Raises OSError for a machine that is not known here.
+    Raises OSError for an unknown machine.
     """
     architecture, column = _architecture(machine)
     verdicts = {
@@ -263,7 +271,9 @@ def filter_program(
 
 
 def number_of(name: str) -> int:
-    """Of a system call, on this machine. Raises OSError for a machine that is not known here."""
+    """Number of a system call on this machine. Raises OSError for an unknown machine, or a call
+    that it lacks.
+    """
     number = NUMBERS[name][_architecture(os.uname().machine)[1]]
     if number is None:
         raise OSError(errno.ENOSYS, f"{name}: {os.strerror(errno.ENOSYS)}")
@@ -271,7 +281,7 @@ def number_of(name: str) -> int:
 
 
 def may_clone(flags: int) -> bool:
-    """Whether the filter lets a snippet ask for a process with these flags."""
+    """True if the filter lets a snippet request a process with these flags."""
     return (
         not flags & (_NEW_NAMESPACES | _CLONE_PARENT | _CLONE_FILES)
         and flags & (_CLONE_VM | _CLONE_VFORK) != _CLONE_VM
@@ -279,7 +289,7 @@ def may_clone(flags: int) -> bool:
 
 
 def may_open_socket(family: int, kind: int, protocol: int) -> bool:
-    """Whether the filter lets a snippet ask for a socket of this kind."""
+    """True if the filter lets a snippet request a socket of this kind."""
     kinds = _UNIX_KINDS if family & 0xFFFFFFFF == _AF_UNIX else _INTERNET_KINDS
     return protocol & 0xFFFFFFFF in kinds.get(kind & _SOCKET_TYPE_MASK, ())
 
@@ -291,7 +301,7 @@ def _architecture(machine: str) -> tuple[int, int]:
 
 
 def _ranges(column: int, *, isolated: bool, allowed_too: str) -> list[tuple[int, str]]:
-    """First number of each range of equal answers, and the label of the answer."""
+    """First number of each range with one result, and the label of the result."""
     named = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
     answers = dict.fromkeys(" ".join(named).split(), "allow") | dict.fromkeys(
         _PRETENDED.split(), "done"
@@ -341,7 +351,7 @@ def _look_at_processes(program: Program) -> None:
     program.add(LOAD, ARGUMENT[0])
     program.add(IF_EQUAL, _SIGCHLD, no="allow")
     program.no_pointer(1, yes="allow", no="ask")
-    program.mark("timer_create")  # else it may wake a stopped process: see `supervisor`
+    program.mark("timer_create")  # its signal may wake a stopped process: see `supervisor`
     program.no_pointer(1, yes="allow", no="refuse")
     program.mark("personality")
     program.add(LOAD, ARGUMENT[0])
@@ -361,8 +371,8 @@ def _look_at_controls(program: Program) -> None:
 
 
 def _look_at_limits(program: Program, *, isolated: bool) -> None:
-    """Of itself only, where it sees the processes of others: the kernel asks for no more than the
-    same user.
+    """Check calls that set limits. If other processes are visible, a process may change only
+    itself: the kernel only requires the same user.
     """
     for name in ("prlimit64", "sched_setaffinity"):
         program.mark(name)
@@ -380,7 +390,7 @@ def _look_at_limits(program: Program, *, isolated: bool) -> None:
     program.add(IF_EQUAL, _RLIMIT_CORE, no="allow")
     program.no_pointer(2, yes="allow", no="dump")
     program.mark("dump")
-    program.no_pointer(3, yes="done", no="refuse")  # the old limit, which nobody would say
+    program.no_pointer(3, yes="done", no="refuse")  # the old limit, which could not be returned
     program.mark("setrlimit")
     program.add(LOAD, ARGUMENT[0])
     program.add(IF_EQUAL, _RLIMIT_CORE, yes="done", no="allow")

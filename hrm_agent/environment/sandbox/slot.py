@@ -1,19 +1,19 @@
-"""A slot: a place for one call after another, fenced off once, watched from outside the call's
-process.
+"""Slot: runs one call after another. It is confined once, and watches each call from outside the
+call's process.
 
-It sees no code and no output: it clones a child, keeps its time, looks at its memory, kills it as a
-whole and says what the kernel said of it. The child reads the code from a memory file, and closes
-it, before anything of the snippet runs.
+A slot sees neither code nor output. It clones a child, measures its time and memory, kills its
+whole tree and reports what the kernel reported. The child reads the code from a memory file and
+closes that before any code of the snippet runs.
 
-A session is a child that lives on. Its next calls reach it through a pipe; a call that ends says so
-with one byte on another, which is the snippet's own claim, like its exit code. While it stands idle
-it is stopped, and nobody answers what the filter tells of it (`supervisor`): so it makes no process
-that would have to be stopped, too.
+A session is a child that is kept. Its next calls reach it through a pipe. The end of a call is
+reported by one byte on another pipe, which is the snippet's claim, like its exit code. An idle
+session is stopped after a while, and the filter's notifications about it are not answered
+(`supervisor`): so it cannot make processes that would have to be stopped too.
 """
 
 from __future__ import annotations
 
-# pathlib would cost memory that every child pays for, and the package is loaded under another name (see __init__).
+# pathlib would cost memory in every child, and the package is loaded under another name (see __init__).
 # ruff: noqa: TID252
 import os
 import select
@@ -43,26 +43,28 @@ except ImportError:
 __all__ = ["GROUP", "HOST", "LISTENER", "PROC", "Slot"]
 
 HOST, LISTENER = 5, 8
-"""Descriptors in a slot; 0 to 3 are null, stdout, stderr and value, the others are those of
-`child`.
+"""File descriptors in a slot. 0 to 3 are null, stdout, stderr and value; `child` defines the
+others.
 """
 GROUP = CHANNEL
-"""Until the slot is made: its environment's cgroup, below which it makes its own."""
+"""Descriptor, until the slot is made, of the environment's cgroup, below which the slot makes its
+own.
+"""
 TICK_SECONDS = 0.05
-"""Between two looks at the memory of a tree of processes."""
+"""Seconds between two samples of a process tree's memory."""
 SHORTEST_LOOK = 0.001
-"""Seconds between two looks at a process that is close to its CPU limit."""
+"""Seconds between two checks of a process that is close to its CPU limit."""
 PARK_SECONDS = 0.2
-"""Idle for so long, a session's processes are stopped."""
+"""Idle time in seconds after which a session's processes are stopped."""
 FIRST_LOOK_SECONDS, PARKED_LOOK_SECONDS = 0.01, 5.0
-"""First and longest interval between checks that a parked session is still stopped; doubled each
-time.
+"""First and longest interval in seconds between checks that a parked session is still stopped;
+doubled each time.
 """
 
 
 class Slot:
-    """One event loop over the host's socket, the child's death, the session's channel and what the
-    filter tells.
+    """Slot with one event loop over the host's socket, the child's death, the session's channel and
+    the filter's notifications.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class Slot:
         supervised: bool,
         group: SlotGroup | None,
     ) -> None:
-        """`confined`: without being isolated, its signals reach its own children only. `sampled`:
-        the /proc at descriptor `PROC` shows them. `compiled`: with the compiled body, where that
-        exists. `supervised`: the filter tells what it refuses, on `LISTENER`. `group`: the cgroup
+        """Make a slot. `confined`: it is not isolated, but its signals reach only its children.
+        `sampled`: the /proc at descriptor `PROC` shows them. `compiled`: use the compiled body, if
+        it exists. `supervised`: the filter reports refused calls on `LISTENER`. `group`: the cgroup
         of its calls, if they have one.
         """
         self._isolated, self._confined = isolated, confined
@@ -90,7 +92,7 @@ class Slot:
         self._session: Child | None = None
         self._group = group
         self._spent = 0.0
-        """CPU time of its calls before the present one, where they have a cgroup."""
+        """CPU time of its calls before the current one, if they have a cgroup."""
         reserve_channel()
         self._poll = select.poll()
         self._poll.register(HOST, select.POLLIN)
@@ -101,7 +103,7 @@ class Slot:
         self._supervise(on=True)
 
     def serve(self) -> None:
-        """Until the host closes its end, or the slot cannot be made clean."""
+        """Serve requests until the host closes its end, or the slot cannot be cleaned."""
         while True:
             request = self._next_request()
             if request is None:
@@ -119,12 +121,12 @@ class Slot:
             self._reap(self._session, kill=True)
 
     def _next_request(self) -> Request | None:
-        """None when the host is gone."""
+        """Wait for the next request (None if the host is gone)."""
         while True:
             if self._session is not None:
                 try:
                     asked = self._is_asked(self._session)
-                except Exception:  # whatever its processes are at
+                except Exception:  # whatever its processes do
                     asked = self._break_off(self._session, Ended.UNWATCHED)
                 if asked:
                     return self._line.receive()
@@ -134,7 +136,7 @@ class Slot:
                 return request
 
     def _is_asked(self, child: Child) -> bool:
-        """Watch an idle session until the host says something, and stop it after a while. False if
+        """Watch an idle session until the host sends a request, and stop it after a while; False if
         it has ended.
         """
         park_at, look = time.monotonic() + PARK_SECONDS, FIRST_LOOK_SECONDS
@@ -157,18 +159,18 @@ class Slot:
                 self._line.send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
             elif any(descriptor == HOST for descriptor, _ in events):
                 return True
-            else:  # it speaks without being asked, or has closed its end
+            else:  # it sent data without a request, or has closed its end
                 self._break_off(child, Ended.BROKEN)
         return False
 
     def _break_off(self, child: Child, ended: Ended) -> bool:
-        """End an idle session. False, since it is not asked any more."""
+        """End an idle session. Returns False, since it takes no more requests."""
         self._reap(child, kill=True)
         self._line.send(Reply(0, ended, last=not self._tidy() or ended is Ended.UNWATCHED))
         return False
 
     def _stop(self, child: Child) -> None:
-        """Park an idle session. One that cannot be is ended now, so that no call is sent to a dying
+        """Park an idle session. If that fails it is ended now, so that no call is sent to a dying
         process.
         """
         if not self._park(child):
@@ -176,10 +178,11 @@ class Slot:
             self._line.send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
 
     def _next_unusual(self) -> Request | None:
-        """The first request that the compiled body does not answer. What it has begun and not ended
-        is ended here.
+        """First request that the compiled body does not answer. A call that it has started and not
+        ended is ended here.
 
-        None also where a session is left, of which it has begun the first call.
+        None if the host is gone, the slot has to end, or a session is left, whose first call the
+        body has started.
         """
         while self._body is not None and self._session is None:
             listener = LISTENER if self._supervisor is not None else -1
@@ -211,7 +214,7 @@ class Slot:
         return None
 
     def _rest(self, child: Child, state: int) -> bool:
-        """An idle session is this body's from here on."""
+        """Take over an idle session from the compiled body."""
         if state == Handed.RESTLESS:
             self._stop(child)
         elif state == Handed.STOPPED:
@@ -220,8 +223,8 @@ class Slot:
         return True
 
     def _park(self, child: Child) -> bool:
-        """Stop an idle session. False if it cannot be stopped, or its processes took more than they
-        may hold.
+        """Stop an idle session; False if it cannot be stopped, or its processes exceed their memory
+        limit.
         """
         self._supervise(on=False)
         child.tree.stop()
@@ -231,7 +234,7 @@ class Slot:
         return held <= child.memory_bytes
 
     def _supervise(self, *, on: bool) -> None:
-        """Answer what the filter tells, or leave it waiting."""
+        """Watch the filter's notifications, or leave them waiting."""
         if self._supervisor is not None:
             with suppress(KeyError):
                 (
@@ -241,7 +244,7 @@ class Slot:
                 )
 
     def _answered(self, events: Sequence[tuple[int, int]]) -> bool:
-        """Whether the filter told something; it has its answer."""
+        """Answer the filter's notification, if there is one; True if there was."""
         told = self._supervisor is not None and any(
             descriptor == LISTENER for descriptor, _ in events
         )
@@ -253,10 +256,10 @@ class Slot:
         return self._supervisor is not None and self._supervisor.foreign
 
     def _run(self, request: Request) -> bool:
-        """False if the slot is to end."""
+        """Run a call; False if the slot has to end."""
         started = time.monotonic()
         child = self._session
-        # it died when the host had not heard of it yet
+        # it died before the host knew
         if child is None and request.session and not request.fresh:
             self._line.send(Reply(request.call, Ended.GONE))
             return True
@@ -270,7 +273,7 @@ class Slot:
         return self._end(child, request, started)
 
     def _go_on(self, child: Child, request: Request, started: float) -> bool:
-        """Another call of a session. False if the slot is to end."""
+        """Run another call of a session; False if the slot has to end."""
         before, ended = 0.0, None
         try:
             before = child.used_seconds(started + TICK_SECONDS)
@@ -290,11 +293,11 @@ class Slot:
         before: float = 0.0,
         ended: Ended | None = None,
     ) -> bool:
-        """Watch a call to its end, unless it has `ended`, and answer it. False if the slot is to
-        end.
+        """Watch a call until it ends, unless it has `ended`, and send its reply; False if the slot
+        has to end.
 
-        Whatever cannot be made out of the processes of a snippet is the snippet's doing, and ends
-        no more than it.
+        Any failure to inspect the processes of a snippet is caused by the snippet, and ends only
+        its call.
         """
         try:
             ended = ended or self._watch(child, request, started, before)
@@ -318,7 +321,7 @@ class Slot:
         return clean
 
     def _pass_on(self, child: Child, request: Request, started: float, before: float) -> bool:
-        """The answer of a session's process. False if it has said more."""
+        """Send the reply for a session's process; False if it has sent more than one byte."""
         seconds = time.monotonic() - started
         byte = os.read(CHANNEL, 1)
         if child.has_spoken():
@@ -356,7 +359,9 @@ class Slot:
         return child
 
     def _keep(self, child: Child, answers: int, requests: int) -> None:
-        """It is a session's, and these are the slot's ends of its pipes."""
+        """Keep a child as the session; `answers` and `requests` are the slot's ends of its
+        pipes.
+        """
         for own, given in ((CHANNEL, answers), (REQUESTS, requests)):
             os.dup2(given, own)
             os.close(given)
@@ -368,11 +373,11 @@ class Slot:
         if child.tree.stopped:
             self._supervise(on=True)
             child.tree.go_on()
-        with suppress(OSError):  # its process is dying: that is seen next
+        with suppress(OSError):  # its process is dying, which is noticed next
             os.write(REQUESTS, REQUEST.pack(*request))
 
     def _watch(self, child: Child, request: Request, started: float, before: float) -> Ended:
-        """Until the call has ended by itself, or has to be ended."""
+        """Watch a call until it ends by itself, or has to be ended."""
         deadline = started + request.wall_seconds
         look = min(deadline, started + TICK_SECONDS, started + request.cpu_seconds)
         while True:
@@ -393,12 +398,12 @@ class Slot:
                 return Ended.TIMEOUT
             if held > child.memory_bytes:
                 return Ended.OUT_OF_MEMORY
-            if child.tree.threads > kernel.MAX_PROCESSES:  # elsewhere the kernel counts
+            if child.tree.threads > kernel.MAX_PROCESSES:  # elsewhere the kernel limits them
                 return Ended.TOO_MANY
             look = min(deadline, now + TICK_SECONDS, now + max(cpu_left, SHORTEST_LOOK))
 
     def _look(self, child: Child, deadline: float) -> int:
-        """Bytes of its tree; CPU seconds are noted."""
+        """Memory of its tree in bytes. CPU time is stored in `seen_seconds`."""
         began = time.thread_time()
         held, seconds = child.tree.look(deadline)
         child.seen_seconds = max(child.seen_seconds, child.cpu_seconds(), seconds)
@@ -408,7 +413,7 @@ class Slot:
     def _end_told_by(
         self, descriptor: int, event: int, child: Child, request: Request
     ) -> Ended | None:
-        """Of a call, by something that has happened; None if it goes on."""
+        """End of a call caused by an event (None if it goes on)."""
         if descriptor == LISTENER:
             self._answered([(descriptor, event)])
             return Ended.DENIED if self._is_foreign() else None
@@ -433,9 +438,7 @@ class Slot:
         )
 
     def _reap(self, child: Child, *, kill: bool) -> tuple[int, float, int]:
-        """End a child and all that it started: its wait status, CPU seconds and largest resident
-        memory.
-        """
+        """End a child with its whole tree: (wait status, CPU seconds, largest resident memory)."""
         if kill:
             with suppress(OSError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
@@ -459,7 +462,9 @@ class Slot:
         return status, used, max(usage.ru_maxrss * 1024, child.tree.peak)
 
     def _tidy(self) -> bool:
-        """False if something stays: of its files, or sockets that lie in each other's buffers."""
+        """Clean up after a call; False if files stay, or sockets that are held in each other's
+        buffers.
+        """
         began = time.thread_time()
         try:
             ended = self._supervisor is None or self._supervisor.end()

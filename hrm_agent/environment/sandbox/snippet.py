@@ -1,15 +1,15 @@
-"""Runs one snippet in the current process, as a notebook would run a cell. Everything here is at
-the snippet's mercy.
+"""Runs one snippet in the current process, like a cell of a notebook. The snippet can change
+everything here.
 
-The process belongs to the snippet once it runs: what is written to descriptors 1, 2 and 3 (stdout,
-stderr, value) are its own claims. That the call started, how it ended and how long it took is
-observed by the zygote and the host.
+The process belongs to the snippet once it runs: data on descriptors 1, 2 and 3 (stdout, stderr,
+value) is claimed by the snippet. The start, end and duration of the call are observed by the slot
+and the host.
 """
 
 from __future__ import annotations
 
-# pathlib would cost the zygote memory, and the package is loaded under another name (see __init__); running code is
-# what this module is for.
+# pathlib would cost the zygote memory, the package is loaded under another name (see __init__), and this module has to
+# run code.
 # ruff: noqa: S102, S307, TID252
 import ast
 import errno
@@ -39,21 +39,25 @@ __all__ = [
 
 VALUE_DESCRIPTOR = 3
 _PLAIN = (bool, int, float, str, list, tuple, dict)
-"""Types of which JSON is tried."""
+"""Types whose values are also written as JSON."""
 _TRANSPARENT = {"numpy", "sympy"}
-"""From these and the standard library no other words lead to the generators than those of
+"""Packages that, like the standard library, lead to random generators only by the words of
 `may_draw`.
 """
 _REHEARSAL = "n = 1\nprint(n, 'x')"
-"""No more than what every snippet does: what only some write to costs all of them."""
+"""Snippet for `rehearse`. It does only what every snippet does: additional memory written would
+cost every call.
+"""
 _NO_EXPRESSION = " \t\f#)]}\"'"
-"""No line that begins so is tried as an expression by itself: most are the end of something."""
+"""Characters at the start of a line that is not tried as an expression alone: most such lines end a
+longer one.
+"""
 _opaque: set[str] = set()
 _opened: dict[str, io.TextIOWrapper] = {}
 
 
 def read_code(descriptor: int) -> str:
-    """The whole code: the host sees by the file's offset that the snippet was reached."""
+    """Read the whole code. The host detects by the file offset that it was read."""
     parts: list[bytes] = []
     while part := os.read(descriptor, 1 << 16):
         parts.append(part)
@@ -61,11 +65,10 @@ def read_code(descriptor: int) -> str:
 
 
 def open_streams() -> None:
-    """Text streams over descriptors 0 to 2, by the line, so that nothing printed is lost when the
+    """Open text streams over descriptors 0 to 2, line buffered, so that output is not lost when the
     process is killed.
 
-    Opened once, in the slot; a session's snippet may have put others in their place, or closed
-    them.
+    They are opened once, in the slot. A session's snippet may have replaced or closed them.
     """
     for name, descriptor in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         if _opened.get(name) is None or _opened[name].closed:
@@ -82,8 +85,8 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
 
 
 def reseed(seed: int) -> None:
-    """Random generators that were imported before the fork:
-    every call would draw the same numbers.
+    """Seed random generators that were imported before the fork: otherwise every call would draw
+    the same numbers.
     """
     if (random := sys.modules.get("random")) is not None:
         random.seed(seed)
@@ -92,39 +95,41 @@ def reseed(seed: int) -> None:
 
 
 def may_draw(source: str) -> bool:
-    """False if nothing in a snippet leads to what `reseed` seeds: that costs a good part of what a
-    short one does.
+    """False if no word of a snippet leads to a generator that `reseed` seeds. Seeding costs a good
+    part of a short snippet's time.
 
-    One that hides the word, as in `getattr(numpy, "ran" + "dom")`, draws the same numbers in each
-    call.
+    A snippet that hides the word, as in `getattr(numpy, "ran" + "dom")`, draws the same numbers in
+    each call.
     """
     return "rand" in source or "sample" in source or "uuid" in source or bool(_opaque)
 
 
 def may_draw_unseen(packages: list[str]) -> None:
-    """Packages that snippets may import: those that are not known here draw behind other words."""
+    """Note packages that snippets may import: unknown ones may draw random numbers behind other
+    words.
+    """
     _opaque.update(set(packages) - _TRANSPARENT)
 
 
 def new_module() -> ModuleType:
-    """The `__main__` that snippets run in."""
+    """Make the `__main__` module that snippets run in."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     return module
 
 
 def rehearse() -> None:
-    """Do what every snippet does, so that a child has its own copy of the memory that this writes
-    before it is asked.
+    """Do what every snippet does, so that a child gets its own copy of the memory written by that
+    before a request arrives.
 
-    Its output and its value are written, to wherever descriptors 1 to 3 lead.
+    Output and value are written to descriptors 1 to 3.
     """
     run(_REHEARSAL, ModuleType("__main__"), 1000)
 
 
 def run(source: str, module: ModuleType, value_bytes: int) -> int:
-    """Run `source` in `module`, write its value, or that memory was exhausted, and return the exit
-    code: 0 or 1.
+    """Run `source` in `module`, write its value or a MemoryError, and return the exit code 0 or
+    1.
     """
     try:
         value = _evaluate(source, module.__dict__)
@@ -139,7 +144,7 @@ def run(source: str, module: ModuleType, value_bytes: int) -> int:
 
 
 def _evaluate(source: str, names: dict[str, Any]) -> object:
-    """Value of the last expression; where that is None or there is none, a new `RESULT`."""
+    """Value of the last expression, or a new `RESULT` if that is None or missing."""
     lines = source.splitlines(keepends=True)
     linecache.cache[SNIPPET] = (len(source), None, lines, SNIPPET)
     body, last = _compile(source)
@@ -152,8 +157,8 @@ def _evaluate(source: str, names: dict[str, Any]) -> object:
 
 
 def _write_value(value: object, limit: int) -> None:
-    """The length of the repr on a line, so many bytes of it, and JSON where there is one that is
-    not too long.
+    """Write the length of the repr on a line, the repr, and the JSON if there is one within
+    `limit`.
     """
     shown = _cut(_shown(value, limit).encode("utf-8", "backslashreplace"), limit)
     encoded = b""
@@ -166,9 +171,9 @@ def _write_value(value: object, limit: int) -> None:
 
 
 def _shown(value: object, limit: int) -> str:
-    """The repr. That a value cannot be shown makes no failure of a call that has finished."""
+    """Return the repr. A value that cannot be shown does not make a finished call fail."""
     digits = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(max(digits, limit))  # an integer is shown as far as other values are
+    sys.set_int_max_str_digits(max(digits, limit))  # integers are shown as far as other values
     try:
         return repr(value)
     except MemoryError:
@@ -180,7 +185,7 @@ def _shown(value: object, limit: int) -> str:
 
 
 def _compile(source: str) -> tuple[CodeType | None, CodeType | None]:
-    """All but a last expression, and that."""
+    """Pair (code of all statements but a last expression, code of that expression)."""
     if (parts := _split_by_line(source)) is not None:
         return parts
     tree = ast.parse(source, SNIPPET)
@@ -193,17 +198,16 @@ def _compile(source: str) -> tuple[CodeType | None, CodeType | None]:
 
 
 def _split_by_line(source: str) -> tuple[CodeType | None, CodeType] | None:
-    """What `_compile` gives, where the last line is an expression by itself; else None.
+    """Result of `_compile` if the last line is an expression by itself (None if it is not).
 
-    A tree of Python objects costs more than all else that is done for a short snippet, and writes
-    to more memory. If what stands before the line is complete, then so is the line, for it begins
-    at the margin.
+    A syntax tree costs more than all other steps for a short snippet, and writes to more memory. If
+    the code before the line is complete, so is the line, since it is not indented.
     """
     text = source.rstrip(" \t\n")
     head, end, last = text.rpartition("\n")
     if not last or last[0] in _NO_EXPRESSION or "\r" in text or head.endswith("\\"):
         return None
-    with suppress(Exception):  # whatever it is: then the tree has it too, and it is told as ever
+    with suppress(Exception):  # any error is found again with the tree, and reported as usual
         lines = "\n" * (head.count("\n") + len(end))
         expression = compile(lines + last, SNIPPET, "eval", dont_inherit=True)
         return compile(head + end, SNIPPET, "exec", dont_inherit=True) if head else None, expression
@@ -211,8 +215,8 @@ def _split_by_line(source: str) -> tuple[CodeType | None, CodeType] | None:
 
 
 def _report(error: BaseException) -> int:
-    """Write the traceback to stderr: the snippet's own frames only, which also keeps the host's
-    paths out.
+    """Write the traceback to stderr, with the snippet's own frames only, which also hides the
+    host's paths.
     """
     exhausted = isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -241,7 +245,7 @@ def _keep_own_frames(report: traceback.TracebackException, depth: int) -> None:
 
 
 def _flush() -> int:
-    """1 if what is still buffered cannot be written, else 0."""
+    """Flush the streams; 1 if that fails, else 0."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -251,7 +255,7 @@ def _flush() -> int:
 
 
 def _cut(data: bytes, limit: int) -> bytes:
-    """At most about `limit` bytes: the middle is left out."""
+    """Data of about `limit` bytes, without its middle if it is longer."""
     if len(data) <= limit:
         return data
     half = limit // 2

@@ -1,13 +1,12 @@
-"""What the filter tells the slot: counts what was refused, and decides what a number and its
-arguments cannot.
+"""Answers the filter's notifications: counts refused system calls, and decides calls that depend on
+more than numbers and arguments.
 
-The process that made the call waits until it is answered, and the slot answers between its other
-looks. While a session is parked nobody answers: its processes cannot make others, and so can all be
-stopped.
+The calling process waits for the answer, and the slot answers between its other checks. While a
+session is parked nothing is answered: its processes cannot make others, so all can be stopped.
 
-What is decided here cannot be changed after it was looked at: the arguments are in registers, and
-the one structure that is read from memory, as the descriptor of a file to be locked, is of a
-process that has one thread and shares neither with anybody.
+Data cannot change after it was checked. Arguments are in registers. A structure in memory, or the
+descriptor of a file to be locked, is only accepted from a process with one thread that shares
+neither with another.
 """
 
 from __future__ import annotations
@@ -28,36 +27,38 @@ from .system_calls import ARCHITECTURES
 __all__ = ["MAX_SOCKETS", "Supervisor"]
 
 MAX_SOCKETS = 64
-"""Of all processes of a slot, those in flight between them included: what lies in their buffers is
-counted nowhere. Some more may be had by processes that ask at the same moment.
+"""Most sockets of all processes of a slot, including those in flight between them: the memory of
+their buffers is not counted. Processes that ask at the same moment may get some more.
 """
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
-"""struct seccomp_notif: id, pid, flags, number, architecture, instruction, six arguments. And
+"""Structs seccomp_notif (id, pid, flags, number, architecture, instruction, six arguments) and
 seccomp_notif_resp.
 """
 _GO_ON = 1
 _SIG_IGN, _SA_NOCLDWAIT = 1, 2
 _SIGACTION = struct.Struct("=QQ")
-"""The kernel's struct: handler, flags, ..."""
+"""Kernel's struct: handler, flags, ..."""
 _SIGEVENT = struct.Struct("=Qi")
-"""Value, signal, ..."""
+"""Kernel's struct: value, signal, ..."""
 _CLONE_VM, _CLONE_VFORK = 0x00000100, 0x00004000
 _PF_FORKNOEXEC = 0x40
-"""In a process's flags: it was forked, and has not begun another program."""
+"""Process flag: it was forked, and has not executed another program."""
 _USED = re.compile(rb"^sockets: used (\d+)", re.MULTILINE)
 _OWN = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...p [0-9a-f]+ [0-9a-f:]+ 0 ", re.MULTILINE)
-"""Of a process's maps those that show no file: what stands in a file others can change, private as
-the map may be.
+"""Entries of a process's maps without a file. A file's content can be changed by others, even if
+the map is private.
 """
 _MOST_READ = 1 << 20
-"""Bytes. A snippet decides how many maps it has, and how long the paths in them are."""
+"""Size limit of a file of /proc: a snippet determines the number of its maps, and the length of
+paths in them.
+"""
 _LOCKS = (5, 6, 7, 36, 37, 38)
-"""Of fcntl: F_GETLK, F_SETLK, F_SETLKW, and these of open file descriptions."""
+"""Commands of fcntl: F_GETLK, F_SETLK, F_SETLKW, and those of open file descriptions."""
 
 
 class Supervisor:
-    """Of one slot."""
+    """Supervisor of one slot."""
 
     __slots__ = (
         "_architecture",
@@ -81,8 +82,8 @@ class Supervisor:
     )
 
     def __init__(self, listener: int, proc: int, folder: str, *, isolated: bool) -> None:
-        """`proc`: a /proc that shows the slot's processes. `folder`: the slot's own. `isolated`: in
-        namespaces, where it is asked for leave, and the folder is a device of its own.
+        """Make a supervisor. `proc`: a /proc that shows the slot's processes. `folder`: the slot's.
+        `isolated`: in namespaces, where calls need permission and the folder is a separate device.
         """
         self._listener, self._proc = listener, proc
         self._device = os.stat(folder).st_dev if isolated else None  # noqa: PTH116
@@ -94,26 +95,26 @@ class Supervisor:
         self._forks = _numbers("clone", "fork", "vfork") if isolated else set[int]()
         self._sockets = _numbers("socket", "socketpair") if isolated else set[int]()
         self._lent_on = False
-        """Memory may be shared by processes of which none waits for another."""
+        """True if memory may be shared by processes without one waiting for the other."""
         self._at_rest = self._open_sockets("self")
         self._architecture = ARCHITECTURES[os.uname().machine][0]
         self.foreign = False
-        """A call of another architecture was made: it is not answered,
-        and its tree is to be ended.
+        """True if a call of another architecture was made. It is not answered, and its tree has to
+        be ended.
         """
         self.refused: dict[int, int] = {}
-        """Number of a system call -> how often, since this was emptied."""
+        """Refused system calls since the last reset: number -> count."""
         self.seconds = 0.0
-        """CPU time of all answers: the snippet's doing, and charged to it."""
+        """CPU time of all answers, which is charged to the snippet."""
 
     def begin(self) -> None:
-        """Another call."""
+        """Reset the counts for another call."""
         self.refused, self.seconds, self.foreign = {}, 0.0, False
 
     def answer(self) -> None:
-        """One call that waits, if it still does."""
+        """Answer one waiting call, if it still waits."""
         began, told = time.thread_time(), bytearray(_NOTIFICATION.size)
-        with suppress(OSError):  # who asked was killed
+        with suppress(OSError):  # the process was killed
             fcntl.ioctl(self._listener, _RECEIVE, told, True)
             identity, pid, _, number, architecture, _, *arguments = _NOTIFICATION.unpack(told)
             if architecture != self._architecture or not 0 <= number < X32_BIT:
@@ -127,8 +128,8 @@ class Supervisor:
         self.seconds += time.thread_time() - began
 
     def end(self) -> bool:
-        """All processes are gone. False if there are more sockets than before the first call: the
-        kernel frees those that only hold each other when another is closed, whenever that is.
+        """Reset after all processes are gone. False if there are more sockets than before the first
+        call: the kernel frees sockets that only hold each other at some later close.
         """
         self._lent_on = False
         return self._device is None or self._open_sockets("self") <= self._at_rest
@@ -136,11 +137,11 @@ class Supervisor:
     def _guarded_verdict(self, number: int, pid: int, arguments: list[int]) -> int:
         try:
             return self._verdict(number, pid, arguments)
-        except Exception:  # what cannot be made out is not allowed
+        except Exception:  # a call that cannot be checked is refused
             return errno.EPERM
 
     def _verdict(self, number: int, pid: int, arguments: list[int]) -> int:
-        """0, or the error that the call fails with."""
+        """Error that the call fails with, or 0."""
         flags = (
             arguments[0]
             if number == self._clone
@@ -165,17 +166,17 @@ class Supervisor:
         )
 
     def _ignores_children(self, pid: int) -> bool:
-        """The CPU time of children that nobody waits for is counted nowhere."""
+        """True if a process ignores the death of children: their CPU time would not be counted."""
         ignored = re.search(rb"^SigIgn:\s*([0-9a-f]+)", self._read(pid, "status"), re.MULTILINE)
         return ignored is None or bool(int(ignored[1], 16) >> (SIGCHLD - 1) & 1)
 
     def _open_sockets(self, pid: int | str) -> int:
-        """Of the slot's network."""
+        """Number of open sockets in the slot's network."""
         used = _USED.search(self._read(pid, "net/sockstat"))
         return int(used[1]) if used is not None else MAX_SOCKETS
 
     def _waits_for_children(self, pid: int, address: int) -> bool:
-        """Whether the requested SIGCHLD action keeps dead children as zombies, so that their CPU
+        """True if the requested SIGCHLD action keeps dead children as zombies, so that their CPU
         time is counted.
         """
         data = self._own_memory(pid, address, _SIGACTION.size)
@@ -183,12 +184,14 @@ class Supervisor:
         return handler != _SIG_IGN and not flags & _SA_NOCLDWAIT
 
     def _wakes_nobody(self, pid: int, address: int) -> bool:
-        """Whether a timer's signal cannot resume or kill a stopped process."""
+        """True if a timer's signal cannot resume or kill a stopped process."""
         data = self._own_memory(pid, address, _SIGEVENT.size)
         return bool(data) and _SIGEVENT.unpack(data)[1] not in (SIGKILL, SIGCONT)
 
     def _own_memory(self, pid: int, address: int, size: int) -> bytes:
-        """What stands there, if nobody but the process can change it; else nothing."""
+        """Memory of a process at an address, if only the process itself can change it (empty
+        otherwise).
+        """
         maps = _OWN.findall(self._read(pid, "maps"))
         if not any(
             int(low, 16) <= address and address + size <= int(high, 16) for low, high in maps
@@ -206,11 +209,11 @@ class Supervisor:
         return b""
 
     def _is_in_own_folder(self, pid: int, descriptor: int) -> bool:
-        """Whether a file is one that no other call sees, and that is gone, with its locks, when
-        this one has ended.
+        """True if a file is not visible to other calls, and is gone with its locks when this one
+        has ended.
 
-        Only asked by a process of one thread: another could put another file in its place after it
-        was looked at.
+        The answer is only true for a process with one thread: another thread could replace the
+        descriptor after the check.
         """
         if self._device is None or b"\nThreads:\t1\n" not in self._read(pid, "status"):
             return False
@@ -219,8 +222,9 @@ class Supervisor:
         return False
 
     def _lends_on(self, pid: int) -> bool:
-        """Whether a process that makes another may live in memory lent by its parent (vfork): the
-        parent would go on as soon as this one is dead, though the other still lived there.
+        """True if a process that makes another may live in memory lent by its parent (vfork). The
+        parent would continue as soon as this process is dead, although the new one still lives
+        there.
         """
         parent, flags = self._parent_and_flags(pid)
         if not flags & _PF_FORKNOEXEC or parent == os.getpid():
@@ -237,16 +241,18 @@ class Supervisor:
             self._read(parent, f"task/{name}/stat").rpartition(b")")[2].split()[:1]
             for name in names
         )
-        # who waits for memory is in none of these
+        # a parent that waits after a vfork is in none of these states
         return any(state not in ([b"S"], [b"T"]) for state in states)
 
     def _parent_and_flags(self, pid: int) -> tuple[int, int]:
-        """Of a process that is gone: no parent, and as if it had been forked."""
+        """Parent and flags of a process. If it is gone, no parent and the flag of a forked
+        process.
+        """
         fields = self._read(pid, "stat").rpartition(b")")[2].split()
         return (int(fields[1]), int(fields[6])) if len(fields) > 6 else (0, _PF_FORKNOEXEC)
 
     def _has_company(self, pid: int) -> bool:
-        """Whether somebody else may write to its memory: a thread of its own; after a vfork, one of
+        """True if another thread may write to its memory: one of its own or, after a vfork, one of
         its parent's.
         """
         while b"\nThreads:\t1\n" in self._read(pid, "status"):
@@ -273,6 +279,6 @@ class Supervisor:
 def _numbers(*names: str) -> set[int]:
     found = set[int]()
     for name in names:
-        with suppress(OSError):  # it has none on this machine
+        with suppress(OSError):  # it does not exist on this machine
             found.add(number_of(name))
     return found

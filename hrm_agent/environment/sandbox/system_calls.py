@@ -1,4 +1,4 @@
-"""Linux's system calls by name: their numbers on x86_64 and on aarch64, from the kernel's headers
+"""Linux system calls by name: their numbers on x86_64 and on aarch64, from the kernel's headers
 (Linux 6.11).
 """
 
@@ -7,11 +7,9 @@ from __future__ import annotations
 __all__ = ["ARCHITECTURES", "FIRST_UNKNOWN", "NUMBERS"]
 
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""As `os.uname` names a machine -> the kernel's name for it (`AUDIT_ARCH_*`),
-and its column below.
-"""
+"""Machines by name of `os.uname`: (kernel's `AUDIT_ARCH_*` value, column in `NUMBERS`)."""
 FIRST_UNKNOWN = 457
-"""Numbers from here on are not in the table."""
+"""First number that is not in the table."""
 _TABLE = """
 read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:- lseek:8:62 mmap:9:222 mprotect:10:226
 munmap:11:215 brk:12:214 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 ioctl:16:29 pread64:17:67
@@ -72,7 +70,7 @@ memfd_secret:447:447 process_mrelease:448:448 futex_waitv:449:449 set_mempolicy_
 fchmodat2:452:452 map_shadow_stack:453:453 futex_wake:454:454 futex_wait:455:455 futex_requeue:456:456
 """
 NUMBERS: dict[str, tuple[int | None, int | None]] = {}
-"""Name -> number on x86_64, on aarch64; None where it has none."""
+"""Numbers by name: on x86_64, on aarch64 (None if it does not exist there)."""
 for _entry in _TABLE.split():
     _name, *_numbers = _entry.split(":")
     NUMBERS[_name] = (

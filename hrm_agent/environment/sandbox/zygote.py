@@ -1,10 +1,10 @@
-"""The fork server: a small warm interpreter that forks slots, each of which runs one call after
+"""Fork server: a small warm interpreter that forks slots, each of which runs one call after
 another.
 
-Started with no environment and one descriptor of its own, the control socket, over which the host
-sends the number and the descriptors of a slot that it wants. Being process 1 of its own process-id
-namespace it takes everything below with it: when the control socket closes, because the host ended
-it or died, the zygote exits.
+It is started with an empty environment and one descriptor, the control socket, over which the host
+sends the number and the descriptors of a requested slot. It is process 1 of its pid namespace, so
+all processes below end with it. It exits when the control socket closes, because the host ended it
+or died.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ WARM_PACKAGES = {
     ),
 }
 FIRST_OWN = 32
-"""Descriptors of the zygote's own start here."""
+"""First number of the zygote's own descriptors."""
 READABLE = ("/usr", "/lib", "/lib64", "/bin", "/site")
 
 
 class Zygote:
-    """Slots by pidfd; one event loop, no threads."""
+    """Fork server over its control socket. One event loop, no threads."""
 
     def __init__(self, control: socket.socket, layers: Layers) -> None:
         self._control = control
         self._layers = layers
         self._slots: dict[int, tuple[int, int]] = {}
-        """pidfd -> pid, number"""
+        """Slots by pidfd: (pid, number)."""
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Until the host closes the control socket."""
+        """Serve requests until the host closes the control socket."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._control.fileno():
@@ -76,7 +76,7 @@ class Zygote:
         data, descriptors, _, _ = socket.recv_fds(self._control, NEW_SLOT.size, 5)
         if len(data) < NEW_SLOT.size:
             return False
-        # the machine has no room for it: the host sees that the slot's socket is closed
+        # the machine has no room for it: the host notices that the slot's socket is closed
         with suppress(OSError):
             self._fork_slot(NEW_SLOT.unpack(data)[0], descriptors)
         for descriptor in descriptors:
@@ -97,13 +97,15 @@ class Zygote:
         self._poll.register(pidfd, select.POLLIN)
 
     def _reap(self, pidfd: int) -> None:
-        """A slot is gone. Its child is this process's now, and ends too."""
+        """Clean up after the end of a slot. Its child is now a child of this process, and is ended
+        too.
+        """
         self._poll.unregister(pidfd)
         os.close(pidfd)
         pid, number = self._slots.pop(pidfd)
         with suppress(ChildProcessError):  # waited for as an orphan, below
             os.waitpid(pid, 0)
-        # it dies with its slot, and is not to be seen here
+        # the orphan dies with its slot, and is not visible here
         if self._layers.isolated and not self._layers.sampled:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -119,28 +121,28 @@ class Zygote:
 
 
 class Layers:
-    """What holds the snippets of this zygote, and why some of it does not."""
+    """Isolation layers of this zygote's snippets, and reasons for missing ones."""
 
     def __init__(self, *, isolated: bool, folder: str, compiled: bool, groups: str) -> None:
         self.isolated = isolated
         self._supervised = self._confined = False
         self._compiled = compiled
-        """Slots may serve with the compiled body."""
+        """True if slots may serve with the compiled body."""
         self.missing = {} if isolated else {"namespaces": "left out"}
         self.groups = _moved_up(os.open(groups, os.O_RDONLY)) if groups else -1
-        """Descriptor of the parent cgroup of all slots' cgroups; -1 without cgroups."""
+        """Descriptor of the parent cgroup of all slots' cgroups (-1 without cgroups)."""
         if not groups:
             self.missing["cgroup"] = "none was asked for" if isolated else "left out"
         self._group: cgroup.SlotGroup | None = None
         self.proc = -1
         """Descriptor of a /proc."""
         self.sampled = True
-        """It shows the processes of this one's namespace."""
+        """True if that /proc shows the processes of this pid namespace."""
         self._folder = folder
-        """Where working folders are made if there is no mount namespace to hold them."""
+        """Parent of working folders if there is no mount namespace to hold them."""
 
     def isolate(self, packages: dict[str, str]) -> None:
-        """Enter the namespaces and go on as process 1 of a new one, in the fork."""
+        """Enter the namespaces, and continue in a fork that is process 1 of a new one."""
         if not self.isolated:
             self.proc = _moved_up(os.open("/proc", os.O_PATH | os.O_DIRECTORY))
             kernel.die_with_parent()
@@ -160,7 +162,9 @@ class Layers:
             )
 
     def become_slot(self, number: int, descriptors: list[int]) -> NoReturn:
-        """In the fork: put up every layer, say what is missing, and serve. Never returns."""
+        """Set up every layer in the forked slot, report the missing ones, and serve. Never
+        returns.
+        """
         try:
             host = _install([*descriptors, self.proc, self.groups])
             folder = self._enter(number)
@@ -188,7 +192,7 @@ class Layers:
         if self.isolated:
             self._try("namespaces", lambda: kernel.enter_slot(PROC, number))
         else:
-            import tempfile  # what it imports would cost each child elsewhere
+            import tempfile  # with namespaces, its imports would only cost memory in each child
 
             folder = tempfile.tempdir = f"{self._folder}/{number}"
             os.makedirs(folder, mode=0o777, exist_ok=True)
@@ -217,7 +221,7 @@ class Layers:
         if listener not in (LISTENER, -1):
             os.dup2(listener, LISTENER)
             os.close(listener)
-        self._supervised = seen  # else nothing would be known of who asks
+        self._supervised = seen  # otherwise the calling processes could not be inspected
 
     def _restrict(self, folder: str) -> None:
         places = {
@@ -238,8 +242,8 @@ class Layers:
 
 
 def _install(given: list[int]) -> socket.socket:
-    """The slot's descriptors at their numbers (see `slot`), all others closed. Returns the host's
-    socket.
+    """Move the slot's descriptors to their numbers (see `slot`), and close all others. Returns the
+    host's socket.
     """
     host, code, stdout, stderr, value, proc, groups = given
     null = os.open("/dev/null", os.O_RDONLY)
@@ -252,16 +256,14 @@ def _install(given: list[int]) -> socket.socket:
 
 
 def _moved_up(descriptor: int) -> int:
-    """Out of the way of the numbers that a slot's descriptors have."""
+    """Move a descriptor above the numbers that a slot's descriptors have."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, FIRST_OWN)
     os.close(descriptor)
     return moved
 
 
 def _warm_up(imports: list[str]) -> None:
-    """Do once what a snippet does, so that children find it done: imports, compiling,
-    a traceback.
-    """
+    """Do once what a snippet does, so that children inherit it: imports, compiling, a traceback."""
     for name in (
         "json",
         "math",
@@ -294,10 +296,10 @@ def _warm_up(imports: list[str]) -> None:
 
 
 def main() -> None:
-    """`argv`: the control socket's descriptor, and JSON: what `ZygoteProcess` gives."""
+    """Run the zygote. `argv`: descriptor of the control socket, and JSON from `ZygoteProcess`."""
     control = socket.socket(fileno=_moved_up(int(sys.argv[1])))
     given = json.loads(sys.argv[2])
-    sys.argv[:], sys.orig_argv[:] = [""], []  # nothing of the host's paths
+    sys.argv[:], sys.orig_argv[:] = [""], []  # hide the host's paths
     names = ("isolated", "folder", "compiled", "groups")
     layers = Layers(**{name: given[name] for name in names})
     os.environ.clear()

@@ -1,3 +1,3 @@
-"""Which sandbox call runs when, and in what: queue, sessions, ids, deadlines. `scheduler.py` is the
-way in.
+"""Scheduling of sandbox calls: queue, sessions, ids, deadlines. `scheduler.py` is the entry
+point.
 """

@@ -1,4 +1,4 @@
-"""What an environment takes on: bounds of what is submitted, and of what is kept in memory."""
+"""Bounds of submissions, and of the data that an environment keeps in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUEUE_LIMIT = 100_000
 _MEGABYTE = 1024 * 1024
 _HUGE = 10**18
 _MAX_UTF8 = 4
-"""Bytes of a character, at most."""
+"""Most bytes of a character."""
 
 
 def _most() -> Limits:
@@ -23,38 +23,38 @@ def _most() -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A submission beyond one of them comes to `invalid_call`; what is kept beyond one is
-    forgotten, oldest first.
+    """Bounds of an environment. A submission beyond one ends with status `invalid_call`; kept data
+    beyond one is dropped, oldest first.
     """
 
     code_bytes: int = _MEGABYTE
-    """Of one call, as UTF-8."""
+    """Size of the code of one call, in bytes of UTF-8."""
     name_characters: int = 1024
-    """Of `session`, `id` and `run`."""
+    """Length of `session`, `id` and `run`."""
     history_cells: int = 2000
-    """Of one session: those that are given, and those that are remembered."""
+    """Cells of one session, both in a submission and in memory."""
     history_bytes: int = 4 * _MEGABYTE
-    """Code of one session's cells together, in characters."""
+    """Size of the code of one session's cells together, in characters."""
     priority: int = 100
-    """Either side of 0."""
+    """Largest priority; the smallest is its negative."""
     limits: Limits = field(default_factory=_most)
-    """The most that a call may ask for."""
+    """Largest limits of a call."""
     deadline_seconds: float = 7 * 86400.0
-    """From now, a week; none is below 0."""
+    """Longest deadline in seconds from now, a week. The shortest is 0."""
     queue: int = QUEUE_LIMIT
-    """Calls that have not begun."""
+    """Number of calls that have not begun."""
     answers: int = 10_000
-    """Outcomes kept for calls that are submitted again under their id."""
+    """Number of outcomes kept for calls that are submitted again under their id."""
     answers_bytes: int = 64 * _MEGABYTE
-    """Size of all kept outcomes together."""
+    """Size of all kept outcomes together, in bytes."""
     sessions: int = 10_000
-    """Sessions without a process whose cells are remembered."""
+    """Number of sessions without a process whose cells are remembered."""
     sessions_bytes: int = 256 * _MEGABYTE
     """Size of all remembered cells together, in characters."""
 
 
 def refusal(submission: Submission, bounds: Bounds) -> str:
-    """What is wrong with a submission, named by its field; empty if nothing is."""
+    """First problem of a submission, with the name of its field (empty if it is valid)."""
     return next(_faults(submission, bounds), "")
 
 
@@ -71,7 +71,7 @@ def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
             f" {bounds.priority}."
         )
     seconds, most = submission.deadline_seconds, bounds.deadline_seconds
-    if seconds is not None and not 0 <= seconds <= most:  # so is NaN refused
+    if seconds is not None and not 0 <= seconds <= most:  # also refuses NaN
         yield f"`deadline_seconds` is {_shown(seconds)}: it must be from 0 to {most:,.0f}."
     if submission.history is not None:
         yield from _faulty_history(submission, bounds)
@@ -80,7 +80,7 @@ def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
 def _faulty_limits(limits: Limits, most: Limits) -> Iterator[str]:
     for name in _LIMITS:
         value, top = getattr(limits, name), getattr(most, name)
-        if not 0 < value <= top:  # so is NaN refused
+        if not 0 < value <= top:  # also refuses NaN
             yield f"`limits.{name}` is {_shown(value)}: it must be above 0 and at most {top:,}."
 
 
@@ -95,7 +95,9 @@ def _faulty_history(submission: Submission, bounds: Bounds) -> Iterator[str]:
 
 
 def _shown(number: float) -> str:
-    """The first digits of a number that has thousands: Python itself refuses to write them all."""
+    """Number as text. One with thousands of digits is only described: Python refuses to format
+    it.
+    """
     return (
         str(number)
         if isinstance(number, float) or abs(number) < _HUGE

@@ -1,4 +1,4 @@
-"""Tells when calls have waited too long: on time, not when a slot happens to be free."""
+"""Deadlines of waiting calls, reported on time and not only when a slot is free."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ __all__ = ["Deadlines"]
 
 _FEW = 1024
 _LONGEST_SLEEP = 3600.0
-"""Seconds. A condition cannot be waited for by any number of them."""
+"""Longest sleep in seconds. A condition's timeout is limited."""
 
 
 class Deadlines:
-    """Thread-safe. One thread, started with the first deadline, sleeps until the earliest."""
+    """Deadlines of calls. Thread-safe. One thread, started with the first deadline, sleeps until
+    the earliest.
+    """
 
     def __init__(self, passed: Callable[[ScheduledCall], None]) -> None:
-        """`passed` is called with each call whose time is over, whether it has begun by then or
-        not.
+        """Make an empty set. `passed`: called with each call whose deadline is over, whether it has
+        begun or not.
         """
         self._passed = passed
         self._changed = threading.Condition()
@@ -34,7 +36,7 @@ class Deadlines:
         self._closed = False
 
     def add(self, when: float, call: ScheduledCall) -> None:
-        """`when` by the monotonic clock."""
+        """Add a deadline, `when` by the monotonic clock."""
         with self._changed:
             self._number += 1
             heappush(self._heap, (when, self._number, call))
@@ -49,7 +51,7 @@ class Deadlines:
                 self._changed.notify()
 
     def responds(self, seconds: float) -> bool:
-        """True if the thread turns, or there is none yet."""
+        """True if the thread responds, or is not started yet or closed."""
         return self._thread is None or self._closed or self._guard.responds(seconds)
 
     def close(self) -> None:
@@ -63,8 +65,8 @@ class Deadlines:
             self._changed.notify()
 
     def _forget_the_ended(self) -> None:
-        """A call is over in milliseconds, its deadline may be minutes away: the heap must not keep
-        what has ended.
+        """Remove ended calls. A call may end in milliseconds with a deadline minutes away, and must
+        not stay in the heap.
         """
         self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ENDED]
         heapify(self._heap)
@@ -78,7 +80,7 @@ class Deadlines:
                     self._passed(call)
 
     def _next(self) -> ScheduledCall | None:
-        """The call that is due; None after a sleep, when it is worth another look."""
+        """Call that is due (None after a sleep)."""
         with self._changed:
             left = self._heap[0][0] - time.monotonic() if self._heap else None
             if left is not None and left <= 0:

@@ -1,9 +1,9 @@
-"""One lock, and what follows from a change made under it.
+"""Lock with deferred actions.
 
-All that a scheduler knows is plain data under one lock. What a change decides (start this, kill
-that, tell a caller) is done after the lock is let go, on the same thread and in the order decided.
-So a slow start delays nobody else, whoever is called may call back at once, and no two locks are
-ever held together.
+The state of a scheduler is plain data under one lock. Actions that follow from a change (start a
+call, kill it, notify a caller) run after the lock is released, on the same thread and in order. So
+a slow start delays no other call, callbacks may call back at once, and no two locks are ever held
+together.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ _T = TypeVar("_T")
 
 
 class DeferredLock:
-    """`change` and `wait` are called without the lock, `later` with it."""
+    """Lock with deferred actions. `change` and `wait` are called without the lock, `later` with
+    it.
+    """
 
     def __init__(self, settle: Callable[[], None]) -> None:
-        """`settle` is called at the end of each change."""
+        """Make a lock. `settle`: called at the end of each change."""
         self._settle = settle
         self._owner = os.getpid()
         self._condition = threading.Condition(threading.Lock())
@@ -38,11 +40,11 @@ class DeferredLock:
 
     @property
     def is_ours(self) -> bool:
-        """False in a fork of the process that made it, where the lock may be held for ever."""
+        """False in a forked child, where the lock may be held forever."""
         return self._owner == os.getpid()
 
     def change(self, function: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
-        """Call `function` with the lock held, then do what it left for later. Raises HrmError in a
+        """Call `function` with the lock held, then run the deferred actions. Raises HrmError in a
         forked process.
         """
         if not self.is_ours:
@@ -61,11 +63,11 @@ class DeferredLock:
                 self._do(todo)
 
     def later(self, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> None:
-        """Have `function` called when the lock is let go."""
+        """Call `function` after the lock is released."""
         self._todo.append(partial(function, *args, **options))
 
     def wait(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Wait for `until`, which is looked at after each `wake`; False if it does not hold after
+        """Wait for `until`, which is checked after each `wake`; False if it is not met within
         `seconds`.
         """
         with self._condition:
@@ -75,19 +77,19 @@ class DeferredLock:
         self._condition.notify_all()
 
     def caught(self, error: BaseException) -> None:
-        """Log and count what was raised under the lock, and has become a call's outcome."""
+        """Log and count an error that was raised under the lock and became the outcome of a
+        call.
+        """
         self._guard.caught(error)
 
     def responds(self, seconds: float) -> bool:
-        """True if the lock can be had within `seconds`."""
+        """True if the lock can be acquired within `seconds`."""
         if taken := self._condition.acquire(timeout=seconds):
             self._condition.release()
         return taken
 
     def _do(self, todo: list[Callable[[], object]]) -> None:
-        """What is decided by something done here comes after it,
-        rather than on top of its stack.
-        """
+        """Run actions. Those that are added by an action run after it, not on top of its stack."""
         under_way: deque[Callable[[], object]] | None = getattr(self._thread, "todo", None)
         if under_way is not None:
             under_way.extend(todo)
@@ -96,10 +98,10 @@ class DeferredLock:
         interrupts: list[BaseException] = []
         while under_way:
             try:
-                # whose thread this is has mostly nothing to do with what is done here
+                # the actions mostly have nothing to do with the caller on this thread
                 with self._guard:
                     under_way.popleft()()
-            except BaseException as error:  # nobody else's call may hang for it
+            except BaseException as error:  # the actions of other callers have to run too
                 interrupts.append(error)
         self._thread.todo = None
         if interrupts:

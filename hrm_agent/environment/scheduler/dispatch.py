@@ -1,9 +1,8 @@
-"""The way of a call from the queue through the workers to its outcome: slots, second attempts,
-sessions rebuilt.
+"""Dispatch of calls from the queue through the workers to their outcomes: slots, second attempts,
+rebuilt sessions.
 
-Whichever thread frees a slot also starts the next call in it; there is no scheduling thread to be
-woken. A slot is taken until the workers are done with what they were given, also where nobody waits
-for that any more.
+The thread that frees a slot also starts the next call in it; there is no scheduling thread. A slot
+is taken until the workers are done with its work, even if the callers have left.
 """
 
 from __future__ import annotations
@@ -35,13 +34,15 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["Dispatch"]
 
 MAX_ATTEMPTS = 2
-"""A call that the infrastructure failed at is run once more; one of a session only if its code had
-not begun to act.
+"""Most attempts of a call. One that the infrastructure lost is run once more; a call of a session
+only if its code had not begun to act.
 """
 
 
 class Dispatch:
-    """Its methods are called with the guard's lock held, but for those that say otherwise."""
+    """Dispatcher of calls. Its methods are called with the guard's lock held, except where
+    noted.
+    """
 
     def __init__(
         self,
@@ -57,19 +58,19 @@ class Dispatch:
         self._queue: FairQueue[ScheduledCall] = FairQueue()
         self.sessions = SessionTable(max(max_sessions, workers.slots), bounds)
         self.waiting = 0
-        """Calls in the queue, and those behind an earlier call of their session."""
+        """Calls in the queue, and calls behind an earlier call of their session."""
         self.busy = 0
-        """Slots taken."""
+        """Slots in use."""
         self.ended: Callable[[ScheduledCall, ExecutionResult], None] = lambda call, result: None
-        """Is called with each call that comes to its outcome here."""
+        """Callback for each call that gets its outcome here."""
         workers.on_session_death(lambda number: guard.change(self.sessions.died, number))
 
     def result(self, status: ToolStatus, why: str) -> ExecutionResult:
-        """(With or without the lock.) An outcome of ours, rather than of the workers."""
+        """Outcome made by the scheduler instead of the workers. (With or without the lock.)"""
         return ExecutionResult(status, stderr=why, isolation=self._workers.isolation)
 
     def place(self, call: ScheduledCall) -> None:
-        """Into the queue; behind the earlier calls of its session, if they are open."""
+        """Put a call into the queue, or behind the open calls of its session."""
         submission = call.submission
         if submission.session is not None and not self._join(call, submission.session):
             self.ended(
@@ -84,7 +85,7 @@ class Dispatch:
             call.session.line.push(call)
 
     def fill(self) -> None:
-        """Calls into free slots."""
+        """Start calls in free slots."""
         while self._queue and self.busy < self._workers.slots:
             call = self._queue.pop()
             try:
@@ -94,9 +95,7 @@ class Dispatch:
         self._end_processes()
 
     def _surprised(self, call: ScheduledCall, error: Exception) -> None:
-        """Turn what was raised for `call` into its outcome, so that no slot is kept from the
-        others.
-        """
+        """Turn an error raised for `call` into its outcome, so that no slot is lost."""
         self._guard.caught(error)
         call.work = None
         if call.stage is not Stage.ENDED:
@@ -108,7 +107,7 @@ class Dispatch:
             self._vacate(call)
 
     def drop(self, call: ScheduledCall, result: ExecutionResult) -> None:
-        """End a call that was placed: it does not wait any more, or is killed."""
+        """End a call that was placed: take it out of the queue, or kill it."""
         queue, call.queue = call.queue, None
         self.ended(call, result)
         if queue is None:
@@ -120,8 +119,8 @@ class Dispatch:
             self._next_of(call.session)
 
     def fork_session(self, source: str, target: str, run: str, copied: Future[None]) -> None:
-        """`copied` is told when `target` is there. Raises HrmError if there is no `source`, or one
-        is another run's.
+        """Copy a session. `copied` is resolved when `target` exists. Raises HrmError if there is no
+        `source`, or one of the two belongs to another run.
         """
         session = self.sessions.get(source)
         if session is None:
@@ -133,8 +132,8 @@ class Dispatch:
             self._copy(session)
 
     def end_session(self, name: str, run: str) -> None:
-        """Forget a session; its open calls end with status `infrastructure`. Raises HrmError if it
-        is another run's.
+        """End a session; its open calls end with status `infrastructure`. Raises HrmError if it
+        belongs to another run.
         """
         self._refuse_others(name, run)
         session = self.sessions.end(name)
@@ -176,8 +175,8 @@ class Dispatch:
         self._step(call)
 
     def _step(self, call: ScheduledCall) -> None:
-        """Have the next piece of a call run: a cell of its session, if that is being rebuilt, else
-        its own code.
+        """Start the next work of a call: a cell of its session if that is being rebuilt, else its
+        own code.
         """
         self._end_processes()
         visit, session, submission = call.visit, call.session, call.submission
@@ -198,17 +197,17 @@ class Dispatch:
         self._guard.later(self._start, call, work)
 
     def _start(self, call: ScheduledCall, work: SlotJob) -> None:
-        """(Without the lock.)"""
+        """Hand a work to the workers. (Without the lock.)"""
         try:
             self._workers.start(work)
-        # whatever it is, the call is to have an outcome and its slot to be free again
+        # whatever is raised, the call has to get an outcome and its slot has to become free
         except Exception as error:
             work.done(
                 self.result(ToolStatus.INFRASTRUCTURE, f"The call could not be started: {error}"),
                 True,
             )
         else:
-            # before it is looked whether it is wanted: `_kill` does it the other way round
+            # set before `unwanted` is read: `_kill` uses the opposite order
             work.handed = True
             if call.unwanted:
                 self._guard.change(self._kill, call)
@@ -219,12 +218,12 @@ class Dispatch:
             self._guard.later(self._workers.kill, call.work)
 
     def _done(self, call: ScheduledCall, step: int, result: ExecutionResult, lost: bool) -> None:
-        """(Without the lock.)"""
+        """Handle the end of a work. (Without the lock.)"""
         self._guard.change(self._stepped, call, step, result, lost)
 
     def _stepped(self, call: ScheduledCall, step: int, result: ExecutionResult, lost: bool) -> None:
-        """A piece of a call has come to `result`."""
-        if call.work is None or call.step != step:  # told twice
+        """Process the result of a call's work."""
+        if call.work is None or call.step != step:  # reported twice
             return
         call.work = None
         try:
@@ -250,8 +249,8 @@ class Dispatch:
             self._finish(call, result, alive=alive)
 
     def _survived(self, call: ScheduledCall, result: ExecutionResult) -> bool:
-        """True if the process of the call's session stands where the session does; else it has none
-        from here on.
+        """True if the process of the call's session lives and is in its state. Otherwise the
+        session has no process from here on.
         """
         if call.session is None:
             return False
@@ -299,7 +298,7 @@ class Dispatch:
         self._queue.release(call.submission)
 
     def _next_of(self, session: Session) -> None:
-        """The session's first call is over."""
+        """Start the next call of a session after its first one has ended."""
         self._copy(session)
         session.head = session.line.pop() if session.line else None
         if session.head is not None:

@@ -1,16 +1,16 @@
-"""The queue of an environment: who is next when a slot is free.
+"""Queue of an environment: selects the next call when a slot is free.
 
-Of the clients (`Submission.client`; all calls of one process are one's) the one that holds the
-fewest slots, and of several the one whose turn is longest ago. Of its calls higher priorities
-first; among the runs of one priority, the one that holds the fewest slots likewise; within a run,
-strictly in order of arrival. A run with ten thousand waiting calls and one with a single call so
-get a slot each, and shares are of slots held, not of calls begun: calls of five seconds and of five
-milliseconds come to the same share of the machine. A priority orders the calls of its own client
-alone.
+First the client is selected (`Submission.client`; all calls of one process are of one client): the
+one that holds the fewest slots, among equals the one whose last turn was longest ago. Of its calls,
+the highest priority goes first. Among the runs of that priority, the run is selected like the
+client. Within a run, calls go in order of arrival. So a run with ten thousand waiting calls and a
+run with a single call get one slot each. Shares count slots held, not calls started: calls of five
+seconds and of five milliseconds get equal shares of the machine. A priority orders only the calls
+of its client.
 
-Whoever frees a slot takes the next call from here while it still holds the lock: slots are handed
-over, never raced for, so no releaser overtakes a waiter. Every operation costs O(1), or O(log n) of
-one run's waiting calls.
+The thread that frees a slot takes the next call while it still holds the lock: slots are handed
+over without a race, so a releasing thread cannot overtake a waiting call. Every operation costs
+O(1), or O(log n) for the n waiting calls of one run.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hrm_agent.environment.base import Submission
 __all__ = ["ArrivalQueue", "FairQueue", "Waiting"]
 
 _KEPT_GONE = 32
-"""So many that left are kept in a line before it is looked at again, and as many as those that
-wait.
+"""Minimum number of discarded calls that a line keeps before it is compacted. It may also keep as
+many as are waiting.
 """
 
 
 class Waiting(Protocol):
-    """What stands in a queue."""
+    """Item of a queue."""
 
     submission: Submission
-    """An item of the queue, with its client, run and priority."""
+    """Submission with its client, run and priority."""
     sequence: int
-    """Order of arrival; no two are equal."""
+    """Order of arrival, unique."""
 
     @property
     def waits(self) -> bool:
-        """False once it is to be skipped."""
+        """False once the item is to be skipped."""
         ...
 
 
@@ -47,8 +47,8 @@ _T = TypeVar("_T", bound=Waiting)
 
 
 class ArrivalQueue(Generic[_T]):
-    """In order of arrival, also for one that comes back (its first attempt was lost); those that
-    left are skipped.
+    """Queue in order of arrival. A call that returns (its first attempt was lost) gets its old
+    place. Discarded calls are skipped.
     """
 
     __slots__ = ("_gone", "_heap")
@@ -64,7 +64,7 @@ class ArrivalQueue(Generic[_T]):
         heappush(self._heap, (call.sequence, call))
 
     def pop(self) -> _T:
-        """The one that came first. IndexError if there is none."""
+        """Remove and return the first call. Raises IndexError if there is none."""
         while True:
             call = heappop(self._heap)[1]
             if call.waits:
@@ -72,7 +72,7 @@ class ArrivalQueue(Generic[_T]):
             self._gone -= 1
 
     def discard(self, call: _T) -> None:
-        """`call`, which stands here, waits no longer."""
+        """Discard `call`, which must be in the queue."""
         self._gone += 1
         if self._gone > _KEPT_GONE + len(self):
             self._heap = [entry for entry in self._heap if entry[1].waits]
@@ -81,8 +81,8 @@ class ArrivalQueue(Generic[_T]):
 
 
 class _ByShare:
-    """Names by the slots that each holds, the one whose turn is longest ago first: at most one
-    entry of shares more than there are slots.
+    """Names by the number of slots that each holds; among equals, the longest waiting first. The
+    dict has at most one entry more than there are slots.
     """
 
     __slots__ = ("_by_share",)
@@ -111,7 +111,7 @@ class _ByShare:
 
 
 class _PriorityLane(Generic[_T]):
-    """The runs of one client and priority that have calls waiting."""
+    """Runs of one client and priority that have waiting calls."""
 
     __slots__ = ("lines", "runs")
 
@@ -121,18 +121,20 @@ class _PriorityLane(Generic[_T]):
 
 
 class FairQueue(Generic[_T]):
-    """Not thread-safe. Counts the slots that each client and run holds, from `pop` to `release`."""
+    """Fair queue of calls. Counts the slots that each client and run holds, from `pop` to
+    `release`. Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[str, int], _PriorityLane[_T]] = {}
-        """By client and priority."""
+        """Lanes by client and priority."""
         self._order: dict[str, list[int]] = {}
-        """Client -> priorities that have calls waiting, negated: the highest first."""
+        """Negated priorities of waiting calls by client, highest priority first."""
         self._clients = _ByShare()
-        """Clients that have calls waiting."""
+        """Clients that have waiting calls."""
         self._client_shares: dict[str, int] = {}
         self._run_shares: dict[tuple[str, str], int] = {}
-        """Slots held; of those who hold some."""
+        """Slots held by (client, run), without zeros."""
         self._length = 0
 
     def __len__(self) -> int:
@@ -156,7 +158,9 @@ class FairQueue(Generic[_T]):
         self._length += 1
 
     def pop(self) -> _T:
-        """The call whose turn it is; a slot is counted as its run's. IndexError if none waits."""
+        """Remove and return the next call; its run is counted as holding a slot. Raises IndexError
+        if none waits.
+        """
         client = self._clients.next()
         lane = self._lanes[client, -self._order[client][0]]
         run = lane.runs.next()
@@ -166,13 +170,13 @@ class FairQueue(Generic[_T]):
         return call
 
     def discard(self, call: _T) -> None:
-        """`call`, which stands here, waits no longer."""
+        """Discard `call`, which must be in the queue."""
         submission = call.submission
         self._lanes[submission.client, submission.priority].lines[submission.run].discard(call)
         self._left(submission)
 
     def release(self, submission: Submission) -> None:
-        """A slot that the run of `submission` held is free."""
+        """Count one slot of the run of `submission` as free."""
         self._count(submission, -1)
 
     def _left(self, submission: Submission) -> None:
@@ -209,7 +213,7 @@ _Key = TypeVar("_Key")
 
 
 def _counted(shares: dict[_Key, int], key: _Key, change: int) -> int:
-    """The share of `key` before `change`, which is counted."""
+    """Share of `key` before `change` is added to it."""
     share = shares.get(key, 0)
     shares[key] = share + change
     if not shares[key]:

@@ -1,7 +1,7 @@
-"""Counts and times of an environment, in Prometheus' text format (0.0.4).
+"""Counts and times of an environment, in the text format of Prometheus (0.0.4).
 
-Written by hand: the format is a few lines per metric, and `prometheus_client` would bring a lock
-per increment, for what is counted here under the scheduler's own.
+The format is a few lines per metric. `prometheus_client` would add a lock per increment, although
+the counts are already under the scheduler's lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SECONDS = (
     30.0,
     60.0,
 )
-"""Upper edges of the histograms' buckets."""
+"""Upper edges of the histogram buckets, in seconds."""
 _GAUGES = {
     "slots": "Calls that may run at once.",
     "slot_deaths": "Slots that died and were replaced.",
@@ -61,7 +61,7 @@ _COUNTERS = {
 
 
 class Histogram:
-    """Counts of values by bucket, and their sum."""
+    """Histogram: counts of values by bucket, and their sum."""
 
     __slots__ = ("_counts", "_sum")
 
@@ -85,21 +85,21 @@ class Histogram:
 
 
 class Metrics:
-    """Not thread-safe: the scheduler counts while it holds its lock."""
+    """Metrics of an environment. Not thread-safe: the scheduler counts while it holds its lock."""
 
     def __init__(self) -> None:
         self.statuses: Counter[ToolStatus] = Counter()
         self.attempts: Counter[int] = Counter()
         self.sessions: Counter[SessionState] = Counter()
         self.events: Counter[str] = Counter()
-        """By the names in `_COUNTERS`."""
+        """Events by the names in `_COUNTERS`."""
         self.refused: Counter[str] = Counter()
-        """System calls, by name."""
+        """Refused system calls by name."""
         self.queued = Histogram()
         self.wall = Histogram()
 
     def count(self, result: ExecutionResult) -> None:
-        """A call has come to its outcome."""
+        """Count the outcome of a call."""
         self.statuses[result.status] += 1
         self.attempts[result.attempt] += 1
         if result.session is not None:
@@ -109,7 +109,7 @@ class Metrics:
         self.wall.add(result.duration_seconds)
 
     def render(self, isolation: str, gauges: Mapping[str, float]) -> str:
-        """Everything so far, and `gauges` (names as in `_GAUGES`) as they stand."""
+        """Text of all metrics so far, and of the current `gauges` (names as in `_GAUGES`)."""
         return "\n".join([*self._lines(isolation, gauges), ""])
 
     def _lines(self, isolation: str, gauges: Mapping[str, float]) -> Iterator[str]:

@@ -1,8 +1,7 @@
-"""Outcomes that are given again to calls which are submitted again under their id: the latest,
-within bounds.
+"""Cache of the latest outcomes, for calls that are submitted again under their id. Bounded in size.
 
-An id counts within its run: no run is given another's outcome. What the infrastructure failed at is
-not kept, since whoever submits that again wants it to be run.
+An id belongs to its run: no run gets the outcome of another. Outcomes with status `infrastructure`
+are not kept, since a caller that submits such a call again wants it to be run.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ __all__ = ["ResultCache"]
 
 _Kept = tuple[bytes, ExecutionResult]
 _ENTRY_BYTES = 1000
-"""Of an outcome without its texts, and of its place here."""
+"""Size of an outcome without its texts, and of its entry."""
 
 
 class ResultCache:
-    """Not thread-safe."""
+    """Cache of outcomes by run and id. Not thread-safe."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._kept = BoundedMap[tuple[str, str], _Kept](bounds.answers, _size, bounds.answers_bytes)
@@ -31,7 +30,7 @@ class ResultCache:
         return len(self._kept)
 
     def find(self, submission: Submission) -> tuple[bool, ExecutionResult] | None:
-        """Whether it was the same call, and its outcome."""
+        """Pair of (True if it was the same call, its outcome), or None if the id is unknown."""
         found = self._kept.get((submission.run, submission.id or ""))
         return None if found is None else (found[0] == _fingerprint(submission), found[1])
 

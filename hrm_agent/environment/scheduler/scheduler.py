@@ -1,9 +1,9 @@
 """Scheduler of sandbox calls: queue, sessions, ids, deadlines, one retry.
 
-Threads and event loops are served alike: a caller is a function that is told the outcome (`enter`).
-`submit` makes that a `concurrent.futures.Future`; `LocalEnvironment` an asyncio one, without a
-second future and its locks in between. `fair_queue` says which call is next, `dispatch` how it is
-run, `deferred_lock` how threads keep apart.
+A caller is a function that is called with the outcome (`enter`), so threads and event loops are
+served alike. `submit` turns that into a `concurrent.futures.Future`. `LocalEnvironment` turns it
+into an asyncio future, without a second future and its locks in between. `fair_queue` selects the
+next call, `dispatch` runs it, `deferred_lock` synchronizes threads.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Thread-safe. Methods whose names begin with an underscore are called with the guard's lock
-    held.
+    """Scheduler of one environment. Thread-safe. Methods whose names begin with an underscore are
+    called with the guard's lock held.
     """
 
     def __init__(
         self, workers: Workers, *, max_sessions: int = 64, bounds: Bounds | None = None
     ) -> None:
-        """`max_sessions`: processes of sessions, at least one per slot; the one idle longest makes
-        room.
+        """Make a scheduler. `max_sessions`: processes of sessions, at least one per slot. The
+        process that was idle longest makes room for a new one.
         """
         self._workers = workers
         self._bounds = bounds or Bounds()
@@ -55,19 +55,19 @@ class Scheduler:
         self._deadlines = Deadlines(lambda call: self._guard.change(self._expire, call))
         self._sequence = count(1)
         self._down = ""
-        """Why no call is taken any more."""
+        """Reason why calls are refused (empty while they are accepted)."""
         self._closed = False
 
     @property
     def is_ours(self) -> bool:
-        """False in a fork of the process that made it, which can do nothing with it."""
+        """False in a forked child of the process that made it, where it cannot be used."""
         return self._guard.is_ours
 
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
-        """Run one call; cancelling the future kills it, unless another waits for it too.
+        """Run one call. Cancelling the future kills it, unless another caller waits for it too.
 
-        Raises QueueFullError where the queue is full, HrmError where the environment is closed or
-        being shut down.
+        Raises QueueFullError if the queue is full, and HrmError if the environment is closed or
+        shutting down.
         """
         future: Future[ExecutionResult] = Future()
         waiter = partial(_answer, future)
@@ -81,28 +81,29 @@ class Scheduler:
     def enter(
         self, submission: Submission, waiter: Waiter, *, patient: bool = False
     ) -> ScheduledCall | None:
-        """Take a call. `waiter` is told its outcome; None is returned if that is so already.
+        """Accept a call; `waiter` is called with its outcome. Returns None if the outcome is
+        already known.
 
-        `patient`: where the queue is full, stand in line for it, first in, first out. Else raises
+        `patient`: if the queue is full, wait for room, first in, first out. Otherwise raises
         QueueFullError.
         """
         wrong = refusal(submission, self._bounds)
         return self._guard.change(self._enter, submission, waiter, wrong, patient)
 
     def leave(self, call: ScheduledCall, waiter: Waiter) -> None:
-        """`waiter` does not wait any more; if nobody else does, the call is killed. Harmless once
-        it has ended.
+        """Remove `waiter` from a call, and kill the call if it has no other. Harmless once it has
+        ended.
         """
         self._guard.change(self._leave, call, waiter)
 
     def fork_session(self, source: str, target: str, run: str = "") -> Future[None]:
-        """Make `target` what `source` is when its running call has ended.
+        """Copy session `source` to `target` when its running call has ended.
 
         Raises HrmError if there is no `source`, or one of the two belongs to another run.
 
-        The copy is one of the cells: the first call of `target` runs them again in a process of its
-        own. A fork of the process would share with it what lies outside of its memory: /tmp, open
-        files, the processes that it started, all of it within the other's reach from then on.
+        Only the cells are copied: the first call of `target` runs them again in a new process. A
+        forked process would share state outside its memory with the original: /tmp, open files, and
+        child processes, all within reach of both.
         """
         copied: Future[None] = Future()
         copied.set_running_or_notify_cancel()
@@ -110,7 +111,7 @@ class Scheduler:
         return copied
 
     def end_session(self, name: str, run: str = "") -> None:
-        """Forget a session; its open calls end with status `infrastructure`. An unknown one is no
+        """End a session; its open calls end with status `infrastructure`. An unknown one is no
         error.
 
         Raises HrmError if it belongs to another run.
@@ -118,12 +119,12 @@ class Scheduler:
         self._guard.change(self._dispatch.end_session, name, run)
 
     def metrics(self) -> str:
-        """Counts and times so far, in Prometheus' text format."""
+        """Counts and times so far, in the text format of Prometheus."""
         return self._guard.change(self._render)
 
     def not_responding(self, seconds: float) -> str:
-        """Name the part that serves all calls and has not answered within `seconds`; empty if each
-        has. Blocks.
+        """Description of the part that serves all calls and does not respond within `seconds`
+        (empty if all respond). Blocks.
         """
         if not self._guard.responds(seconds):
             return f"the queue's lock could not be had within {seconds:g} s"
@@ -134,26 +135,28 @@ class Scheduler:
         return ""
 
     def settle(self) -> None:
-        """The workers have more slots than before: calls into them."""
+        """Start calls in new slots of the workers."""
         self._guard.change(lambda: None)
 
     def drain(self, seconds: float) -> bool:
-        """Take no more calls, and wait for the open ones; False if some are still open after
+        """Accept no more calls, and wait for the open ones; False if some are still open after
         `seconds`.
         """
         self._guard.change(self._refuse, "it is being shut down")
         return self._guard.wait(lambda: not self._open, seconds)
 
     def close(self) -> None:
-        """Kill whatever runs; open calls end with status `infrastructure`.
-        Harmless a second time.
+        """Kill all running calls; open calls end with status `infrastructure`. Harmless a second
+        time.
         """
         self._guard.change(self._close)
         self._deadlines.close()
         self._workers.close()
 
     def _settle(self) -> None:
-        """Calls into free slots, and into the room that this makes in the queue."""
+        """Start calls in free slots, and move waiting calls into the room that this makes in the
+        queue.
+        """
         while not self._closed:
             self._dispatch.fill()
             if not self._outside or self._is_full():
@@ -189,7 +192,9 @@ class Scheduler:
         return self._take(submission, waiter, outside=outside)
 
     def _under_id(self, submission: Submission) -> ScheduledCall | ExecutionResult | None:
-        """The open call with this id, or the outcome of one that has ended; None if it is new."""
+        """Open call with this id, or the outcome of an ended one (None if the id is new).
+        `invalid_call` if another call had the id.
+        """
         if submission.id is None:
             return None
         found: ScheduledCall | ExecutionResult | None = self._by_id.get(
@@ -246,7 +251,7 @@ class Scheduler:
             self._dispatch.drop(call, result)
 
     def _end(self, call: ScheduledCall, result: ExecutionResult) -> None:
-        """The outcome of an open call: keep it, and tell whoever waits for it."""
+        """End an open call: keep its outcome and pass it to the waiters."""
         submission, call.stage = call.submission, Stage.ENDED
         self._open.discard(call)
         if submission.id is not None:

@@ -1,18 +1,17 @@
-"""Calls that share their variables: which process stands where, and how one that is gone is made
-again.
+"""Sessions: calls that share their variables, their processes, and rebuilding of lost processes.
 
-A session *is* its cells, the codes of its calls whose process lived on. The process that ran them
-is only the fast way to their variables: it may be gone (killed by a call's time limit, or to make
-room for another session), or have gone on from here on another branch. Then the cells are run again
-in a new process, and each must come to what it did before.
+A session *is* its cells, the code of its calls that left the process alive. The process is only the
+fast way to their variables. It may be gone (killed by a call's time limit, or to make room for
+another session), or may have run other cells than a call's history. Then the cells are run again in
+a new process, and each must have its previous result.
 
-A cell that ends its process is left out of the next try, which is bounded; so the code always runs
-on something, and the outcome says on what. Where a cell ended with another status, output or value,
-the session `differs`, and the outcome says which cells did; where one was fatal that had not been
-so in the same way, it is `lost`.
+A cell that ends its process is left out of the next try, and tries are bounded. So the code always
+runs, and the outcome describes the session's state. If a cell had another status, output or value,
+the session `differs`, and the outcome lists these cells. If a cell was fatal and had not been fatal
+in the same way before, it is `lost`.
 
-A call on its way through the scheduler, and the seeds that its snippet's random generators are
-given.
+The module also defines calls on their way through the scheduler, and the seeds of snippets' random
+generators.
 """
 
 from __future__ import annotations
@@ -49,42 +48,42 @@ __all__ = [
 ]
 
 MOST_CHANGED = 16
-"""The model is told of so many changed cells at most."""
+"""Most changed cells that are reported to the model."""
 MAX_REBUILDS = 2
-"""So often a rebuilding starts over without a cell that ended its process; after that, nothing is
-run again.
+"""Number of times that a rebuild starts over without a cell that ended its process. After that, no
+cell is run again.
 """
 _DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One name."""
+    """Session of one name."""
 
     name: str
-    """As submissions name it."""
+    """Name used in submissions."""
     run: str
-    """The run that made it; to others it is denied."""
+    """Run that made it. Other runs are denied access."""
     seed: int
-    """Of each of its processes, so that a cell that draws random numbers comes to the same
-    again.
+    """Seed of each of its processes, so that a cell that draws random numbers has the same result
+    when run again.
     """
     number: int = 0
-    """Of its living process; 0: it has none."""
+    """Number of its living process (0 if it has none)."""
     cells: list[Cell] = field(default_factory=list[Cell])
-    """What it has run so far, in order."""
+    """Cells run so far, in order."""
     complete: bool = True
-    """False if there were more cells than are remembered: then they are none at all."""
+    """False if there were more cells than are remembered; then none are kept."""
     size: int = 0
-    """Characters of the cells."""
+    """Characters of the cells together."""
     head: ScheduledCall | None = None
-    """Its first open call: in the queue, or running. The others wait in `line`."""
+    """First open call, which is in the queue or running. The others wait in `line`."""
     line: ArrivalQueue[ScheduledCall] = field(default_factory=ArrivalQueue["ScheduledCall"])
-    """Its other open calls, in order of arrival."""
+    """Other open calls, in order of arrival."""
     copies: list[tuple[str, Future[None]]] = field(default_factory=list[tuple[str, "Future[None]"]])
-    """Names of sessions to be made from this one when its running call has ended."""
+    """Copies to be made when its running call has ended: (name, future)."""
     ended: bool = False
-    """True if it is forgotten already, and only its running call has still to end."""
+    """True if the session was ended and only its running call is still open."""
 
     def assume(self, cells: Sequence[Cell]) -> None:
         self.cells, self.complete = list(cells), True
@@ -100,24 +99,24 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """One call's use of its session's process."""
+    """Use of a session's process by one call."""
 
     session: Session
-    """The session whose process is used."""
+    """Session whose process is used."""
     found: SessionState
-    """What the call will be told that it found of the session's earlier calls."""
+    """State of the session that the call's outcome will report."""
     cells: list[Cell] = field(default_factory=list[Cell])
-    """To be run again before the call's own code."""
+    """Cells to be run again before the call's own code."""
     fresh: bool = False
-    """True until a work is to make the process."""
+    """True until a work is to start the process."""
     index: int = 0
-    """Index in `cells` of the one to be run again now."""
+    """Index in `cells` of the next one to be run again."""
     numbers: list[int] = field(default_factory=list[int])
-    """Of each of `cells`, its number among the session's, from 1."""
+    """Numbers of `cells` among the session's cells, from 1."""
     changed: set[int] = field(default_factory=set[int])
-    """Numbers of the cells that gave another result."""
+    """Numbers of the cells that had another result."""
     rebuilds: int = 0
-    """How often a rebuilding has started over."""
+    """Number of times that the rebuild has started over."""
 
     def __post_init__(self) -> None:
         self.numbers = list(range(1, len(self.cells) + 1))
@@ -127,7 +126,9 @@ class Visit:
         return self.index < len(self.cells)
 
     def replayed(self, result: ExecutionResult, *, alive: bool) -> None:
-        """A cell was run again. If that ended the process, the others are to be run in another."""
+        """Process the result of a cell that was run again. If it ended the process, the other cells
+        are to be run in a new one.
+        """
         cell = self.cells[self.index]
         as_before = cell.digest == result.digest
         if not as_before and cell.digest:
@@ -148,7 +149,9 @@ class Visit:
 
 
 class SessionTable:
-    """Not thread-safe. Starts and ends no process itself: it says which are to be ended."""
+    """Sessions by name. Does not start or end processes itself: it lists those to be ended. Not
+    thread-safe.
+    """
 
     def __init__(self, most_living: int, bounds: Bounds) -> None:
         self._most_living = most_living
@@ -157,17 +160,15 @@ class SessionTable:
         self._named: dict[str, Session] = {}
         self._living: dict[int, Session] = {}
         self._idle: OrderedDict[int, Session] = OrderedDict()
-        """Living, without an open call; the one that has been so for longest first."""
+        """Sessions with a process and without an open call, longest idle first."""
         self._queued: dict[int, Session] = {}
-        """Living, with calls that wait for a slot."""
+        """Sessions with a process and with calls that wait for a slot."""
         self._asleep = BoundedMap[str, Session](
             bounds.sessions, lambda session: session.size, bounds.sessions_bytes
         )
-        """Without a process and without an open call;
-        the one that has been so for longest first.
-        """
+        """Sessions without a process and an open call, longest idle first."""
         self.unwanted: list[int] = []
-        """Numbers of processes that are to be ended; the caller takes them."""
+        """Numbers of processes to be ended; the caller removes them."""
 
     @property
     def living(self) -> int:
@@ -181,7 +182,7 @@ class SessionTable:
         return self._named.get(name)
 
     def enter(self, name: str, run: str, seed: int) -> Session:
-        """The session of that name for a call that has come in; a new one belongs to `run`."""
+        """Return the session of that name for a new call. If it is new, it belongs to `run`."""
         session = self._named.get(name)
         if session is None:
             session = self._named[name] = Session(name, run, seed)
@@ -190,8 +191,8 @@ class SessionTable:
         return session
 
     def visit(self, session: Session, history: tuple[Cell, ...] | None) -> Visit:
-        """The session's process for a call that begins now: the one that stands there, else one to
-        be rebuilt.
+        """Return a visit for a call that starts now: with the session's process if that is in its
+        state, else with one to be rebuilt.
         """
         self._queued.pop(session.number, None)
         if history is not None and not _same(session, history):
@@ -208,22 +209,22 @@ class SessionTable:
         return Visit(session, found, list(session.cells), fresh=True)
 
     def start(self, session: Session) -> None:
-        """A new process for a session that has none."""
+        """Assign a new process to a session that has none."""
         session.number = next(self._numbers)
         self._living[session.number] = session
 
     def survived(self, session: Session, result: ExecutionResult) -> bool:
-        """True if the session's process lives after a cell that came to `result`."""
+        """True if the session's process is alive after a cell with `result`."""
         return bool(session.number) and result.status not in _DEADLY
 
     def kill(self, session: Session) -> None:
-        """It has no process from here on."""
+        """Mark the process of a session as to be ended."""
         if session.number:
             self.unwanted.append(session.number)
             self.died(session.number)
 
     def died(self, number: int) -> None:
-        """The process is gone; an unknown one is no error."""
+        """Note the end of a process; an unknown number is no error."""
         session = self._living.pop(number, None)
         if session is None:
             return
@@ -233,11 +234,11 @@ class SessionTable:
             self._sleep(session)
 
     def ran(self, session: Session, code: str, result: ExecutionResult) -> None:
-        """A call of the session has ended, and its process lives on."""
+        """Note a call of the session that has ended and left its process alive."""
         session.append(Cell(code, result.digest), self._bounds)
 
     def park(self, session: Session) -> None:
-        """No call of it runs any more."""
+        """Update the lists after a call of the session has ended."""
         if session.ended:
             self.kill(session)
         elif session.head is not None:
@@ -249,11 +250,11 @@ class SessionTable:
             self._sleep(session)
 
     def copy(self, source: Session, target: str) -> None:
-        """Make `target` what `source` is. Raises HrmError if `target` has open calls, or belongs to
+        """Copy `source` to `target`. Raises HrmError if `target` has open calls, or belongs to
         another run.
         """
         old = self._named.get(target)
-        if old is not None and old.run != source.run:  # it came while the source's call ran
+        if old is not None and old.run != source.run:  # it was made while the source's call ran
             raise HrmError(
                 f"The session {target!r} belongs to another run.",
                 "Choose another name for the copy.",
@@ -271,7 +272,9 @@ class SessionTable:
         self._sleep(session)
 
     def end(self, name: str) -> Session | None:
-        """Forget a session, and its process; one that has open calls is the caller's to see to."""
+        """Forget a session and end its process. If it has open calls, the caller has to end
+        them.
+        """
         session = self._named.pop(name, None)
         if session is not None:
             session.ended = True
@@ -281,8 +284,8 @@ class SessionTable:
         return session
 
     def _make_room(self) -> None:
-        """Of those that have calls waiting the one that came last: its turn is likely to be the
-        last.
+        """End processes until there is room: idle ones first, then of sessions with waiting calls
+        the latest, whose turn is likely to be last.
         """
         while len(self._living) >= self._most_living and (self._idle or self._queued):
             self.kill(
@@ -292,7 +295,7 @@ class SessionTable:
             )
 
     def _wake(self, session: Session) -> bool:
-        """False if it was awake."""
+        """Take a session out of the idle ones; False if it was not idle."""
         return (
             self._asleep.pop(session.name, None) is not None
             or self._idle.pop(session.number, None) is not None
@@ -317,75 +320,73 @@ def _same(session: Session, history: tuple[Cell, ...]) -> bool:
 
 
 Waiter = Callable[[ExecutionResult], None]
-"""Is told the outcome, once, on whichever thread it comes. Must be quick, and must not raise."""
+"""Callback for the outcome, called once, on any thread. Must be quick and must not raise."""
 _SEED_BITS = 32
 _random = random.Random()
-"""Of its own: the process's generator may be a trainer's, seeded, and is not to be drawn from."""
+"""Separate generator: the global one may be seeded by a trainer and must not be drawn from."""
 
 
 class Stage(Enum):
-    """Where a call stands, as its callers see it."""
+    """Stage of a call, as seen by its callers."""
 
     WAITING = 1
-    """In the queue, or behind another call of its session."""
+    """The call is in the queue, or behind another call of its session."""
     RUNNING = 2
-    """It has a slot."""
+    """The call has a slot."""
     ENDED = 3
-    """Its callers have their outcome, or left. Its slot is taken until the workers are done with
-    it.
-    """
+    """The callers have the outcome, or left. The slot is taken until the workers are done."""
 
 
 class Queue(Protocol):
-    """Where a call waits."""
+    """Queue that a call waits in."""
 
     def discard(self, call: ScheduledCall) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class SlotJob(Work):
-    """A work, and whether it may be killed."""
+    """Work that may be killed once it was handed to the workers."""
 
     handed: bool = False
-    """True once the workers have taken it."""
+    """True once the workers have accepted it."""
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledCall:
-    """One submission, and all that wait for it."""
+    """Submission with all its waiting callers."""
 
     submission: Submission
-    """What is to be run."""
+    """Submission to run."""
     sequence: int
-    """Order of arrival; a call that is run again keeps it."""
+    """Order of arrival, kept if the call is run again."""
     arrived: float
-    """When it came in, by the monotonic clock."""
+    """Time of arrival, by the monotonic clock."""
     deadline: float | None = None
-    """By when it has to have begun, by the monotonic clock; None waits as long as it takes."""
+    """Latest start, by the monotonic clock (None waits as long as it takes)."""
     waiters: list[Waiter] = field(default_factory=list[Waiter])
-    """Called with the outcome; several where one id was submitted again."""
+    """Callbacks for the outcome; several if one id was submitted again."""
     stage: Stage = Stage.WAITING
-    """Where it stands."""
+    """Stage of the call."""
     queue: Queue | None = None
-    """Where it waits; None once it has begun."""
+    """Queue that it waits in (None once it has begun)."""
     session: Session | None = None
-    """The session that it belongs to; None outside sessions."""
+    """Session that it belongs to (None outside sessions)."""
     visit: Visit | None = None
-    """Its use of the session's process; None until it begins, and outside sessions."""
+    """Use of the session's process (None until it begins, and outside sessions)."""
     holds: bool = False
-    """True while a slot is taken by it."""
+    """True while it holds a slot."""
     attempt: int = 0
-    """From 1, counted when a slot is taken."""
+    """Number of the attempt, from 1, counted when it gets a slot."""
     begun: float = 0.0
-    """When its own code was started, by the monotonic clock."""
+    """Start of its own code, by the monotonic clock."""
     step: int = 0
-    """Number of its latest work: a session may be rebuilt by many before the call's own code is
+    """Number of its latest work. Rebuilding a session may take many before the call's own code is
     run.
     """
     work: SlotJob | None = None
-    """What the workers are at; None when they are not."""
+    """Current work (None while it has none)."""
     unwanted: bool = False
-    """True if the work is to be killed as soon as it may be."""
+    """True if the work is to be killed as soon as possible."""
 
     @property
     def waits(self) -> bool:
@@ -393,10 +394,10 @@ class ScheduledCall:
 
 
 def seed_of(name: str | None) -> int:
-    """The same for the same name, in every process; random without one.
+    """Seed for a session or call name, equal in every process (random if `name` is None).
 
-    What follows a `~` does not count: a fork's session, which runs the cells of another one again,
-    draws its numbers.
+    The part after a `~` is ignored: the session of a fork runs the cells of another session again
+    and needs the same numbers.
     """
     if name is None:
         return _random.getrandbits(_SEED_BITS)

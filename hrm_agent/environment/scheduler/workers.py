@@ -1,4 +1,6 @@
-"""The host's side of the processes that snippets run in: what the scheduler hands a call to."""
+"""Interface of the workers that the scheduler hands calls to: the host's side of snippet
+processes.
+"""
 
 from __future__ import annotations
 
@@ -13,77 +15,81 @@ __all__ = ["Work", "Workers"]
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One call that is to begin now."""
+    """Code to be run now in a slot."""
 
     code: str
     """Python source to run."""
     limits: Limits
-    """What the code may use."""
+    """Resource limits of the code."""
     done: Callable[[ExecutionResult, bool], None]
-    """Called once, from any thread, with the outcome and whether it was lost: true if the
-    infrastructure failed before the code had begun to act. `queued_seconds`, `attempt` and
-    `session` of the outcome are the caller's to fill in.
+    """Callback, called once from any thread, with the outcome and True if the call was lost: the
+    infrastructure failed before the code had begun to act. The caller sets `queued_seconds`,
+    `attempt` and `session` of the outcome.
     """
     session: int = 0
-    """Number of the session whose process runs it; 0: a process of this call's own."""
+    """Number of the session whose process runs it (0 for a fresh process)."""
     fresh: bool = False
-    """Of a session: its process is made with this call. Else a session whose process is gone has
-    lost the call.
+    """True if the session's process is to be started by this call. If it is false and the process
+    is gone, the call is lost.
     """
     seed: int = 0
-    """Of the snippet's random generators; of a session, its first call's counts."""
+    """Seed of the snippet's random generators. In a session, the seed of its first call counts."""
     again: bool = False
-    """The call was lost before: what stands ready may be dying, too, so that it is given something
-    new.
+    """True if the call was lost before. It gets a new slot, since existing ones may be dying
+    too.
     """
 
 
 class Workers(Protocol):
-    """Thread-safe. Never blocks for longer than starting a process takes."""
+    """Processes that run snippets. Thread-safe. Never blocks longer than the start of a process
+    takes.
+    """
 
     @property
     def isolation(self) -> str:
-        """The level in force."""
+        """Isolation level in force."""
         ...
 
     @property
     def faults(self) -> int:
-        """Surprises of the serving thread so far: each ended one call or one slot at most, and was
-        logged.
+        """Unexpected errors of the serving thread so far. Each ended at most one call or slot, and
+        was logged.
         """
         ...
 
     slots: int
-    """Works that may run at once; the caller keeps to it. Idle sessions do not count."""
+    """Number of works that may run at once, which the caller must not exceed. Idle sessions do not
+    count.
+    """
     slot_deaths: int
-    """Slots that died so far, and were replaced."""
+    """Number of slots that died and were replaced so far."""
 
     def start(self, work: Work) -> None:
-        """Begin `work`; one at a time per session."""
+        """Start `work`; one at a time per session."""
         ...
 
     def kill(self, work: Work) -> None:
-        """End a work that was started: `done` is called with `infrastructure`. None that has ended
-        is an error.
+        """Kill a work that was started; `done` is called with `infrastructure`. Harmless if it has
+        ended.
         """
         ...
 
     def end_session(self, session: int) -> None:
-        """Kill an idle session's process; an unknown one is no error."""
+        """Kill the process of an idle session; an unknown one is no error."""
         ...
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
-        """`callback(session)` whenever the process of a session is gone; before `done`, if a call
-        ended it.
+        """Set a callback for the end of a session's process. It is called before `done` if a call
+        ended the process.
         """
         ...
 
     def responds(self, seconds: float) -> bool:
-        """True if the serving thread has answered within `seconds`; blocks until then. False once
-        it is closed.
+        """True if the serving thread responds within `seconds`; blocks until then. False once it is
+        closed.
         """
         ...
 
     def close(self) -> None:
-        """Kill whatever runs; every open work ends with status `infrastructure`."""
+        """Kill all that still runs; every open work ends with status `infrastructure`."""
         ...

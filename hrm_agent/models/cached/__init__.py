@@ -1,3 +1,3 @@
-"""Models in the user's cache: those fetched by name (`hrm-agent models get`), and those converted
-from GGUF files.
+"""Models in the user's cache: models downloaded by name (`hrm-agent models get`), and models
+converted from GGUF files.
 """

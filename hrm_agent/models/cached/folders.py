@@ -1,11 +1,11 @@
-"""Folders of the user's cache: each is whole or missing, and has a card with the sizes and hashes
-of its files.
+"""Folders of the user's cache: each is complete or missing, and has a card with the sizes and
+hashes of its files.
 
-A folder is filled beside its place under a lock, written through to the disk, then renamed. A
-process that is killed leaves the place as it was, unless it ends between the two renames of a
-replacement: then the next one that fills the folder puts the former content back. That one also
-removes what was left beside the place. Sizes are compared at every load, since that costs nothing;
-hashes where a model is asked for again.
+A folder is filled at a temporary place under a lock, synced to the disk, then renamed. A killed
+process leaves the old folder unchanged, unless it ends between the two renames of a replacement.
+Then the next process that fills the folder restores the previous content. It also removes temporary
+folders. Sizes are compared at every load, since that costs nothing, and hashes when a model is
+requested again.
 """
 
 from __future__ import annotations
@@ -46,43 +46,43 @@ class FileFacts:
     """Size and content of one file."""
 
     bytes: int
-    """Size."""
+    """Size in bytes."""
     sha256: str
     """Hexadecimal digest of the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Where the files of a cached model come from."""
+    """Card of a cached model: source and hashes of its files."""
 
     title: str
     """Name of the model, such as `SmolLM2-135M-Instruct`."""
     source: str
-    """`hub`, `wheel` or `gguf`."""
+    """Kind of source: `hub`, `wheel` or `gguf`."""
     origin: str
-    """Source in words, with its revision or version."""
+    """Description of the source, with its revision or version."""
     license: str | None
     """SPDX identifier (None if the source names none)."""
     made_with: dict[str, str] = field(default_factory=dict[str, str])
-    """Package -> version that wrote the files; empty for files that were downloaded as they are."""
+    """Versions of the packages that wrote the files (empty for files downloaded unchanged)."""
     source_sha256: str | None = None
-    """Digest of the wheel or the GGUF file that the files were made from (None for files that were
-    downloaded).
+    """Digest of the wheel or the GGUF file that the files were made from (None for downloaded
+    files).
     """
     files: dict[str, FileFacts] = field(default_factory=dict[str, FileFacts])
-    """Name -> facts of each file but the card."""
+    """Facts of each file by name, except the card."""
 
 
 def models_cache() -> Path:
-    """`hrm-agent/models` in `XDG_CACHE_HOME`, or in `~/.cache` where that is unset or relative."""
+    """Cache folder: `hrm-agent/models` in `XDG_CACHE_HOME`, or in `~/.cache` if that is unset or
+    relative.
+    """
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "hrm-agent" / "models"
 
 
 def read_card(folder: Path) -> Card | None:
-    """The card of a model's folder (None where there is no folder, or it has no card that can be
-    read).
-    """
+    """Card of a model's folder (None if the folder or a readable card is missing)."""
     try:
         read: dict[str, Any] = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
         files = {name: FileFacts(**facts) for name, facts in read.pop("files").items()}
@@ -92,9 +92,7 @@ def read_card(folder: Path) -> Card | None:
 
 
 def check_sizes(folder: Path, card: Card, remedy: str) -> None:
-    """Raise `ModelError`, with `remedy`, where a file is missing or has another size than when it
-    was written.
-    """
+    """Raise `ModelError`, with `remedy`, if a file is missing or its size has changed."""
     for name, facts in card.files.items():
         try:
             size = (folder / name).stat().st_size
@@ -111,9 +109,7 @@ def check_sizes(folder: Path, card: Card, remedy: str) -> None:
 
 
 def differing_file(folder: Path, card: Card) -> str | None:
-    """Name of a file whose content is not the one on the card (None where all are as they were
-    written).
-    """
+    """Name of a file whose content differs from the card (None if all are unchanged)."""
     for name, facts in card.files.items():
         path = folder / name
         if (
@@ -132,10 +128,11 @@ def sha256_of(path: Path) -> str:
 
 
 def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], bool]) -> bool:
-    """Make a folder: `fill` writes the files into an empty one and gives the card without them.
+    """Create a folder: `fill` writes the files into an empty folder and returns the card without
+    them.
 
-    False if `ready` holds once no other process is at work: that one made the folder. Raises
-    `ModelError` where the cache cannot be written.
+    Returns False if `ready` holds once no other process is working: that process has created the
+    folder. Raises `ModelError` if the cache cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -157,8 +154,8 @@ def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], 
 
 @contextmanager
 def _alone(cache: Path) -> Generator[None]:
-    """One process at a time makes folders in the cache; the lock goes with its process, however
-    that ends.
+    """Lock for the creation of folders in the cache, by one process at a time. The lock ends with
+    its process in any case.
     """
     with ExitStack() as held:
         try:
@@ -171,9 +168,7 @@ def _alone(cache: Path) -> Generator[None]:
 
 @contextmanager
 def _empty_beside(folder: Path) -> Generator[Path]:
-    """An empty folder, removed at the end. One that is there already was left by a process that was
-    killed.
-    """
+    """Empty temporary folder, removed at the end. An existing one was left by a killed process."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
@@ -184,7 +179,7 @@ def _empty_beside(folder: Path) -> Generator[Path]:
 
 
 def _finish(part: Path, card: Card) -> None:
-    """Write the card, and all files through to the disk: a power cut after the rename would empty
+    """Write the card and sync all files to the disk, since a power cut after the rename would empty
     them.
     """
     paths = sorted(path for path in part.iterdir() if path.is_file())
@@ -199,7 +194,7 @@ def _finish(part: Path, card: Card) -> None:
 
 
 def _mend(folder: Path) -> None:
-    """Undo a replacement that a process has left half done."""
+    """Undo a replacement that a process has left incomplete."""
     old = _old(folder)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -220,5 +215,5 @@ def _put(part: Path, folder: Path) -> None:
 
 
 def _old(folder: Path) -> Path:
-    """Path to which a folder is moved while it is replaced."""
+    """Temporary place of a folder that is being replaced."""
     return folder.with_name(f".{folder.name}.old")

@@ -1,9 +1,9 @@
-"""Conversion of a GGUF file into a folder in Hugging Face's layout.
+"""Conversion of a GGUF file into a folder in Hugging Face's layout. transformers unpacks the
+weights and rebuilds the tokenizer.
 
-transformers unpacks the weights and rebuilds the tokenizer. It leaves out two things without a
-word, which would make another model: rotary scaling, and how a byte-level tokenizer splits text
-before it encodes it. Here they are put right where that is known, and a file is refused where it is
-not.
+It silently omits two things, which would change the model: rotary scaling, and the way in which a
+byte-level tokenizer splits text before encoding. They are restored here if they are known, else the
+file is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["convert_gguf"]
 _library: Any = transformers
 _unpacking: Any = modeling_gguf_pytorch_utils
 _AS_GPT2 = {"gigachat", "gpt-2", "jais", "mpt", "olmo", "phi-2", "trillion"}
-"""Names of llama.cpp's for texts that are split as GPT-2 splits them."""
+"""Tokenizers of llama.cpp that split text as GPT-2 does."""
 _DIGIT_BY_DIGIT = {
     "codeshell",
     "command-r",
@@ -41,25 +41,22 @@ _DIGIT_BY_DIGIT = {
     "smollm",
     "starcoder",
 }
-"""Names of llama.cpp's for texts whose digits are split off one by one before that."""
+"""Tokenizers of llama.cpp that first split off digits one by one."""
 _LLAMA3 = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""Rotary scaling of Llama 3.1 to 3.3. A file has the factors that follow from it, and not these
-numbers.
-"""
+"""Rotary scaling of Llama 3.1 to 3.3. A file has the resulting factors, not these numbers."""
 _PLAIN_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def convert_gguf(file: Path, facts: GgufFacts, folder: Path) -> dict[str, str]:
-    """Write configuration, weights, tokenizer and chat template of `file` into `folder`; gives the
-    packages used.
+    """Write configuration, weights, tokenizer and chat template of `file` into `folder`.
 
-    Weights in blocks become float32, which holds them exactly; others keep their type. Raises
-    `ModelError`.
+    Returns the versions of the packages used. Weights in blocks become float32, which holds them
+    exactly. Others keep their type. Raises `ModelError`.
     """
     with _quiet():
         tokenizer, model = _unpacked(file, facts)
@@ -72,14 +69,14 @@ def convert_gguf(file: Path, facts: GgufFacts, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Silence the library's progress bars and logs within the block. Errors are reported here."""
+    """Silence the library inside the block: no progress bars, and errors are reported here."""
     logging = _library.utils.logging
     bars = logging.is_progress_bar_enabled()
     verbosity = logging.get_verbosity()
     drawn_by = _unpacking.tqdm
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    _unpacking.tqdm = partial(tqdm, disable=True)  # it draws a bar whatever the library was told
+    _unpacking.tqdm = partial(tqdm, disable=True)  # it draws a bar despite the library's setting
     try:
         yield
     finally:
@@ -102,7 +99,7 @@ def _unpacked(file: Path, facts: GgufFacts) -> tuple[Any, Any]:
             output_loading_info=True,
             trust_remote_code=False,
         )
-    except Exception as error:  # whatever the file made the library raise
+    except Exception as error:  # the file may make the library raise anything
         raise _refusal(
             file, facts, " ".join(str(error).split()).partition(". ")[0][:300].rstrip(".")
         ) from error
@@ -126,8 +123,8 @@ def _dtype(facts: GgufFacts) -> torch.dtype:
 
 
 def _save(model: Any, folder: Path) -> None:
-    """Write a fresh model of the same configuration: the one that was read counts as quantized, and
-    is not saved.
+    """Write a new model of the same configuration, since the one that was read counts as quantized
+    and is not saved.
     """
     config = model.config
     if hasattr(config, "quantization_config"):
@@ -141,8 +138,8 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def _put_split(file: Path, facts: GgufFacts, tokenizer: Any) -> None:
-    """Split text as the vocabulary's merges were learned; transformers takes GPT-2's way where it
-    knows no other.
+    """Split text as the vocabulary's merges were learned. transformers uses GPT-2's way if it knows
+    no other.
     """
     backend = tokenizer.backend_tokenizer
     if facts.splits_like is None or facts.splits_like in _AS_GPT2:
@@ -166,8 +163,8 @@ def _put_split(file: Path, facts: GgufFacts, tokenizer: Any) -> None:
 
 
 def _put_rope(file: Path, facts: GgufFacts, config: Any) -> None:
-    """Take over rotary scaling where transformers has left it out. Llama 3 has its own kind, as a
-    tensor of factors.
+    """Restore rotary scaling if transformers has omitted it. Llama 3 has its own kind, as a tensor
+    of factors.
     """
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if facts.rope_scaling is None or rope.get("rope_type", "default") != "default":

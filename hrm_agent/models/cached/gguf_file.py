@@ -1,8 +1,8 @@
-"""`gguf:FILE`: the folder that a GGUF file was converted into.
+"""Folders of converted GGUF files, for model strings `gguf:FILE`.
 
-The weights are unpacked and the tokenizer is rebuilt once. The result lies in the user's cache
-under the hash of the file's content. A note beside it keeps the hash with the file's size, inode
-and times, so that a file that nobody touched is not read again.
+The weights are unpacked and the tokenizer is rebuilt once. The result is in the user's cache under
+the hash of the file's content. A note beside it has the hash with the file's size, inode and times,
+so that an unchanged file is not read again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hrm_agent.models.slow_start import told_if_slow
 __all__ = ["converted_folder", "folder_of_gguf"]
 
 _FORMAT = 1
-"""Version of the conversion; another one converts a file again."""
+"""Version of the conversion. If it changes, a file is converted again."""
 
 
 def converted_folder(file: Path) -> Path | None:
-    """Folder that the file was converted into (None where it was not, or has changed since). Raises
-    `ModelError`.
+    """Folder that the file was converted into (None if it was not converted or has changed since).
+    Raises `ModelError`.
     """
     check_is_gguf(file)
     note = _note_of(file)
@@ -50,9 +50,9 @@ def converted_folder(file: Path) -> Path | None:
 
 def folder_of_gguf(file: Path) -> Path:
     """Folder in Hugging Face's layout with the weights and the tokenizer of a GGUF file, converted
-    if it has to be.
+    if necessary.
 
-    Raises `ModelError` where the file cannot be converted as what it is.
+    Raises `ModelError` if the file cannot be converted faithfully.
     """
     if (found := converted_folder(file)) is not None:
         return found
@@ -91,7 +91,9 @@ def folder_of_gguf(file: Path) -> Path:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Several processes may have waited for one conversion, and each writes the note."""
+    """Write a note atomically, since several processes that waited for one conversion may each
+    write it.
+    """
     with NamedTemporaryFile(
         "w", dir=note.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8"
     ) as part:
@@ -111,8 +113,8 @@ def _whole(folder: Path) -> bool:
 
 
 def _state_of(file: Path) -> list[int]:
-    """Changes whenever the file is written or another one is put in its place: ctime cannot be set
-    back.
+    """State of a file. It changes whenever the file is written or replaced, since ctime cannot be
+    set back.
     """
     found = file.stat()
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]

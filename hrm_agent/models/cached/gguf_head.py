@@ -1,6 +1,4 @@
-"""Head of a GGUF file: architecture, types of its tensors, and what a conversion has to know
-besides.
-"""
+"""Head of a GGUF file: architecture, types of its tensors, and further facts for a conversion."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class GgufFacts:
     """Facts in the head of a GGUF file."""
 
     architecture: str
-    """llama.cpp's name, such as `llama` or `qwen2`."""
+    """Architecture as llama.cpp names it, such as `llama` or `qwen2`."""
     title: str | None
     """Name that the file gives the model (None if it gives none)."""
     license: str | None
@@ -38,18 +36,18 @@ class GgufFacts:
     parameters: int
     """Number of parameters."""
     context: int | None
-    """Most tokens of a conversation (None if the file does not say)."""
+    """Maximum tokens of a conversation (None if the file has no limit)."""
     splits_like: str | None
-    """Way of splitting text before encoding, as llama.cpp names it (None for others than byte-level
+    """Way of splitting text before encoding, as llama.cpp names it (None except for byte-level
     BPE).
     """
     rope_scaling: str | None
     """Kind of rotary scaling: `yarn`, `linear`, `longrope`, or `factors` for a tensor of factors
-    (None without).
+    (None without scaling).
     """
     rope_factors: tuple[float, ...] | None
-    """Divisors of the rotary frequencies, one for two dimensions of a head (None if there is no
-    such tensor).
+    """Divisors of the rotary frequencies, one for each two dimensions of a head (None if there is
+    no such tensor).
     """
 
     def __str__(self) -> str:
@@ -57,16 +55,14 @@ class GgufFacts:
 
 
 def need_to_convert(what: str, packages: Sequence[str] = ("gguf", "torch", "transformers")) -> None:
-    """Raise `ModelError`, with the command that installs it, where a package for a conversion is
-    missing.
-    """
+    """Raise `ModelError`, with the install command, if a package for a conversion is missing."""
     for package in packages:
         if find_spec(package) is None:
             raise ModelError(f"{what} needs the package {package}.", f"Run `{to_install('gguf')}`.")
 
 
 def read_facts(file: Path) -> GgufFacts:
-    """Read the head of a GGUF file. Raises `ModelError` for a damaged file or one of another format."""
+    """Read the head of a GGUF file. Raises `ModelError` if it is not one, or is damaged."""
     check_is_gguf(file)
     need_to_convert(f"The GGUF file {file}", ["gguf"])
     from hrm_agent.models.cached.gguf_reader import HeadReader
@@ -118,7 +114,7 @@ def _facts(file: Path, reader: HeadReader) -> GgufFacts:
 
 
 def check_is_gguf(file: Path) -> None:
-    """Raise `ModelError` where `file` is missing or begins with other bytes than GGUF."""
+    """Raise `ModelError` if `file` is missing or does not begin with GGUF."""
     if not file.is_file():
         raise ModelError(
             f"There is no GGUF file {str(file)!r}.",

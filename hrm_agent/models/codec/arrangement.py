@@ -1,5 +1,5 @@
-"""Messages as a template takes them: roles that it has, calls where it writes them, tools where it
-reads them.
+"""Arrangement of messages for a template: only the roles that it has, and calls and tools at the
+places that it supports.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class Guards:
     """Guards that keep text from becoming tokens."""
 
     text: Callable[[str], str]
-    """Guard for text of users and tools: it yields no added token."""
+    """Guard for text of others, which never becomes an added token."""
     own: Callable[[str], str]
-    """For the policy's own turns: tags stay tags, control tokens and the frame of thoughts become
-    text.
+    """Guard for the policy's own turns. Tags stay tags, while control tokens and the frame of
+    thoughts become text.
     """
     tree: Callable[[Any], Any]
-    """`text` for every string of a value."""
+    """Guard that applies `text` to every string of a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arranging:
-    """Puts messages for one template."""
+    """Arrangement of messages for one template."""
 
     dialect: Dialect
-    """Way of speaking to the template."""
+    """Conversation format of the template."""
     guards: Guards
     """Guards that keep text from becoming tokens."""
 
     def turn(self, message: BaseMessage) -> Turn:
-        """One message, before the neighbours are looked at."""
+        """Arrange one message, independently of its neighbours."""
         if isinstance(message, AIMessage):
             return self._answer(message)
         turn: Turn = {
@@ -70,7 +70,7 @@ class Arranging:
     def arranged(
         self, turns: Sequence[Turn], tools: Sequence[Any] | None
     ) -> tuple[list[Turn], list[Any] | None]:
-        """Turns and tools as the template takes them. `tools` are guarded already."""
+        """Arrange turns and tools for the template. `tools` are guarded already."""
         shape = self.dialect.shape
         offered = list(tools) if tools else None
         if shape.plain:
@@ -104,8 +104,7 @@ class Arranging:
         placeless = not shape.words or not shape.goes_on or (shape.exclusive and bool(reasoning))
         movable = dialect.thoughts is not None and dialect.thoughts.field is not None
         if calls and placeless and movable and turn["content"].strip():
-            # The template has no place for words beside this call: they stand where its thoughts
-            # do.
+            # The template has no place for words beside this call, so they join its thoughts.
             thought = "\n\n".join(filter(None, (thought, turn["content"])))
             turn["content"] = ""
         if thought and dialect.thoughts is not None:
@@ -132,8 +131,8 @@ class Arranging:
         return self.guards.text(str(call_id))
 
     def _with_results(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Results in the role that the template has for them; those in a row share a turn of the
-        user.
+        """Results in the role that the template has for them. Consecutive results share a turn of
+        the user.
         """
         shape = self.dialect.shape
         found = list[Turn]()
@@ -153,7 +152,7 @@ class Arranging:
 
 
 def thoughts_and_content(message: AIMessage, dialect: Dialect) -> tuple[str | None, str]:
-    """Thoughts and words of an answer; of one that carries its thoughts in its content, too."""
+    """Thoughts and words of an answer, even if it carries its thoughts in its content."""
     content = answer_text(message, dialect.form)
     reasoning = reasoning_of(message)
     thoughts = dialect.thoughts
@@ -163,12 +162,12 @@ def thoughts_and_content(message: AIMessage, dialect: Dialect) -> tuple[str | No
 
 
 def _framed(text: str) -> str:
-    """JSON text that holds no closing tag: a slash may be escaped."""
+    """JSON text without a closing tag, since a slash may be escaped."""
     return text.replace("</", "<\\/")
 
 
 def _opened(instructions: str, turns: list[Turn]) -> list[Turn]:
-    """The turns with a text at the end of the system turn."""
+    """Turns with a text appended to the system turn."""
     if turns and turns[0]["role"] == "system":
         first = {**turns[0], "content": f"{turns[0]['content']}\n\n{instructions}".lstrip()}
         return [first, *turns[1:]]
@@ -176,7 +175,7 @@ def _opened(instructions: str, turns: list[Turn]) -> list[Turn]:
 
 
 def _without_system(turns: list[Turn]) -> list[Turn]:
-    """System turns become the beginning of the next turn of the user."""
+    """Turns whose system turns are merged into the next turn of the user."""
     found: list[Turn] = []
     waiting: list[str] = []
     for turn in turns:
@@ -194,9 +193,7 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
 
 
 def _merged(turns: list[Turn]) -> list[Turn]:
-    """Neighbours of one role as one turn, but for answers with calls, which are no part of the
-    alternation.
-    """
+    """Merge neighbours of one role, except answers with calls, which do not have to alternate."""
     found: list[Turn] = []
     for turn in turns:
         last = found[-1] if found else {}

@@ -1,9 +1,9 @@
-"""A codec without a tokenizer: one token per UTF-8 byte, and four more for the frame of the
+"""Codec without a tokenizer: one token per UTF-8 byte, and four more for the frame of the
 conversation.
 
-For tests and for scripted policies. Text is bytes and the frame is made of tokens that no byte can
-spell, so that nothing has to be guarded. The layout is ChatML's: tools stand in the system turn,
-tool results in a user turn.
+It is for tests and scripted policies. Text is bytes and the frame has tokens that no byte can
+spell, so that no guard is needed. The layout is ChatML's: tools are in the system turn, tool
+results in a user turn.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _SPELLING = {
 
 
 class ByteCodec:
-    """Messages to bytes and back."""
+    """Conversion of messages to bytes and back."""
 
     end_of_turn = _END
     """Token that ends a turn."""
     ends = frozenset((_END,))
-    """The same, as a set."""
+    """Set of the tokens that end an answer."""
     without_thoughts = ()
-    """It knows no thoughts."""
+    """Tokens that open an answer without thoughts. Empty, since this codec has no thoughts."""
     control_token_ids = frozenset((_START, _END))
     """Tokens of the frame that a policy might forge."""
     vocab_size = 260
-    """256 bytes and the tokens of the frame."""
+    """Number of tokens: 256 bytes and the tokens of the frame."""
 
     def encode(
         self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """The whole prompt, up to and with the header of the answer."""
+        """Token ids of the whole prompt, up to and including the header of the answer."""
         offered = (
             [_START, *_bytes(f"system\n{json.dumps(list(tools))}"), _END, *_bytes("\n")]
             if tools
@@ -64,7 +64,7 @@ class ByteCodec:
         ended_by: int | None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
-        """The tokens to insert after the sampled tokens of `messages[answered]`; earlier turns are
+        """Tokens to insert after the sampled tokens of `messages[answered]`. Earlier turns are
         never rewritten.
         """
         del tools
@@ -95,12 +95,12 @@ class ByteCodec:
         return parse_turn(text)
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
-        """Number of sampled tokens that hold thoughts: 0, since `parse` takes none apart."""
+        """Number of sampled tokens that hold thoughts: always 0, since `parse` separates none."""
         del token_ids
         return 0
 
     def stream(self, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> StreamDecoder:
-        """A decoder for one answer that is being sampled."""
+        """Decoder for one answer that is being sampled."""
         del tools, thinks
         return StreamDecoder(self.decode)
 

@@ -1,11 +1,11 @@
-"""A codec over a Hugging Face tokenizer and its chat template.
+"""Codec over a Hugging Face tokenizer and its chat template.
 
-Three rules, each of which a peer breaks:
+Three rules, each of which another implementation breaks:
 
 * *Token in, token out.* After an answer the prompt is never rendered again from text: `extend`
-  encodes only what the template puts after the answer's turn, and the sampled tokens stay as they
-  were sampled. Where the template does not leave the earlier turns alone (it strips the reasoning
-  of past turns, say), `TemplateMismatch` says so.
+  encodes only what the template puts after the answer's turn, and the sampled tokens are unchanged.
+  If the template changes earlier turns (it may strip their reasoning), `TemplateMismatch` is
+  raised.
 * *Text is text.* Spellings of added tokens inside a message are encoded as plain text
   (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens and the
   marks around thoughts are guarded: its other tags are tags.
@@ -52,43 +52,41 @@ __all__ = ["KEEPING", "ChatTemplateCodec", "PolicyCodec", "StreamDecoder", "no_t
 
 _templates: Any = chat_template_utils
 _REMEMBERED = 4096
-"""Most conversations that are remembered as they were rendered."""
+"""Maximum number of conversations whose rendering is cached."""
 _REMEMBERED_CHARACTERS = 32 << 20
-"""Most characters of the remembered conversations, with what they were rendered from."""
+"""Maximum number of characters of the cached conversations, with their inputs."""
 KEEPING = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
-"""Variables by which templates are told to keep the thoughts of earlier turns."""
+"""Variables that make templates keep the thoughts of earlier turns."""
 _STAND_IN = "ANSWER\U0010fffd"
-"""Stands for an answer's words while what follows them is looked for."""
+"""Placeholder for an answer's words while the text after them is searched."""
 _WAITING = 8
-"""Most tokens that wait for the rest of a character."""
+"""Maximum number of tokens that wait for the rest of a character."""
 
 
 class PolicyCodec(Codec, Protocol):
-    """A codec that says which tokens must not be sampled inside a turn."""
+    """Codec with a set of tokens that must not be sampled inside a turn."""
 
     control_token_ids: frozenset[int]
-    """Tokens that end an answer wherever they are sampled, `ends` included."""
+    """Tokens that end an answer wherever they are sampled, including `ends`."""
 
 
 class ChatTemplateCodec:
-    """Messages to token ids and back, by the chat template of a tokenizer."""
+    """Conversion of messages to token ids and back, by the chat template of a tokenizer."""
 
     end_of_turn: int
     """Id of the token that the template writes after an answer."""
     ends: frozenset[int]
     """Ids of all tokens that end an answer."""
     without_thoughts: tuple[int, ...]
-    """Ids of what closes thoughts that the prompt opened, or opens the channel of words."""
+    """Ids that close thoughts opened by the prompt, or that open the channel of words."""
     control_token_ids: frozenset[int]
-    """Ids of the special tokens, but for those that stand inside of answers: marks of calls and
-    thoughts.
-    """
+    """Ids of the special tokens, except those inside answers: marks of calls and thoughts."""
     dialect: Dialect
-    """Way of speaking to the template."""
+    """Conversation format of the template."""
     speech: Speech | None = None
-    """Result of its test (None if it was not tested)."""
+    """Result of a test of the codec (None if it was not tested)."""
     written_by: str = "its template"
-    """Writer of the conversations, in a few words."""
+    """Writer of the conversations, for messages."""
 
     def __init__(
         self,
@@ -101,9 +99,9 @@ class ChatTemplateCodec:
         """`tokenizer`: a `transformers` tokenizer with a chat template, backed by the `tokenizers`
         library.
 
-        `tools`: name of the form of calls (None: it is found). `keep_thoughts`: thoughts of earlier
-        turns stay where the template would drop them. `ends`: further tokens that end an answer, as
-        the model's configuration has them.
+        `tools`: name of the form of calls (None: detected). `keep_thoughts`: keep thoughts of
+        earlier turns that the template would drop. `ends`: further tokens that end an answer, from
+        the model's configuration.
         """
         self.tokenizer = tokenizer
         self.keep_thoughts = keep_thoughts
@@ -135,13 +133,15 @@ class ChatTemplateCodec:
         self.without_thoughts = tuple(self.encode_text(self._before_words()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled form: tokenizer, options, and the result of the test."""
+        """Pickle as the tokenizer, the given options and the result of the test, for another
+        process.
+        """
         return _rebuilt, (type(self), self.tokenizer, *self._asked), {"speech": self.speech}
 
     def encode(
         self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """The whole prompt, up to and with the header of the answer."""
+        """Token ids of the whole prompt, up to and including the header of the answer."""
         return self._ids(self._arranged(self._turns(messages), self._guarded_tools(tools)))
 
     def extend(
@@ -152,9 +152,7 @@ class ChatTemplateCodec:
         ended_by: int | None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
-        """The tokens to insert after the sampled tokens of `messages[answered]`; see
-        `Codec.extend`.
-        """
+        """Tokens to insert after the sampled tokens of `messages[answered]`, see `Codec.extend`."""
         turns = self._turns(messages)
         offered = self._guarded_tools(tools)
         answer = cast("AIMessage", messages[answered])
@@ -173,8 +171,8 @@ class ChatTemplateCodec:
         return inserted[1:] if closed else inserted
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of an answer as the model writes it: its tags become tags, what ends a turn
-        stays text; with the end of the turn.
+        """Token ids of an answer as the model writes it, with the end of the turn. Its tags become
+        tags. Text that would end a turn stays text.
         """
         called = self.dialect.call != self.dialect.answer and bool(
             self._read_calls(text, self._any_tool)
@@ -185,7 +183,7 @@ class ChatTemplateCodec:
     def encode_turn(
         self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """Token ids of the last message as the template writes it, with its end; see
+        """Token ids of the last message as the template writes it, with its end, see
         `Codec.encode_turn`.
         """
         turns = self._turns(messages)
@@ -203,13 +201,13 @@ class ChatTemplateCodec:
             and self._holds(own[len(seen) : end], message, words=words)
         ):
             ids = self._ids(own[len(seen) : end])
-        # it writes more than the answer there
+        # the template writes more than the answer there
         if not ids or not self.control_token_ids.isdisjoint(ids):
             ids = self._ids(self._written(message))
         return [*ids, self._ids_of[ending.text]]
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of text that is nobody's turn."""
+        """Token ids of text that belongs to no turn."""
         return self._encoder.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -225,7 +223,7 @@ class ChatTemplateCodec:
     def parse(
         self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True
     ) -> ParsedTurn:
-        """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
+        """Content, thoughts and tool calls of an answer's text, see `Codec.parse`."""
         form = self.dialect.form
         thoughts = self.dialect.thoughts
         if form.header:
@@ -236,7 +234,7 @@ class ChatTemplateCodec:
         return replace(form.read(rest, schemas_of(tools)), reasoning=reasoning)
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
-        """Number of sampled tokens that hold thoughts; see `Codec.thought_tokens`."""
+        """Number of sampled tokens that hold thoughts, see `Codec.thought_tokens`."""
         text = self.decode(token_ids)
         form = self.dialect.form
         thoughts = self.dialect.thoughts
@@ -248,7 +246,7 @@ class ChatTemplateCodec:
         ends = list(accumulate(len(pieces.push(token)) for token in self._unended(token_ids)))
 
         def tokens_of(end: int) -> int:
-            """Number of tokens that hold the first characters of the text; a token that holds more
+            """Number of tokens that hold the first characters of the text. A token that holds more
             counts whole.
             """
             if end in (0, len(text)):
@@ -258,16 +256,16 @@ class ChatTemplateCodec:
         return sum(tokens_of(end) - tokens_of(start) for start, end in spans)
 
     def stream(self, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> StreamDecoder:
-        """A decoder for one answer that is being sampled; see `Codec.stream`."""
+        """Decoder for one answer that is being sampled, see `Codec.stream`."""
         hidden = self._hidden if tools else replace(self._hidden, opening=())
         if not thinks:
             hidden = replace(hidden, thoughts=None, opened=False, header="", shown_after=())
         return StreamDecoder(self.decode, hidden)
 
-    # what was found out, as tokens
+    # discovered facts, as tokens
 
     def _discovered(self, controls: Sequence[str], tools: str | None) -> Dialect:
-        """Dialect of the template. Raises `ModelError` if the template is missing or unusable."""
+        """Conversation format of the template. Raises `ModelError` if none is found."""
         return discover(self._render, controls, self._source(), tools)
 
     def _name_tokens(
@@ -328,13 +326,13 @@ class ChatTemplateCodec:
         )
         self._arranging = Arranging(self.dialect, guards)
 
-    # what follows an answer
+    # text after an answer
 
     def _what_follows(
         self, turns: list[Any], answered: int, offered: list[Any] | None, answer: AIMessage
     ) -> str:
-        """The text from the end of the answered turn on, if the template leaves what the policy saw
-        and wrote.
+        """Text from the end of the answered turn on, if the template leaves unchanged what the
+        policy saw and wrote.
         """
         seen = self._arranged(turns[:answered], offered)
         full = self._arranged(turns, offered)
@@ -359,12 +357,12 @@ class ChatTemplateCodec:
     def _what_follows_without_thoughts(
         self, turns: list[Any], answered: int, offered: list[Any] | None
     ) -> str:
-        """The same where the template drops thoughts that are to stay: it is shown the conversation
-        without any.
+        """Text after the answered turn if the template drops thoughts that are kept here. The
+        template is given the conversation without thoughts.
         """
         bare = [self._without_thoughts(turn) for turn in turns]
         stand_in = _STAND_IN
-        while stand_in in self._arranged(bare, offered):  # somebody wrote it
+        while stand_in in self._arranged(bare, offered):  # a message contains it
             stand_in += _STAND_IN
         bare[answered] = {**bare[answered], "content": stand_in}
         before, found, after = self._arranged(bare, offered).partition(stand_in)
@@ -390,7 +388,7 @@ class ChatTemplateCodec:
         return bare
 
     def _without_frames(self, rendered: str) -> str:
-        """Text without white space and the marks of thoughts: a template may write empty thoughts
+        """Text without white space and marks of thoughts, since a template may write empty thoughts
         into some turns.
         """
         thoughts = self.dialect.thoughts
@@ -399,30 +397,28 @@ class ChatTemplateCodec:
         return _squeezed(rendered.replace(thoughts.open, "").replace(thoughts.close, ""))
 
     def _keeps(self, answer: AIMessage, turn: Any, following: Sequence[BaseMessage]) -> bool:
-        """True if thoughts stay although the template drops them."""
+        """True if thoughts are kept although the template drops them."""
         thoughts = self.dialect.thoughts
         if self.keep_thoughts and thoughts is not None:
             return True
         called = bool(answer.tool_calls or invalid_tool_calls(answer))
         if not called or not all(isinstance(message, ToolMessage) for message in following):
             return False
-        # the template has no place for the call: it could not be read, say
+        # the template has no place for the call, for example an unreadable one
         if not turn.get("tool_calls"):
             return True
         if thoughts is None:
             return False
-        if thoughts.field is None and not thoughts.in_content:  # it has no place for thoughts
+        if thoughts.field is None and not thoughts.in_content:  # no place for thoughts
             return True
-        # it drops no more than empty ones
+        # the template drops only empty thoughts
         return thoughts.opened and not (reasoning_of(answer) or "").strip()
 
     def _ending(self, turn: Any) -> Ending:
         return self.dialect.call if turn.get("tool_calls") else self.dialect.answer
 
     def _holds(self, rendered: str, message: AIMessage, *, words: bool = True) -> bool:
-        """True if the words (where they are wanted) and thoughts of an answer stand in what the
-        template wrote.
-        """
+        """True if the template's text contains the words (if wanted) and thoughts of an answer."""
         reasoning, content = thoughts_and_content(message, self.dialect)
         written = _squeezed(self._unguarded(rendered))
         wanted = (
@@ -435,7 +431,7 @@ class ChatTemplateCodec:
         return "".join(text for text, _ in self._guard.split(rendered))
 
     def _written(self, message: AIMessage) -> str:
-        """An answer as the policy would write it, where the template does not."""
+        """Answer as the policy would write it, if the template does not."""
         form = self.dialect.form
         thoughts = self.dialect.thoughts
         guard = self._guard
@@ -450,7 +446,7 @@ class ChatTemplateCodec:
         if thoughts is None:
             return text
         thought = guard.text(reasoning or "", self._tags)
-        if form.header:  # thoughts and words are messages of their own
+        if form.header:  # thoughts and words are separate messages
             end, header, begin = thoughts.close.partition(form.header)
             text = text if calls else begin + text
             return f"{thoughts.open}{thought}{end}{header}{text}" if thought else text
@@ -498,8 +494,8 @@ class ChatTemplateCodec:
         return tuple(ids)
 
     def _encode_plainly(self, text: str) -> tuple[int, ...]:
-        """Ids of a guarded spelling; character by character where the vocabulary itself holds the
-        spelling.
+        """Ids of a guarded spelling. It is encoded character by character if the vocabulary itself
+        holds the spelling.
         """
         ids = self._plain_encoder.encode(text, add_special_tokens=False).ids
         if self._added_ids.isdisjoint(ids):
@@ -519,8 +515,8 @@ class ChatTemplateCodec:
     def _render(
         self, dicts: list[dict[str, Any]], tools: list[Any] | None, *, header: bool = True
     ) -> str:
-        """The conversation as text. What was rendered lately is remembered: the siblings of a group
-        begin alike, and a turn needs the text of the turn before. A template that reads a clock is
+        """Render the conversation as text. Recent results are cached, since the rollouts of a group
+        begin alike and a turn needs the text of the turn before. A template that reads a clock is
         rendered each time.
         """
         template = self._template(tools)
@@ -597,7 +593,7 @@ class ChatTemplateCodec:
         return guarded
 
     def _refuse_tools(self, faults: Sequence[Fault]) -> None:
-        """Raise `ModelError` where tools that are offered would be silently wrong."""
+        """Raise `ModelError` if the offered tools would silently be wrong."""
         for fault in faults:
             if fault.about_tools:
                 raise ModelError(
@@ -605,9 +601,7 @@ class ChatTemplateCodec:
                 )
 
     def _source(self) -> str:
-        """All that the tokenizer has of templates, as one text. Raises `ModelError` where it has
-        none.
-        """
+        """All templates of the tokenizer as one text. Raises `ModelError` if it has none."""
         template = getattr(self.tokenizer, "chat_template", None)
         if not template:
             raise no_template(self.tokenizer.name_or_path)
@@ -615,7 +609,7 @@ class ChatTemplateCodec:
 
 
 def no_template(name: str) -> ModelError:
-    """The error for a tokenizer that has no chat template."""
+    """Error for a tokenizer that has no chat template."""
     return ModelError(
         f"The tokenizer of {name!r} has no chat template, so that it cannot encode a conversation.",
         "Use an instruction-tuned model, name a template by ?template=FILE, or put"
@@ -630,10 +624,10 @@ def _rebuilt(
 
 
 def _weight(rendered: tuple[str, str]) -> int:
-    """About twice its text: the key is as long again."""
+    """Weight of a cache entry, about twice its text, since the key is as long."""
     return 2 * len(rendered[1])
 
 
 def _squeezed(text: str) -> str:
-    """Without white space: templates trim and re-indent, which is no rewriting."""
+    """Text without white space, since trimmed or re-indented text counts as unchanged."""
     return "".join(text.split())

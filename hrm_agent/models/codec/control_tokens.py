@@ -1,4 +1,4 @@
-"""A guard by which text inside a message never becomes a control token.
+"""Guard that keeps text inside a message from becoming a control token.
 
 A chat template joins the texts of messages with control tokens into one string, and a tokenizer
 finds the control tokens by their spelling. A tool that prints `<|im_end|>` would so end a turn, and
@@ -7,8 +7,8 @@ this hole before the template runs: each occurrence of such a spelling is swappe
 private-use character, the template renders around it, and afterwards the rendered string is split
 at these characters, so that the original spelling is encoded as plain text.
 
-Private-use characters that were in the text already are escaped in the same way, so nobody can
-smuggle a placeholder in.
+Private-use characters that were in the text already are escaped in the same way, so that text
+cannot contain a placeholder.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _LIMIT = 0xFFFD - 1
 
 
 class ControlTokenGuard:
-    """Swaps spellings for placeholders, and splits a rendered string at the placeholders."""
+    """Guard that replaces spellings by placeholders, and splits a rendered string at the
+    placeholders.
+    """
 
     def __init__(
         self, spellings: Iterable[str], normalize: Callable[[str], str] | None = None
     ) -> None:
-        """`normalize`: the tokenizer's change of text before it looks for added tokens (None: it
-        makes none).
+        """`normalize`: function that the tokenizer applies to text before it searches added tokens
+        (None: no change).
         """
         self._spellings = sorted(set(spellings), key=lambda spelling: (-len(spelling), spelling))
         if len(self._spellings) > _LIMIT:
@@ -49,22 +51,22 @@ class ControlTokenGuard:
         self._split = re.compile(f"({self._escape}{reserved}|{reserved})")
 
     def pattern(self, spellings: Iterable[str]) -> re.Pattern[str]:
-        """Pattern of all that is swapped to guard these spellings, which have to be among the
-        guard's own.
+        """Pattern of all text to replace for these spellings, which have to be among the guard's
+        own.
         """
         known = set(spellings)
         longest_first = [re.escape(spelling) for spelling in self._spellings if spelling in known]
         return re.compile("|".join([*longest_first, self._reserved.pattern]))
 
     def text(self, text: str, pattern: re.Pattern[str]) -> str:
-        """`text` with every match of `pattern` swapped for its placeholder."""
+        """Replace each match of `pattern` in `text` by its placeholder."""
         text = without_surrogates(text)
         if self._normalize is not None and not text.isascii():
             text = self._revealed(text, pattern)
         return pattern.sub(self._swap, text)
 
     def tree(self, value: Any, pattern: re.Pattern[str]) -> Any:
-        """`value` with every string in it guarded, keys included."""
+        """Guard every string in `value`, including keys."""
         if isinstance(value, str):
             return self.text(value, pattern)
         if isinstance(value, Mapping):
@@ -75,8 +77,8 @@ class ControlTokenGuard:
         return value
 
     def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The pieces of a rendered string: (text, whether it was guarded). Empty pieces are left
-        out.
+        """Pieces of a rendered string as (text, True if it was guarded). Empty pieces are
+        omitted.
         """
         for index, piece in enumerate(self._split.split(rendered)):
             if index % 2:
@@ -94,9 +96,7 @@ class ControlTokenGuard:
         return self._spellings[ord(placeholder) - _FIRST]
 
     def _revealed(self, text: str, pattern: re.Pattern[str]) -> str:
-        """The normalised text where normalising brings a spelling to light (U+212A for K, say),
-        else `text`.
-        """
+        """Normalised text if normalising creates a spelling (such as U+212A for K), else `text`."""
         assert self._normalize is not None
         normalized = self._normalize(text)
         same = len(pattern.findall(text)) == len(pattern.findall(normalized))

@@ -1,10 +1,10 @@
-"""Dialects: how chat templates are spoken to, found by rendering probes and never by a model's
-name.
+"""Dialects: conversation formats of chat templates, detected by rendering probes, never by a
+model's name.
 
-A template is a program, and what it does with tools, calls, results, system turns and thoughts
-shows in what it writes. Where it knows of no tools, or writes calls that nobody can read, tools are
-offered by a text in the system turn (the *prompted* form): calls are asked for in Hermes' form,
-results come in the role that the template has.
+A template is a program, and its output shows how it handles tools, calls, results, system turns and
+thoughts. If it does not support tools, or writes calls that no form can read, tools are offered by
+a text in the system turn (the *prompted* form). Calls are then requested in Hermes' form, and
+results use a role that the template has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hrm_agent.models.codec.thoughts import Thoughts
 __all__ = ["PROBE_CALL", "PROBE_TOOL", "Dialect", "Ending", "Render", "Shape", "alike", "discover"]
 
 Render = Callable[..., str]
-"""`render(messages, tools, header=True)`: the text that a template writes. Raises
+"""Function `render(messages, tools, header=True)` that returns the template's text. Raises
 `TemplateRefusalError`.
 """
 Turn = dict[str, Any]
@@ -52,43 +52,45 @@ _RESULT = "RESULT"
 _SYSTEM = "SYSTEM"
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PAIRS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"))
-"""Spellings before and after thoughts, for templates that do not show them of themselves."""
+"""Spellings before and after thoughts, for templates that do not show them by themselves."""
 _LONG_ID = "0123456789abcdef-0"
 _SHORT_ID = "abcdefgh1"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Form in which messages are put for a template."""
+    """Form of messages for a template."""
 
     prompted: bool = False
-    """Tools are offered in the system turn by a text of ours, and the template is told of none."""
+    """True if tools are offered in the system turn by our own text, and the template gets none."""
     system: bool = True
-    """The template has a system role."""
+    """True if the template has a system role."""
     results: bool = True
-    """It has a role for results."""
+    """True if the template has a role for results."""
     orphans: bool = True
-    """It takes a result after an answer without calls (whose call could not be read)."""
+    """True if the template accepts a result after an answer without calls (whose call was
+    unreadable).
+    """
     alternates: bool = False
-    """Roles alternate: neighbours of one role are merged."""
+    """True if roles have to alternate, so that neighbours of one role are merged."""
     calls: bool = True
-    """It writes calls that a message has beside its content."""
+    """True if the template writes calls that a message has in addition to its content."""
     parallel: bool = True
-    """It writes several calls of one answer."""
+    """True if the template writes several calls of one answer."""
     text_arguments: bool = False
-    """It takes arguments as JSON text."""
+    """True if the template takes arguments as JSON text."""
     short_ids: bool = False
-    """It takes ids of calls of nine letters and digits only."""
+    """True if the template only accepts call ids of nine letters and digits."""
     exclusive: bool = False
-    """Beside a call it takes either content or thoughts."""
+    """True if the template accepts only one of content and thoughts beside a call."""
     words: bool = True
-    """True if it writes words beside a call."""
+    """True if the template writes words beside a call."""
     goes_on: bool = True
-    """True if words beside a call leave the text after its result unchanged."""
+    """True if the text after a call's result is the same with and without words beside the call."""
 
     @property
     def plain(self) -> bool:
-        """Messages go to the template one by one as they are."""
+        """True if messages go to the template unchanged, one by one."""
         return (
             not self.prompted
             and self.system
@@ -100,52 +102,52 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """End that a template writes after an answer."""
+    """End of an answer, as a template writes it."""
 
     text: str
-    """Spelling of the first control token after it."""
+    """Spelling of the first control token after the answer."""
     next_role: bool = False
-    """The token already begins the next turn: the template closes none."""
+    """True if that token already begins the next turn, so that the template closes none."""
     later: str = ""
     """Spelling of the first control token after an answer that is not the last turn."""
 
     def place(self, rendered: str, start: int = 0) -> int:
-        """Position from `start` on where the last turn of a conversation ends (-1: nowhere)."""
+        """Position from `start` on where the last turn of a conversation ends (-1 if not found)."""
         return len(rendered.rstrip()) if self.next_role else rendered.find(self.text, start)
 
     def following(self, rendered: str, end: int) -> str:
-        """Text after the end of a turn."""
+        """Text from the end of a turn on."""
         return rendered[end:].lstrip() if self.next_role else rendered[end:]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Findings about a template."""
+    """Detected facts about a template."""
 
     shape: Shape
-    """Form in which messages are put for it."""
+    """Form of messages for the template."""
     form: CallForm
     """Form in which calls are written and read."""
     thoughts: Thoughts | None
-    """None where the template knows of no thoughts."""
+    """Format of thoughts (None if the template has none)."""
     answer: Ending
-    """After an answer in words."""
+    """End of an answer in words."""
     call: Ending
-    """After an answer with calls."""
+    """End of an answer with calls."""
 
     def ending(self, *, calls: bool) -> Ending:
-        """End of an answer."""
+        """End of an answer with or without calls."""
         return self.call if calls else self.answer
 
 
 def discover(
     render: Render, controls: Sequence[str], source: str, tools: str | CallForm | None = None
 ) -> Dialect:
-    """Find out how to speak to a template.
+    """Detect the conversation format of a template.
 
     `controls`: spellings of the control tokens. `source`: the template's text. `tools`: the form of
-    calls, or its name (None: it is found). Raises `ModelError` where no answer has an end, or where
-    the form that was named is not the one that the template writes.
+    calls, or its name (None: detected). Raises `ModelError` if answers have no end, or if the named
+    form is not the one that the template writes.
     """
     found = _Probing(render, sorted(controls, key=len, reverse=True), source)
     answer = found.end_of_answer()
@@ -211,7 +213,7 @@ class _Probing:
         return next((self._known_thoughts(*pair) for pair in known), None)
 
     def _known_thoughts(self, begin: str, close: str) -> Thoughts:
-        """Thoughts of a template that reads them out of the content, or writes them before calls
+        """Thoughts of a template that reads them from the content, or writes them before calls
         only.
         """
         kept = Thoughts(begin, close, None, opened=self.base.rstrip().endswith(begin))
@@ -228,9 +230,7 @@ class _Probing:
         return kept
 
     def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """The template's own way with tools (None where it has none, or none that can be gone on
-        with).
-        """
+        """The template's own tool format (None if it has none, or none that can be extended)."""
         told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
         if "probe_tool" not in told or "count" not in told or _QUESTION not in told:
             return None
@@ -254,7 +254,7 @@ class _Probing:
         return self._unwritten(asked)
 
     def prompted(self) -> Shape:
-        """Shape for prompted calls, if the template's own tools are missing or unusable."""
+        """Shape for a template that supports no tools, or none that can be used."""
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
         answered = self._try([_turn("user", _QUESTION)], header=False)
         header = self.base[alike(self.base, answered) :]
@@ -284,7 +284,7 @@ class _Probing:
                 )
 
     def _finished(self, shape: Shape) -> Shape:
-        """The shape with what is left to ask."""
+        """Complete a shape with the remaining probes."""
         two = _called(shape, {**PROBE_CALL, "args": {"text": _MORE, "count": 4}})
         parallel = self._holds(
             [_turn("user", _QUESTION), two], "ARGUMENT", _MORE, tools=[PROBE_TOOL]
@@ -310,8 +310,8 @@ class _Probing:
         )
 
     def _unwritten(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """A template that tells of tools and leaves calls to the content: its tokens say which form
-        that is.
+        """Format of a template that lists tools but leaves calls to the content. Its tokens
+        identify the form.
         """
         form = asked or (PYTHONIC if PYTHONIC.marks[0] in self._controls else None)
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
@@ -332,7 +332,7 @@ class _Probing:
         return self.end_of_answer()
 
     def _first(self, text: str, leaving: Sequence[str] = ()) -> str:
-        """The first control token's spelling in a text, or nothing."""
+        """Spelling of the first control token in a text (empty if there is none)."""
         found = {
             text.find(each): each
             for each in reversed(self._controls)
@@ -351,7 +351,7 @@ class _Probing:
     def _try(
         self, turns: list[Turn], tools: list[Any] | None = None, *, header: bool = True
     ) -> str:
-        """Text that the template writes (empty where it refuses)."""
+        """Text that the template writes (empty if it refuses)."""
         try:
             return self._render(turns, tools, header=header)
         except ModelError:
@@ -359,7 +359,7 @@ class _Probing:
 
 
 def alike(a: Sequence[object], b: Sequence[object]) -> int:
-    """Number of characters, or tokens, with which both begin."""
+    """Length of the common prefix in characters or tokens."""
     return next(
         (i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other),
         min(len(a), len(b)),
@@ -367,8 +367,8 @@ def alike(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _tag(found: str, close: str) -> str:
-    """The tag that `close` closes, where what was found is a part of it, or has the end of a header
-    before it.
+    """Tag that `close` closes, if the found text is a part of it or has the end of a header before
+    it.
     """
     tag = close.replace("</", "<", 1)
     return tag if found.endswith(tag) or tag.endswith(found) else found

@@ -1,4 +1,4 @@
-"""Encoders of text over one vocabulary: with its added tokens, and without."""
+"""Encoders of text over one vocabulary, with and without its added tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["own_encoder", "plain_encoder"]
 
 
 def own_encoder(tokenizer: Any) -> Tokenizer:
-    """An encoder of one's own, so that no caller's truncation or padding reaches it; the vocabulary
-    is shared.
+    """Separate encoder with the same vocabulary, which truncation or padding of other users does
+    not affect.
 
-    Raises `ModelError` where the tokenizer has no backend of the `tokenizers` library.
+    Raises `ModelError` if the tokenizer has no backend of the `tokenizers` library.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -29,7 +29,7 @@ def own_encoder(tokenizer: Any) -> Tokenizer:
     if {i: str(t.content) for i, t in own.get_added_tokens_decoder().items()} != {
         i: t.content for i, t in added.items()
     }:
-        own = Tokenizer.from_str(backend.to_str())  # ids with gaps between them: slow, and exact
+        own = Tokenizer.from_str(backend.to_str())  # ids with gaps: slow but exact
         own.no_truncation()
         own.no_padding()
     own.encode_special_tokens = False
@@ -37,7 +37,7 @@ def own_encoder(tokenizer: Any) -> Tokenizer:
 
 
 def plain_encoder(encoder: Tokenizer) -> Tokenizer:
-    """The same vocabulary without added tokens: any spelling is text to it."""
+    """Encoder with the same vocabulary but without added tokens, so that any spelling is text."""
     plain = Tokenizer(encoder.model)
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         found: Any = getattr(encoder, part)

@@ -21,7 +21,7 @@ from hrm_agent.models.codec.calls.hermes import HERMES
 __all__ = ["INVALID_CALLS", "answer_text", "invalid_tool_calls", "message_role", "message_text"]
 
 INVALID_CALLS = "invalid_tool_calls"
-"""Key of the `response_metadata` of a streamed answer."""
+"""Key in the `response_metadata` of a streamed answer."""
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (SystemMessage, "system"),
@@ -32,7 +32,7 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 
 
 def message_role(message: BaseMessage) -> str:
-    """The role under which a chat template knows this message."""
+    """Role of a message in a chat template."""
     for kind, role in _ROLES:
         if isinstance(message, kind):
             return role
@@ -45,9 +45,7 @@ def message_role(message: BaseMessage) -> str:
 
 
 def message_text(message: BaseMessage) -> str:
-    """The text of a message; of an answer, without what other providers put beside it (thinking
-    blocks, say).
-    """
+    """Text of a message. For an answer, without additions of providers, such as thinking blocks."""
     content = cast("str | list[str | dict[str, Any]]", message.content)
     if isinstance(content, str):
         return content
@@ -64,13 +62,13 @@ def message_text(message: BaseMessage) -> str:
 
 
 def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:
-    """The tool calls of a message that could not be decoded, whether it was streamed or not."""
+    """Tool calls of a message that could not be decoded, streamed or not."""
     return message.invalid_tool_calls or message.response_metadata.get(INVALID_CALLS, [])
 
 
 def answer_text(message: AIMessage, form: CallForm = HERMES) -> str:
-    """Text of an answer with its undecodable calls, which no template has a place for, written out
-    again.
+    """Text of an answer, with its undecodable calls written out again, since templates have no
+    place for them.
     """
     before, after = form.around
     raw = [f"{before}{call['args'] or ''}{after}" for call in invalid_tool_calls(message)]

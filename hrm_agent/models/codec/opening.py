@@ -1,6 +1,4 @@
-"""The codec of a model: its tokenizer, loaded and put to the test, and the template and form that
-were asked for.
-"""
+"""Codec of a model: its tokenizer, loaded and tested, with the chosen template and form."""
 
 from __future__ import annotations
 
@@ -19,21 +17,21 @@ __all__ = ["TEXT_PROBE", "ends_of", "load_codec_of", "load_tokenizer", "open_cod
 
 _library: Any = transformers
 TEXT_PROBE = "What is 6*7?\n\tdef f(x): return x\n"
-"""A text that every tokenizer of a language model gives back: spaces, a tab, line ends."""
+"""Text that every tokenizer of a language model returns unchanged: spaces, a tab, line ends."""
 
 
 def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> Any:
-    """The tokenizer of a folder or of a model of the hub, with the template that is asked for.
-    Raises `ModelError`.
+    """Tokenizer of a folder or of a model of the hub, with the chosen template. Raises
+    `ModelError`.
 
-    A tokenizer that does not give text back is loaded once more as its file describes it: for some
-    configurations the library rebuilds another one, which loses spaces.
+    A tokenizer that does not return text unchanged is loaded again as its file describes it. For
+    some configurations the library rebuilds a different one, which loses spaces.
     """
     try:
         tokenizer: Any = _library.AutoTokenizer.from_pretrained(
             path_or_name, trust_remote_code=False
         )
-    except Exception as error:  # whatever the files made the library raise
+    except Exception as error:  # the files may make the library raise anything
         raise ModelError(
             f"The tokenizer of {path_or_name!r} cannot be loaded: {_first_line(error)}",
             "Check the folder, or the name on huggingface.co/models and the network.",
@@ -53,11 +51,11 @@ def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> An
 def open_codec(
     tokenizer: Any, options: CodecOptions | None = None, generation: Any = None
 ) -> PolicyCodec:
-    """The codec over a tokenizer. `generation`: the model's `GenerationConfig`, which names further
+    """Codec over a tokenizer. `generation`: the model's `GenerationConfig`, which names further
     ends of answers.
 
-    Raises `ModelError` for a template or a renderer that cannot be used, and for a form of calls
-    that is not its own.
+    Raises `ModelError` for an unusable template or renderer, and for a form of calls that the
+    template does not write.
     """
     options = options or CodecOptions()
     asked: dict[str, Any] = {
@@ -76,18 +74,18 @@ def open_codec(
 
 
 def load_codec_of(path_or_name: str, options: CodecOptions | None = None) -> PolicyCodec:
-    """The codec of a folder or of a model of the hub, without its weights. Raises `ModelError`."""
+    """Codec of a folder or of a model of the hub, without its weights. Raises `ModelError`."""
     tokenizer = load_tokenizer(path_or_name, options)
     try:
         generation = _library.GenerationConfig.from_pretrained(path_or_name)
-    except Exception:  # many models have none
+    except Exception:  # many models have no generation configuration
         generation = None
     return open_codec(tokenizer, options, generation)
 
 
 def ends_of(generation: Any) -> tuple[int, ...]:
-    """Tokens that end an answer, as a model's generation configuration names them: one, several or
-    none.
+    """Tokens that end an answer, from a model's generation configuration, which may have one,
+    several or none.
     """
     named = getattr(generation, "eos_token_id", None)
     if named is None:
@@ -96,11 +94,10 @@ def ends_of(generation: Any) -> tuple[int, ...]:
 
 
 def _of_tokenizers(path_or_name: str) -> Any:
-    """The tokenizer of the `tokenizers` library where mistral-common, which is installed, would
-    read another one.
+    """Tokenizer of the `tokenizers` library, even if mistral-common is installed and would read
+    another one.
 
-    A model that comes with Mistral's own file alone gets the template that mistral-common writes
-    for it.
+    A model that only has Mistral's own file gets the template that mistral-common writes for it.
     """
     from transformers.integrations.mistral.constants import is_tekken_vocab_filename
     from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
@@ -126,7 +123,7 @@ def _as_in_its_file(path_or_name: str, loaded: Any) -> Any:
     )
     try:
         plain = _library.PreTrainedTokenizerFast.from_pretrained(path_or_name)
-    except Exception:  # no such file, or none that can be read alone
+    except Exception:  # the file is missing, or cannot be read alone
         plain = None
     if plain is None or not _gives_text_back(plain):
         raise ModelError(
@@ -148,8 +145,8 @@ def _read_template(file: Path) -> str:
 
 
 def _refuse_faulty(renderer: str, speech: Speech) -> None:
-    """A renderer is a choice: one that does not work with tools is refused to those who offer none,
-    too.
+    """Refuse a renderer that does not work with tools, even without tools, since a renderer is an
+    explicit choice.
     """
     if speech.faults:
         raise ModelError(

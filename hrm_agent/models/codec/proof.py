@@ -1,9 +1,8 @@
-"""Tests of a codec on probe texts, run when a model is loaded: that it speaks with its model as it
-should.
+"""Tests of a codec on probe texts, run when a model is loaded.
 
-It takes some milliseconds. A tokenizer that loses text is no use at all; tools that a model would
-not be told of, or calls that would not be read, are said where tools are offered, since a
-conversation without tools needs neither.
+They take some milliseconds. A tokenizer that loses text is refused. Tools that a model would not
+see, or calls that would not be read, are reported when tools are offered, since a conversation
+without tools needs neither.
 """
 
 from __future__ import annotations
@@ -36,15 +35,12 @@ _SETTINGS = {
     "typical_p": 1.0,
     "repetition_penalty": 1.0,
 }
-"""Settings of a generation configuration that change the distribution, and the values that leave it
-alone.
+"""Settings of a generation configuration that change the distribution, with their neutral values.
 """
 
 
 def prove(codec: Any, generation: Any = None) -> Speech:
-    """Put a codec over a chat template to the test. `generation`: the model's own
-    `GenerationConfig`.
-    """
+    """Test a codec over a chat template. `generation`: the model's own `GenerationConfig`."""
     dialect = codec.dialect
     form = f"{dialect.form.name}, by {codec.written_by}"
     thoughts = dialect.thoughts

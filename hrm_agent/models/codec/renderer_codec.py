@@ -1,11 +1,11 @@
-"""A codec over a renderer of the library `renderers`, in the place of a chat template.
+"""Codec over a renderer of the library `renderers`, in place of a chat template.
 
-The library writes the conversations of some thirty families, each by code of its own. What a
-renderer writes is taken as a template's text is, and all else is `ChatTemplateCodec`'s, so that the
-same rules hold: text is guarded before the renderer sees it and cut into tokens after it, and a
-conversation is extended where the renderer leaves the earlier turns alone. Calls are read by the
-form of ours that reads what the renderer writes. Where there is none (MiniMax, DeepSeek V4,
-Hunyuan), the renderer reads them.
+The library writes the conversations of some thirty families, each by its own code. The renderer's
+output replaces a template's text, and everything else is `ChatTemplateCodec`'s, so the same rules
+hold: text is guarded before the renderer sees it and split into tokens after it, and a conversation
+is extended if the renderer leaves the earlier turns unchanged. Calls are read by the `CallForm`
+that can read the renderer's calls. If there is none (MiniMax, DeepSeek V4, Hunyuan), the renderer
+reads them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from hrm_agent.models.engine import ParsedTurn
 __all__ = ["AUTO", "RendererCodec"]
 
 AUTO = "auto"
-"""Name of the renderer that the library has for the model's name on the hub."""
+"""Renderer name that selects by the model's name on the hub."""
 _NO_FAMILY = (AUTO, "default", "custom")
-"""Names of the library for a choice, for the tokenizer's template, and for code by its path."""
+"""Names of the library for a selection, for the tokenizer's template, and for code by its path."""
 _OWN_FORM = "its own form"
 """Name of a form of calls that the renderer reads."""
 _QUESTION = {"role": "user", "content": "QUESTION"}
 _WITHOUT = "Leave ?renderer= out, which uses the model's own template."
 _ESCAPE = "\\udb"
 _ESCAPED = re.compile(r"\\u(db[89ab][0-9a-f])\\u(d[c-f][0-9a-f]{2})")
-"""A placeholder of guarded text as JSON of ASCII alone has it. What begins like one in a message is
-guarded, too.
+"""Pattern of a placeholder of guarded text in ASCII-only JSON. Text in a message that begins like
+one is guarded, too.
 """
 
 
 class RendererCodec(ChatTemplateCodec):
-    """Messages to token ids and back, by a renderer of the library `renderers`."""
+    """Conversion of messages to token ids and back, by a renderer of the library `renderers`."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class RendererCodec(ChatTemplateCodec):
         keep_thoughts: bool = False,
         ends: Iterable[int] = (),
     ) -> None:
-        """`renderer`: a name of the library's, or `auto`. The others are those of
+        """`renderer`: a name in the library, or `auto`. The other parameters are those of
         `ChatTemplateCodec`.
 
-        Raises `ModelError` where the library is missing, has no such renderer, or where it does not
-        fit the tokenizer.
+        Raises `ModelError` if the library is missing, has no such renderer, or if it does not fit
+        the tokenizer.
         """
         self.written_by = f"the renderer {renderer}"
         self._renderer_name = renderer
@@ -67,7 +67,9 @@ class RendererCodec(ChatTemplateCodec):
         self._check_tokens()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process the tokenizer, what was asked, and the result of the test say all."""
+        """Pickle as the tokenizer, the given options and the result of the test, for another
+        process.
+        """
         return (
             _rebuilt,
             (type(self), self.tokenizer, self._renderer_name, *self._asked),
@@ -77,7 +79,7 @@ class RendererCodec(ChatTemplateCodec):
     def parse(
         self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True
     ) -> ParsedTurn:
-        """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
+        """Content, thoughts and tool calls of an answer's text, see `Codec.parse`."""
         if self.dialect.form.name != _OWN_FORM or not thinks:
             return super().parse(text, tools, thinks=thinks)
         return self._read(
@@ -86,7 +88,7 @@ class RendererCodec(ChatTemplateCodec):
             self._header_ids,
         )
 
-    # in the place of the template
+    # replacements of the template
 
     def _discovered(self, controls: Sequence[str], tools: str | None) -> Dialect:
         found = discover(self._render, controls, "", tools)
@@ -95,7 +97,7 @@ class RendererCodec(ChatTemplateCodec):
         try:
             own = self._own_form(found)
             return found if own is None else discover(self._render, controls, "", own)
-        except ModelError:  # it refuses the calls of the test, or does not tell of tools
+        except ModelError:  # it refuses the calls of the test, or does not list tools
             return found
 
     def _set_guard(self, spellings: dict[int, str], controls: Sequence[str]) -> None:
@@ -121,8 +123,8 @@ class RendererCodec(ChatTemplateCodec):
         return _ESCAPED.sub(_unescaped, self._seen.decode(ids))
 
     def _check_tokens(self) -> None:
-        """Raise `ModelError` where the text of a conversation makes other tokens than the renderer
-        does.
+        """Raise `ModelError` if the text of a conversation encodes to other tokens than the
+        renderer's.
         """
         called = AIMessage("", tool_calls=[{"type": "tool_call", "id": "call_0", **PROBE_CALL}])
         said = [
@@ -145,8 +147,8 @@ class RendererCodec(ChatTemplateCodec):
     # calls that only the renderer reads
 
     def _own_form(self, found: Dialect) -> CallForm | None:
-        """The form in which the renderer writes calls: from the first added token on that is none
-        of thoughts.
+        """Form in which the renderer writes calls, from the first added token on that is not one of
+        thoughts.
         """
         thoughts = found.thoughts
         frame = "" if thoughts is None else f"{thoughts.open}{thoughts.close}"
@@ -170,7 +172,7 @@ class RendererCodec(ChatTemplateCodec):
         return CallForm(_OWN_FORM, marks[:1], marks, read, write)
 
     def _calls_text(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """The text of an answer of nothing but calls, without its end."""
+        """Text of an answer that only has calls, without its end."""
         functions = [{"name": call["name"], "arguments": call["args"]} for call in calls]
         made = [
             {"type": "function", "id": f"call_{i}", "function": each}
@@ -186,7 +188,7 @@ class RendererCodec(ChatTemplateCodec):
 
     @cached_property
     def _header_ids(self) -> list[int]:
-        """A prompt. Its end says whether an answer begins inside of thoughts."""
+        """Token ids of a prompt. Its end shows if an answer begins inside thoughts."""
         return self._seen.encode(self._render([_QUESTION], None))
 
     def _read(
@@ -196,7 +198,7 @@ class RendererCodec(ChatTemplateCodec):
         tools = [{"type": "function", "function": function} for function in named]
         try:
             found = self._renderer.parse_response(ids, tools=tools or None, prompt_ids=prompt)
-        except Exception as error:  # a run must not fail for what its policy writes
+        except Exception as error:  # a policy's text must not make a run fail
             turn = ParsedTurn("")
             add_invalid(None, self._seen.decode(ids), f"the answer cannot be read: {error}", turn)
             return turn
@@ -224,9 +226,7 @@ class RendererCodec(ChatTemplateCodec):
 
 
 class _SeenTokenizer:
-    """Tokenizer as a renderer sees it. Every text comes back as it was,
-    and there are no offsets.
-    """
+    """Tokenizer as a renderer sees it. It returns every text unchanged, without offsets."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.name_or_path = str(getattr(tokenizer, "name_or_path", ""))
@@ -244,7 +244,7 @@ class _SeenTokenizer:
 
 
 def _create(tokenizer: _SeenTokenizer, name: str, *, keep_thoughts: bool) -> Any:
-    """A renderer of the library. Raises `ModelError`."""
+    """Create a renderer of the library. Raises `ModelError`."""
     try:
         import renderers
         from renderers.base import MODEL_RENDERER_MAP
@@ -271,7 +271,7 @@ def _create(tokenizer: _SeenTokenizer, name: str, *, keep_thoughts: bool) -> Any
     }
     try:
         return renderers.create_renderer(tokenizer, kind(**kept))
-    except Exception as error:  # it lacks a token, or a vocabulary that has to be fetched
+    except Exception as error:  # a token is missing, or a vocabulary that has to be downloaded
         raise ModelError(
             f"The renderer {chosen!r} does not fit the tokenizer of {tokenizer.name_or_path!r}:"
             f" {error}.",

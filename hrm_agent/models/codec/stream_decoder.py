@@ -1,8 +1,7 @@
-"""Text of an answer while it is being sampled: what a terminal or a browser shows.
+"""Text of an answer while it is being sampled, for a terminal or a browser.
 
-Held back are bytes that do not yet make a character, thoughts, and everything from the first call
-on, because a call is shown as a call once it can be read. The record never depends on this: it is
-made of the tokens.
+Incomplete characters, thoughts, and everything from the first call on are held back, since a call
+is shown as such once it can be read. The record never depends on this: it is made from the tokens.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ _UNFINISHED = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Spellings by which a reader tells what of an answer is not shown."""
+    """Spellings that mark the hidden parts of an answer."""
 
     marks: tuple[str, ...] = (TOOL_CALL_OPEN,)
-    """Each begins what is not shown, to the end of the answer."""
+    """Spellings of which each begins a hidden part that extends to the end of the answer."""
     opening: tuple[str, ...] = ()
-    """An answer that begins with one is not shown."""
+    """Spellings of which each hides an answer that begins with it."""
     thoughts: tuple[str, str] | None = None
-    """Marks before and after thoughts at the beginning."""
+    """Spellings before and after thoughts at the beginning."""
     opened: bool = False
     """True if an answer begins inside thoughts."""
     header: str = ""
-    """The end of the prompt, with which each message of an answer begins."""
+    """End of the prompt, with which each message of an answer begins."""
     shown_after: tuple[str, ...] = ()
-    """Behind a header. An answer is shown from the first one on, where there are any: the rest is
-    no part of it.
+    """Spellings after a header from which on an answer is shown. If there are any, the rest is
+    hidden.
     """
 
 
@@ -41,26 +40,26 @@ _PLAIN = Hidden()
 
 
 class PieceDecoder:
-    """The text that each token adds: of a character made of several tokens, the last one has it."""
+    """Decoder that returns the text each token adds. A character of several tokens comes with the
+    last one.
+    """
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str], most_waiting: int | None = None
     ) -> None:
-        """`decode` is a codec's. `most_waiting`: tokens that wait for the rest of a character
-        (None: all).
+        """`decode`: function of a codec. `most_waiting`: maximum number of tokens that wait for the
+        rest of a character (None: no limit).
         """
         self._decode = decode
         self._most_waiting = most_waiting
         self._ids: list[int] = []
         self._context = 0
-        """Where the tokens start that are decoded again, so that a decoder sees what stands before
-        new ones.
-        """
+        """Start of the tokens that are decoded again as context for new ones."""
         self._read = 0
-        """Where the tokens start whose text has not been taken yet."""
+        """Start of the tokens whose text has not been returned yet."""
 
     def push(self, token_id: int) -> str:
-        """The text up to this token that was not given before."""
+        """New text up to this token."""
         self._ids.append(token_id)
         return self._take(
             final=self._most_waiting is not None
@@ -68,7 +67,7 @@ class PieceDecoder:
         )
 
     def finish(self) -> str:
-        """The text of tokens that still wait."""
+        """Text of tokens that still wait."""
         return self._take(final=True)
 
     def _take(self, *, final: bool) -> str:
@@ -81,31 +80,31 @@ class PieceDecoder:
 
 
 class StreamDecoder:
-    """Turns tokens into text piece by piece. The pieces together are the answer's text up to its
-    first tool call.
+    """Decoder of an answer's tokens into text piece by piece. The pieces together are the answer's
+    text up to its first tool call.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], hidden: Hidden = _PLAIN) -> None:
-        """`decode` is a codec's."""
+        """`decode`: function of a codec."""
         self._pieces = PieceDecoder(decode)
         self._pending = hidden.header
         self._closed = False
         self._hidden = hidden
         self._thinking = hidden.opened
         self._begun = not (hidden.thoughts or hidden.opening or hidden.shown_after)
-        """The beginning of the answer is known."""
+        """True once the beginning of the answer is known."""
         self._after_thoughts = False
-        """Line ends at the beginning are no part of the answer."""
+        """True if line ends at the beginning are not part of the answer."""
 
     def push(self, token_id: int) -> str:
-        """The text that can be shown now that this token is known; often empty."""
+        """Text that can be shown now that this token is known, often empty."""
         if self._closed:
             return ""
         self._pending += self._pieces.push(token_id)
         return self._release(final=False)
 
     def finish(self) -> str:
-        """The text that was held back and turned out to be plain."""
+        """Held-back text that turned out to be plain."""
         if self._closed:
             return ""
         self._pending += self._pieces.finish()
@@ -132,7 +131,7 @@ class StreamDecoder:
         return text
 
     def _begin(self, *, final: bool) -> bool:
-        """Go past what stands before the answer; False while the beginning is not known."""
+        """Skip text before the answer. False while the beginning is not known."""
         while not self._begun or self._thinking:
             if self._hidden.shown_after:
                 self._begun = self._go_past(
@@ -162,7 +161,7 @@ class StreamDecoder:
         return True
 
     def _go_past(self, marks: Sequence[str]) -> bool:
-        """Drop what is pending up to and with the first mark; False if there is none yet."""
+        """Drop pending text up to and including the first mark. False if there is none yet."""
         found = [(at, len(mark)) for mark in marks if (at := self._pending.find(mark)) >= 0]
         if not found:
             kept = max(map(len, marks)) - 1

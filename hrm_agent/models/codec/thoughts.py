@@ -1,7 +1,8 @@
-"""Thoughts of an answer: where they stand in its text, and under which name a template takes them.
+"""Thoughts of an answer: their place in its text, and the message key under which a template takes
+them.
 
-Thoughts are a part of the record beside the content (`additional_kwargs["reasoning_content"]`, as
-LangChain has it): they are never taken for a call or an answer.
+Thoughts are recorded separately from the content (in `additional_kwargs["reasoning_content"]`, as
+in LangChain). They are never taken for a call or an answer.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ class Thoughts:
     """Place of thoughts in an answer."""
 
     open: str
-    """Spelling before them, without white space around it."""
+    """Spelling before thoughts, without white space around it."""
     close: str
-    """Spelling after them, without white space around it."""
+    """Spelling after thoughts, without white space around it."""
     field: str | None
-    """Key of a message under which the template takes them (None where it takes them at most in the
+    """Message key under which the template takes thoughts (None if it takes them at most in the
     content).
     """
     opened: bool = False
-    """The prompt ends with the opening, so that an answer begins with thoughts."""
+    """True if the prompt ends with the opening, so that an answer begins with thoughts."""
     closed: bool = False
-    """The prompt ends with empty thoughts, so that an answer has none."""
+    """True if the prompt ends with empty thoughts, so that an answer has none."""
     in_content: bool = False
-    """Without a field, the template writes thoughts that stand in the content."""
+    """True if the template has no field but writes thoughts that are in the content."""
 
     def __post_init__(self) -> None:
         assert self.open, "thoughts begin with a mark"
@@ -53,7 +54,7 @@ class Thoughts:
         return self._apart(text)[1]
 
     def _apart(self, text: str) -> tuple[list[str], int]:
-        """The thoughts at the beginning, and the position where they end."""
+        """Thoughts at the beginning, and the position where they end."""
         thoughts: list[str] = []
         opening = re.compile(rf"\s*{re.escape(self.open)}")
         end = 0
@@ -71,10 +72,10 @@ class Thoughts:
         return thoughts, end
 
     def written(self, reasoning: str, content: str) -> str:
-        """The content with the thoughts before it."""
+        """Content with the thoughts before it."""
         return f"{self.open}\n{reasoning}\n{self.close}\n\n{content}"
 
 
 def reasoning_of(message: AIMessage) -> str | None:
-    """The thoughts beside an answer's content: ours, or those of a provider that are text."""
+    """Thoughts beside an answer's content: recorded ones, or a provider's if they are text."""
     return thoughts_of(vars(message))

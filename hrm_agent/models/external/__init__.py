@@ -1,1 +1,1 @@
-"""Chat models that a user brings: recorded as they answer, and a policy in their place."""
+"""Chat models of users: recording of their answers, and substitution by a policy."""

@@ -1,20 +1,20 @@
-"""Chat models that a graph holds itself: asked once, recorded, and answered from the record from
-then on.
+"""Recording of chat models that a graph holds itself. They are called once, and later answered from
+the record.
 
-A user's graph may ask a hosted model without knowing of records. Inside a recording, its answer is
-written before the node sees it, as text, marked as not trainable; the node gets the model's own
-object, and a node that runs again after a crash, or in a replay, gets the recorded answer back.
-What a model raised is on record, too: a replay raises it again, and a node that runs again after a
-crash asks again. Outside of a recording nothing changes.
+A user's graph may call a hosted model without knowing about records. Inside a recording, its answer
+is recorded before the node sees it, as text, marked as not trainable. The node gets the model's own
+object. A node that runs again after a crash, or in a replay, gets the recorded answer. Errors of a
+model are recorded, too: a replay raises them again, and a node that runs again after a crash calls
+again. Outside of a recording nothing changes.
 
-This wraps two places in LangChain's `BaseChatModel`, once per process: where one request is
-answered (under invoke, batch, and streams of events alike, so that callbacks hear of a recorded
-answer as of any other), and the streams, which bypass it. A stream holds each chunk back until the
-next has come, so that the record is there before the last one is seen; a recorded answer comes as
-one chunk. Of several answers to one request the first is recorded.
+This wraps two parts of LangChain's `BaseChatModel`, once per process: the method that answers one
+request (for invoke, batch and streams of events, so that callbacks see a recorded answer like any
+other), and the streams, which bypass it. A stream holds each chunk back until the next one arrives,
+so that the record is written before the last one is seen. A recorded answer comes as one chunk. Of
+several answers to one request the first is recorded.
 
-What is not a LangChain chat model (a bare HTTP call in a node), or overrides `invoke` or `stream`
-without asking the class above it, cannot be seen here, and is made again.
+Calls that do not use a LangChain chat model (a bare HTTP call in a node), or a class that overrides
+`invoke` or `stream` without calling its base class, are not recorded and are made again.
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ __all__ = ["record_external_models"]
 
 T = TypeVar("T")
 _TRACED = ("ls_structured_output_format", "structured_output_format")
-"""Options that are for tracing only; one of the two ways in drops them."""
+"""Options that are for tracing only. One of the two entry points drops them."""
 
 
 @functools.cache
 def record_external_models() -> None:
-    """From now on, chat models that are asked inside a recording are recorded. Once per process."""
+    """Record, from now on, chat models that are called inside a recording. Call once per
+    process.
+    """
     model: Any = BaseChatModel
     model._generate_with_cache = _answering(model._generate_with_cache)
     model._agenerate_with_cache = _answering_async(model._agenerate_with_cache)
@@ -68,7 +70,7 @@ def record_external_models() -> None:
 
 
 class _ModelRequest:
-    """One request to a foreign model. Left without an answer, it frees its index."""
+    """Request to a foreign model. Without an answer, it frees its index."""
 
     def __init__(
         self,
@@ -96,9 +98,9 @@ class _ModelRequest:
         )
         claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
         self.claimed = claimed if isinstance(claimed, Call) else None
-        """The recorded call of this request."""
+        """Recorded call of this request (None if there is none)."""
         self.over = self.claimed is not None
-        """Whether it has ended, recorded or not."""
+        """True if it has ended, recorded or not."""
         if isinstance(claimed, int):
             again = recording.asked_again(identity, claimed)
             self._pending = PendingCall(
@@ -107,8 +109,8 @@ class _ModelRequest:
             self._sent = _sent(model, options)
 
     def recorded(self, model: BaseChatModel) -> AIMessage | None:
-        """The answer on record; None where the model is to be asked. A replay raises what the model
-        raised.
+        """Recorded answer (None if the model has to be called). A replay raises the recorded
+        error.
         """
         call = self.claimed
         if call is None:
@@ -118,18 +120,18 @@ class _ModelRequest:
         return unpack_answer(call) if call.response else AIMessage("")
 
     async def as_cancelled(self) -> None:
-        """If the program cancelled the recorded call, wait for it to cancel this one; else return
-        at once.
+        """Wait for the program to cancel this call if it cancelled the recorded one. Otherwise
+        return at once.
 
-        The wait is bounded: `recorded` then raises the recorded cancellation.
+        The wait is limited. After it, `recorded` raises the recorded cancellation.
         """
         call = self.claimed
         if call is not None and call.error is not None and call.error.kinds == _CANCELLED.kinds:
             await asyncio.sleep(_PATIENCE + 2 * (call.ended_at - call.started_at))
 
     def close(self, answer: BaseMessage) -> BaseMessage:
-        """Commit the record. Returns the answer, with the ids of its record; unchanged if it cannot
-        be recorded.
+        """Commit the record. Returns the answer with the ids of its record, or unchanged if it
+        cannot be recorded.
         """
         self.over = True
         try:
@@ -148,7 +150,7 @@ class _ModelRequest:
             return answer
 
     def fail(self, error: RaisedError, shown: AIMessage | None = None) -> None:
-        """Commit that the model raised, or that the program left the stream after `shown`."""
+        """Record that the model raised, or that the program abandoned the stream after `shown`."""
         self.over = True
         self._release()
         try:
@@ -163,7 +165,7 @@ class _ModelRequest:
         self._recording.lose(error)
 
     def next(self, chunks: Iterator[T]) -> T | None:
-        """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
+        """Next chunk (None at the end). Draws in the meantime are not the node's."""
         with while_answered(self._namespace):
             return next(chunks, None)
 
@@ -172,7 +174,7 @@ class _ModelRequest:
             yield chunk
 
     async def anext(self, chunks: AsyncIterator[T]) -> T | None:
-        """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
+        """Next chunk (None at the end). Draws in the meantime are not the node's."""
         with while_answered(self._namespace):
             return await anext(chunks, None)
 
@@ -202,8 +204,8 @@ def _question(
     metadata: dict[str, Any] | None,
     options: dict[str, Any],
 ) -> _ModelRequest | None:
-    """None where a call is none of ours: outside a recording or a graph, or of a model that records
-    itself.
+    """Request to be recorded (None outside of a recording or a graph, or for a model that records
+    itself).
     """
     recording = open_recording()
     if recording is None or isinstance(model, PolicyModel) or not in_graph(metadata):
@@ -212,7 +214,7 @@ def _question(
         return _ModelRequest(recording, model, messages, metadata or {}, options)
     except (HrmError, GraphBubbleUp):
         raise
-    except Exception as error:  # a request that nothing can be made of
+    except Exception as error:  # a request that cannot be recorded
         recording.lose(error)
         return None
 
@@ -282,7 +284,7 @@ def _streaming(entry: Any) -> Any:
         **options: Any,
     ) -> Iterator[Any]:
         question = None
-        # else it is answered as a whole
+        # otherwise it is answered as a whole
         if self._should_stream(async_api=False, **{**options, "stream": True}):
             messages = self._convert_input(input).to_messages()
             question = _question(
@@ -339,20 +341,22 @@ def _streaming_async(entry: Any) -> Any:
 _LEFT = RaisedError(kinds=(), message="the program left the stream")
 _CANCELLED = RaisedError(kinds=("asyncio:CancelledError",), message="the call was cancelled")
 _PATIENCE = 10.0
-"""Seconds that a replay has to cancel a call, beside twice the time after which the recorded run
-did.
+"""Seconds that a replay waits for a cancellation, in addition to twice the time after which the
+recorded run cancelled.
 """
 
 
 class _OnRecord:
-    """A model that streams the recorded answer, so that callbacks and streams of events see it.
+    """Model that streams the recorded answer, so that callbacks and streams of events see it.
 
-    It is one chunk: the answer, or what there was of a stream that broke off, followed by its
+    It is one chunk: the answer, or the recorded part of an interrupted stream, followed by its
     error.
     """
 
     rate_limiter = output_version = None
-    """No limit applies to a recorded answer, and its content is formatted."""
+    """Attributes of a model without effect here: a recorded answer needs no rate limit and is
+    already formatted.
+    """
 
     def __init__(self, model: BaseChatModel, question: _ModelRequest) -> None:
         self._model, self._question = model, question
@@ -375,18 +379,17 @@ class _OnRecord:
 
 
 class _Kept:
-    """Chunks of a stream. The newest is held back until the next has come."""
+    """Chunks of a stream. The newest is held back until the next one arrives."""
 
     def __init__(self, question: _ModelRequest) -> None:
         self._question = question
         self._chunks: list[AIMessageChunk] = []
         self._said: dict[str, Any] = {}
-        """Newest of the provider's facts on the answer: LangChain's sum joins texts that each chunk
-        has.
+        """Newest metadata of the provider, since LangChain's sum joins texts that each chunk has.
         """
 
     def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
-        """The chunks of the model, the last one when the whole answer is on record."""
+        """Chunks of the model. The last one comes once the whole answer is recorded."""
         try:
             while (chunk := self._question.next(chunks)) is not None:
                 yield from self._swap(chunk)
@@ -409,19 +412,19 @@ class _Kept:
         yield self._last()
 
     def _swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
-        """Keep `chunk`; give out the one that was kept."""
+        """Keep `chunk`, and yield the one that was kept before."""
         self._chunks.append(chunk)
         self._said |= chunk.response_metadata
         yield from self._chunks[-2:-1]
 
     def _failed(self, error: Exception) -> Iterator[AIMessageChunk]:
-        """Record that the model raised, and give out the chunk that was held back."""
+        """Record that the model raised, and yield the chunk that was held back."""
         if is_of_a_model(error):
             self._question.fail(pack_error(error), self._sum(self._chunks))
         yield from self._chunks[-1:]
 
     def _last(self) -> AIMessageChunk:
-        """The last chunk, when the whole answer is on record."""
+        """Last chunk, once the whole answer is recorded."""
         newest = self._chunks[-1]
         whole = self._sum(self._chunks)
         if whole is None:
@@ -433,7 +436,7 @@ class _Kept:
         )
 
     def _sum(self, chunks: Sequence[AIMessageChunk]) -> AIMessageChunk | None:
-        """Sum of the chunks (None: there are no chunks, or they cannot be added)."""
+        """Sum of the chunks (None if there are no chunks, or they cannot be added)."""
         try:
             return (
                 functools.reduce(lambda before, chunk: before + chunk, chunks) if chunks else None
@@ -471,13 +474,13 @@ def _result(message: AIMessage) -> ChatResult:
 
 
 def _namespace(metadata: Mapping[str, Any] | None) -> str:
-    """Of the task that asks; empty outside of a graph."""
+    """Checkpoint namespace of the calling task (empty outside of a graph)."""
     return str((metadata or {}).get("langgraph_checkpoint_ns", ""))
 
 
 def _model_name(model: BaseChatModel, options: dict[str, Any]) -> str:
     said = None
-    with suppress(Exception):  # of a class that overrides it
+    with suppress(Exception):  # a class may override it
         said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
     return str(said or type(model).__name__)
 

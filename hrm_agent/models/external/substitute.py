@@ -1,20 +1,20 @@
-"""Training a graph that holds its own chat model, without a change to it.
+"""Substitution of a graph's own chat model by the policy, to train the graph unchanged.
 
-A graph that asks `policy()` for its model is served by whatever policy is in force. A graph that
-was written before, with a hosted model in it, can be trained too: inside `standing_in`, every
-LangChain chat model that is called in this context passes the call on to the policy, tools and all.
-The calls are then recorded token by token like any others.
+A graph that uses `policy()` gets the current policy. A graph with its own hosted model can be
+trained, too: inside `standing_in`, every LangChain chat model that is called in this context passes
+the call on to the policy, with its tools. The calls are then recorded token by token like any
+others.
 
-This wraps the entry points of LangChain's `BaseChatModel`, once per process; outside a
+This wraps the entry points of LangChain's `BaseChatModel`, once per process. Outside a
 `standing_in` block the wrappers do nothing.
 
-A call with `response_format`, the form in which OpenAI's class asks for structured output, gets
-what that class gives: the answer is held to the schema where the policy's engine can (not under a
-trainer, since tokens that a schema chooses teach nothing), and for a pydantic class the message has
-the object in `additional_kwargs["parsed"]`. Text that does not follow the schema raises pydantic's
-`ValidationError`, as there. Anthropic's `output_config` names a schema in the same way, and its
-class reads the text itself. Other providers' own forms are not known here: their answers are not
-held to a schema.
+A call with `response_format`, by which OpenAI's class requests structured output, gets the same
+result as from that class. The answer is constrained to the schema if the policy's engine can (not
+under a trainer, since tokens that a schema chooses teach nothing), and for a pydantic class the
+message has the object in `additional_kwargs["parsed"]`. Text that does not follow the schema raises
+pydantic's `ValidationError`, as there. Anthropic's `output_config` names a schema in the same way,
+and its class parses the text itself. Other providers' forms are not supported: their answers are
+not constrained to a schema.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def standing_in() -> Generator[None]:
 
 @functools.cache
 def read_structured_output() -> None:
-    """From now on, recorded answers of a policy that stood in are given back as the provider's
-    class gives them.
+    """Return, from now on, recorded answers of a substituted policy in the form of the provider's
+    class.
     """
     for name in _ENTRIES:
         setattr(
@@ -90,7 +90,7 @@ def _passing_on(entry: Any, give_back: Callable[[Any, Any], Any]) -> Any:
 
 
 def _schema_of(form: Any) -> dict[str, Any] | None:
-    """The JSON schema that a `response_format` names; None where it names none."""
+    """JSON schema that a `response_format` names (None if it names none)."""
     if _is_model(form):
         return form.model_json_schema()
     if not isinstance(form, dict):
@@ -103,7 +103,7 @@ def _schema_of(form: Any) -> dict[str, Any] | None:
 
 
 def _schema_of_output(config: Any) -> dict[str, Any] | None:
-    """The JSON schema in Anthropic's `output_config`; None without one."""
+    """JSON schema in Anthropic's `output_config` (None without one)."""
     form: Any = config.get("format") if isinstance(config, dict) else None
     return form.get("schema") if isinstance(form, dict) else None
 
@@ -112,7 +112,7 @@ def _is_model(form: Any) -> bool:
     return isinstance(form, type) and issubclass(form, BaseModel)
 
 
-# what comes back, by entry
+# return values, by entry point
 
 
 def _as_it_is(answer: Any, form: Any) -> Any:
@@ -155,7 +155,7 @@ async def _astream_with_parsed(chunks: AsyncIterator[Any], form: Any) -> AsyncIt
 
 
 def _last_chunks(whole: Any, form: Any) -> Iterator[Any]:
-    """Last chunk of a stream that has an object to give."""
+    """Last chunk of a stream that has an object to return."""
     if whole is not None and (found := _with_parsed(whole, form)) is not whole:
         yield AIMessageChunk(
             content="", id=whole.id, additional_kwargs={"parsed": found.additional_kwargs["parsed"]}

@@ -1,1 +1,1 @@
-"""Loading a model by its string: weights, adapters, checks of what the model can do."""
+"""Loading of models by their strings: weights, adapters, and checks of capabilities."""

@@ -1,8 +1,8 @@
-"""Check of a model string: what the model says once it is loaded, or what can be read without its
+"""Check of a model string: facts about the loaded model, or those that can be read without its
 weights.
 
-Weights that are loaded here, and a server's, are asked for a few tokens, since a model that loads
-may still not answer. A hosted model is not asked: that costs its owner money.
+Models loaded here, and those of a server, have to sample a few tokens, since a model that loads may
+still not answer. A hosted model is not called, since that costs its owner money.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ class ModelCheck:
     """Result of a check."""
 
     model: str
-    """The model string that was checked."""
+    """Model string that was checked."""
     loaded: bool
-    """False where only the string was read."""
+    """False if only the string was read."""
     capabilities: Capabilities
     """Capabilities of the model."""
     load_seconds: float | None = None
-    """Time that loading took; None where only the string was read."""
+    """Time that loading took (None if only the string was read)."""
     answer: str | None = None
-    """The first words that it says; None where it was not asked."""
+    """First words of an answer (None if the model was not called)."""
     trained_by_adapter: bool = False
-    """The weights as loaded cannot be trained; an adapter on them can (`--lora-rank`)."""
+    """True if the loaded weights cannot be trained, but an adapter on them can (`--lora-rank`)."""
     origin: str | None = None
-    """Source of the weights, in words (None unless they are in the cache or in a GGUF file)."""
+    """Source of the weights (None unless they are in the cache or in a GGUF file)."""
 
 
 def check_model(text: str, *, load: bool = True) -> ModelCheck:
-    """Check the model behind `text`. Raises `ModelError` where it cannot be had at all."""
+    """Check the model of `text`. Raises `ModelError` if it is not available at all."""
     asked = parse_model(text)
     if not load:
         head = _head(asked)
@@ -144,7 +144,7 @@ def _read(asked: ModelString, head: GgufFacts | None) -> Capabilities:
     if asked.local:
         return _local(asked, head)
     if asked.scheme not in ("vllm", "scripted"):
-        # a provider's client: nothing is loaded, and nobody asked
+        # a provider's client: nothing is loaded or requested
         backend = load_policy(asked.text)
         return _told(backend, asked)
     return _without_loading(asked)
@@ -153,7 +153,7 @@ def _read(asked: ModelString, head: GgufFacts | None) -> Capabilities:
 def _without_loading(asked: ModelString) -> Capabilities:
     served = asked.scheme == "vllm"
     if served:
-        parse_address(asked.text)  # what is wrong with it can be read off it
+        parse_address(asked.text)  # raises for an invalid address
     return Capabilities(
         kind=asked.scheme,
         tools=True,
@@ -205,7 +205,7 @@ def _local(asked: ModelString, head: GgufFacts | None) -> Capabilities:
 
 
 def _speech(asked: ModelString) -> Speech | None:
-    """Read the tokenizer of a model of this machine, and no weights."""
+    """Conversation format from the tokenizer of a model on this machine, without its weights."""
     return getattr(load_codec(asked.text), "speech", None)
 
 

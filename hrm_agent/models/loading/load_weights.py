@@ -1,22 +1,22 @@
-"""Load a model and its tokenizer from a folder or from the Hugging Face hub, and say plainly what
-is missing.
+"""Load a model and its tokenizer from a folder or from the Hugging Face hub, with clear errors for
+missing parts.
 
-Weights are loaded onto one device, as they are, or quantized on the way in (bitsandbytes: 4-bit nf4
-or 8-bit, on a GPU or a CPU). A LoRA adapter is put beside them and not merged, as it was beside
-them when it was trained; merging would round it away in 4 bits.
+Weights are loaded onto one device, unchanged or quantized (bitsandbytes: 4-bit nf4 or 8-bit, on a
+GPU or a CPU). A LoRA adapter is kept separate and not merged, as in training, since merging would
+round it away in 4 bits.
 
-Which layers in 4 bits are multiplied packed on a CPU.
+The rest is about 4-bit layers that use packed weights on a CPU.
 
-Where a CPU has AVX512-BF16, bitsandbytes rearranges the weight of a 4-bit layer at its first answer
-and multiplies by it as it lies, 5 to 50 times as fast. It does so with every layer, and that goes
-wrong in three ways. They are seen to here, by the layer's own flag and two hooks:
+If a CPU has AVX512-BF16, bitsandbytes packs the weight of a 4-bit layer at its first answer and
+multiplies by the packed form, 5 to 50 times as fast. It does so with every layer, which fails in
+three ways. These are handled here, by the layer's own flag and two hooks:
 
-* It takes layers only whose rows are a multiple of 32 and whose columns are one of the block (64).
-  Others fail.
-* It computes in bfloat16, whatever the layer was told to. A layer that computes in another type is
-  not given to it, so that log-probs in float32 are the same on every CPU.
-* What is packed passes no gradient on, and cannot be saved: before either, the weight is laid out
-  again as it was. Its scales stay rounded to bfloat16 then, as they were for the answers.
+* It only supports layers whose rows are a multiple of 32 and whose columns are a multiple of the
+  block (64). Others fail.
+* It always computes in bfloat16. A layer that computes in another type is not packed, so that
+  log-probs in float32 are the same on every CPU.
+* A packed weight passes on no gradient, and cannot be saved. Before either, the weight is unpacked.
+  Its scales then stay rounded to bfloat16, as they were for the answers.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ __all__ = [
 ]
 
 _ROWS = 32
-"""That the kernel takes at a time."""
+"""Number of rows that the kernel takes at a time."""
 
 
 def choose_kernels(model: Any, kernel: str = "auto") -> int:
-    """Let layers be packed that can be, if the CPU has the kernel and `kernel` is not `plain`; how
-    many those are.
+    """Enable packing for suitable layers, if the CPU has the kernel and `kernel` is not `plain`.
+    Returns their number.
     """
     from bitsandbytes.nn.modules import Linear4bit
 
@@ -77,7 +77,7 @@ def choose_kernels(model: Any, kernel: str = "auto") -> int:
 
 
 def has_packed_kernel() -> bool:
-    """Whether bitsandbytes has found AVX512-BF16."""
+    """True if bitsandbytes has found AVX512-BF16."""
     from bitsandbytes.functional import has_avx512bf16
 
     return bool(has_avx512bf16())
@@ -86,8 +86,8 @@ def has_packed_kernel() -> bool:
 def takes_packed(
     shape: tuple[int, ...], block: int, computes: torch.dtype | None, *, nested: bool = False
 ) -> bool:
-    """Whether the kernel can take a layer of [rows, columns] as it is asked to compute. `nested`:
-    scales in 8 bits.
+    """True if the kernel supports a layer of [rows, columns] with the type in which it computes.
+    `nested`: scales in 8 bits.
     """
     fits = len(shape) == 2 and shape[0] % _ROWS == 0 and shape[1] % block == 0
     return fits and computes is torch.bfloat16 and not nested
@@ -104,7 +104,9 @@ def _before_saving(layer: Any, prefix: str, keep_vars: bool) -> None:
 
 
 def _unpack(layer: Any) -> None:
-    """As it was loaded. The library's own way back leaves the scales where packing has put them."""
+    """Restore the weight as it was loaded. The library's own function leaves the scales in packed
+    order.
+    """
     library: Any = import_module("bitsandbytes.functional")
     state = layer.weight.quant_state
     if getattr(state, "packing_format_for_cpu", False):
@@ -125,13 +127,13 @@ def load_pretrained(
     device: str = "cpu",
     codec: CodecOptions | None = None,
 ) -> tuple[Any, Any]:
-    """The causal LM, in evaluation mode, and its tokenizer, which has a chat template. Raises
+    """Causal LM in evaluation mode, and its tokenizer, which has a chat template. Raises
     `ModelError`.
     """
     model, tokenizer = _read(path_or_name, {"dtype": dtype}, codec)
     try:
         return model.to(device).eval(), tokenizer
-    except Exception as error:  # no such device, or no room on it
+    except Exception as error:  # the device is missing or full
         raise ModelError(
             f"The model {path_or_name!r} cannot be put on {device!r}: {error}",
             "Leave device out, or write cpu.",
@@ -145,7 +147,7 @@ def load_engine(
     options: LoadOptions | None = None,
     codec: CodecOptions | None = None,
 ) -> TransformersEngine:
-    """An engine for a local folder or a model of the Hugging Face hub. Raises `ModelError`."""
+    """Engine for a local folder or a model of the Hugging Face hub. Raises `ModelError`."""
     model, tokenizer = load_for_answers(path_or_name, options or LoadOptions(), codec)
     return TransformersEngine(
         model, open_codec(tokenizer, codec, model.generation_config), name=name
@@ -155,7 +157,7 @@ def load_engine(
 def load_for_answers(
     path_or_name: str, options: LoadOptions, codec: CodecOptions | None = None
 ) -> tuple[Any, Any]:
-    """`load_pretrained` as a model string asks for it. Raises `ModelError`."""
+    """Load a model and its tokenizer with the options of a model string. Raises `ModelError`."""
     device = best_device() if options.device == "auto" else options.device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(
@@ -182,7 +184,7 @@ def load_for_answers(
 
 
 def best_device() -> str:
-    """The GPU, if there is one."""
+    """Name of the best device: a GPU if there is one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -199,9 +201,9 @@ def _read(
             path_or_name, trust_remote_code=False, **options
         )
         if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
-            # the library's other ways leave the bound of scores out
+            # the library's other implementations ignore the bound of scores
             model.set_attn_implementation("eager")
-    except Exception as error:  # whatever the files made the library raise
+    except Exception as error:  # the files may make the library raise anything
         raise ModelError(
             f"The model {path_or_name!r} cannot be loaded: {' '.join(str(error).split())}",
             "Check the folder, or the name on huggingface.co/models and the network.",
@@ -211,18 +213,18 @@ def _read(
 
 def _quantization(path_or_name: str, options: LoadOptions) -> Any:
     if options.load == "int8":
-        # Outliers are told by the whole batch: with a threshold, an answer would depend on its
+        # With a threshold, outliers would depend on the whole batch, and so an answer on its
         # neighbours in a step.
         return _library.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     compute = options.dtype
-    # bitsandbytes would compute in float32, whatever the weights are stored in
+    # bitsandbytes would compute in float32 for any stored type
     if compute == "auto":
         try:
             compute = (
                 _library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False).dtype
                 or "float32"
             )
-        except Exception:  # said better where the model is read
+        except Exception:  # reading the model reports it better
             compute = "float32"
     return _library.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
@@ -230,7 +232,7 @@ def _quantization(path_or_name: str, options: LoadOptions) -> Any:
 
 
 def _adapted(model: Any, adapter: str) -> Any:
-    """The model with the adapter's layers put into it."""
+    """Model with the layers of an adapter."""
     need_package("peft", "adapters", f"adapter={adapter}")
     quiet_libraries()
     import peft
@@ -241,7 +243,7 @@ def _adapted(model: Any, adapter: str) -> Any:
         if roles:
             return _adapted_by_role(model, adapter, roles)
         adapted = peft.PeftModel.from_pretrained(model, adapter).get_base_model()
-    except Exception as error:  # whatever the files made the library raise
+    except Exception as error:  # the files may make the library raise anything
         raise ModelError(
             f"The adapter {adapter!r} cannot be put on the model: {error}",
             "Name a folder that holds adapter_config.json and adapter_model.safetensors, made for"
@@ -255,7 +257,7 @@ def _adapted(model: Any, adapter: str) -> Any:
 
 
 def _adapted_by_role(model: Any, adapter: str, roles: Sequence[str]) -> Any:
-    """The model with the adapters of its roles, each of which answers through its own."""
+    """Model with an adapter for each role, which answers through its own."""
     import peft
 
     folders = [Path(adapter), *(Path(adapter, role) for role in roles)]
@@ -267,8 +269,8 @@ def _adapted_by_role(model: Any, adapter: str, roles: Sequence[str]) -> Any:
 
 
 def quiet_libraries() -> None:
-    """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts
-    in every step; PEFT says that ranks of experts are ignored, which are not.
+    """Silence bitsandbytes, which PEFT imports, too, about a downloadable kernel and casts in every
+    step, and PEFT about ranks of experts, which it wrongly reports as ignored.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings(
@@ -277,18 +279,18 @@ def quiet_libraries() -> None:
 
 
 def need_package(package: str, extra: str, why: str) -> None:
-    """Raises `ModelError`, with the command that installs the extra, where `package` is missing."""
+    """Raise `ModelError`, with the command that installs the extra, if `package` is missing."""
     if find_spec(package) is None:
         raise ModelError(f"{why} needs {package}.", f"Run `{to_install(extra)}`.")
 
 
 def _check_architecture(path_or_name: str) -> None:
-    """Raise `ModelError` for an architecture that the installed transformers lacks, or has not as a
+    """Raise `ModelError` for an architecture that the installed transformers does not have as a
     causal LM.
     """
     try:
         kind = _library.PreTrainedConfig.get_config_dict(path_or_name)[0].get("model_type")
-    except Exception:  # reported where the model is read
+    except Exception:  # reading the model reports it
         return
     known = kind in _library.CONFIG_MAPPING
     if kind and not (

@@ -1,13 +1,13 @@
-"""A policy by one string, the same in every command and in code.
+"""Policies from one string, the same in every command and in code.
 
 | string | policy |
 |---|---|
 | `builtin:trained`, `builtin:cold-start`, `builtin:roles-cold-start` | the small policies that the package ships |
 | a folder | a model or an adapter saved by training, or any causal LM in Hugging Face's layout |
 | `hf:NAME` | a causal LM from the Hugging Face hub |
-| `smollm2-135m` | a small real model, once `hrm-agent models get smollm2-135m` has fetched it |
+| `smollm2-135m` | a small real model, after `hrm-agent models get smollm2-135m` |
 | `gguf:FILE` | the weights and the tokenizer of a GGUF file |
-| one of these and `?load=nf4&adapter=PATH` | the same, loaded in another way (`hrm_agent.models.model_string`) |
+| one of these and `?load=nf4&adapter=PATH` | with options (`hrm_agent.models.model_string`) |
 | `vllm:URL` | a causal LM on a vLLM server |
 | `scripted:FILE` | answers from a file, one JSON string a line: for trying out a graph |
 | `provider:name` | any chat model that `langchain.chat_models.init_chat_model` knows; recorded, not trainable |
@@ -48,16 +48,16 @@ __all__ = [
 BUILTIN_POLICIES = ("cold-start", "roles-cold-start", "trained")
 _SHIPPED = Path(__file__).parents[1] / "builtin"
 _loaded: dict[tuple[int, str, str], Backend] = {}
-"""By process id, folder and model string. A fork has none of the threads that answer."""
+"""Backends by process id, folder and model string, since a fork lacks the threads that answer."""
 _elsewhere: list[Callable[[str], Backend]] = []
 _lock, _locks = threading.Lock(), dict[tuple[int, str, str], threading.Lock]()
-"""One lock a string: solvers side by side ask for one model at the same moment, and roles for
+"""One lock for each string, since parallel solvers request one model at the same moment, and roles
 several.
 """
 
 
 def load_policy(name: str) -> Backend:
-    """The policy that `name` names, loaded once per process. Raises `ModelError`."""
+    """Load the policy of a model string, once per process. Raises `ModelError`."""
     ours = _key(name)
     with _lock:
         loading = _locks.setdefault(ours, threading.Lock())
@@ -68,8 +68,8 @@ def load_policy(name: str) -> Backend:
 
 
 def load_elsewhere(load: Callable[[str], Backend]) -> None:
-    """From now on engines are those of another process: `load` gives what stands for one here, by
-    its model string.
+    """Use engines of another process from now on. `load` returns the local proxy for a model
+    string.
 
     Hosted models are clients of their servers in any process.
     """
@@ -77,13 +77,13 @@ def load_elsewhere(load: Callable[[str], Backend]) -> None:
 
 
 def loaded_policy(name: str) -> Backend | None:
-    """What `load_policy` has loaded already, at no cost."""
+    """Policy that `load_policy` has already loaded (None if it has not)."""
     return _loaded.get(_key(name))
 
 
 def _key(name: str) -> tuple[int, str, str]:
-    """One string names another model in another folder if it holds a path that is relative to
-    it.
+    """Key of a backend. It has the folder, since a string with a relative path names another model
+    in another folder.
     """
     scheme, colon, path = name.partition(":")
     by_path = (
@@ -91,7 +91,7 @@ def _key(name: str) -> tuple[int, str, str]:
     )
     if not by_path or Path(path if colon else name).is_absolute():
         return os.getpid(), "", name
-    with may_block():  # it waits for nobody
+    with may_block():  # it does not wait
         return os.getpid(), str(Path.cwd()), name
 
 
@@ -109,11 +109,9 @@ def _load(name: str) -> Backend:
 
 
 def load_codec(name: str) -> Codec:
-    """The codec of a local policy, without its weights: what its tokens say.
-    Raises `ModelError`.
-    """
+    """Codec of a local policy, without its weights. Raises `ModelError`."""
     asked = parse_model(name)
-    if "scripted" in (asked.scheme, asked.name):  # an engine that is made in a program has no file
+    if "scripted" in (asked.scheme, asked.name):  # an engine made in a program has no file
         from hrm_agent.models.codec.bytes import ByteCodec
 
         return ByteCodec()
@@ -135,7 +133,7 @@ def load_codec(name: str) -> Codec:
 
 
 def to_be_converted(name: str) -> bool:
-    """Loading it first converts a GGUF file, which takes a minute and gigabytes. Raises
+    """True if loading first converts a GGUF file, which takes a minute and gigabytes. Raises
     `ModelError`.
     """
     whole = on_its_base(parse_model(name))
@@ -143,19 +141,17 @@ def to_be_converted(name: str) -> bool:
 
 
 def model_folder(name: str, *, adapter: bool = False) -> str:
-    """The folder, or the hub's name, of weights that are to be trained (`trainable_weights`).
-    Raises `ModelError`.
-    """
+    """Folder or hub name of weights to train, see `trainable_weights`. Raises `ModelError`."""
     return local_folder(trainable_weights(name, adapter=adapter))
 
 
 def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
-    """The weights that a training of `name` loads. Raises `ModelError` for a string that cannot be
+    """Weights that a training of `name` loads. Raises `ModelError` for a string that cannot be
     trained.
 
-    Options say how weights are loaded to answer; a trainer needs them whole, in its own precision,
-    and as one model. Where it trains an `adapter` on weights that stay as they are, those may be in
-    4 bits, and the folder of an adapter names those that it is for.
+    Options control loading for answers, while a trainer needs whole weights, in its own precision,
+    and as one model. If it trains an `adapter` on frozen weights, those may be in 4 bits, and the
+    folder of an adapter names its base model.
     """
     asked = whole = parse_model(name)
     if not asked.local:
@@ -209,8 +205,8 @@ def _not_ours(scheme: str) -> str:
 
 
 def local_folder(asked: ModelString) -> str:
-    """The folder, or the hub's name, of weights that are loaded here; a GGUF file is converted.
-    Raises `ModelError`.
+    """Folder or hub name of weights that are loaded here. A GGUF file is converted. Raises
+    `ModelError`.
     """
     rest = asked.name
     if asked.scheme == "builtin":
@@ -279,7 +275,7 @@ _EXTRAS = {
     "google_genai": "google",
     "openai": "openai",
 }
-"""Provider -> the extra of this package that brings langchain and the provider's package."""
+"""Extras of this package by provider, which install langchain and the provider's package."""
 
 
 def _hosted(asked: ModelString) -> Backend:
@@ -299,7 +295,7 @@ def _hosted(asked: ModelString) -> Backend:
         raise ModelError(
             f"Policy {name!r} cannot be loaded: a package is missing ({error}).", install
         ) from error
-    # each provider has errors of its own, for a key that is missing, for example
+    # each provider has its own errors, for a missing key, for example
     except Exception as error:
         raise ModelError(
             f"Policy {name!r} cannot be loaded: {error}",

@@ -1,17 +1,17 @@
-"""Survey of a model's attention: what each layer asks for, and whether its tokens meet anywhere
-else.
+"""Survey of a model's attention: the requirements of each layer, and a test that tokens are mixed
+nowhere else.
 
-The engine packs tokens of many conversations into one sequence, and a trainer can. That is right
-for a model whose tokens meet in its attention alone, whose attention can be replaced, and asks for
-nothing that the replacement leaves out. Names of architectures do not say so; one pass over four
-tokens does. All stand at one position, the first and the last are alike, and the attention of that
-pass gives each token a function of its own query and value. Then the last comes out as the first
-did, unless something else mixes tokens (a convolution, a state space, a memory) or counts positions
-along the sequence. What attention is called with is noted meanwhile: keys and values of each layer,
-its window, its sinks.
+The engine packs tokens of many conversations into one sequence, and a trainer can. That is correct
+for a model that mixes tokens in its attention only, and whose attention can be replaced without
+losing a feature. Names of architectures do not show this, but one pass over four tokens does. All
+have one position, the first and the last are equal, and the attention of that pass gives each token
+a function of its own query and value. Then the last has the same result as the first, unless
+something else mixes tokens (a convolution, a state space, a memory) or counts positions along the
+sequence. The pass also records the arguments of attention: keys and values of each layer, its
+window, its sinks.
 
-A mask says what the library itself lets a layer see. So masks are asked for, and by `mask_kind`
-hold one number: the window of the layer that gets it.
+A mask shows which tokens the library lets a layer see. So masks are requested, and `_mask_kind`
+makes each a single number: the window of its layer.
 """
 
 from __future__ import annotations
@@ -49,25 +49,23 @@ _KNOWN = {
     ),
     *("position_ids", "s_aux", "sliding_window", "softcap", "use_cache"),
 }
-"""Arguments of an attention function that are carried out, or change nothing of what is computed
-here.
-"""
+"""Arguments of an attention function that are supported, or do not change the result here."""
 _FULL = 0
 _OTHER = -1
 _TOKENS = (1, 2, 3, 1)
 _AT = 3
-"""Position of the tokens of the pass."""
+"""Position of all tokens of the pass."""
 _ALIKE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _ALIKE_EXACT = 1e-3
-"""Largest difference of two logits that are to be the same, over their spread."""
+"""Largest difference of two logits that count as equal, relative to their spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of attention by a layer of a model."""
+    """Call of attention by a layer of a model."""
 
     module: Any
-    """The layer's attention module."""
+    """Attention module of the layer."""
     query: Tensor
     """[1, heads, tokens, head size]"""
     key: Tensor
@@ -75,43 +73,43 @@ class AttentionCall:
     value: Tensor
     """[1, key heads, tokens, value size]"""
     mask: Tensor | None
-    """Stand-in that `window_of` reads (None: all before it are seen)."""
+    """Stand-in that `window_of` reads (None: all previous tokens are seen)."""
     scale: float | None
-    """Factor of the scores (None: one over the root of the size of a head)."""
+    """Factor of the scores (None: one over the root of the head size)."""
     options: Mapping[str, Any]
     """Other arguments, such as sinks (`s_aux`) and bounds of the scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Demands of one layer on attention."""
+    """Requirements of one layer for attention."""
 
     keys: LayerKeys
     """Shape of its keys and values."""
     window: int | None
-    """Tokens that it sees, itself included (None: all before it)."""
+    """Number of tokens that it sees, including itself (None: all previous ones)."""
     sinks: bool
-    """Each head has a logit that takes a share of the attention and gives nothing."""
+    """True if each head has a logit that takes a share of the attention and contributes nothing."""
     softcap: float | None
-    """Scores are bounded to plus and minus this, by a tanh (None: they are as they are)."""
+    """Bound of the scores, plus and minus, applied by a tanh (None: unbounded)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSurvey:
-    """The layers of a model, or why it cannot be run in packed steps."""
+    """Layers of a model, or the reason why it cannot run in packed steps."""
 
     layers: tuple[LayerAttention, ...]
-    """In their order; empty where there is an objection."""
+    """Layers in order (empty if there is an objection)."""
     dtype: torch.dtype
     """Number format of keys and values."""
     objection: str | None
-    """Why tokens of several texts cannot stand in one sequence, a clause about the model (None:
-    they can).
+    """Reason why tokens of several texts cannot share one sequence, as a clause about the model
+    (None if they can).
     """
 
 
 def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
-    """Let models run with `attention` as their attention function, and its mask tell the layer's
+    """Let models use `attention` as their attention function, with masks that hold the layer's
     window.
     """
     cast("Any", AttentionInterface).register(name, attention)
@@ -119,10 +117,10 @@ def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]])
 
 
 def window_of(mask: Tensor | None) -> int | None:
-    """Window of a layer, by its mask (None: it sees all before it).
+    """Window of a layer, from its mask (None: it sees all previous tokens).
 
-    Raises `ValueError` where the mask is neither causal nor one of a sliding window, or was made by
-    the model itself.
+    Raises `ValueError` if the mask is neither causal nor of a sliding window, or was made by the
+    model itself.
     """
     if mask is None:
         return None
@@ -133,9 +131,7 @@ def window_of(mask: Tensor | None) -> int | None:
 
 
 def unknown_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Arguments of a call of attention that would change its result in a way that is not computed
-    here.
-    """
+    """Arguments of a call of attention that would change its result but are not supported here."""
     return sorted(
         name for name, value in options.items() if value is not None and name not in _KNOWN
     )
@@ -162,13 +158,13 @@ def _is_of_kind(mask_function: Any, kind: int, size: int) -> bool:
                     != expected
                 ):
                     return False
-            except Exception:  # a function of the texts, which are shorter
+            except Exception:  # a function of the texts, which are shorter here
                 return False
     return True
 
 
 class _Notes:
-    """Stands in for a packed step in the pass of a survey."""
+    """Replacement of a packed step in the pass of a survey."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerAttention] = {}
@@ -176,7 +172,9 @@ class _Notes:
         self.objection: str | None = None
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Note one call; [1, tokens, heads, value size], of each token a function of itself."""
+        """Record one call. Returns [1, tokens, heads, value size], for each token a function of its
+        own query and value.
+        """
         module: Any = call.module
         query, key, value = call.query, call.key, call.value
         options = call.options
@@ -209,10 +207,10 @@ class _Notes:
 
 
 def survey(twin: Any) -> AttentionSurvey:
-    """Survey the attention of a model. `twin` calls an attention function that hands on to
+    """Survey the attention of a model. `twin` calls an attention function that delegates to
     `packed_step.attend`.
 
-    Costs one pass over a few tokens, as a step of sampling does.
+    It costs one pass over a few tokens, like a step of sampling.
     """
     config = twin.config.get_text_config()
     notes = _Notes()
@@ -228,7 +226,7 @@ def survey(twin: Any) -> AttentionSurvey:
                 packed_step=notes,
                 logits_to_keep=torch.tensor([0, len(_TOKENS) - 1], device=device),
             )
-    # of any kind: the library's code was made for other calls than this one
+    # any error: the library's code is not made for such a call
     except Exception as error:
         notes.objection = (
             notes.objection or f"a packed step fails ({type(error).__name__}: {_one_line(error)})"
@@ -253,7 +251,7 @@ def _mixes(logits: Tensor) -> str | None:
         return "it gives logits of all tokens and not of those that are asked for"
     first, last = logits[0].float()
     if not bool(torch.isfinite(logits).all()):
-        return None  # broken weights are no matter of architecture, and fail where they are asked
+        return None  # broken weights are not a matter of architecture, and fail when sampling
     spread = float(first.std())
     bound = _ALIKE.get(logits.dtype, _ALIKE_EXACT)
     if math.isclose(spread, 0.0) or float((first - last).abs().max()) <= bound * spread:

@@ -1,9 +1,9 @@
-"""Which conversation stands in which row of the cache, and what each row is to be fed next.
+"""Rows of the cache: the conversation in each row, and the tokens to feed next.
 
-Per row there are the tokens known so far and how many of them the cache has seen. Everything
-follows from the two numbers: a row that lacks exactly one token is being sampled, one that lacks
-more is being fed, one that has no job is idle and keeps what it has. State is kept in arrays, so
-that a step costs the same Python for one row and for 256.
+Each row has its known tokens and the number of those in the cache. Everything follows from the two
+numbers: a row that lacks exactly one token is being sampled, one that lacks more is being fed, and
+one without a job is idle and keeps its contents. State is kept in arrays, so that a step costs the
+same Python time for one row and for 256.
 
 A new prompt takes the longest prefix that any row has: in place if it continues an idle row to its
 very end (the next turn of the same conversation), else as a copy (another sample of the same
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 
 class StepInput:
-    """A packed step with its tokens, and the rows whose next token it decides."""
+    """Packed step with its tokens, and the rows whose next token it decides."""
 
     def __init__(
         self,
@@ -50,26 +50,26 @@ class StepInput:
         self.positions_1T = tensor_on(device, positions_T).unsqueeze(0)
         self.step = step
         self.fed_R = fed_R
-        """Tokens fed to each of the first rows."""
+        """Number of tokens fed to each of the first rows."""
         self.last_S = tensor_on(device, last_S)
-        """Index among the tokens of the last one of each row that is to be sampled."""
+        """Index of the last token of each row that is to be sampled."""
         self.row_S = row_S
         self.adapters_T = adapters_T
-        """Number of the adapter that each token goes through."""
+        """Number of the adapter for each token."""
         self.long_T = long_T
-        """Mask of the tokens whose text is beyond the length at which the model takes other rotary
+        """Mask of tokens whose text is longer than the length at which the model switches rotary
         factors.
         """
 
 
 class Rows:
-    """Tokens and cache of all rows, and what the engine notes beside them. One thread only.
+    """Tokens and cache of all rows, and the engine's state per row. One thread only.
 
-    `known` and `cached` count a row's tokens; `start` is where its answer begins and `limit` where
-    it has to end; `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a
-    schema, and `jobs` for whom. Its cache is of one `adapter`, and never seen by a prompt for
-    another one; nor is one that is `long` seen by a prompt that is not, where the model takes other
-    rotary factors for texts of more than `switch` tokens.
+    `known` and `cached` count a row's tokens. `start` is the begin of its answer and `limit` its
+    maximum end. `seed`, `temperature` and `top_p` are its sampling settings, `held` is its schema,
+    and `jobs` its request. A row's cache belongs to one `adapter`, and is never used for a prompt
+    of another. If the model switches rotary factors for texts of more than `switch` tokens, a
+    `long` row is not used for a prompt that is not long, or the reverse.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Rows:
         *,
         windows: Sequence[int | None] | None = None,
     ) -> None:
-        """`windows`: tokens that each layer sees, itself included (None: all before it, in all
-        layers or in one).
+        """`windows`: number of tokens that each layer sees, including itself (None: all previous
+        ones, in all layers or in one).
         """
         self.pool = pool
         self._switch = switch
@@ -131,8 +131,8 @@ class Rows:
         return int((self.kind != IDLE).sum())
 
     def prefixes(self, prompt: Array, adapter: int = 0) -> Array:
-        """Length of the common prefix of the prompt with each row's known tokens; 0 for rows of
-        another adapter, and for those that have other rotary factors.
+        """Length of the common prefix of the prompt with each row's known tokens (0 for rows of
+        another adapter or with other rotary factors).
         """
         width = min(len(prompt), self.pool.length)
         differs = self.tokens[:, :width] != prompt[:width]
@@ -145,7 +145,9 @@ class Rows:
         return tokens > self._switch if self._switch is not None else False
 
     def place(self, prompt: Array, prefix_R: Array) -> int:
-        """Put a prompt into a row, with the longest cached prefix; -1 if every row is busy."""
+        """Put a prompt into a row, with the longest cached prefix. Returns the row, or -1 if every
+        row is busy.
+        """
         usable_R = np.minimum(np.minimum(prefix_R, self.cached), len(prompt) - 1)
         donor = int(usable_R.argmax())
         length = int(usable_R[donor])
@@ -163,7 +165,7 @@ class Rows:
         return target
 
     def _free_row(self) -> int:
-        """The idle row that has been idle longest; an empty one comes first."""
+        """Idle row to use next: an empty one first, else the one idle for the longest time."""
         idle = np.flatnonzero(self.kind == IDLE)
         if not len(idle):
             return -1
@@ -174,7 +176,7 @@ class Rows:
         self.used_at[row] = self.clock
 
     def release(self, row: int) -> None:
-        """End a row's job; what the cache has seen of it stays."""
+        """End a row's job. Its cached tokens stay."""
         self.kind[row] = IDLE
         self.jobs[row] = None
         self.known[row] = self.cached[row]
@@ -192,7 +194,7 @@ class Rows:
         self._new_state(rows, length)
 
     def arrange(self) -> None:
-        """Bring rows into order: sampling, feeding, idle."""
+        """Sort rows: sampling, feeding, idle."""
         wanted = np.sort(self.kind)
         targets = np.flatnonzero(self.kind != wanted)
         sources = targets[np.argsort(self.kind[targets], kind="stable")]
@@ -203,7 +205,7 @@ class Rows:
                 array[targets] = array[sources]
 
     def plan(self) -> StepInput | None:
-        """The next step; None if there is nothing to do. Rows have to be arranged."""
+        """Next step (None if there is nothing to do). Rows have to be arranged."""
         sampling = int((self.kind == SAMPLING).sum())
         lacking_F = (self.known - self.cached)[
             sampling : sampling + int((self.kind == FEEDING).sum())
@@ -231,7 +233,7 @@ class Rows:
         )
 
     def advance(self, done: StepInput, token_S: Array, logprob_S: Array) -> None:
-        """Enter what a step fed and sampled."""
+        """Update rows with the fed and sampled tokens of a step."""
         fed, rows = len(done.fed_R), done.row_S
         self.cached[:fed] += done.fed_R
         at = self.known[rows]
@@ -243,15 +245,15 @@ class Rows:
             self._begin_again(rows[self.known[rows] > self._switch])
 
     def _begin_again(self, rows: Array) -> None:
-        """Feed texts that have grown beyond the switch once more, from their beginning, with the
-        other factors.
+        """Feed texts that have grown beyond the switch again from their beginning, with the other
+        factors.
         """
         grown = rows[~self.long[rows]]
         self.long[grown], self.cached[grown], self.kind[grown] = True, 0, FEEDING
 
     def _portions(self, lacking_F: Array, first: int) -> Array:
-        """How many tokens each of the first feeding rows gets, so that a step stays small and its
-        mask too.
+        """Number of tokens for each of the first feeding rows, so that a step and its mask stay
+        small.
         """
         if not len(lacking_F):
             return lacking_F

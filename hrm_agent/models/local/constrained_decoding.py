@@ -1,16 +1,17 @@
-"""Answers held to a JSON schema while they are sampled.
+"""Constrained decoding: answers that follow a JSON schema while they are sampled.
 
-llguidance keeps one automaton an answer and says which tokens may come next. Of the libraries that
-do this it is the one that needs nothing but a tokenizer (xgrammar brings triton and a compiler of
-its own, outlines-core wants the whole automaton before the first token, lm-format-enforcer walks
-the vocabulary in Python), builds its automaton as the answer goes on, and has limits of its own for
-each step. A schema is compiled once per engine, in a thread that holds no lock of Python's, and for
-so long only: a schema that takes longer, that is larger than a person would write, or that the
-library does not know, is not enforced, and the answer says so (`Completion.constrained`).
+llguidance keeps one automaton per answer, which gives the allowed next tokens. Among such libraries
+it is the only one that needs just a tokenizer (xgrammar brings triton and its own compiler,
+outlines-core needs the whole automaton before the first token, lm-format-enforcer walks the
+vocabulary in Python), builds its automaton during the answer, and has its own limits for each step.
+A schema is compiled once per engine, in a thread that does not hold the GIL, within a time limit. A
+schema that takes longer, that is unusually large, or that the library does not support, is not
+enforced, and the answer records that (`Completion.constrained`). The vocabulary is read before the
+first schema, without a limit: it is the engine's own, and its size is known.
 
-What is chosen under a mask is not what the model would have chosen. The log-prob on record stays
-the model's own, of the whole vocabulary, and the call is marked, so that no trainer takes it for a
-sample of the policy.
+Tokens chosen under a mask are not those that the model would have chosen. The recorded log-prob
+stays the model's own, over the whole vocabulary, and the call is marked, so that no trainer takes
+it for a sample of the policy.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ from hrm_agent.models.capabilities import Lack
 __all__ = ["ConstrainedAnswer", "Schemas"]
 
 COMPILE_SECONDS = 5.0
-"""Time for one schema once the vocabulary is read. After it an answer is sampled free; later ones may be held to it."""
+"""Maximum seconds to compile a schema, counted after the vocabulary is read. Then an answer is
+sampled without it, and the compiled schema may serve later ones.
+"""
 _LONGEST = 1 << 16
-"""Characters of a schema. The time to compile one can grow with the square of it."""
+"""Maximum number of characters of a schema, since compile time can grow with the square of it."""
 _KEPT = 256
-"""Schemas of an engine; a graph has a handful."""
+"""Maximum number of schemas of an engine. A graph has only a few."""
 _SPACE = r"( |\n {0,16})"
-"""Between the parts of a JSON text: without an end, a model that has lost its way writes nothing
-else.
+"""White space between the parts of a JSON text. It is limited, since a model may otherwise write
+nothing else.
 """
 
 Array = np.ndarray[Any, Any]
 
 
 class ConstrainedAnswer:
-    """One answer on its way through its schema."""
+    """State of one answer that follows a schema."""
 
     def __init__(self, matcher: Any, size: int, end_of_turn: int) -> None:
         self._matcher = matcher
@@ -52,11 +55,11 @@ class ConstrainedAnswer:
         self._end_of_turn = end_of_turn
 
     def allowed(self) -> Array:
-        """[vocabulary] True where a token may come next; the end of the turn where the text is
+        """[vocabulary] True for allowed next tokens, including the end of the turn if the text is
         complete.
 
-        Everything, where the automaton has grown beyond its limits: whoever reads the answer parses
-        it all the same.
+        All tokens are allowed if the automaton has grown beyond its limits. Readers parse the
+        answer in any case.
         """
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
@@ -68,13 +71,13 @@ class ConstrainedAnswer:
         return np.ones(self._size, bool)
 
     def take(self, token: int) -> None:
-        """Go on by a token that was allowed."""
+        """Advance by a token that was allowed."""
         if token != self._end_of_turn and not self._matcher.is_error():
             self._matcher.consume_token(token)
 
 
 class Schemas:
-    """The schemas that an engine was asked for, compiled for its vocabulary. Thread-safe."""
+    """Schemas requested from an engine, compiled for its vocabulary. Thread-safe."""
 
     def __init__(self, codec: Any, vocab_size: int) -> None:
         self._codec, self._size = codec, vocab_size
@@ -84,7 +87,7 @@ class Schemas:
 
     @property
     def lack(self) -> Lack | None:
-        """What is missing for answers to be held to a schema; None if nothing is."""
+        """Missing part for constrained answers (None if nothing is missing)."""
         if find_spec("llguidance") is None:
             return Lack("structured output", "Run `pip install 'llguidance>=1.9'`.")
         if not hasattr(getattr(self._codec, "tokenizer", None), "backend_tokenizer"):
@@ -92,7 +95,7 @@ class Schemas:
         return None
 
     def compile(self, schema: Mapping[str, Any]) -> Future[Any]:
-        """What answers to `schema` begin from; its result is None where the schema cannot be
+        """Start state for answers to `schema`. Its result is None if the schema cannot be
         enforced.
         """
         # unsorted: answers follow the order of its properties
@@ -112,9 +115,7 @@ class Schemas:
             wait([compiled], COMPILE_SECONDS)
 
     def begin(self, compiled: Future[Any]) -> ConstrainedAnswer | None:
-        """An answer that is held to a compiled schema; None if it was not compiled,
-        or not in time.
-        """
+        """Answer constrained to a compiled schema (None if it was not compiled, or not in time)."""
         matcher = compiled.result() if compiled.done() else None
         return (
             None
@@ -122,28 +123,30 @@ class Schemas:
             else ConstrainedAnswer(matcher.deep_copy(), self._size, self._codec.end_of_turn)
         )
 
-    def _compile(self, text: str, compiled: Future[Any]) -> None:
-        try:
-            compiled.set_result(self._matcher(text))
-        # whatever the library says of a schema that it does not know; a panic is no Exception
-        except BaseException:
-            compiled.set_result(None)
+    def _begun(self, text: str) -> Future[Any]:
+        if len(text) > _LONGEST or self.lack is not None:
+            refused: Future[Any] = Future()
+            refused.set_result(None)
+            return refused
+        if self._vocabulary is None:
+            self._vocabulary = _in_thread(self._read_vocabulary)
+        vocabulary = self._vocabulary
+        return _in_thread(lambda: self._matcher(vocabulary.result(), text))
 
     def _read_vocabulary(self) -> Any:
         from llguidance import LLTokenizer
         from llguidance.hf import from_tokenizer
 
-        with self._building:
-            if self._tokens is None:
-                self._tokens = from_tokenizer(
-                    self._codec.tokenizer,
-                    self._size,
-                    self._codec.end_of_turn,
-                    LLTokenizer.json_slices(),
-                )
+        return from_tokenizer(
+            self._codec.tokenizer, self._size, self._codec.end_of_turn, LLTokenizer.json_slices()
+        )
+
+    def _matcher(self, vocabulary: Any, text: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
         grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
         matcher = LLMatcher(
-            self._tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
+            vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
         )
         return None if matcher.is_error() else matcher
 
@@ -155,7 +158,8 @@ def _in_thread(compute: Callable[[], Any]) -> Future[Any]:
     def settle() -> None:
         try:
             future.set_result(compute())
-        except BaseException:  # whatever the library says of a schema that it does not know; a panic is no Exception
+        # the library may raise anything for an unknown schema; a panic is not an Exception
+        except BaseException:
             future.set_result(None)
 
     threading.Thread(target=settle, daemon=True).start()

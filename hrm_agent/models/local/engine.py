@@ -1,25 +1,24 @@
-"""The in-process engine: one loop in a background thread that samples for every graph run at once.
+"""Engine in this process: a loop in a background thread samples for all graph runs in parallel.
 
 Any number of threads and event loops `submit` requests. The loop takes all that have arrived, puts
-each into a row of the cache behind the longest prefix that is there already
-(`hrm_agent.models.local.cache_rows`), and runs packed steps
-(`hrm_agent.models.local.packed_attention`) until nothing is left to sample; then it sleeps. So
+each into a row of the cache after its longest cached prefix (`hrm_agent.models.local.cache_rows`),
+and runs packed steps (`hrm_agent.models.local.packed_attention`) until nothing is left to sample.
+Then it sleeps. So
 
-* a conversation that comes back with a tool's result goes on where it was, and only the new tokens
-  are fed;
+* a conversation that returns with a tool's result continues in its row, and only the new tokens are
+  fed;
 * of the samples of one prompt the first is fed and the others copy its prefix;
-* no run waits for another: rows begin and end at any step, and a pass feeds prompts and samples at
-  once.
+* no run waits for another: rows begin and end at any step, and one pass feeds prompts and samples.
 
-An answer is a function of (weights, prompt, seed). Others beside it change the last bits of its
-logits, not its noise.
+An answer is a function of (weights, prompt, seed). Other requests in a batch change the last bits
+of its logits, not its noise.
 
-Weights: the engine shares them with the model that it is given. A trainer changes that model in
-place while no request is under way and then calls `publish`, or hands a state dict to `publish`,
-which waits until no request is.
+Weights: the engine shares them with the given model. A trainer changes that model in place while no
+request is running and then calls `publish`. Or it passes a state dict to `publish`, which waits
+until no request is running.
 
-Limits: models whose tokens meet in their attention alone, which can be replaced; others are refused
-when they are loaded (`hrm_agent.models.local.attention_survey`). Memory reserved for a long
+Limits: only models that mix tokens in their attention alone, which can be replaced. Others are
+refused at loading (`hrm_agent.models.local.attention_survey`). Memory reserved for a long
 conversation is kept.
 """
 
@@ -67,13 +66,13 @@ Array = np.ndarray[Any, Any]
 
 _KV_BYTES = 4 << 30
 _WORTH_WAITING = 16
-"""Tokens of a prefix for which a request waits until the row that is being fed with it can be
-copied.
+"""Minimum length of a prefix, in tokens, for which a request waits until the row that is being fed
+with it can be copied.
 """
 
 
 class TransformersEngine:
-    """Samples from a causal LM of `transformers`, for many callers at once."""
+    """Sampler from a causal LM of `transformers`, for many callers in parallel."""
 
     logprob_kind = LogprobKind.TEMPERED
 
@@ -88,8 +87,9 @@ class TransformersEngine:
         threads: int | None = None,
         kv_bytes: int = _KV_BYTES,
     ) -> None:
-        """`max_slots` conversations at once, of at most `max_length` tokens, in at most `kv_bytes`
-        of cache. `threads` are those of torch in the loop; None leaves them as they are.
+        """`max_slots`: maximum number of parallel conversations, each of at most `max_length`
+        tokens, in at most `kv_bytes` of cache. `threads`: number of torch's threads in the loop
+        (None: unchanged).
         """
         self.name = name
         self.codec: PolicyCodec = (
@@ -101,11 +101,9 @@ class TransformersEngine:
         self.max_length = min(filter(None, (max_length, longest_conversation(model))))
         own = own_defaults({OWN_KEY: getattr(model.config, OWN_KEY, None)}, name)
         self.usual_answer = own.run.max_tokens or usual_answer(self.max_length)
-        """Most completion tokens of an answer for which nobody named a limit."""
+        """Maximum completion tokens of an answer without an explicit limit."""
         self.fed_tokens = 0
-        """Tokens that went through the model so far;
-        what was found in the cache is not among them.
-        """
+        """Number of tokens that went through the model so far, without those found in the cache."""
         self.sampled_tokens = 0
         self._model = replica(model)
         found = survey(self._model)
@@ -131,7 +129,7 @@ class TransformersEngine:
         self._gathering = Gathering()
         self._closing = False
         self._failure: BaseException | None = None
-        """Why the engine closed by itself."""
+        """Error that made the engine close by itself (None if there is none)."""
         self._loop = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._loop.start()
         atexit.register(self.close)
@@ -165,19 +163,19 @@ class TransformersEngine:
             self._wake.notify()
 
     def _queue_late(self, job: PendingRequest, schema: Future[Any]) -> None:
-        """`_queue` once the schema is compiled, or has taken too long."""
+        """Queue a request once its schema is compiled, or has taken too long."""
         self.schemas.wait(schema)
         try:
             self._queue(job, schema)
-        except BaseException as error:  # whatever it is, the caller must not be left waiting
+        except BaseException as error:  # on any error the caller must not be left waiting
             job.fail(error)
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Answer with new weights from now on; returns once they are in force.
+        """Answer with new weights from now on. Returns once they are used.
 
-        Requests under way end with the weights that they began with, so none mixes two. With a
-        state dict the weights are copied from it; without one the shared model has been changed in
-        place. Either way the cache is dropped.
+        Running requests end with the weights that they started with, so none mixes two. With a
+        state dict the weights are copied from it. Without one the shared model has been changed in
+        place. In both cases the cache is dropped.
         """
         if threading.current_thread() is self._loop:
             raise RuntimeError("publish() waits for the engine's loop and cannot be called from it")
@@ -190,13 +188,13 @@ class TransformersEngine:
         done.result()
 
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Capabilities of the model in this engine."""
         return capabilities_of(
             self._model, self.max_length, self.schemas.lack, getattr(self.codec, "speech", None)
         )
 
     def close(self) -> None:
-        """Stop the loop; pending requests fail with `ModelError`."""
+        """Stop the loop. Pending requests fail with `ModelError`."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -210,7 +208,7 @@ class TransformersEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # the loop; everything below runs in its thread
+    # the loop: everything below runs in its thread
 
     def _run(self) -> None:
         if self._threads is not None:
@@ -218,14 +216,14 @@ class TransformersEngine:
         while self._has_work():
             try:
                 self._turn()
-            except BaseException as error:  # whatever it is, callers must not be left waiting
+            except BaseException as error:  # on any error callers must not be left waiting
                 self._guard.call(self._fail_all, error)
                 self._guard.call(self._start_afresh)
                 self._guard.caught(error)
         self._guard.call(self._fail_all, self._closed())
 
     def _has_work(self) -> bool:
-        """Sleep until there is something to do; False when the engine closes."""
+        """Sleep until there is something to do. False when the engine closes."""
         with self._wake:
             while not (self._closing or self._waiting or self._publications or self._rows.active):
                 self._wake.wait()
@@ -319,7 +317,7 @@ class TransformersEngine:
         job.fail(error)
 
     def _watch(self, job: PendingRequest, row: int) -> bool:
-        """Show a new token to whoever wants to see it; True if it completes a stop string."""
+        """Pass a new token to its callback and stop strings. True if it completes a stop string."""
         rows = self._rows
         answer = rows.tokens[row, rows.start[row] : rows.known[row]].tolist()
         try:
@@ -329,7 +327,7 @@ class TransformersEngine:
             return False
 
     def _finish(self, row: int, reason: FinishReason) -> None:
-        """Resolve the future of a row, unless its request is over already."""
+        """Resolve the future of a row, unless its request is already over."""
         rows = self._rows
         job: PendingRequest | None = rows.jobs[row]
         if job is None:
@@ -355,7 +353,7 @@ class TransformersEngine:
                 self._release(int(row), job)
 
     def _admit(self) -> None:
-        """Give rows to as many waiting requests as fit, first come first served."""
+        """Give rows to as many waiting requests as fit, in order of arrival."""
         left: list[PendingRequest] = []
         try:
             while self._waiting:
@@ -372,7 +370,9 @@ class TransformersEngine:
             self._waiting.extendleft(reversed(left))
 
     def _make_room(self, length: int) -> bool:
-        """See to it that there is a row for a conversation of `length` tokens."""
+        """Make sure that there is a row for a conversation of `length` tokens. False if there is
+        none.
+        """
         rows, pool = self._rows, self._rows.pool
         allowed, active = pool.rows_for(length), rows.active
         if active >= allowed:
@@ -386,9 +386,7 @@ class TransformersEngine:
         return True
 
     def _place(self, job: PendingRequest) -> bool:
-        """Give a row to a request; False if it had better wait for a prefix that is being fed just
-        now.
-        """
+        """Give a row to a request. False if it should wait for a prefix that is being fed."""
         rows = self._rows
         prefix_R = rows.prefixes(job.prompt, job.adapter)
         ready = int(np.minimum(prefix_R, rows.cached).max())
@@ -413,7 +411,7 @@ class TransformersEngine:
             if state_dict is not None:
                 load_weights(self._model, state_dict)
             self.policy_version = version
-        except Exception as error:  # reported to whoever published
+        except Exception as error:  # reported to the caller of `publish`
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -421,12 +419,12 @@ class TransformersEngine:
             self._rows.forget()
 
     def _start_afresh(self) -> None:
-        """Empty the cache; where even that fails (a device out of order, say),
-        the engine closes.
+        """Empty the cache. If even that fails (for example, because of a broken device), the engine
+        closes.
         """
         try:
             self._rows.forget()
-        except BaseException as error:  # an engine that cannot go on has to say so to later callers
+        except BaseException as error:  # a broken engine has to fail later callers
             with self._wake:
                 self._closing, self._failure = True, error
 

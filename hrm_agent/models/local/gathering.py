@@ -1,16 +1,16 @@
-"""When a step is worth taking: not while those who ask are still on their way.
+"""Gathering of requests: a step waits while the callers' event loop is still preparing more.
 
 A graph's next turn comes a few hundred callbacks after its tool's result, and all graphs of a
-rollout share one event loop. An engine that takes a step for the few requests that are there takes
-many thin steps, and each costs about as much as a full one, in Python that the event loop waits
-for. So before a step for less than half of the requests that there were lately, the engine looks
-whether the loop that asks still has something to run, and lets it go on while it has.
+rollout share one event loop. An engine that starts a step for the first few requests takes many
+small steps, and each costs about as much as a full one, in Python time that the event loop waits
+for. So before a step for less than half of the recent number of requests, the engine checks if the
+callers' loop still has something to run, and lets it continue.
 
-Little can be lost: while the engine waits, the loop is at work on what the engine will be asked. A
-wait ends when half of the requests are there, when the loop is idle, or after a tenth of a second;
-and how many there were is forgotten within some seconds, so that a loop that is never idle for
-other reasons is not waited for long. A loop that stands still (a node that blocks it until it has
-its answer) is waited for once, not at each step.
+Little can be lost: while the engine waits, the loop works on the next requests. A wait ends when
+half of the requests have arrived, when the loop is idle, or after a tenth of a second. The recent
+number decays within some seconds, so that a loop that is busy for other reasons is not waited for
+long. A blocked loop (by a node that blocks it until it has its answer) is waited for once, not at
+each step.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ __all__ = ["Gathering"]
 
 _LONGEST_SECONDS = 0.1
 _LOOK_SECONDS = (0.0002, 0.001)
-"""The first pause between two looks, and the longest."""
+"""First and longest pause between two checks."""
 _IDLE_SECONDS = 0.0002
-"""A pass of the event loop that takes less has run nothing."""
+"""Duration of an event loop pass below which it has run nothing."""
 _HALF_LIFE_SECONDS = 5.0
-"""In which half of the largest number of requests is forgotten."""
+"""Half-life of the recent number of requests."""
 
 
 class Gathering:
-    """Looks at the event loop that asked last. `called` in the callers' threads, all else in the
-    engine's.
+    """Monitor of the event loop of the last request. `called` runs in the callers' threads, all
+    else in the engine's.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._most, self._counted_at = 0.0, 0.0
         self._stands = False
-        """The loop that asked last did nothing while it was waited for."""
+        """True if the last caller's loop did nothing while it was waited for."""
 
     def called(self) -> None:
-        """A request comes from this thread."""
+        """Record a request from this thread."""
         try:
             self._loop, self._stands = asyncio.get_running_loop(), False
-        except RuntimeError:  # a thread of its own, which waits for its answer
+        except RuntimeError:  # a separate thread, which waits for its answer
             self._loop = None
 
     def wait(self, requests: Callable[[], int]) -> None:
-        """Return when a step is worth taking for the `requests` that are there, which may grow
+        """Return when a step is worth taking for the current `requests`, whose number may grow
         meanwhile.
         """
         loop, now = self._loop, time.monotonic()
@@ -69,14 +69,14 @@ class Gathering:
 
 
 class _Passes:
-    """Measures the passes of an event loop until one has run nothing else."""
+    """Measurement of an event loop's passes until one has run nothing else."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.idle = self.over = self.ran = False
         self._loop, self._began = loop, 0.0
         try:
             loop.call_soon_threadsafe(self._pass)
-        except RuntimeError:  # it is closed
+        except RuntimeError:  # the loop is closed
             self.idle = True
 
     def _pass(self) -> None:

@@ -1,13 +1,12 @@
 """Keys and values of all conversations of an engine, in one block of memory.
 
-The block has one row per conversation: [2 * layers, rows, kv heads, length, head size]; where
-layers differ in heads or in their size, there is one for each shape. Rows in use are kept together
-at its start, so that attention reads a view of them and nothing is gathered in a step; a row that
-ends or begins is swapped to its place, once. An idle row keeps its contents until it is needed for
-something else.
+The block has one row per conversation: [2 * layers, rows, kv heads, length, head size]. If layers
+differ in heads or in their size, there is one block for each shape. Used rows are kept together at
+its start, so that attention reads a view of them without gathering. A row that ends or begins is
+swapped to its place, once. An idle row keeps its contents until it is needed.
 
-Memory is bounded in tokens (`rows * length`): rows are few while conversations are long. Length
-grows by doubling.
+Memory is limited in tokens (`rows * length`), so there are few rows while conversations are long.
+Length grows by doubling.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class LayerKeys:
     """Shape of the keys and values of one layer, per token."""
 
     heads: int
-    """Key heads: fewer than query heads where those share."""
+    """Number of key heads: fewer than query heads if those share."""
     key_size: int
-    """Numbers in the key of one head."""
+    """Size of a key of one head."""
     value_size: int
-    """Numbers in the value of one head."""
+    """Size of a value of one head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,11 @@ class KVShape:
     """Shape of all keys and values of a model, per token."""
 
     layers: tuple[LayerKeys, ...]
-    """Each layer's, in their order."""
+    """Shapes of the layers, in order."""
     dtype: torch.dtype
     """Number format of keys and values."""
     device: torch.device
-    """Where the block lies."""
+    """Device of the block."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -58,11 +57,11 @@ class KVShape:
 
     @property
     def heads(self) -> set[int]:
-        """The numbers of key heads that there are."""
+        """Distinct numbers of key heads."""
         return {each.heads for each in self.layers}
 
     def vectors(self) -> list[tuple[int, int]]:
-        """Heads and size of each layer's keys and of its values, in turn."""
+        """Heads and size of each layer's keys and values, alternately."""
         return [
             (each.heads, size) for each in self.layers for size in (each.key_size, each.value_size)
         ]
@@ -72,7 +71,9 @@ _Blocks = dict[tuple[int, int], torch.Tensor]
 
 
 class KVPool:
-    """The block of memory. It knows nothing of tokens: `hrm_agent.models.local.cache_rows` does."""
+    """Block of memory. It knows nothing about tokens, unlike
+    `hrm_agent.models.local.cache_rows`.
+    """
 
     def __init__(self, shape: KVShape, *, max_rows: int, max_length: int, max_bytes: int) -> None:
         self.shape = shape
@@ -84,30 +85,30 @@ class KVPool:
         self._blocks = self._allocate(self.rows, self.length)
         seen: Counter[tuple[int, int]] = Counter()
         self._places: list[tuple[tuple[int, int], int]] = []
-        """Block of each layer's keys and of its values, and the index in it."""
+        """Block and index of each layer's keys and values."""
         for each in shape.vectors():
             self._places.append((each, seen[each]))
             seen[each] += 1
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, [rows, heads, length, head size] each; a view."""
+        """View of keys and values of one layer, [rows, heads, length, head size] each."""
         keys, place = self._places[2 * index]
         values, other = self._places[2 * index + 1]
         return self._blocks[keys][place], self._blocks[values][other]
 
     def rows_for(self, length: int) -> int:
-        """How many rows there may be if each is to hold `length` tokens; at least one."""
+        """Maximum number of rows if each has to hold `length` tokens, at least one."""
         return max(1, min(self._max_rows, self._max_tokens // self.length_for(length)))
 
     def length_for(self, length: int) -> int:
-        """The length that the block will have when a row of `length` tokens has to fit."""
+        """Length of the block when a row of `length` tokens has to fit."""
         fitting = self.length
         while fitting < length:
             fitting *= 2
         return max(min(fitting, self._max_length), self.length)
 
     def resize(self, rows: int, length: int) -> None:
-        """Change the block's size; rows beyond `rows` are lost."""
+        """Change the block's size. Rows beyond `rows` are lost."""
         if (rows, length) == (self.rows, self.length):
             return
         blocks = self._allocate(rows, length)
@@ -124,11 +125,10 @@ class KVPool:
             block[:, target, :, :length] = block[:, source, :, :length]
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move rows at once: (from, to, number of tokens) each. A row may be emptied and filled in
-        one go.
+        """Move rows, each as (from, to, number of tokens). A row may be both source and target.
 
-        Row by row: a row's heads are runs of memory and copied as such, where an indexed copy goes
-        number by number.
+        They are copied row by row, since a row's heads are contiguous memory, while an indexed copy
+        moves single numbers.
         """
         for block in self._blocks.values():
             taken = [
@@ -138,7 +138,9 @@ class KVPool:
                 block[:, target, :, : contents.shape[2]] = contents
 
     def clear(self) -> None:
-        """Forget everything. Zeros, because attention multiplies by zero what it must not see."""
+        """Clear all contents. Zeros are needed, because attention multiplies masked positions by
+        zero.
+        """
         for block in self._blocks.values():
             block.zero_()
 
@@ -156,5 +158,5 @@ class KVPool:
 def tensor_on(
     device: torch.device, array: np.ndarray[Any, Any], dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """An array as a tensor on `device`; on the CPU the two share their memory."""
+    """Array as a tensor on `device`. On the CPU the two share memory."""
     return _torch.from_numpy(array).to(device, dtype)

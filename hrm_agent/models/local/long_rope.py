@@ -1,21 +1,21 @@
-"""Models whose rotary positions depend on the length of a text: longrope (Phi-3.5, Phi-4-mini), and
-dynamic scaling.
+"""Rotary positions that depend on the length of a text: longrope (Phi-3.5, Phi-4-mini), and dynamic
+scaling.
 
 With longrope there are two sets of factors: short ones up to `original_max_position_embeddings`
 tokens, long ones beyond. transformers takes the long ones for a whole pass if any position in it is
-beyond, so that an answer would depend on what is computed beside it. Here each text has its own,
-and which ones is a function of the text alone:
+beyond, so that an answer would depend on the rest of its batch. Here each text has its own factors,
+which are a function of the text alone:
 
-    a token is predicted as by one pass of the model over all that stands before it, with no cache and nothing beside
+    a token is predicted as by one pass over all previous tokens, without cache or batch
 
 So tokens that follow at most `original_max_position_embeddings` others are predicted with the short
-factors, and all later ones with the long factors *for the whole text before them*. That is what
-`generate` of transformers does with Phi-3, too: where a text grows beyond, it computes its cache
-again. A server that takes one set for all texts (vLLM does, by its `--max-model-len`) is another
-policy on the texts of the other set.
+factors, and all later ones with the long factors *for the whole text before them*. `generate` of
+transformers does the same with Phi-3: if a text grows beyond, it computes its cache again. A server
+that uses one set for all texts (as vLLM does, by its `--max-model-len`) is another policy on the
+texts of the other set.
 
-Dynamic scaling has other factors for every length beyond `max_position_embeddings`. There a cache
-would be of no use, and no engine here answers beyond; what is longer is refused.
+Dynamic scaling has other factors for every length beyond `max_position_embeddings`. A cache would
+be useless there, so longer texts are refused.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _LONGROPE, _DYNAMIC = "longrope", "dynamic"
 
 
 class LongRope:
-    """Which tokens of a pass get the long factors. To be used by one thread at a time."""
+    """Choice of long or short factors for the tokens of a pass. For one thread at a time."""
 
     def __init__(self, layers: list[nn.Module], switch: int) -> None:
-        """`layers` are those that compute rotary positions; `switch` is the length up to which
-        factors are short.
+        """`layers`: modules that compute rotary positions. `switch`: length up to which factors are
+        short.
         """
         self.switch = switch
         self._layers = layers
@@ -50,7 +50,7 @@ class LongRope:
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """The rotary embedding of a model, within its wrappers (None: its factors are the same for
+        """Rotary embedding of a model, within its wrappers (None if its factors are the same for
         all texts).
         """
         switches = {
@@ -72,14 +72,16 @@ class LongRope:
 
     @classmethod
     def installed_in(cls, model: nn.Module) -> Self | None:
-        """As `of`, and from now on every pass of the model goes by `by_token`."""
+        """Rotary embedding of a model, installed so that every pass uses `by_token` (None if its
+        factors are the same for all texts).
+        """
         found = cls.of(model)
         if found is not None:
             found._hooked()
         return found
 
     def by_token(self, long_T: np.ndarray[Any, Any], device: torch.device) -> None:
-        """Which tokens of the next pass, [1, T], are of texts beyond the switch."""
+        """Set which tokens of the next pass, [1, T], belong to texts beyond the switch."""
         self._long = (
             tensor_on(device, long_T)[None]
             if long_T.any() and not long_T.all()
@@ -88,8 +90,8 @@ class LongRope:
 
     @contextmanager
     def sides(self, long_BT: Tensor) -> Generator[None]:
-        """Within the block the tokens of a pass have long factors where it says so, and short ones
-        elsewhere.
+        """Use long factors inside the block for tokens where `long_BT` is True, and short ones for
+        the others.
         """
         self._long = long_BT if bool(long_BT.any()) else False
         handles = self._hooked()
@@ -107,11 +109,11 @@ class LongRope:
     def _chosen(
         self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], _: Any
     ) -> tuple[Tensor, ...]:
-        """In place of what the layer gave. It looks at the largest position only, and is given one
-        of the wanted side.
+        """Replace a layer's output by the chosen factors. The layer only looks at the largest
+        position, so it is called with one on the wanted side.
 
-        The positions of tokens with short factors are below the switch, but for tokens that nothing
-        follows.
+        The positions of tokens with short factors are below the switch, except for tokens that no
+        others follow.
         """
         call: Any = layer.forward
         named = {**dict(zip(("x", "position_ids", "layer_type"), given, strict=False)), **named}
@@ -133,13 +135,13 @@ class LongRope:
 
 
 def depends_on_length(model: nn.Module) -> bool:
-    """True if the factors of a model are not the same for texts of all lengths."""
+    """True if the factors of a model differ with the length of a text."""
     return bool(_tables(model, _LONGROPE) or _tables(model, _DYNAMIC))
 
 
 def dynamic_limit(model: nn.Module) -> int | None:
-    """Tokens beyond which the factors of a model depend on the length to the token; None if they
-    never do.
+    """Length in tokens beyond which the factors of a model depend on the exact length (None if they
+    never do).
     """
     if not _tables(model, _DYNAMIC):
         return None
@@ -153,8 +155,8 @@ def _config(model: nn.Module) -> Any:
 
 
 def _tables(model: nn.Module, kind: str) -> list[Mapping[str, Any]]:
-    """The parameters of rotary positions that are of a kind; a model may have some for each kind of
-    its layers.
+    """Parameters of rotary positions of one kind. A model may have some for each kind of its
+    layers.
     """
     table = getattr(_config(model), "rope_parameters", None) or {}
     tables = [table, *table.values()]

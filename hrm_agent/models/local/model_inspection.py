@@ -1,4 +1,4 @@
-"""Facts that an engine needs of a causal LM's configuration, and how weights get into it."""
+"""Facts from a causal LM's configuration that an engine needs, and loading of weights into it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["capabilities_of", "kv_shape", "load_weights", "longest_conversation"
 
 
 def longest_conversation(model: Any) -> int:
-    """Tokens that the model takes."""
+    """Maximum number of tokens that the model takes."""
     return int(model.config.get_text_config().max_position_embeddings)
 
 
 def kv_shape(model: Any, found: AttentionSurvey) -> KVShape:
-    """Shape of the keys and values of a model, by the survey of its attention."""
+    """Shape of the keys and values of a model, from the survey of its attention."""
     embedding = cast("torch.Tensor", model.get_input_embeddings().weight)
     return KVShape(tuple(each.keys for each in found.layers), found.dtype, embedding.device)
 
@@ -32,8 +32,8 @@ def capabilities_of(
 ) -> Capabilities:
     """Capabilities of the model in this process.
 
-    `no_schema`: the reason why answers cannot be held to a schema. `speech`: what the test of its
-    template showed.
+    `no_schema`: reason why answers cannot be constrained to a schema. `speech`: result of the test
+    of its template.
     """
     quantized, adapted = (
         quantization(model),
@@ -59,7 +59,9 @@ def capabilities_of(
 
 
 def quantization(model: Any) -> str | None:
-    """`nf4`, `int8` or another kind of the library's; None where the weights are whole."""
+    """Quantization: `nf4`, `int8` or another kind of the library (None if the weights are
+    whole).
+    """
     how = getattr(model.config, "quantization_config", None)
     if how is None:
         return None
@@ -69,11 +71,11 @@ def quantization(model: Any) -> str | None:
 
 
 def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Copy weights in, in place; tied ones may be left out, as files leave them out. Raises
+    """Copy weights into a model in place. Tied ones may be missing, as in files. Raises
     `ModelError`.
 
-    Names are compared before anything is copied, so that a wrong state dict leaves the model as it
-    was.
+    Names are compared before anything is copied, so that a wrong state dict leaves the model
+    unchanged.
     """
     own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
     given = {id(own[key]) for key in own.keys() & state_dict.keys()}
@@ -91,5 +93,5 @@ def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
         )
     with torch.no_grad():
         for key, weight in state_dict.items():
-            if own[key].data_ptr() != weight.data_ptr():  # else it is shared
+            if own[key].data_ptr() != weight.data_ptr():  # otherwise it is shared
                 own[key].copy_(weight)

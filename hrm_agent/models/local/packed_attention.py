@@ -1,20 +1,20 @@
-"""One forward pass over whatever there is to feed, without padding.
+"""Packed steps: one forward pass over all tokens to feed, without padding.
 
-A step packs one token of every conversation that is being sampled, and all new tokens of those that
-have just been put or continued, into one sequence [1, tokens]. Every layer of the model then sees
-exactly the tokens that are needed, at the efficiency of one large matrix product. Only attention
-has to know what belongs together, so the model runs with an attention function of ours: it stores
-keys and values in the pool, and lets each conversation attend to its own row.
+A step packs one token of every conversation that is being sampled, and all new tokens of started or
+continued ones, into one sequence [1, tokens]. Every layer of the model then processes exactly the
+needed tokens, at the efficiency of one large matrix product. Only attention has to know which
+tokens belong together, so the model runs with its own attention function: it stores keys and values
+in the pool, and lets each conversation attend to its own row.
 
-Query heads that share a key head are laid side by side as if they were more query positions: keys
-and values are read in place and never repeated in memory, which on a small model is the difference
-between attention dominating and not.
+Query heads that share a key head are arranged as additional query positions: keys and values are
+read in place and never repeated in memory. Otherwise attention would dominate the time of a small
+model.
 
 A layer with a sliding window reads the part of the rows that the window reaches. Sinks and bounded
-scores are written out (`_written_out`), since no fused kernel has them.
+scores are computed explicitly (`_written_out`), since no fused kernel has them.
 
-The model itself stays untouched: the engine runs a `replica` that shares its weights, with its own
-configuration and its own train / eval flag. A trainer may go on using the original.
+The model itself is unchanged: the engine runs a `replica` that shares its weights, with its own
+configuration and its own train / eval flag. A trainer may continue to use the original.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NAME = "hrm_agent_packed"
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """The conversations that get several tokens in this step: rows `first` to `first + count` of
-    the pool.
+    """Conversations that get several tokens in this step: rows `first` to `first + count` of the
+    pool.
     """
 
     first: int
@@ -47,28 +47,26 @@ class Feeding:
     count: int
     """Number of rows."""
     longest: int
-    """Most tokens of a row."""
+    """Maximum number of tokens of a row."""
     gather: torch.Tensor
-    """[count * longest] index of each token among those fed; padding points anywhere."""
+    """[count * longest] index of each token among those fed. Padding has arbitrary indices."""
     scatter: torch.Tensor
-    """[tokens fed] the inverse."""
+    """[tokens fed] inverse of `gather`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Which positions of some rows each token sees."""
+    """Mask of the positions that each token sees in some rows."""
 
     seen: slice
-    """The positions that any of them sees."""
+    """Range of positions that any token sees."""
     values: torch.Tensor
-    """[rows, 1, tokens, positions] 0 where a token may look, minus infinity where not."""
+    """[rows, 1, tokens, positions] 0 for visible positions, minus infinity for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which positions of the rows each token sees in layers of one kind (None if there is no row of
-    that sort).
-    """
+    """Masks for layers of one kind (each None if there is no such row)."""
 
     sampling: Mask | None
     """Mask of shape [sampling, 1, 1, positions]."""
@@ -78,25 +76,27 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """Who is fed what in one forward pass. The first `sampling` tokens are of rows 0 to `sampling`,
-    one each.
+    """Tokens of one forward pass. The first `sampling` tokens belong to rows 0 to `sampling`, one
+    each.
     """
 
     pool: KVPool
     """Keys and values of all conversations."""
     written: Mapping[int, torch.Tensor]
-    """Number of key heads -> [tokens * heads] where in a layer, seen as a list of vectors, each
-    token's key goes.
+    """Targets of each token's keys by the number of key heads: [tokens * heads] indices in a layer
+    seen as a list of vectors.
     """
     sampling: int
     """Number of conversations that are being sampled."""
     feeding: Feeding | None
-    """Conversations whose prompt is being prefilled in this step; None if there is no prefill."""
+    """Conversations whose prompt is being fed in this step (None if there are none)."""
     masks: tuple[Masks, ...]
-    """For each layer."""
+    """Masks for each layer."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Store the keys and values of this step, then attend: [1, tokens, heads, value size]."""
+        """Store the keys and values of this step, then attend. Returns [1, tokens, heads, value
+        size].
+        """
         layer = call.module.layer_idx
         keys, values = self.pool.layer(layer)
         for stored, new in ((keys, call.key), (values, call.value)):
@@ -161,11 +161,11 @@ class _How:
     """Treatment of the scores of one layer."""
 
     scale: float | None
-    """Their factor (None: one over the root of the size of a head)."""
+    """Factor of the scores (None: one over the root of the head size)."""
     sinks: torch.Tensor | None
-    """[heads] logits that take a share of the attention and give nothing."""
+    """[heads] logits that take a share of the attention and contribute nothing."""
     softcap: float | None
-    """Bound of the scores, by a tanh."""
+    """Bound of the scores, applied by a tanh (None: unbounded)."""
 
     def attend(
         self,
@@ -176,8 +176,8 @@ class _How:
         *,
         tokens: int,
     ) -> torch.Tensor:
-        """Attention of [rows, key heads, groups * tokens, size] to [rows, key heads, positions,
-        size].
+        """Attention of queries [rows, key heads, groups * tokens, size] to keys [rows, key heads,
+        positions, size].
         """
         if self.sinks is None and self.softcap is None:
             return functional.scaled_dot_product_attention(
@@ -209,9 +209,7 @@ class _How:
 
 
 def replica(model: Any) -> Any:
-    """A model that shares every weight with `model`, and nothing else;
-    it runs packed steps only.
-    """
+    """Model that shares every weight with `model`, and nothing else. It only runs packed steps."""
     if not getattr(model, "_supports_attention_backend", False):
         raise not_in_process(type(model).__name__, "it does not let its attention be replaced")
     register_attention(_NAME, _attention)
@@ -227,7 +225,7 @@ def replica(model: Any) -> Any:
 
 
 def not_in_process(model: str, objection: str) -> ModelError:
-    """The error for a model that packed steps would answer for wrongly."""
+    """Error for a model that packed steps would answer for incorrectly."""
     return ModelError(
         f"{model} cannot answer in this process, where tokens of all conversations stand in one"
         f" sequence: {objection}.",
@@ -236,9 +234,9 @@ def not_in_process(model: str, objection: str) -> ModelError:
 
 
 def _states_of_8_bits(model: Any) -> Iterator[Any]:
-    """States of the layers of 8 bits.
+    """States of 8-bit layers.
 
-    bitsandbytes moves a state from a weight to its layer where the layer first runs. A copy of the
+    bitsandbytes moves a state from a weight to its layer when the layer first runs. A copy of the
     layer would take it from the original, which shares the weight.
     """
     for module in model.modules():
@@ -263,7 +261,7 @@ def _attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function of the model's layers; [1, heads, tokens, head size] each."""
+    """Attention function of the model's layers, with tensors [1, heads, tokens, head size]."""
     if packed_step is None:
         raise TypeError("its layers hand no arguments on to their attention")
     return (

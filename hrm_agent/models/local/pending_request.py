@@ -1,4 +1,4 @@
-"""One request on its way through the in-process engine."""
+"""Request on its way through the in-process engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PendingRequest", "no_distribution", "objection"]
 
 
 class PendingRequest:
-    """A request with its future, from submission to resolution."""
+    """Request with its future, from submission to resolution."""
 
     def __init__(
         self, request: GenerationRequest, future: Future[Completion], max_length: int
@@ -26,32 +26,30 @@ class PendingRequest:
         self.future = future
         self.prompt = np.asarray(request.prompt_ids, np.int64)
         self.limit = min(len(self.prompt) + request.sampling.max_tokens, max_length)
-        """Prompt and answer are at most so many tokens."""
+        """Maximum number of tokens of prompt and answer."""
         self.watched = request.on_token is not None or bool(request.sampling.stop)
-        """Whether someone has to look at each token."""
+        """True if each token has to be checked."""
         self.fed = False
-        """Whether the cache holds the whole prompt, so that it can be copied; True also when the
+        """True if the cache holds the whole prompt, so that it can be copied. Also True when the
         job is over.
         """
         self.donor: PendingRequest | None = None
-        """The job whose prompt this one waits to copy from."""
+        """Job from whose row this one waits to copy the prompt."""
         self.adapter = 0
-        """Number of the adapter that it is answered through; 0 where all roles share one, or there
-        is none.
-        """
+        """Number of the adapter for the answer (0 if all roles share one, or there is none)."""
         self.held: ConstrainedAnswer | None = None
-        """The answer's way through its schema; None where it is free."""
+        """State of the answer's schema (None if it is unconstrained)."""
         self.submitted_at = time.monotonic()
         self.queue_seconds = 0.0
         self._stop: StopStrings | None = None
 
     @property
     def waits_for_prefix(self) -> bool:
-        """Whether the prompt that this one is to be copied from is still being fed."""
+        """True if the prompt to copy from is still being fed."""
         return self.donor is not None and not self.donor.fed
 
     def see(self, answer: list[int], decode: Callable[[Sequence[int]], str]) -> bool:
-        """Take note of the newest token; True if the answer has reached a stop string."""
+        """Process the newest token. True if the answer has reached a stop string."""
         if self.request.on_token is not None:
             self.request.on_token(answer[-1])
         if self._stop is None:
@@ -63,7 +61,7 @@ class PendingRequest:
             self.future.set_result(completion)
 
     def fail(self, error: BaseException) -> None:
-        """Hand an error to the caller, unless the request is over already."""
+        """Pass an error to the caller, unless the request is already over."""
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
@@ -71,7 +69,7 @@ class PendingRequest:
 def objection(
     prompt: Sequence[int], max_length: int, vocab_size: int, model: str
 ) -> ModelError | None:
-    """What is wrong with a prompt; None if nothing is."""
+    """Error for an invalid prompt (None if it is valid)."""
     if not prompt:
         return ModelError("The prompt is empty.", "Send at least one message.")
     if len(prompt) >= max_length:
@@ -90,7 +88,7 @@ def objection(
 
 
 def no_distribution(model: str) -> ModelError:
-    """The error for a token whose log-prob is not a number."""
+    """Error for a token whose log-prob is not a number."""
     return ModelError(
         f"The logits of {model!r} are not finite: there is nothing to sample from.",
         "Its weights are broken, or too large for their type: take an earlier checkpoint, or"

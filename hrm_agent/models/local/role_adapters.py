@@ -1,18 +1,18 @@
-"""Several LoRA adapters on one model, of which each token of a forward pass goes through one.
+"""LoRA adapters by role on one model, of which each token of a forward pass uses one.
 
-A graph's roles share the model's own weights, and each may have an adapter of its own. The engine
-answers them in one batch, so in one pass tokens of several roles stand side by side: per token it
-is said which adapter is meant, and in every layer the tokens of one are multiplied together. What
-an adapter adds to a token depends on that token alone, so no other is in its answer. A trainer
-forwards tokens of one role at a time, through the same layers.
+A graph's roles share the model's own weights, and each may have its own adapter. The engine answers
+them in one batch, so one pass has tokens of several roles. Each token has the number of its
+adapter, and in every layer the tokens of one adapter are multiplied together. An adapter's term for
+a token depends on that token alone, so tokens do not affect each other. A trainer forwards tokens
+of one role at a time, through the same layers.
 
-PEFT puts the layers in, one set of weights for each adapter; what it adds itself is switched off,
-for good, and a hook adds what the route says. Its own way with several adapters in a batch goes by
-the first dimension, and the engine has all tokens in one row. A replica of the model
-(`hrm_agent.models.local.packed_attention`) has a route of its own on the same weights.
+PEFT inserts the layers, with one set of weights for each adapter. Its own term is switched off
+permanently, and a hook adds the term of the route. PEFT's own support for several adapters in a
+batch goes by the first dimension, while the engine has all tokens in one row. A replica of the
+model (`hrm_agent.models.local.packed_attention`) has its own route on the same weights.
 
-Files are PEFT's: the adapter that roles without one share, and in a subfolder for each role its
-own. Any of these folders is an adapter by itself.
+Files are PEFT's: the shared adapter, and in a subfolder for each role its own. Each of these
+folders is an adapter by itself.
 """
 
 from __future__ import annotations
@@ -40,40 +40,38 @@ __all__ = [
 ]
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-"""PEFT's file of an adapter's weights."""
+"""Name of PEFT's file of an adapter's weights."""
 _PREFIX = "base_model.model."
 _SHARED = "default"
 
 
 class AdapterRoute:
-    """Which adapter tokens go through, in all layers of one model. To be used by one thread at a
-    time.
-    """
+    """Route of tokens through adapters, in all layers of one model. For one thread at a time."""
 
     def __init__(self, roles: Sequence[str]) -> None:
-        """`roles` have an adapter each; all others share one."""
+        """`roles`: roles that have their own adapter. All others share one."""
         self.roles = tuple(roles)
         self._parts: list[tuple[str, Tensor | None]] = [(_SHARED, None)]
         self._tokens = 0
 
     def number(self, role: str) -> int:
-        """Of the adapter that a role goes through: 0 for the one that is shared."""
+        """Number of the adapter of a role (0 for the shared one)."""
         return self.roles.index(role) + 1 if role in self.roles else 0
 
     def names(self) -> dict[str, str]:
-        """Role -> the name of its adapter in the model; the shared one's role is empty."""
+        """Names of adapters in the model by role (the shared one's role is empty)."""
         return {"": _SHARED} | {
             role: _name(number) for number, role in enumerate(self.roles, start=1)
         }
 
     def all_through(self, role: str) -> None:
-        """From now on all tokens are a role's. It stands until it is said otherwise: a backward
-        pass that computes layers again needs it, too.
+        """Route all tokens through a role's adapter. It holds until changed, since a backward pass
+        that computes layers again needs it, too.
         """
         self._parts = [(_name(self.number(role)), None)]
 
     def by_token(self, adapters_T: np.ndarray[Any, Any], device: torch.device) -> None:
-        """The tokens of the next pass, [1, T], go through adapters by their numbers."""
+        """Route the tokens of the next pass, [1, T], through adapters by their numbers."""
         numbers = np.unique(adapters_T)
         if len(numbers) == 1:
             self._parts = [(_name(int(numbers[0])), None)]
@@ -85,7 +83,7 @@ class AdapterRoute:
 
     @contextmanager
     def off(self) -> Generator[None]:
-        """Inside the block the model is as it is without adapters."""
+        """Switch adapters off inside the block."""
         parts, self._parts = self._parts, []
         try:
             yield
@@ -93,7 +91,7 @@ class AdapterRoute:
             self._parts = parts
 
     def add(self, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """What a layer gives, with what the adapters add: its forward hook."""
+        """Forward hook of a layer: its output plus the adapters' terms."""
         given: Tensor = inputs[0]
         for name, places in self._parts:
             if places is None:
@@ -112,7 +110,9 @@ class AdapterRoute:
 
 
 def _name(number: int) -> str:
-    """In the model; a role's own name may have a dot, which a module's name may not."""
+    """Name of an adapter in the model. A role's name may have a dot, which a module's name may
+    not.
+    """
     return f"role_{number}" if number else _SHARED
 
 
@@ -123,18 +123,18 @@ def _added(layer: Any, name: str, given: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def route_of(model: nn.Module) -> AdapterRoute | None:
-    """The route of a model with adapters by role, within what shares it out over ranks; None for
-    any other.
+    """Route of a model with adapters by role, within wrappers for several ranks (None for any other
+    model).
     """
     return getattr(getattr(model, "module", model), "adapter_route", None)
 
 
 def put_adapters(model: Any, configs: Sequence[Any], roles: Sequence[str]) -> AdapterRoute:
-    """Fresh adapters in a model, by PEFT's configurations: of the shared one first, then of `roles`
-    in their order.
+    """Insert new adapters into a model, by PEFT's configurations: the shared one first, then
+    `roles` in their order.
 
-    Raises `ModelError` where one is on a layer on which roles could not be told apart; what PEFT
-    raises goes through.
+    Raises `ModelError` for an adapter on a layer that cannot distinguish roles, and PEFT's own
+    errors.
     """
     import peft
 
@@ -173,7 +173,7 @@ def _own_layer(layer: Any) -> Any:
 
 
 def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """An adapter's weights, under the names that they have in PEFT's file."""
+    """Weights of an adapter, under their names in PEFT's file."""
     return {
         f"{_PREFIX}{path}.{part}.weight": getattr(layer, part)[name].weight
         for path, layer in _layers(model)
@@ -183,7 +183,7 @@ def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
 
 
 def write_adapter(model: nn.Module, name: str, folder: Path) -> None:
-    """The weights of an adapter, as PEFT keeps them."""
+    """Write the weights of an adapter in PEFT's format."""
     kept = {
         key: weight.detach().cpu().contiguous() for key, weight in _weights(model, name).items()
     }
@@ -191,7 +191,7 @@ def write_adapter(model: nn.Module, name: str, folder: Path) -> None:
 
 
 def read_adapter(model: nn.Module, name: str, folder: Path) -> None:
-    """Take the weights in a folder. Raises `ModelError` where they are another adapter's."""
+    """Read weights from a folder. Raises `ModelError` if they belong to another adapter."""
     given, own = load_file(folder / WEIGHTS_FILE), _weights(model, name)
     shapes = [{key: weight.shape for key, weight in weights.items()} for weights in (given, own)]
     if shapes[0] != shapes[1]:

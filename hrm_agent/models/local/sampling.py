@@ -1,14 +1,13 @@
-"""Sampling for many rows at once, with noise that belongs to the request and not to the batch.
+"""Sampling for many rows at once, with noise that depends on the request, not on the batch.
 
 The uniform number behind a token is a hash of (seed of the request, index of the token in the
-answer). So an answer does not depend on which other requests happened to be sampled beside it, on
-their order, or on how often the engine was interrupted, and a stored run can be sampled again. The
-token is found by inverting the cumulative distribution in float64.
+answer). So an answer does not depend on other requests in the batch, on their order, or on
+interruptions of the engine, and a stored run can be sampled again. The token is found by inverting
+the cumulative distribution in float64.
 
 Log-probs are tempered: log softmax of the float32 logits divided by the row's temperature, over the
-whole vocabulary, whatever top-p or schema were used to choose the token. That is the distribution
-that a trainer has to take the gradient of. At temperature 0 nothing is sampled, and they are those
-of temperature 1.
+whole vocabulary, independent of top-p and schema. A trainer has to take the gradient of that
+distribution. At temperature 0 nothing is sampled, and log-probs are those of temperature 1.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import torch
 __all__ = ["Held", "sample_rows", "seed_state", "uniform"]
 
 Held = tuple[torch.Tensor, torch.Tensor]
-"""[held] index of rows, and [held, vocabulary] True where a token is allowed: at least one in each
-row.
+"""Schema constraints: [held] index of rows, and [held, vocabulary] True for allowed tokens, at
+least one in each row.
 """
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -31,7 +30,7 @@ _SHIFT = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def seed_state(seed: int) -> np.uint64:
-    """What `uniform` takes as the state of a request with this seed."""
+    """State for `uniform` from the seed of a request."""
     return _splitmix(np.asarray([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))[0]
 
 
@@ -50,11 +49,10 @@ def sample_rows(
     top_p_R: torch.Tensor,
     held: Held | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row and its tempered log-prob. Temperature 0 takes the most probable token, the
-    first one of equals.
+    """Sample one token per row, with its tempered log-prob. Temperature 0 takes the most probable
+    token, the first one of equals.
 
-    `held`: of some rows, which tokens they may take. Their log-probs stay those of the whole
-    vocabulary.
+    `held`: allowed tokens of some rows. Their log-probs stay those of the whole vocabulary.
     """
     tempered_RV = _tempered(torch.log_softmax(logits_RV.float(), dim=-1), temperature_R)
     open_RV = tempered_RV if held is None else _among(tempered_RV, held)
@@ -66,8 +64,8 @@ def sample_rows(
 
 
 def _tempered(raw_RV: torch.Tensor, temperature_R: torch.Tensor) -> torch.Tensor:
-    """Log-probs at each row's temperature; rows at 0 and 1 as they are to the last bit, whatever
-    stands beside them.
+    """Log-probs at each row's temperature. Rows at 0 and 1 are bitwise unchanged, independent of
+    other rows.
     """
     plain_R1 = ((temperature_R == 0) | (temperature_R == 1))[:, None]
     if bool(plain_R1.all()):
@@ -77,14 +75,14 @@ def _tempered(raw_RV: torch.Tensor, temperature_R: torch.Tensor) -> torch.Tensor
 
 
 def _among(tempered_RV: torch.Tensor, held: Held) -> torch.Tensor:
-    """Log-probs among the tokens that are allowed; the other rows as they are."""
+    """Log-probs among the allowed tokens. Other rows are unchanged."""
     index_H, allowed_HV = held
     masked_HV = tempered_RV[index_H].masked_fill(~allowed_HV, float("-inf"))
     return tempered_RV.index_copy(0, index_H, torch.log_softmax(masked_HV, dim=-1))
 
 
 def _weights(tempered_RV: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
-    """What to sample from, up to a factor per row."""
+    """Sampling weights, up to a factor per row."""
     weights_RV = tempered_RV.exp()
     narrow_R = top_p_R < 1
     if bool(narrow_R.any()):
@@ -93,7 +91,9 @@ def _weights(tempered_RV: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
 
 
 def _nucleus(probs_RV: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
-    """Zero outside the smallest set of most probable tokens that has at least the mass `top_p`."""
+    """Probabilities with zeros outside the smallest set of most probable tokens that has at least
+    the mass `top_p`.
+    """
     sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
     before_RV = sorted_RV.double().cumsum(dim=-1) - sorted_RV
     kept_RV = torch.where(before_RV < top_p_R[:, None], sorted_RV, 0.0)

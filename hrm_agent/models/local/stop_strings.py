@@ -1,7 +1,7 @@
-"""Where an answer ends because of its text: stop strings.
+"""Stop strings, which end an answer because of its text.
 
-A stop string may begin in the middle of one token and end in the middle of another, and its tokens
-are kept: what was sampled is never cut apart, only ended.
+A stop string may begin in the middle of one token and end in the middle of another. Its tokens are
+kept: a sampled answer is ended, but no token is cut.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["StopStrings"]
 
 
 class StopStrings:
-    """Watches one answer for its stop strings."""
+    """Search for stop strings in one answer."""
 
     def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self._stop = tuple(text for text in stop if text)
@@ -30,6 +30,6 @@ class StopStrings:
 
 
 _CONTEXT = 4
-"""More tokens than a stop string has bytes, so that characters cut at the window's start do not
-matter.
+"""Number of tokens beyond a stop string's bytes, so that characters cut at the window's start do
+not matter.
 """

@@ -1,9 +1,9 @@
-"""What a vLLM server is asked, and its answer made a `Completion`: nothing in it is taken on trust.
+"""Requests to a vLLM server, and conversion of its answers to a `Completion` with full checks.
 
-The request names every parameter that changes a distribution. Left out, the server would take them
+The request names every parameter that changes a distribution. Otherwise the server would take it
 from the model's `generation_config.json` (a top-k of 20, a repetition penalty), and the log-probs
-would not be those of what was sampled. The answer has to show the prompt that was sent as the
-server saw it, one log-prob a token, and an end.
+would not be those of the sampled distribution. The answer has to contain the prompt as the server
+saw it, one log-prob per token, and an end.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _NEUTRAL = {
 }
 _SEEDS = (1 << 63) - 1
 _MOST_TOKENS = 1 << 31
-"""No vocabulary is as large, and tokenizers take no larger number."""
+"""Upper limit of token ids, above any vocabulary. Tokenizers accept no larger number."""
 _ROUNDING = 1e-3
-"""By how much a log-prob may be above 0 because of rounding."""
+"""Maximum amount by which a log-prob may exceed 0 because of rounding."""
 
 
 def request_body(
     request: GenerationRequest, model: str, codec: PolicyCodec, max_tokens: int
 ) -> dict[str, Any]:
-    """The JSON of `/v1/completions`. A seed is always named: without one a server may reuse its
-    own.
+    """JSON body of `/v1/completions`. It always has a seed, since without one a server may reuse
+    its own.
     """
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -73,7 +73,7 @@ def request_body(
 
 
 class VllmReply:
-    """Takes an answer piece by piece (a whole one is one piece)."""
+    """Parser of an answer that arrives in pieces (a whole one is one piece)."""
 
     def __init__(
         self, request: GenerationRequest, address: VllmAddress, codec: PolicyCodec, max_tokens: int
@@ -90,7 +90,7 @@ class VllmReply:
         self._finish: str | None = None
 
     def take(self, piece: Mapping[str, Any]) -> None:
-        """Check a piece and show its tokens to whoever wants to see them. Raises `ModelError`."""
+        """Check a piece and pass its tokens to the callback. Raises `ModelError`."""
         if "error" in piece:
             raise self._failure(f"broke off: {str(piece['error'])[:400]}")
         choices: Any = piece.get("choices")
@@ -102,7 +102,7 @@ class VllmReply:
             self._take_choice(cast("dict[str, Any]", choice))
 
     def completion(self, policy_version: int, queue_seconds: float) -> Completion:
-        """The whole of it. Raises `ModelError` where the server did not bring it to an end."""
+        """Completion of the whole answer. Raises `ModelError` if the server did not finish it."""
         if self._finish not in ("stop", "length") or not self._token_ids:
             raise self._failure(f"did not finish its answer (finish_reason {self._finish!r})")
         return Completion(

@@ -1,9 +1,9 @@
-"""Requests to a vLLM server: many at once over a few connections, tried again as long as nothing
-was answered.
+"""Requests to a vLLM server: many in parallel over a few connections, with retries until an answer
+starts.
 
-Whether a failed request may be asked again has one rule: as long as no part of an answer has
-arrived. Before that the same prompt and seed give the same answer, and nobody has seen anything;
-after that tokens may have been shown, and the failure goes to the caller, whose run can be resumed.
+A failed request is retried only if no part of an answer has arrived. Until then the same prompt and
+seed give the same answer, and no token was shown. Afterwards tokens may have been shown, so the
+failure is raised to the caller, whose run can be resumed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["Connection"]
 
 _TRIES = 5
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.4, 4.0
-"""Between one try and the next."""
+"""First and longest pause between two tries."""
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 2.0
-"""Below the 5 s after which the server closes an idle connection, so that it is not closed under a
-new request.
+"""Seconds after which an idle connection is closed. It is less than the server's 5 s, so that the
+server does not close one under a new request.
 """
 _MAX_BYTES = 64 << 20
 _MAX_LINE = 4 << 20
@@ -44,7 +44,7 @@ _MAX_WAIT = 20.0
 
 
 class Connection:
-    """Bound to the event loop in which it is first used."""
+    """Connection to a server, bound to the event loop of its first use."""
 
     def __init__(self, address: VllmAddress) -> None:
         self._address = address
@@ -57,8 +57,8 @@ class Connection:
         )
 
     async def ask(self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
-        """Post `body` and hand each piece of the answer to `take`. Raises `ModelError`; cancelling
-        hangs up.
+        """Post `body` and pass each piece of the answer to `take`. Raises `ModelError`. Cancelling
+        closes the connection.
         """
         try:
             async with asyncio.timeout(
@@ -97,7 +97,7 @@ class Connection:
 
 
 class _BusyError(Exception):
-    """The server may take the request later."""
+    """The server may accept the request later."""
 
     def __init__(self, status: int, body: str, wait: float | None) -> None:
         super().__init__(body)
@@ -105,7 +105,7 @@ class _BusyError(Exception):
 
 
 class _Attempt:
-    """One try of one request."""
+    """One try of a request."""
 
     def __init__(self, address: VllmAddress, take: Callable[[dict[str, Any]], None]) -> None:
         self.answered = False
@@ -146,7 +146,7 @@ async def _whole(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events, up to `[DONE]`; a stream that ends without it was cut off."""
+    """Data of server-sent events, up to `[DONE]`. A stream that ends without it was cut off."""
     rest = b""
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
@@ -161,7 +161,7 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             if data:
                 yield data
             elif line.lstrip().startswith(b"{"):
-                yield line  # an error that is no event
+                yield line  # an error outside of an event
     if rest.strip():
         yield rest.strip()
         return

@@ -1,24 +1,23 @@
-"""A vLLM server as an engine like any other: token ids go there, sampled ids and their log-probs
-come back.
+"""Engine of a vLLM server, which gets token ids and returns sampled ids with log-probs.
 
 Prompts are never rendered by the server. The codec is that of every local policy, over the server's
-tokenizer, so a conversation is continued token by token, and the record of a run on a server is
-that of a run in this process. What the server does is batching, many cards, and long contexts.
+tokenizer, so a conversation is continued token by token, and runs are recorded as with a local
+engine. The server contributes batching, several GPUs, and long contexts.
 
 All requests run on one event loop in a background thread, so any number of threads and loops may
-`submit`. Cancelling a future hangs up, which frees the request's place on the server.
+`submit`. Cancelling a future closes its connection, which frees the request's place on the server.
 
-An answer is a function of (weights, prompt, seed) as far as the server keeps to that: vLLM's noise
-belongs to the request, but tokens differ between engines, since each draws its noise in its own
+An answer is a function of (weights, prompt, seed) as far as the server guarantees that. vLLM's
+noise depends on the request, but tokens differ between engines, since each draws noise in its own
 way.
 
 Log-probs are the server's, before or after the temperature as it was started (`logprob_kind`). Raw
-ones of a call at another temperature than 1 are right, and yet not those of the distribution that
-was sampled: for that one start the server with `--logprobs-mode processed_logprobs`.
+ones of a call at another temperature than 1 are correct, but not those of the sampled distribution.
+For these, start the server with `--logprobs-mode processed_logprobs`.
 
-Limits: the weights are the server's; who gives it others says so by `serve`
-(`hrm_agent.training.engines.fleet`). Time that a request waits inside of the server is not known
-here: `queue_seconds` counts the wait for one of `max_requests` places.
+Limits: the weights are the server's. Code that gives it other weights reports them by `serve`
+(`hrm_agent.training.engines.fleet`). The wait inside of the server is unknown here: `queue_seconds`
+only counts the wait for one of `max_requests` places.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _PROBE = "The answer to 17 * 23 is 391. Größe, 漢字, 🎉\n\tdef f(x): retur
 
 
 class VllmEngine:
-    """Samples on a vLLM server, for many callers at once."""
+    """Engine that samples on a vLLM server, for many callers in parallel."""
 
     def __init__(
         self,
@@ -72,10 +71,10 @@ class VllmEngine:
         name: str = "",
         max_requests: int = 256,
     ) -> None:
-        """At most `max_requests` are with the server at once; the others wait here, first come
-        first served.
+        """`max_requests`: maximum number of parallel requests to the server. Others wait here, in
+        order.
 
-        `name`: what calls are recorded under; empty: the server's address.
+        `name`: recorded name of calls (empty: the server's address).
         """
         self.name = name or address.name
         self.codec = codec
@@ -83,17 +82,19 @@ class VllmEngine:
         self.policy_version = 0
         self._model = served.model
         self.cache_salt = ""
-        """Prefixes in the server's cache are found by requests with the same one only; empty: by
-        all without any.
+        """Salt of the server's prefix cache: only requests with the same salt share prefixes
+        (empty: all requests without one).
         """
         self.max_length = served.max_length
-        """Prompt and answer are at most so many tokens; None where the server did not say."""
+        """Maximum tokens of prompt and answer together (None if the server did not report it)."""
         self.usual_answer = usual_answer(served.max_length)
-        """Most completion tokens of an answer for which nobody named a limit."""
+        """Maximum completion tokens of an answer without an explicit limit."""
         self._address = address
         self._closed = self._hanging_up = False
         self._process = os.getpid()
-        """A fork has no thread for the loop, and what it closes is its parent's."""
+        """Process of the engine. A fork has no thread for the loop, and closing there would affect
+        its parent.
+        """
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._connection = Connection(address)
@@ -116,8 +117,8 @@ class VllmEngine:
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Raises `ModelError`: weights go to a server by `hrm_agent.models.vllm.weights`, and
-        `serve` says which.
+        """Raise `ModelError`: weights go to a server by `hrm_agent.models.vllm.weights`, and
+        `serve` reports their version.
         """
         raise ModelError(
             f"{self.name} cannot be given weights: they are its server's.",
@@ -126,23 +127,23 @@ class VllmEngine:
 
     @property
     def address(self) -> VllmAddress:
-        """The server's."""
+        """Address of the server."""
         return self._address
 
     @property
     def model(self) -> str:
-        """The name under which the server has what it is asked for."""
+        """Model name in requests to the server."""
         return self._model
 
     def serve(self, version: int, model: str = "") -> None:
-        """From the next request on the server's weights are those of `version`, under the name of
-        `model` if given.
+        """Use `version` for the server's weights from the next request on, and `model` as their
+        name if given.
         """
         self.policy_version, self._model = version, model or self._model
 
     def capabilities(self) -> Capabilities:
-        """What the server's model can do; `trainable` is whether a trainer here could change its
-        weights.
+        """Capabilities of the server's model. `trainable` is False, since a trainer here cannot
+        change its weights.
         """
         speech: Speech | None = getattr(self.codec, "speech", None)
         return Capabilities(
@@ -158,7 +159,7 @@ class VllmEngine:
         )
 
     def close(self) -> None:
-        """Hang up; pending requests fail with `ModelError`."""
+        """Close all connections. Pending requests fail with `ModelError`."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -198,7 +199,7 @@ class VllmEngine:
         except Refusal:
             if request.schema is None:
                 raise
-            # a schema that the server cannot hold to
+            # a schema that the server cannot enforce
             return await self._sample(replace(request, schema=None), waited)
 
     async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
@@ -243,9 +244,9 @@ class VllmEngine:
 
 
 def open_vllm(name: str, *, seconds: float | None = None) -> VllmEngine:
-    """The engine that `vllm:URL?OPTIONS` names. Raises `ModelError`.
+    """Engine for `vllm:URL?OPTIONS`. Raises `ModelError`.
 
-    `seconds`: within which an answer has to be there, where the name does not say it.
+    `seconds`: timeout of an answer if the name has none.
     """
     address = parse_address(name)
     if seconds is not None and not address.bounded:
@@ -263,11 +264,9 @@ def open_vllm(name: str, *, seconds: float | None = None) -> VllmEngine:
 
 
 def load_vllm_codec(name: str) -> PolicyCodec:
-    """What the tokens of `vllm:URL?OPTIONS` say. A server is asked only where the string names no
-    tokenizer.
+    """Codec of `vllm:URL?OPTIONS`. The server is only contacted if the string names no tokenizer.
 
-    The string may come from a store that somebody else wrote: another machine is sent no key for
-    it.
+    The string may come from a foreign store, so no key is sent to another machine.
     """
     address = parse_address(name)
     _check_transformers(name)
@@ -283,7 +282,7 @@ def _check_transformers(name: str) -> None:
 
 
 def _codec(address: VllmAddress, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:
-    """The codec over a tokenizer, and how that one splits plain text."""
+    """Codec over a tokenizer, and a function that splits plain text by it."""
     from hrm_agent.models.codec.opening import load_codec_of
 
     try:

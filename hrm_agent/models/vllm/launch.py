@@ -1,9 +1,8 @@
-"""vLLM servers that a training starts itself: on the loopback, on free ports, ended with it
-whatever ends it.
+"""Start of vLLM servers by a training: on the loopback, on free ports, ended with the training in
+any case.
 
-A server writes all that it says to a log of its own. The interpreter may be another than this one,
-since vLLM pins versions of its own; it needs nothing of this package but one folder on its path
-(`in_server`).
+A server writes its output to its own log. The interpreter may be another than this one, since vLLM
+pins its own versions. It only needs one folder of this package on its path (`in_server`).
 """
 
 from __future__ import annotations
@@ -34,32 +33,32 @@ _HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How servers are started."""
+    """Options to start servers."""
 
     model: str
-    """Folder of the weights that they begin with."""
+    """Folder of the initial weights."""
     python: str = ""
-    """Interpreter that has vLLM; empty: this one."""
+    """Interpreter that has vLLM (empty: this one)."""
     arguments: tuple[str, ...] = ()
     """Further options of `vllm serve`."""
     adapters: bool = False
-    """Whether they are to take adapters while they run."""
+    """True if the servers accept adapters while they run."""
     devices: tuple[str, ...] = ()
-    """`CUDA_VISIBLE_DEVICES` of each, in turn; empty: all see all."""
+    """Values of `CUDA_VISIBLE_DEVICES` for the servers, in turn (empty: all see all GPUs)."""
 
 
 class VllmProcess:
-    """One server. Started at once; ready when its `/health` says so.
+    """Server process, started at once. It is ready when its `/health` reports so.
 
-    The kernel ends it when the *thread* that started it is gone, so that one has to live as long as
-    it is wanted.
+    The kernel ends it when the *thread* that started it is gone, so that thread has to live as long
+    as the server is needed.
     """
 
     def __init__(
         self, options: LaunchOptions, log: Path, number: int = 0, *, port: int | None = None
     ) -> None:
-        """`port`: None takes a free one. Raises `ModelError` where the interpreter cannot be run,
-        or has no vLLM.
+        """`port`: port of the server (None: a free one). Raises `ModelError` if the interpreter
+        cannot be run, or has no vLLM.
         """
         self.port, self.log = port or _free_port(), log
         python = options.python or sys.executable
@@ -100,17 +99,17 @@ class VllmProcess:
 
     @property
     def url(self) -> str:
-        """Up to and with `/v1`."""
+        """Address up to and including `/v1`."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def pid(self) -> int:
-        """Of the server, whose process group all its workers belong to."""
+        """Process id of the server, whose process group has all its workers."""
         return self._process.pid
 
     @property
     def ended(self) -> str | None:
-        """How it ended, in words, with the end of its log; None while it runs."""
+        """Description of its end, with the end of its log (None while it runs)."""
         code = self._process.poll()
         if code is None:
             return None
@@ -118,13 +117,13 @@ class VllmProcess:
         return f"{how}; what {self.log} says:\n{_cause(self.log, self._said_before)}"
 
     def stop(self) -> None:
-        """End it and its workers."""
+        """End the server and its workers."""
         for sign, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
             if self._process.poll() is None:
                 self._signal(sign)
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(seconds)
-        self._signal(signal.SIGKILL)  # workers that it left behind
+        self._signal(signal.SIGKILL)  # remaining workers
 
     def _signal(self, sign: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -159,9 +158,7 @@ def _unusable(python: str, why: str, first: str = "") -> ModelError:
 
 
 def _cause(log: Path, start: int) -> str:
-    """The errors in a log, the first of which is the cause of the others; its last lines where it
-    has none.
-    """
+    """Errors in a log, of which the first caused the others (its last lines if there are none)."""
     with suppress(OSError):
         lines = log.read_bytes()[start:][-_SHOWN_BYTES:].decode(errors="replace").splitlines()
         errors = dict.fromkeys(

@@ -1,15 +1,15 @@
-"""Where a vLLM server stands, what it serves, and what its refusals mean.
+"""Address of a vLLM server, facts about the served model, and errors for its refusals.
 
 A server is named by one string,
 `vllm:http://127.0.0.1:8000/v1?model=NAME&tokenizer=PATH&key_env=NAME&timeout=600`; all after `?` is
-optional. The string is recorded with every call, so no secret may stand in it: a key is named by
+optional. The string is recorded with every call, so it must not contain a secret: a key is named by
 the environment variable that holds it.
 
-What is served is asked once, when the engine is opened: the model's name, its tokenizer, the
-longest conversation, and what its log-probs mean. The last is no part of the protocol. By default
-(`--logprobs-mode raw_logprobs`) vLLM takes them from the logits as the model gave them, before
-temperature, top-p and schema; a server started with `processed_logprobs` takes them after all of
-these, and looks like any other. So it is put to a test (`_probe`).
+Facts are requested once, when the engine is opened: the model's name, its tokenizer, the longest
+conversation, and the kind of its log-probs. The kind is not part of the protocol. By default
+(`--logprobs-mode raw_logprobs`) vLLM takes log-probs from the model's logits, before temperature,
+top-p and schema. A server started with `processed_logprobs` takes them after all of these, but
+looks the same. So the server is tested (`_probe`).
 """
 
 from __future__ import annotations
@@ -50,71 +50,70 @@ _LOOK_UP_SECONDS = 60.0
 _LOOK_UP_BYTES = 8 << 20
 _CONTEXT_SIGNS = ("maximum context length", "max_model_len", "context length")
 _SHOWN = 400
-"""Characters of a server's own words in an error."""
+"""Number of characters of a server's message in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmAddress:
-    """A server and what was said about it."""
+    """Address of a server and its options."""
 
     name: str
-    """The whole string, as recorded."""
+    """Whole string, as recorded."""
     url: str
-    """Up to and with `/v1`, without a slash at its end."""
+    """Address up to and including `/v1`, without a slash at its end."""
     model: str | None = None
-    """None takes the one that the server lists first."""
+    """Model name (None: the first one that the server lists)."""
     tokenizer: str | None = None
-    """Folder or hub name; None takes what the server was started with."""
+    """Folder or hub name of the tokenizer (None: the one that the server was started with)."""
     key_env: str = KEY_ENV
     """Environment variable that holds the key."""
     seconds: float = 600.0
-    """Within which an answer has to be there, waiting included; infinite where somebody else
-    watches over that.
+    """Timeout of an answer in seconds, including waiting (infinite if the caller enforces its own).
     """
     codec: CodecOptions = field(default=CodecOptions())
-    """How the model is spoken to."""
+    """Options of the conversation format."""
 
     @property
     def bounded(self) -> bool:
-        """True if its string says how long an answer may take."""
+        """True if the string has a timeout."""
         return "timeout" in dict(parse_qsl(self.name.partition("?")[2]))
 
     @property
     def local(self) -> bool:
-        """On this machine, where no proxy is asked."""
+        """True for a server on this machine, where no proxy is used."""
         return (urlsplit(self.url).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of the model that it serves."""
+    """Facts that a server reports about its model."""
 
     model: str
-    """Name under which it is served."""
+    """Name under which the model is served."""
     tokenizer: str
-    """Folder or hub name."""
+    """Folder or hub name of the tokenizer."""
     max_length: int | None
-    """Prompt and answer are at most so many tokens; None where it does not say."""
+    """Maximum tokens of prompt and answer together (None if the server does not report it)."""
     logprob_kind: LogprobKind
-    """RAW, or SAMPLED for processed ones, as the test of the server showed."""
+    """Kind of log-probs: RAW, or SAMPLED for processed ones, as the test of the server showed."""
 
 
 class Refusal(ModelError):
-    """The server understood and refused (HTTP 400): asking again as it is has no use."""
+    """The server understood the request and refused it (HTTP 400). A retry is useless."""
 
 
 class ServerGoneError(ModelError):
-    """The server is not there, went away while it answered, or failed: another may answer the same
-    request.
+    """The server is missing, went away while it answered, or failed. Another server may answer the
+    same request.
     """
 
 
 class ServerSilentError(ServerGoneError):
-    """The server is there, as far as can be seen, and does not answer."""
+    """The server seems to run but does not answer."""
 
 
 def parse_address(name: str) -> VllmAddress:
-    """The server that `vllm:URL?OPTIONS` names. Raises `ModelError`."""
+    """Parse `vllm:URL?OPTIONS` into an address. Raises `ModelError`."""
     base, _, query = name.removeprefix(SCHEME).partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     try:
@@ -168,11 +167,11 @@ def _key_hint(variable: str = KEY_ENV) -> str:
 
 
 def client_options(address: VllmAddress) -> dict[str, Any]:
-    """What every client is made with. Compression is declined: a few bytes could unpack into any
-    number.
+    """Options of every HTTP client. Compression is declined, since a few bytes could unpack to any
+    size.
     """
     key = os.environ.get(address.key_env, "").strip()
-    # said here, since whoever sends it would show it
+    # checked here, since the error of the HTTP client would show the key
     if not (key.isascii() and (key.isprintable() or not key)):
         raise ModelError(
             f"{address.key_env} holds characters that a key cannot have.",
@@ -184,12 +183,12 @@ def client_options(address: VllmAddress) -> dict[str, Any]:
             **({"Authorization": f"Bearer {key}"} if key else {}),
         },
         "trust_env": not address.local,
-        "verify": address.url.startswith("https:"),  # certificates take time to load
+        "verify": address.url.startswith("https:"),  # loading certificates takes time
     }
 
 
 def look_up(address: VllmAddress) -> Served:
-    """Ask the server what it serves. Raises `ModelError`."""
+    """Request facts about the served model. Raises `ModelError`."""
     with httpx.Client(timeout=_LOOK_UP_SECONDS, **client_options(address)) as client:
         entries = _models(address, _value(address, client, "GET", "models"))
         entry = _chosen(address, entries)
@@ -204,7 +203,7 @@ def look_up(address: VllmAddress) -> Served:
 
 
 def server_tokens(address: VllmAddress, model: str, text: str) -> list[int] | None:
-    """How the server's own tokenizer splits `text`; None where it does not say."""
+    """Tokens of `text` by the server's own tokenizer (None if the server does not provide them)."""
     url = f"{address.url.removesuffix('/v1')}/tokenize"
     asked = {"model": model, "prompt": text, "add_special_tokens": False}
     try:
@@ -235,8 +234,8 @@ def _value(
 def _bounded(
     client: httpx.Client, method: str, url: str, body: Mapping[str, Any] | None
 ) -> tuple[int, bytes]:
-    """Status and body as they came: not unpacked, since compression was declined, and not without
-    an end.
+    """Status and body. The body is not unpacked, since compression was declined, and its size is
+    limited.
     """
     until, said = time.monotonic() + _LOOK_UP_SECONDS, b""
     with client.stream(method, url, json=body) as response:
@@ -248,7 +247,7 @@ def _bounded(
 
 
 def object_of(address: VllmAddress, text: str | bytes) -> dict[str, Any]:
-    """The JSON object that `text` is. Raises `ModelError`."""
+    """Parse a JSON object. Raises `ModelError`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -293,8 +292,8 @@ def _length(entry: Mapping[str, Any]) -> int | None:
 
 
 def _probe(model: str) -> dict[str, Any]:
-    """Token 0 and no other is allowed after token 0: a log-prob of the policy does not know of
-    that, and is not 0.
+    """Request in which only token 0 is allowed. Raw log-probs ignore that and are not 0, while
+    processed ones are 0.
     """
     asked = {
         "model": model,
@@ -342,7 +341,7 @@ def _is_list(value: Any) -> bool:
 
 
 def unreachable(address: VllmAddress, error: Exception) -> ModelError:
-    """The server is not there, or went away while it answered."""
+    """Error for a server that is missing, or went away while it answered."""
     why = str(error) or type(error).__name__
     silent = isinstance(error, httpx.TimeoutException) and not isinstance(
         error, httpx.ConnectTimeout
@@ -355,7 +354,7 @@ def unreachable(address: VllmAddress, error: Exception) -> ModelError:
 
 
 def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
-    """What an HTTP status other than 200 means."""
+    """Error for an HTTP status other than 200."""
     said = _said(body)
     if status in (401, 403):
         return ModelError(
@@ -380,7 +379,7 @@ def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
 
 
 def _said(body: str) -> str:
-    """The message inside an error, whatever it is wrapped in."""
+    """Message inside an error body of any format."""
     try:
         value: Any = json.loads(body)
     except (ValueError, RecursionError):

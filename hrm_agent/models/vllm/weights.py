@@ -1,9 +1,9 @@
-"""Weights for a vLLM server, and its word for which it has: the client of
-`in_server/hrm_agent_weights.py`.
+"""Client of `in_server/hrm_agent_weights.py`, which sends weights to a vLLM server and checks its
+current ones.
 
-The server must run in dev mode with that extension (`launch.py` starts it so, docs/scale.md says
-how to do it by hand). In dev mode, anyone who can reach the port can run any method of its workers,
-and these routes ask for no key: keep the server on the loopback or in a closed network.
+The server must run in dev mode with that extension (`launch.py` starts it so, docs/scale.md
+explains how to do it manually). In dev mode, anyone who can reach the port can run any method of
+its workers, and these routes need no key: keep the server on the loopback or in a closed network.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ __all__ = ["EXTENSION", "EXTENSION_FOLDER", "Compared", "ServerFacts", "Watched"
 
 EXTENSION = "hrm_agent_weights.WeightsFromTrainer"
 EXTENSION_FOLDER = Path(__file__).parent / "in_server"
-"""To be on the server's PYTHONPATH."""
+"""Folder for the server's PYTHONPATH."""
 _SECONDS = 600.0
 _HEALTH_SECONDS = 5.0
 _WATCH_SECONDS = 60.0
-"""An engine answers between two of its iterations:
-even one without a GPU takes no longer for one.
+"""Timeout of a status request. An engine answers between two of its iterations, which take less
+even without a GPU.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of its engine."""
+    """Facts that a server reports about its engine."""
 
     kv_tokens: int
-    """Tokens that its KV cache holds."""
+    """Number of tokens that its KV cache holds."""
     max_running: int
-    """Requests that it samples for at once."""
+    """Maximum number of requests that it samples in parallel."""
     dtype: str
-    """Of its weights: float32, bfloat16, float16."""
+    """Number format of its weights: float32, bfloat16, float16."""
     replicas: int = 1
-    """Sets of workers, each with the whole model."""
+    """Number of worker sets, each with the whole model."""
     block_tokens: int = 16
-    """Tokens of a block of its cache."""
+    """Number of tokens of a cache block."""
     quantization: str = ""
-    """Quantisation of its weights beyond their dtype; empty without any."""
+    """Quantisation of its weights beyond their dtype (empty without any)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Comparison of a server's weights with those that it was given."""
+    """Comparison of a server's weights with those sent to it."""
 
     differing: tuple[str, ...]
-    """Tensors that it does not compute with."""
+    """Names of tensors that it does not compute with."""
     unknown: tuple[str, ...]
     """Names of tensors that could not be compared, some with a reason."""
     digest: str
@@ -75,26 +75,24 @@ class Watched:
     """State of a server at one moment."""
 
     identity: tuple[tuple[str, ...], ...]
-    """For each worker its process, the version that it took last, and the number of times it took
-    any.
+    """Identity of each worker: its process, the version that it took last, and the number of times
+    it took any.
     """
     digest: str
-    """Digest of all weights that its workers compute with; empty if it was not asked for."""
+    """Digest of all weights that its workers compute with (empty if not requested)."""
     tokens: Mapping[str, int] | None
-    """Tokens of each request under way, prompt and sampled, by its name (None: the server does not
+    """Tokens of each running request, prompt and sampled, by its name (None if the server does not
     report them).
     """
 
 
 class WeightsClient:
-    """One server's weights. Every method raises `ModelError` where the server fails or refuses.
-    Thread-safe.
+    """Client for the weights of one server. Every method raises `ModelError` if the server fails or
+    refuses. Thread-safe.
     """
 
     def __init__(self, address: VllmAddress, model: str, seconds: float = _SECONDS) -> None:
-        """`model`: the name under which the server has its base model. `seconds`: within which it
-        has to answer.
-        """
+        """`model`: name of the server's base model. `seconds`: timeout of a request."""
         self.address, self.model, self._seconds = address, model, seconds
         self._root = address.url.removesuffix("/v1")
         self._client = httpx.Client(timeout=seconds, **client_options(address))
@@ -120,7 +118,7 @@ class WeightsClient:
             ) from error
 
     def is_healthy(self) -> bool:
-        """Whether it answers, within seconds."""
+        """True if the server answers within seconds."""
         try:
             return (
                 self._client.get(f"{self._root}/health", timeout=_HEALTH_SECONDS).status_code
@@ -130,10 +128,11 @@ class WeightsClient:
             return False
 
     def watch(self, *, digest: bool = False) -> Watched:
-        """Which process it is, what it was given, and how far its requests are.
+        """State of the server: its processes, the weights last taken, and the progress of its
+        requests.
 
-        `digest`: all weights are read for one. Raises `ServerSilentError` where it does not answer
-        within a while.
+        `digest`: read all weights for a digest. Raises `ServerSilentError` if it does not answer in
+        time.
         """
         answers = self._rpc(
             "hrm_watch",
@@ -155,8 +154,8 @@ class WeightsClient:
         return Watched(tuple(said), _digest(answers), named if counts else None)
 
     def cache_hits(self) -> tuple[float, float] | None:
-        """Tokens that were looked for in its cache of prefixes so far, and those found; None where
-        it has no count.
+        """Number of tokens looked up in its prefix cache so far, and of those found (None if it has
+        no count).
         """
         try:
             text = self._client.get(f"{self._root}/metrics").text
@@ -172,8 +171,8 @@ class WeightsClient:
         return (sum(found[0]), sum(found[1])) if all(found) else None
 
     def gpus(self) -> list[str]:
-        """That of each worker, in the order of their ranks; empty for one that has none, or no
-        NCCL.
+        """Identifier of each worker's GPU, by rank (empty for a worker without one, or without
+        NCCL).
         """
         found = {entry.get("rank"): str(entry.get("gpu", "")) for entry in self._rpc("hrm_worker")}
         if set(found) != set(range(len(found))):
@@ -193,15 +192,15 @@ class WeightsClient:
         self.drop_cache()
 
     def take_adapter(self, folder: Path, name: str) -> None:
-        """Load an adapter in PEFT's files; requests name it as their model."""
+        """Load an adapter in PEFT's files. Requests use its name as their model."""
         self._posted("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     def drop_adapter(self, name: str) -> None:
-        """Forget an adapter."""
+        """Remove an adapter."""
         self._posted("/v1/unload_lora_adapter", {"lora_name": name})
 
     def drop_cache(self) -> None:
-        """Forget the keys and values of all prefixes. No request may be under way."""
+        """Drop the keys and values of all prefixes. No request may be running."""
         if self._value("POST", "/reset_prefix_cache").get("success") is not True:
             raise ModelError(
                 f"The vLLM server at {self.address.url} keeps the cache of its former weights: it"
@@ -210,8 +209,8 @@ class WeightsClient:
             )
 
     def compared(self, source: str) -> Compared:
-        """Compare what each worker has with its share of `source`: as for `take`, or the folder of
-        an adapter.
+        """Compare each worker's weights with its share of `source`: a source as for `take`, or the
+        folder of an adapter.
         """
         found = self._rpc("hrm_differing_weights", source)
         sides = [
@@ -221,8 +220,8 @@ class WeightsClient:
         return Compared(sides[0], sides[1], _digest(found))
 
     def logprobs(self, token_ids: Sequence[int], model: str | None = None) -> list[float]:
-        """Log-prob of each token but the first, after those before it,
-        computed without the cache.
+        """Log-prob of each token but the first, given those before it, computed without the
+        cache.
         """
         asked = {
             "model": model or self.model,
@@ -247,8 +246,8 @@ class WeightsClient:
     def sample(
         self, prompts: Sequence[Sequence[int]], count: int, model: str | None = None
     ) -> None:
-        """Have `count` tokens sampled after each prompt, all at once, as rollouts are: for what it
-        takes.
+        """Sample `count` tokens after each prompt, all in parallel like rollouts, to measure the
+        cost.
         """
         asked = {
             "model": model or self.model,
@@ -263,7 +262,7 @@ class WeightsClient:
         )
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self._client.close()
 
     def _rpc(self, method: str, *args: str, seconds: float | None = None) -> list[dict[str, Any]]:
@@ -328,12 +327,12 @@ class WeightsClient:
 
 
 def _digest(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Digest of all workers, sorted; empty if none reported one."""
+    """Digest of all workers, sorted (empty if none reported one)."""
     return " ".join(sorted(str(each["digest"]) for each in answers if each.get("digest")))
 
 
 _SIDES = ("differing", "unknown")
 _IDENTITY = ("rank", "boot", "version", "taken")
 _NAMED = re.compile(r"cmpl-(.+)-0(?:-[0-9a-f]{8})?$")
-"""A request's name inside of the server, and the one that it was given."""
+"""Pattern of a request's name inside the server, with the name that it was given."""
 _CACHE = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")

@@ -1,8 +1,8 @@
-"""A text as arrays: one number per character, and what every kind of boundary is read from.
+"""Text as arrays with one number per character, from which all kinds of boundaries are computed.
 
-Places to cut are found by numpy over the whole text at once, a few nanoseconds a character. A
-tokenizer takes about a hundred, so that all of them together cost less than it does, and no text,
-however odd, is looked at twice.
+Places to cut are found by numpy over the whole text at once, in a few nanoseconds per character. A
+tokenizer takes about a hundred, so all boundaries together cost less than tokenizing. No text,
+however odd, is scanned twice.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ Flags = NDArray[np.bool_]
 SPACE, WORD, LOWER = 1, 2, 4
 """Bits of `Surface.kinds`: white space, a letter or a digit, a small letter."""
 _TABLE = 0x3100
-"""All white space is below; what is above counts as letters without case."""
+"""Size of the table of kinds. All white space is below. Code points above count as letters without
+case.
+"""
 
 
 class Surface:
-    """One text, looked at from several sides; each is worked out when it is first asked for."""
+    """Views of one text, each computed on first use."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     @cached_property
     def points(self) -> NDArray[np.uint32]:
-        """Code points; position i of the text is index i of every array here."""
+        """Code points. Position i of the text is index i of every array here."""
         return code_points(self.text)
 
     @cached_property
@@ -46,23 +48,25 @@ class Surface:
 
     @cached_property
     def graphemes(self) -> Flags:
-        """May the text be cut before character i? One more than there are characters."""
+        """Flags that are True if the text may be cut before character i; one more than there are
+        characters.
+        """
         return grapheme_ends(self.text, self.points)
 
     @cached_property
     def words(self) -> Positions:
-        """Characters behind white space, themselves none."""
+        """Positions of visible characters after white space."""
         return np.flatnonzero(self.space[:-1] & ~self.space[1:]) + 1
 
     @cached_property
     def lines(self) -> Positions:
-        """Starts of lines but the first; a break at the very end starts one too."""
+        """Starts of all lines but the first. A line break at the very end starts one too."""
         return np.flatnonzero(self.points == 0x0A) + 1
 
     @cached_property
     def written_lines(self) -> tuple[Positions, Flags]:
-        """Starts of the lines that hold something, and whether an empty line or nothing is before
-        each.
+        """Starts of the lines that are not blank, with True if a blank line or nothing precedes the
+        line.
         """
         starts = np.concatenate((np.zeros(1, dtype=np.int64), self.lines))
         ends = np.append(self.lines, len(self.text))
@@ -71,9 +75,7 @@ class Surface:
         return starts[written], after_blank[written]
 
     def visible(self, places: Positions) -> Positions:
-        """The first character from each place on that is no white space; the length of the text if
-        there is none.
-        """
+        """First visible character from each place on (length of the text if there is none)."""
         inside = places < len(self.text)
         wanted = places.copy()
         blank = np.flatnonzero(inside)[self.space[places[inside]]]

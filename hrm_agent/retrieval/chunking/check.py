@@ -1,5 +1,5 @@
-"""What must hold of every list of chunks, looked at from outside: for tests, and for splitters that
-are not ours.
+"""Checks that hold for every list of chunks, independent of the chunker. Used by tests and for
+splitters of other libraries.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["ChunkTally", "faults", "shared_tokens", "tally"]
 
 @dataclass(frozen=True, slots=True)
 class ChunkTally:
-    """How often a list of chunks fails what citations need."""
+    """Number of faults in a list of chunks that break citations."""
 
     wrong_spans: int
-    """Chunks that are not the text at their span."""
+    """Chunks that differ from the text at their span."""
     over_limit: int
-    """Chunks of more tokens than asked for."""
+    """Chunks with more tokens than the limit."""
     cut_graphemes: int
-    """Places inside of a grapheme, no larger than the limit, where a chunk begins or ends."""
+    """Chunk boundaries inside of a grapheme that fits the limit."""
     lost: int
-    """Characters in no chunk's span; white space is not counted, as several libraries drop it on
+    """Characters in no chunk's span, without white space, which several libraries drop on
     purpose.
     """
 
@@ -38,7 +38,7 @@ class ChunkTally:
 
 
 def tally(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> ChunkTally:
-    """`faults` in numbers, and lenient with white space between chunks."""
+    """Count the faults of chunks. Missing white space between chunks is allowed."""
     covered = np.zeros(len(text), dtype=np.bool_)
     for chunk in chunks:
         covered[max(chunk.start, 0) : max(chunk.end, 0)] = True
@@ -51,7 +51,7 @@ def tally(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -
 
 
 def shared_tokens(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer) -> list[int]:
-    """Tokens that each two neighbours have in common."""
+    """Number of tokens that each chunk shares with the next."""
     return [
         tokenizer.count(text[max(after.start, 0) : before.end])
         for before, after in pairwise(chunks)
@@ -59,7 +59,7 @@ def shared_tokens(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer) -> l
 
 
 def faults(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> list[str]:
-    """A line for each thing that is wrong; none if citations can rest on `chunks`."""
+    """Describe each fault in one line (empty if citations can rely on `chunks`)."""
     return [
         *_coverage(text, chunks),
         *_limits(text, chunks, tokenizer, size),
@@ -94,7 +94,9 @@ def _limits(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int)
 
 
 def _broken(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> Iterator[str]:
-    """A grapheme may be cut only if it is over the limit by itself."""
+    """Yield boundaries inside of a grapheme. Only one that is over the limit by itself may be
+    cut.
+    """
     ends = grapheme_ends(text)
     for place in sorted({place for chunk in chunks for place in (chunk.start, chunk.end)}):
         if not 0 <= place <= len(text) or ends[place]:

@@ -1,4 +1,4 @@
-"""A chunk: a span of a text, and how many tokens it has."""
+"""Chunk: a span of a text with its number of tokens."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ __all__ = ["Chunk"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part of a document, `document[start:end]` to the character:
-    what a citation of it rests on.
-    """
+    """Part of a document, exactly `document[start:end]`, to which a citation refers."""
 
     start: int
     """First character, counted from 0 in the document as a Python string."""
     end: int
-    """One past the last character."""
+    """End, one past the last character."""
     tokens: int
-    """Tokens of `text` on its own, by the tokenizer that it was cut with; never more than the
+    """Number of tokens of `text` alone, by the tokenizer that it was cut with. Never more than the
     limit.
     """
     text: str

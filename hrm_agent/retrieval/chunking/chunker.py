@@ -1,4 +1,4 @@
-"""`chunk_text`: a text, a strategy by its name, and chunks."""
+"""`chunk_text`: cut a text into chunks by a named strategy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "chunk_text"]
 
 DEFAULT_STRATEGY, DEFAULT_SIZE, DEFAULT_OVERLAP = "semantic", 512, 0.15
-"""What `docs/retrieval.md` recommends, and why."""
+"""Default settings, explained in `docs/retrieval.md`."""
 _MOST_OVERLAP = 0.5
 
 
@@ -34,12 +34,12 @@ def chunk_text(
     overlap: float = DEFAULT_OVERLAP,
     embeddings: Embeddings | None = None,
 ) -> list[Chunk]:
-    """Chunks of `text` in order, covering all of it; none for an empty text.
+    """Chunks of `text` in order, covering all of it (empty for an empty text).
 
-    `size` is the limit in tokens of `tokenizer`; `overlap` the share of it that a chunk repeats of
-    the one before, up to a half. Strategies: `fixed` (no overlap, whatever is asked), `sliding`,
+    `size` is the limit in tokens of `tokenizer`. `overlap` is the share of it that a chunk repeats
+    of the previous one, up to a half. Strategies: `fixed` (ignores `overlap`), `sliding`,
     `recursive` (paragraphs, sentences, lines, words), `sentence`, `semantic` (changes of topic,
-    told by words or, where given, by `embeddings`), `markdown`, `code`.
+    found by words or, if given, by `embeddings`), `markdown`, `code`.
     """
     if strategy not in STRATEGIES:
         known = f"{nearest(strategy, STRATEGIES)} Known: {', '.join(STRATEGIES)}.".strip()
@@ -64,7 +64,9 @@ def chunk_text(
 
 
 def _starts(prose: Prose, strategy: str) -> list[CutLevel]:
-    """Where a chunk that overlaps may start: at a sentence or a word; in code at a line."""
+    """Places where an overlapping chunk may start: a sentence or a word, in code a line or a word
+    (empty for `sliding`, which starts anywhere).
+    """
     if strategy == "sliding":
         return []
     return [CutLevel(prose.lines if strategy == "code" else prose.sentences), CutLevel(prose.words)]
@@ -98,4 +100,4 @@ STRATEGIES: dict[str, Callable[[Prose], Sequence[CutLevel]]] = {
     "markdown": markdown_levels,
     "code": code_levels,
 }
-"""Strategy -> the places where it would like to cut, the best kind first."""
+"""Places to cut by strategy, the best kind first."""

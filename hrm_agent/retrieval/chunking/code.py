@@ -1,9 +1,8 @@
-"""Where source code may be cut, in any language that is indented.
+"""Places to cut source code, in any language that is indented.
 
-A parser for each language would know more and would have to be there for each. What indentation
-tells is enough to keep a function whole where it fits: the best place is a line that starts at the
-margin after an empty one, then any line after an empty one, then any line at the margin that closes
-nothing, then any line.
+A parser would know more, but each language needs its own. Indentation is enough to keep a function
+whole if it fits. The best place is a line at the margin after a blank line, then any line after a
+blank line, then a line at the margin that closes nothing, then any line.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from hrm_agent.retrieval.chunking.spans import CutLevel
 __all__ = ["code_levels"]
 
 _CONTINUES = re.compile(r"[})\]]|else\b|elif\b|except\b|finally\b|catch\b|end\b")
-"""Begins a line that belongs to the one before it."""
+"""Beginning of a line that belongs to the previous one."""
 
 
 def code_levels(surface: Surface) -> Sequence[CutLevel]:

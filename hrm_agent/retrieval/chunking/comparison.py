@@ -1,9 +1,9 @@
-"""Several ways to cut one text, side by side: what each keeps, what it breaks, what it costs.
+"""Comparison of several ways to cut one text: faults, cut sentences and words, overlap, time.
 
-Ours and other libraries' splitters are looked at from outside by the same eyes. A span that is
-wrong is counted, and mended where the chunk's text can be found, so that overlap and coverage are
-those of the cutting and not of the spans. Where sentences end is told by an expression of its own
-and not by the rules that our strategies cut by.
+Our strategies and the splitters of other libraries are checked by the same functions. A wrong span
+is counted. It is corrected if the chunk's text can be found, so overlap and coverage measure the
+cutting and not the spans. Sentence ends are found by a separate expression and not by the rules of
+our strategies.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SENTENCE = re.compile(
     r"[.!?\u2026][\"'\u2019\u201d)\]*_`]*\s+|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?\s*|\n\s*\n\s*"
     r"|\n(?= {0,3}(?:#|[-*+] |\d+[.)] |\||>|```|~~~))"
 )
-"""Lines of a list, a table, a quotation and the like stand for themselves."""
+"""End of a sentence. Lines of a list, a table, a quotation and the like count as sentences."""
 _VISIBLE = re.compile(r"\S")
 _WARMING = 500
-"""Characters that are cut before the clock starts."""
+"""Number of characters that are cut for warm-up, before the clock starts."""
 _MODULES = {
     "chonkie": "chonkie",
     "langchain": "langchain_text_splitters",
@@ -41,16 +41,16 @@ _MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """One text cut in one way."""
+    """Chunks of one text by one strategy or splitter, with their measures."""
 
     name: str
-    """A strategy of ours, or a library's splitter."""
+    """Name of our strategy or of a library's splitter."""
     chunks: list[Chunk]
-    """With spans that could be mended mended; see `faults.wrong_spans`."""
+    """Chunks, with wrong spans corrected if possible. `faults.wrong_spans` counts them as wrong."""
     faults: ChunkTally
-    """What is wrong with the chunks, counted."""
+    """Number of faults of the chunks."""
     overlaps: list[int]
-    """Tokens that each two neighbours have in common."""
+    """Number of tokens that each chunk shares with the next."""
     cut_sentences: int
     """Chunks that end inside of a sentence."""
     cut_words: int
@@ -58,26 +58,26 @@ class Cutting:
     seconds: float
     """CPU time of cutting, tokenizing included."""
     problem: str = ""
-    """Why there are no chunks."""
+    """Reason why there are no chunks (empty if there are)."""
 
     @property
     def mean_tokens(self) -> float | None:
-        """None without chunks."""
+        """Mean tokens of a chunk (None without chunks)."""
         return fmean(chunk.tokens for chunk in self.chunks) if self.chunks else None
 
     @property
     def most_tokens(self) -> int | None:
-        """None without chunks."""
+        """Maximum tokens of a chunk (None without chunks)."""
         return max((chunk.tokens for chunk in self.chunks), default=None)
 
     @property
     def mean_overlap(self) -> float | None:
-        """Tokens; None with fewer than two chunks."""
+        """Mean tokens that two neighbours share (None with fewer than two chunks)."""
         return fmean(self.overlaps) if self.overlaps else None
 
 
 def splitters_at_hand() -> list[str]:
-    """Our strategies, then the libraries' splitters that are installed."""
+    """Names of our strategies, then of the libraries' splitters that are installed."""
     return [
         *STRATEGIES,
         *(name for name in LIBRARIES if find_spec(_MODULES.get(name.partition("-")[0], name))),
@@ -93,9 +93,10 @@ def compare(
     overlap: float,
     on_name: Callable[[str], None] = lambda name: None,
 ) -> list[Cutting]:
-    """Cut `text` in each way; `on_name` is called after each.
+    """Cut `text` in each way. `on_name` is called after each.
 
-    What a library raises on this text is told in its `problem`; wrong settings raise.
+    An error of a library on this text is reported in `problem`. Raise `ConfigError` for invalid
+    settings.
     """
     for name in names:
         if name not in (known := [*STRATEGIES, *LIBRARIES]):
@@ -112,8 +113,8 @@ def compare(
 
 
 def sentence_ends(text: str) -> frozenset[int]:
-    """The first character after each sentence and the white space behind it. An abbreviation ends
-    one, too.
+    """First character after each sentence and the white space behind it. An abbreviation counts as
+    an end.
     """
     return frozenset(match.end() for match in _SENTENCE.finditer(text))
 
@@ -153,15 +154,15 @@ def _cut(
 def _faults(
     text: str, said: Sequence[Chunk], chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int
 ) -> ChunkTally:
-    """The spans as they were said, everything else as it was cut."""
+    """Faults of the chunks: wrong spans by the original spans, all others by the corrected ones."""
     mended = tally(text, chunks, tokenizer, size)
     wrong = sum(text[chunk.start : chunk.end] != chunk.text or chunk.start < 0 for chunk in said)
     return ChunkTally(wrong, mended.over_limit, mended.cut_graphemes, mended.lost)
 
 
 def _seen(text: str, places: Iterable[int]) -> list[int]:
-    """For each place the first character from there on that is no white space; no stretch is looked
-    at twice.
+    """First visible character from each place on, by increasing place. No stretch is searched
+    twice.
     """
     seen, found = -1, list[int]()
     for place in sorted(places):

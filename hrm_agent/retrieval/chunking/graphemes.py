@@ -1,9 +1,9 @@
-r"""Where a character, as a reader sees it, ends.
+r"""Ends of graphemes, the characters as a reader sees them.
 
-An "é" may be two code points and a family of four seven; a chunk that ends inside shows something
-that nobody wrote. The rules are Unicode's (UAX 29), by the `regex` library's `\X`. Most text needs
-none of them: only code points outside the plain ranges below, and their neighbours, are put to the
-library. Flags are paired here, since `\X` looks back over the whole run of them.
+An "é" may be two code points and a family of four seven. A chunk that ends inside one shows text
+that no author wrote. The rules are Unicode's (UAX 29), by the `regex` library's `\X`. Most text
+needs none of them: only code points outside the plain ranges below, and their neighbours, go to the
+library. Flags are paired here, since `\X` looks back over their whole run.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _PLAIN = (
     (0x4E00, 0x9FFF),
     (0xFF01, 0xFF60),
 )
-"""Ranges of code points that join with no neighbour of their own kind: neither marks nor emoji nor
+"""Ranges of code points that do not join with a neighbour of these ranges: no marks, emoji or
 Hangul parts.
 """
 _TABLE = 0x10000
-"""What is above is put to the library."""
+"""Size of the table. All code points above go to the library."""
 _FLAG = "\U0001f1e6-\U0001f1ff"
 _GRAPHEME = regex.compile(rf"[{_FLAG}][{_FLAG}]?[\p{{GCB=EX}}\p{{GCB=ZWJ}}\p{{GCB=SM}}]*+|\X")
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
-    """One number per character."""
+    """Code points of a text, one number per character."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
 
 
 def grapheme_ends(text: str, points: NDArray[np.uint32] | None = None) -> NDArray[np.bool_]:
-    """`len(text) + 1` booleans: may the text be cut before character i? Both ends may. `points`:
-    where at hand.
+    """Flags that are True if the text may be cut before character i, `len(text) + 1` of them, True
+    at both ends. `points`: code points, if already computed.
     """
     may_cut = np.ones(len(text) + 1, dtype=np.bool_)
     points = code_points(text) if points is None else points

@@ -1,16 +1,16 @@
-"""Splitters of other libraries by name, to be compared with ours; nothing is built on them.
+"""Splitters of other libraries by name, only for comparison with ours.
 
-Each is called as its documentation says and counts with the same tokenizer, so that only the
-cutting differs: through our interface, or by the tokenizer's own library where the splitter takes
-that. What it says is handed on as it is: a `Chunk` here may name a span that is not its text, or
-have more tokens than were asked for. `hrm_agent.retrieval.chunking.check` tells. Where a library
+Each is called as documented and counts with the same tokenizer, so only the cutting differs. The
+tokenizer is passed through our interface, or as its library's own object if the splitter accepts
+that. Results are returned unchanged: a `Chunk` here may name a span that is not its text, or have
+more tokens than the limit. `hrm_agent.retrieval.chunking.check` counts such faults. If a library
 does not know where it cut, the span starts at -1.
 
-`library_spans` is what a library itself does, and what its time is measured by: tokens are counted
-once more for the chunks, which some libraries do not count.
+`library_spans` does only the library's own work and is what is timed. `library_chunks` also counts
+tokens, which some libraries do not.
 
-`chonkie` is its recursive chunker, with its refinery where an overlap is asked for; the refinery
-puts text in front of a chunk and leaves the span as it was. `chonkie-sentence` overlaps by itself.
+`chonkie` is its recursive chunker, with its refinery for an overlap. The refinery puts text in
+front of a chunk and leaves the span unchanged. `chonkie-sentence` overlaps by itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hrm_agent.retrieval.tokenizers.base import Tokenizer, checked
 __all__ = ["LIBRARIES", "library_chunks", "library_spans", "placed"]
 
 Span = tuple[int, int, str]
-"""Start, end and text, as a library says them."""
+"""Start, end and text, as reported by a library."""
 
 
 def library_chunks(
     text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float
 ) -> list[Chunk]:
-    """What the library makes of `text`; `size` in tokens and `overlap` as a share of it, as for
-    `chunk_text`.
+    """Chunks that a library makes of `text`, with their tokens counted. `size` is in tokens,
+    `overlap` is a share of it, as for `chunk_text`.
     """
     spans = library_spans(text, name, tokenizer, size=size, overlap=overlap)
     return [Chunk(start, end, tokenizer.count(part), part) for start, end, part in spans]
@@ -43,7 +43,9 @@ def library_chunks(
 def library_spans(
     text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float
 ) -> list[Span]:
-    """The same as the library says it."""
+    """Spans that a library makes of `text`, unchanged. Raise `ConfigError` for an unknown splitter
+    and `RetrievalError` if it fails.
+    """
     if name not in LIBRARIES:
         raise ConfigError(
             f"There is no splitter {name!r}.",
@@ -61,8 +63,8 @@ def library_spans(
 
 
 def placed(text: str, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """With wrong spans mended where the chunk's text can be found, so that a splitter is not judged
-    by its spans.
+    """Chunks with wrong spans corrected, if the chunk's text can be found, so that a splitter is
+    not judged by its spans.
     """
     found: list[Chunk] = []
     for chunk in chunks:
@@ -135,7 +137,9 @@ def _chonkie_sentence(
 
 
 def _for_chonkie(tokenizer: Tokenizer) -> Any:
-    """The tokenizer's own object, which chonkie takes; without one, pieces of text serve as ids."""
+    """Native object of the tokenizer for chonkie. Without one, a wrapper with pieces of text as
+    ids.
+    """
     native = getattr(tokenizer, "native", None)
     if native is not None:
         return native
@@ -175,4 +179,6 @@ LIBRARIES: dict[str, Callable[[Tokenizer, int, int], Callable[[str], Iterable[Sp
     "semantic-text-splitter": _semantic_text_splitter,
     "semchunk": _semchunk,
 }
-"""Name -> a tokenizer, the size and the overlap in tokens to a splitter."""
+"""Splitters by name: functions of a tokenizer, the size and the overlap in tokens that return a
+splitter.
+"""

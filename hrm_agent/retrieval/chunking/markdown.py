@@ -1,10 +1,9 @@
-"""Where Markdown may be cut: before headings, the upper ones first, then where the topic changes,
-then between blocks.
+"""Places to cut Markdown: before headings, the upper ones first, then at changes of topic, then
+between blocks.
 
-Read line by line rather than parsed: all that is needed is which lines begin a block, and a page
-that is no valid Markdown has to be cut too. Inside a fence nothing is a heading or a sentence, and
-only line ends are places to cut. Not covered: underlined headings, fences inside of quotations,
-HTML blocks.
+It is read line by line and not parsed: only the lines that begin a block are needed, and a page of
+invalid Markdown has to be cut too. Inside a fence nothing is a heading or a sentence, and only line
+ends are places to cut. Not covered: underlined headings, fences inside of quotations, HTML blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 
 def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
-    """Headings of rank 1 and 2, the other headings, changes of topic, blocks, sentences, lines,
+    """Headings of rank 1 and 2, other headings, changes of topic, blocks, sentences, lines,
     words.
     """
     starts, after_blank = prose.written_lines
@@ -57,7 +56,7 @@ def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
 
 
 def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:
-    """Start of the first line and end of the last one of each fenced block."""
+    """Start of the first line and end of the last line of each fenced block."""
     opened, fence = -1, ""
     for start in candidates.tolist():
         mark = _FENCE.match(text, start)
@@ -71,12 +70,12 @@ def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:
 
 
 def _inside(places: Positions, fences: Positions) -> Flags:
-    """Which places are in a fenced block; its end is not."""
+    """Flags of the places inside of a fenced block (False at its end)."""
     return fences[:, 0].searchsorted(places, "right") > fences[:, 1].searchsorted(places, "right")
 
 
 def _ranks(text: str, starts: Positions, candidates: Flags) -> NDArray[np.int64]:
-    """1 to 6 for a line that is a heading, else 0."""
+    """Rank of each heading, 1 to 6 (0 for lines that are not headings)."""
     ranks = np.zeros(len(starts), dtype=np.int64)
     found = [_HEADING.match(text, start) for start in starts[candidates].tolist()]
     ranks[candidates] = [len(heading[1]) if heading else 0 for heading in found]

@@ -1,8 +1,7 @@
-"""How a text is cut, as a picture: a lane for each way, the text from left to right.
+"""Picture of a text's chunks: one lane for each way of cutting, the text from left to right.
 
-Neighbouring chunks alternate between the upper and the lower half of a lane, so that an overlap is
-where both halves are filled; there it is drawn in a colour of its own. What the text is made of
-stands above: headings and paragraphs.
+Neighbouring chunks alternate between the upper and the lower half of a lane. An overlap fills both
+halves and has its own colour. Headings and paragraphs of the text are drawn above.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from hrm_agent.retrieval.chunking.comparison import Cutting
 __all__ = ["Window", "draw", "headings", "lane", "paragraph_starts", "window"]
 
 Window = tuple[int, int]
-"""First character that is shown, and one past the last."""
+"""First character shown, and one past the last."""
 
 _CHUNKS = 24
-"""Shown where no window is asked for; more could not be told apart."""
+"""Number of chunks shown by default. More could not be distinguished."""
 _HEADING = re.compile(r"^ {0,3}#{1,6} +(.+?)[ #]*$", re.MULTILINE)
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _UPPER, _LOWER, _OVERLAP, _WRONG = "#4c78a8", "#9ecae9", "#f58518", "#e45756"
 _LABEL = 26
-"""Characters of a heading that are shown."""
+"""Maximum characters of a heading shown."""
 
 
 def window(text: str, cuttings: Sequence[Cutting]) -> Window:
-    """The beginning of a text, as far as some two dozen chunks reach."""
+    """Beginning of a text, as far as about 24 chunks reach."""
     sizes = sorted(len(text) / len(cutting.chunks) for cutting in cuttings if cutting.chunks)
     return (0, min(len(text), round(_CHUNKS * sizes[len(sizes) // 2]))) if sizes else (0, len(text))
 
 
 def headings(text: str, shown: Window) -> list[tuple[int, str]]:
-    """Markdown headings within a window: place, title."""
+    """Markdown headings within a window, as (place, title)."""
     return [(match.start(), match[1]) for match in _HEADING.finditer(text, *shown)]
 
 
@@ -48,8 +47,8 @@ def paragraph_starts(text: str, shown: Window) -> list[int]:
 
 
 def lane(cutting: Cutting, shown: Window, cells: int) -> str:
-    """A cutting in so many cells: `a` and `b` for neighbouring chunks, `x` for an overlap, a space
-    for nothing.
+    """Lane of a cutting as text of `cells` characters: `a` and `b` for alternating chunks, `x` for
+    an overlap, a space for no chunk.
     """
     drawn, per_cell = [" "] * cells, (shown[1] - shown[0]) / cells
     for number, chunk in _visible(cutting, shown):
@@ -60,7 +59,7 @@ def lane(cutting: Cutting, shown: Window, cells: int) -> str:
 
 
 def draw(text: str, cuttings: Sequence[Cutting], path: Path, title: str, shown: Window) -> None:
-    """A picture of the format that `path` ends in: PNG, SVG or PDF."""
+    """Draw a picture in the format of the suffix of `path`: PNG, SVG or PDF."""
     figure = new_figure(13, 1.9 + 0.46 * len(cuttings))
     axes = figure.subplots()
     for row, cutting in enumerate(cuttings):
@@ -78,7 +77,7 @@ def draw(text: str, cuttings: Sequence[Cutting], path: Path, title: str, shown: 
 
 
 def _visible(cutting: Cutting, shown: Window) -> list[tuple[int, Chunk]]:
-    """The chunks within a window that have a place, with their numbers."""
+    """Chunks within a window whose place is known, with their numbers."""
     numbered = enumerate(cutting.chunks)
     return [
         (n, chunk)
@@ -112,7 +111,9 @@ def _lane(axes: Any, row: int, cutting: Cutting, shown: Window) -> None:
 
 
 def _structure(axes: Any, text: str, shown: Window, rows: int) -> None:
-    """Paragraphs as ticks above the lanes, headings as lines through them with their titles."""
+    """Draw paragraphs as ticks above the lanes, headings as lines through them with their
+    titles.
+    """
     axes.vlines(paragraph_starts(text, shown), -0.9, -0.62, color="0.6", linewidth=0.7)
     last = -float("inf")
     for place, title in headings(text, shown):

@@ -1,14 +1,14 @@
-"""Where the topic changes, told by words alone or by vectors.
+"""Changes of topic, found by words alone or by vectors.
 
-TextTiling's idea (Hearst 1997): at each gap between sentences the sentences before it are compared
-with those after it, by cosine. A gap where they are less alike than on both sides of it is a
-valley, and its depth is how far it lies below the two hills; the deepest valley within reach is
-where a chunk ends. Deviations: sentences instead of blocks of a fixed length; the mean over a
-narrow and a wide window, as topics are short and long; and the hills are looked for a bounded way
-off, so that time is linear.
+The method is TextTiling (Hearst 1997). At each gap between sentences the sentences before it are
+compared with those after it, by cosine. A gap where they are less similar than on both sides of it
+is a valley. Its depth is its distance below the two hills. A chunk ends at the deepest valley
+within reach. Deviations: sentences instead of blocks of a fixed length; the mean over a narrow and
+a wide window, since topics are short and long; and a bounded distance to the hills, so that time is
+linear.
 
-Without a model a sentence is its words, weighted by how few sentences of this text have them. With
-one it is a vector.
+Without a model a sentence is represented by its words, which weigh more the fewer sentences of this
+text have them. With one it is a vector.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["topics"]
 Scores = NDArray[np.float64]
 
 _SIDES = (4, 8)
-"""Sentences on either side of a gap that are compared, narrow and wide."""
+"""Number of sentences compared on either side of a gap, narrow and wide."""
 _HILL = 12
-"""Gaps to either side in which the hill beside a valley is looked for."""
+"""Number of gaps on either side within which the hill beside a valley is searched."""
 _STEM = 6
-"""Letters by which words are told apart: "model" and "models" are alike, and so now and then are
-others.
+"""Number of letters by which words are compared. "model" and "models" are equal, and so are some
+unrelated words.
 """
 
 
 def topics(prose: Prose, embeddings: Embeddings | None = None) -> CutLevel:
-    """The gaps between sentences, each with its depth."""
+    """Gaps between sentences, each with its depth."""
     places = prose.sentences
     if not len(places):
         return CutLevel(places)
@@ -81,8 +81,8 @@ def _alike_in_words(surface: Surface, places: Positions) -> Scores:
 
 
 def _alike_in_window(sums: Scores, side: int) -> Scores:
-    """Cosine of `side` sentences before and after each gap; `sums[d, i]`: products of `_products`
-    summed up to i.
+    """Cosine of `side` sentences before and after each gap. `sums[d, i]` are the products of
+    `_products` summed up to i.
     """
     count = sums.shape[1] - 1
     gaps = np.arange(1, count)
@@ -99,7 +99,7 @@ def _alike_in_window(sums: Scores, side: int) -> Scores:
 
 
 def _products(surface: Surface, places: Positions) -> Scores:
-    """[d, i]: the product of the word vectors of sentences i and i + d."""
+    """Products [d, i] of the word vectors of sentences i and i + d."""
     words, sentence = _words(surface, places)
     count, reach = len(places) + 1, 2 * max(_SIDES)
     stride = count + reach
@@ -119,8 +119,8 @@ def _products(surface: Surface, places: Positions) -> Scores:
 
 
 def _words(surface: Surface, places: Positions) -> tuple[Positions, Positions]:
-    """A number for each word of the text, the same for the same beginning, and the sentence that it
-    is in.
+    """Hash of the first letters of each word of two letters or more, and the index of its
+    sentence.
     """
     letter = np.zeros(len(surface.text) + 2, dtype=np.bool_)
     letter[1:-1] = surface.kinds & WORD
@@ -140,13 +140,13 @@ def _words(surface: Surface, places: Positions) -> tuple[Positions, Positions]:
 
 
 def _cosine(shared: Scores, before: Scores, after: Scores) -> Scores:
-    """0 where one side is silent."""
+    """Cosine of two sides (0 if one side has no words)."""
     scale = np.sqrt(np.maximum(before, 0) * np.maximum(after, 0))
     return np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 1e-9)
 
 
 def _depths(alike: Scores) -> Scores:
-    """How far each gap lies below the hills on its two sides."""
+    """Depth of each gap: the sum of its distances below the hills on both sides."""
     padded = np.pad(alike, _HILL, constant_values=-1.0)
     reach = sliding_window_view(padded, _HILL + 1)
     left, right = reach[: len(alike)].max(axis=1), reach[_HILL:].max(axis=1)

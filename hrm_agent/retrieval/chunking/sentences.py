@@ -1,8 +1,8 @@
-"""Where written language may be cut: paragraphs, sentences, lines, words.
+"""Places to cut prose: paragraphs, sentences, lines, words.
 
-A sentence ends with its mark and white space, if what follows could begin another: no small letter,
-and no abbreviation before. That is wrong now and then ("Dr. Who"), which costs a worse place to cut
-and no more. Full-width marks need no white space.
+A sentence ends with its mark and white space. After a full stop the next character must not be a
+small letter, and the word before must not be an abbreviation. This is wrong now and then ("Dr.
+Who"), which only costs a worse place to cut. Full-width marks need no white space.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _LONGEST = len("approx")
 
 
 class Prose(Surface):
-    """A text and the places between its parts;
-    each place is the first character of the next part.
+    """Text with the places between its parts. Each place is the first character of the next
+    part.
     """
 
     @cached_property
     def paragraphs(self) -> Positions:
-        """After empty lines."""
+        """Starts of paragraphs, after blank lines."""
         ends = self.visible(self.lines)
         ends = ends[ends < len(self.text)]
         return np.unique(ends[1:][ends[1:] == ends[:-1]])
 
     @cached_property
     def sentences(self) -> Positions:
-        """After the white space behind a sentence, and after paragraphs."""
+        """Starts of sentences, after white space or a paragraph."""
         found = [_after_marks(self), self.paragraphs]
         if not self.text.isascii():
             found.append(_after_wide_marks(self))
@@ -68,14 +68,14 @@ def _after_wide_marks(surface: Surface) -> Positions:
 
 
 def _among(points: NDArray[np.uint32], places: Positions, wanted: tuple[int, ...]) -> Flags:
-    """Is there one of these characters at each place?"""
+    """Flags that are True if one of these characters is at the place."""
     found = places < len(points)
     found[found] = np.isin(points[places[found]], wanted)
     return found
 
 
 def _abbreviated(surface: Surface, stops: Positions) -> Flags:
-    """Which full stops follow an abbreviation: one of the list, a capital, or a letter behind a
+    """Flags of the full stops after an abbreviation: a listed one, a capital, or a letter after a
     full stop ("e.g.").
     """
     packed, running = np.zeros(len(stops), dtype=np.int64), np.ones(len(stops), dtype=np.bool_)

@@ -1,22 +1,22 @@
-"""The span core: where the next chunk ends and where the one after it starts.
+"""Computation of spans: the end of the next chunk and the start of the one after it.
 
-Strategies only propose places to cut (`levels`, the best kind first); everything that a citation
-relies on is kept here, whatever they propose:
+Strategies only propose places to cut (`levels`, the best kind first). This module guarantees what
+citations rely on:
 
-* *Exact spans.* Chunks are pairs of positions in the text that was handed in. Nothing is stripped,
-  joined or searched for again, so a text that repeats itself cannot confuse them. The first starts
-  at 0, the last ends at the end, and none starts after its predecessor's end.
-* *The limit.* The text is tokenized once, and positions are looked up in that index. A piece of a
-  text may count more on its own than inside of it, so the chunk is counted again and shortened
-  where it is over. Where the tokenizer is `local` only its two edges are, up to the first and the
-  last space that no token reaches over: one pass and a bit, instead of two and more.
-* *Graphemes.* Every place to cut is an end of a grapheme. Only one that is over the limit alone is
-  cut, between code points; a code point that is over it alone is an error, as no chunk can hold it.
+* *Exact spans.* Chunks are pairs of positions in the given text. Nothing is stripped, joined or
+  searched again, so repeated text cannot confuse them. The first starts at 0, the last ends at the
+  end, and none starts after its predecessor's end.
+* *The limit.* The text is tokenized once, and positions are looked up in that index. Part of a text
+  may count more alone than inside of it, so each chunk is counted again and shortened if it is over
+  the limit. With a `local` tokenizer only its two edges are counted again, up to the first and the
+  last space that no token reaches over: little more than one pass, instead of two or more.
+* *Graphemes.* Every place to cut is an end of a grapheme. Only a grapheme that is over the limit
+  alone is cut, between code points. A code point that is over it alone is an error, since no chunk
+  can hold it.
 * *Overlap moves the start back* into the chunk before, to the best place at two to four thirds of
   the wanted number of tokens. The end is not touched, and overlap counts towards the limit.
-* *Linear time.* A chunk takes a quarter of its limit at least as long as there is anything to take,
-  and looks no farther than the limit, so no text makes it look at the same characters again and
-  again.
+* *Linear time.* A chunk takes at least a quarter of its limit until the text ends, and looks no
+  farther than the limit, so no text is scanned again and again.
 """
 
 from __future__ import annotations
@@ -37,26 +37,28 @@ from hrm_agent.retrieval.tokenizers.plain import Characters, Expression
 __all__ = ["CutLevel", "Spans"]
 
 _JOINT = re.compile(" (?<=[A-Za-z0-9] )(?=[A-Za-z])")
-"""No token of a local tokenizer reaches over this space."""
+"""Space that no token of a local tokenizer reaches over."""
 _LEAST_WINDOW = 16
-"""Characters in which the end of a grapheme is looked for, beside four times as far as the limit
-reaches.
+"""Characters searched for the end of a grapheme, in addition to four times the reach of the
+limit.
 """
 
 
 @dataclass(frozen=True)
 class CutLevel:
-    """One kind of place where a text may be cut."""
+    """Places of one kind where a text may be cut."""
 
     places: Positions
-    """Positions in ascending order; a cut is before the character."""
+    """Positions in ascending order. A cut is before the character."""
     strength: NDArray[np.float64] | None = None
-    """How good each place is: the best within reach is taken. None: all are alike, and the last
-    within reach is.
+    """Quality of each place, of which the best within reach is taken. (None if all are equal. Then
+    the last within reach is taken.)
     """
 
     def last(self, first: int, last: int) -> int | None:
-        """The place to end a chunk with, from `first` to `last`, both included."""
+        """Best place to end a chunk, from `first` to `last`, both included (None without a
+        place).
+        """
         low, high = _within(self.places, first, last)
         if low >= high:
             return None
@@ -65,7 +67,9 @@ class CutLevel:
         return int(self.places[low + np.argmax(self.strength[low:high])])
 
     def nearest(self, wanted: int, first: int, last: int) -> int | None:
-        """The place nearest to `wanted`, from `first` to `last`, both included."""
+        """Place nearest to `wanted`, from `first` to `last`, both included (None without a
+        place).
+        """
         low, high = _within(self.places, first, last)
         if low >= high:
             return None
@@ -77,18 +81,18 @@ class CutLevel:
 
 
 class Spans:
-    """One text, its tokens and the places to cut it."""
+    """Text with its tokens, cut into chunks within the limit."""
 
     def __init__(self, surface: Surface, tokenizer: Tokenizer, size: int, overlap: float) -> None:
-        """`size`: limit in tokens; `overlap`: share of it that a chunk has in common with the one
-        before.
+        """Tokenize a text. `size` is the limit in tokens, `overlap` the share of it that a chunk
+        has in common with the previous one.
         """
         self.text = surface.text
         self.graphemes = surface.graphemes
         self.tokenizer = tokenizer
         self.size = size
         self.overlap = round(size * overlap)
-        # a token does not know what was before it
+        # tokens do not depend on the text before them
         self._restarts = isinstance(tokenizer, Characters | Expression)
         rows = tokenizer.offsets(surface.text)
         self._starts, self._ends = (
@@ -97,7 +101,9 @@ class Spans:
         )
 
     def cut(self, levels: Sequence[CutLevel], starts: Sequence[CutLevel]) -> Iterator[Chunk]:
-        """Chunks that end at the best of `levels`, and overlap from the best of `starts` on."""
+        """Yield chunks that end at the best of `levels`, and overlap from the best of `starts`
+        on.
+        """
         levels, starts = (
             [self._whole(level) for level in levels],
             [self._whole(level) for level in starts],
@@ -114,7 +120,7 @@ class Spans:
             start = self._overlapping(chunk, starts)
 
     def _whole(self, level: CutLevel) -> CutLevel:
-        """Without the places inside of a grapheme."""
+        """Level without the places inside of a grapheme."""
         kept = self.graphemes[level.places]
         if kept.all():
             return level
@@ -123,7 +129,7 @@ class Spans:
         )
 
     def _next(self, start: int, after: int, levels: Sequence[CutLevel]) -> Chunk | None:
-        """The chunk from `start` to some place behind `after`, if there is one within the limit."""
+        """Chunk from `start` to a place after `after` (None if none is within the limit)."""
         budget, step = self.size, 1
         while budget > 0 and (limit := self._reach(start, budget)) > after:
             end = self._end(start, after, limit, levels)
@@ -147,7 +153,9 @@ class Spans:
         return after + 1 + int(found[-1]) if len(found) else None
 
     def _within_grapheme(self, start: int) -> Chunk:
-        """The grapheme at `start` or, where it is over the limit, as much of it as fits."""
+        """Grapheme at `start`, or as much of it as fits the limit. Raise `ConfigError` if one code
+        point is over it.
+        """
         reached = self._reach(start, self.size) - start
         window = self.graphemes[start + 1 : start + _LEAST_WINDOW + 4 * reached]
         sizes = [int(np.argmax(window)) + 1] if window.any() else []
@@ -162,14 +170,14 @@ class Spans:
         )
 
     def _reach(self, start: int, tokens: int) -> int:
-        """The farthest position such that the text from `start` up to it touches at most so many
+        """Farthest position such that the text from `start` to it touches at most `tokens`
         tokens.
         """
         beyond = int(self._ends.searchsorted(start, "right")) + tokens
         return int(self._starts[beyond]) if beyond < len(self._starts) else len(self.text)
 
     def _overlapping(self, chunk: Chunk, levels: Sequence[CutLevel]) -> int:
-        """Where the chunk after `chunk` starts."""
+        """Start of the chunk after `chunk`."""
         if not self.overlap or chunk.end == len(self.text):
             return chunk.end
         beyond = int(self._starts.searchsorted(chunk.end))
@@ -185,7 +193,7 @@ class Spans:
         return int(found[np.argmin(np.abs(found - wanted))]) if len(found) else chunk.end
 
     def count(self, start: int, end: int) -> int:
-        """Tokens of `text[start:end]` on its own, as `tokenizer.count` would say."""
+        """Number of tokens of `text[start:end]` alone, equal to `tokenizer.count`."""
         text = self.text
         if self._restarts and (whole := self._whole_tokens(start, end)) is not None:
             return whole
@@ -204,7 +212,9 @@ class Spans:
         )
 
     def _whole_tokens(self, start: int, end: int) -> int | None:
-        """How many tokens lie between, if one starts at `start` and one ends at `end`."""
+        """Number of tokens from `start` to `end` (None unless a token starts at `start` and one
+        ends at `end`).
+        """
         first, last = int(self._starts.searchsorted(start)), int(self._ends.searchsorted(end))
         whole = (
             first <= last < len(self._ends)

@@ -1,16 +1,16 @@
-"""Citations in a model's text, held against the sources: exact spans, or none.
+"""Citations in a model's text, checked against the sources: an exact span, or no citation.
 
 A model cites by quoting: `Whales eat krill [S1: "feeds almost exclusively on krill"].` It gives no
-positions, which it could not count. `hrm_agent.retrieval.citations.marks` finds what cites, in
-whatever form; here each quote is looked for in the source that it names. What stands there to the
-character is a citation; what stands there but for white space, quotation marks and dashes is mended
-to the source's own characters; an omission (`...`) makes a citation of each part. A quote that
-stands in another source alone is moved there. All else is fabricated, whatever the reason.
+positions, since it could not count them. `hrm_agent.retrieval.citations.marks` finds citations in
+any form. Here each quote is searched in the source that it names. An exact match is a citation. A
+match but for white space, quotation marks and dashes is corrected to the source's own characters.
+An omission (`...`) makes a citation of each part. A quote found only in another source is moved to
+that one. Everything else is fabricated, whatever the reason.
 
-The text that a person reads has a mark in the place of each citation, `[1]`, and the list of them
-at its end. Nothing else in it looks like a mark: what cites and does not stand is left out, and
-numbers in brackets, which may be a text's own, become `(1)`. A model's own list of sources is left
-out, with its quotes, which belong to no sentence.
+The text shown to the user has a mark, `[1]`, in place of each citation, and the list of them at its
+end. Nothing else in it looks like a mark: invalid citations are removed, and numbers in brackets,
+which may belong to the text, become `(1)`. A model's own list of sources is removed with its
+quotes, which belong to no sentence.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = ["NOT_ANSWERED", "CheckedText", "CitedSource", "Statement", "check", "
 NOT_ANSWERED = "NOT ANSWERED"
 """Prefix of an answer that was not found in the sources."""
 MAX_TEXT = 40_000
-"""Characters of an answer; what comes later is not read."""
+"""Maximum characters of an answer. The rest is not read."""
 SHORTEST_QUOTE = 10
-"""Bytes: what is shorter could stand anywhere."""
+"""Minimum bytes of a quote. Shorter ones could be anywhere."""
 MAX_CITATIONS, MAX_LOOKUPS = 100, 400
-"""Of an answer: citations that stand, and quotes that are looked for."""
+"""Maximum valid citations of an answer, and maximum quotes that are searched."""
 MAX_SHOWN = 200
-"""Characters of a quote in the list."""
+"""Maximum characters of a quote in the list."""
 _SPACED = re.compile(r"[ \t]{1,4}(?=[.,;:!?](?:\s|\Z))")
 PASSES = 4
-"""How often a text is looked at, until nothing in it looks like a mark."""
+"""Maximum passes over a text until it has no more marks."""
 _OWN_LIST = "the text: a list of sources of its own was left out"
 _PLACE = re.compile("\ue000(\\d+)\ue001")
 _NO_PLACES = str.maketrans("\ue000\ue001", "\ufffd\ufffd")
@@ -59,7 +59,7 @@ _NO_BRACKETS = str.maketrans("[［【〔〖〚⟦❲⁅]］】〕〗〛⟧❳⁆
 _OMISSION = re.compile(r"\s*(?:\[\s*(?:\.{3}|…)\s*\]|\.{3}|…)\s*")
 _BETWEEN = re.compile(r"""["”»]\s{0,3}(?:[;,&]|and)\s{0,3}["“«]""")
 _STOPS = " \n.,;:!?…"
-"""What a model puts at the end of a quote that goes on there in its source."""
+"""Characters that a model appends to a quote that goes on there in its source."""
 _SAYS_NOT = re.compile(
     rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}(?!\w)[\s.:;,!*)\]”»-]*", re.IGNORECASE
 )
@@ -68,58 +68,58 @@ _Part = str | Citation
 
 
 class CitedSource(TypedDict):
-    """What has to be known of a source; more may be."""
+    """Fields of a source that citations need. A source may have more."""
 
     title: str
-    """In one line."""
+    """Title, in one line."""
     url: str
-    """Its address; empty where it has none."""
+    """Address of the source (empty without one)."""
     text: str
-    """The whole text, in which quotes are looked for."""
+    """Whole text, in which quotes are searched."""
     offset: int
-    """Where in a page or a file the text begins."""
+    """Position in the page or file at which the text begins."""
 
 
 class Statement(NamedTuple):
-    """A sentence of a text, and what it cites."""
+    """Sentence of a text with its citations."""
 
     claim: str
-    """Without its marks, in one line."""
+    """Sentence without its marks, in one line."""
     citations: tuple[Citation, ...]
-    """In the order of the marks."""
+    """Citations of the sentence, in the order of the marks."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for statements that say and cite the same."""
+        """Key that is equal for statements with the same claim and citations."""
         return self.claim, *map(_key, self.citations)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedText:
-    """What a text comes to when its citations are held against the sources."""
+    """Text of a model after its citations were checked against the sources."""
 
     text: str
-    """With marks in the place of citations, and the list of them at its end."""
+    """Text with marks in place of citations, and their list at its end."""
     citations: tuple[Citation, ...]
-    """The first is `[1]`."""
+    """Citations, of which the first is `[1]`."""
     problems: tuple[str, ...]
-    """What is wrong with citations that do not stand, for the model that wrote them."""
+    """Problems of invalid citations, as feedback for the model."""
     mended: tuple[str, ...]
-    """What was put right, for the record."""
+    """Corrections made to citations, for the log."""
     denies: bool
-    """It says that the sources have no answer."""
+    """True if the text begins with `NOT_ANSWERED`."""
     body: str
-    """The text without the list."""
+    """Text without the list."""
     statements: tuple[Statement, ...]
-    """The sentences that cite."""
+    """Sentences with citations."""
     refused: tuple[Statement, ...]
-    """The sentences whose citations stand in their sources and were left out all the same."""
+    """Sentences with valid citations that were removed because they are in `refused`."""
 
 
 def check(
     text: str, sources: Mapping[str, CitedSource], refused: Collection[Any] = ()
 ) -> CheckedText:
-    """Resolve all citations of a model's text. `refused`: keys of statements that are to lose
+    """Resolve all citations of a model's text. Statements whose keys are in `refused` lose
     theirs.
     """
     own = _own(text)
@@ -151,9 +151,9 @@ def check(
 
 
 def quoted_again(text: str, sources: Mapping[str, CitedSource], names: Mapping[str, str]) -> str:
-    """A searcher's text with its citations in exact form, and without those that do not stand.
+    """Return a searcher's text with its valid citations in exact form and without invalid ones.
 
-    `names`: by those that the searcher knew the sources by, the ones that they are to have.
+    `names` maps the searcher's names of sources to the names that they get.
     """
     parts = _Book(sources).parts(_own(text))
     return _joined(
@@ -166,7 +166,7 @@ def _own(text: str) -> str:
 
 
 class _Book:
-    """Looks quotes up, and keeps account of what was wrong with them."""
+    """Resolver of citations that collects their problems and corrections."""
 
     def __init__(self, sources: Mapping[str, CitedSource]) -> None:
         self._sources = sources
@@ -182,11 +182,12 @@ class _Book:
         self.mended: list[str] = []
 
     def parts(self, text: str) -> list[_Part]:
-        """The text with its citations resolved, and nothing in it that only looks like one.
+        """Return the text as parts, with its citations resolved and without anything that only
+        looks like one.
 
-        What is left out may bring together what looks like a mark, `[ [S9]1]`, so the text is
-        looked at again. One that has still marks after a few times was made for it: then it has no
-        brackets any more.
+        A removal may join characters to a new mark, `[ [S9]1]`, so the text is scanned again. A
+        text that still changes after `PASSES` passes was made for that, and all its brackets are
+        replaced by parentheses.
         """
         text = text.translate(_NO_PLACES)
         for _ in range(PASSES):
@@ -203,8 +204,8 @@ class _Book:
         ]
 
     def _without_lists(self, text: str) -> str:
-        """Citations outside of the text's own lists of sources resolved, and the lists left out
-        with what they cite.
+        """Resolve citations outside of the text's own lists of sources. Remove the lists with their
+        citations.
         """
         lists = find_lists(text)
         begins, ends = [0, *(end for _, end in lists)], [*(start for start, _ in lists), len(text)]
@@ -228,7 +229,7 @@ class _Book:
         return resolved
 
     def _resolved_in(self, text: str) -> str:
-        """A citation that stands has a place in the text, by its number among all."""
+        """Replace each valid citation by a placeholder with its number."""
         parts, at = list[str](), 0
         for mark in find_marks(text, self._titles):
             cited = "".join(map(self._place_of, self._resolved(text, mark)))
@@ -239,7 +240,7 @@ class _Book:
                 and before.endswith("(")
                 and text[after : after + 1] == ")"
             ):
-                # nothing is left in the parentheses
+                # the parentheses would be empty
                 before, after = before[:-1].rstrip(" \t"), after + 1
             # `[text](1)` would be a link
             apart = " " if mark.instead and before.endswith("]") else ""
@@ -270,9 +271,7 @@ class _Book:
         return found
 
     def _places(self, cited: CitedWords) -> list[Citation] | str:
-        """Where the quoted words stand, a citation for each part of them; or what is wrong with
-        them.
-        """
+        """Return a citation for each part of the quoted words, or the problem with them as text."""
         if not any(quote.strip() for quote in cited.quotes):
             return "it quotes no words" if cited.quotes else "quotes no words"
         if self._standing >= MAX_CITATIONS or len(self._found) >= MAX_LOOKUPS:
@@ -294,8 +293,8 @@ class _Book:
         )
 
     def _quoted(self, names: Sequence[str], quote: str) -> list[Citation]:
-        """The words as they are; else the parts between their omissions, or between quotation
-        marks.
+        """Citations of the whole quote, or else of its parts between omissions or quotation marks
+        (empty if not all are found).
         """
         for parts in (
             [quote],
@@ -342,7 +341,7 @@ def _key(one: Citation) -> tuple[str, int, int]:
 
 
 def _by_sentence(parts: Sequence[_Part]) -> list[tuple[Statement, list[int]]]:
-    """The sentences that cite, each with the numbers of its citations among the parts."""
+    """Sentences with citations, each with the indices of its citations among the parts."""
     text, marks = "", list[tuple[int, int]]()
     for number, part in enumerate(parts):
         if isinstance(part, str):
@@ -367,7 +366,9 @@ def _by_sentence(parts: Sequence[_Part]) -> list[tuple[Statement, list[int]]]:
 
 
 def _joined(parts: Iterable[_Part], shown: Callable[[Citation], str]) -> str:
-    """No mark of ours becomes a link, or hides as the definition of one, by what follows it."""
+    """Join the parts so that following text does not turn a mark into a link or a link
+    definition.
+    """
     text = ""
     for part in parts:
         piece = part if isinstance(part, str) else shown(part)

@@ -1,23 +1,21 @@
-"""Where a model's text cites, in the many forms in which models write it; nothing is looked up
-here.
+"""Parser of citations in a model's text, in the many forms that models write. It does not look up
+the quotes.
 
-The form that is asked for is `[S1: "words of the source"]`. Others that mean the same are read
-alike: quotation marks of any kind, or none; the quote before the name (`"words" [S1]`,
-`["words", S1]`); several names or several quotes in one bracket; `[s1: ...]`, `[Source S1: ...]`,
-`(S1: ...)`, and a source's title in place of its name.
+The requested form is `[S1: "words of the source"]`. Other forms of the same meaning are read too:
+quotation marks of any kind, or none; the quote before the name (`"words" [S1]`, `["words", S1]`);
+several names or several quotes in one bracket; `[s1: ...]`, `[Source S1: ...]`, `(S1: ...)`, and a
+source's title in place of its name.
 
-What only looks like a citation is a mark as well, one that quotes nothing: `[1]`, `[1, 2]`,
-`[ 1 ]`, `[^1]`, `【1†source】`, `[source 3]`, `[Smith, 2020]`, `[1](http://...)`. Brackets of other
-scripts, full-width and superscript digits, invisible characters and escaped brackets count as what
-a reader sees. A list of sources of the model's own is found by its heading, and by the definitions
-of footnotes.
+Text that only looks like a citation is also a mark, one without a quote: `[1]`, `[1, 2]`, `[ 1 ]`,
+`[^1]`, `【1†source】`, `[source 3]`, `[Smith, 2020]`, `[1](http://...)`. Brackets of other scripts,
+full-width and superscript digits, invisible characters and escaped brackets are read as they
+appear. A model's own list of sources is found by its heading, or by definitions of footnotes.
 
-No mark: numbers that begin with 0, slices (`[1:3]`), `[sic]`, `[...]`, links with a text, and
-whatever stands in code. In code only a whole citation counts, words and all; an unclosed fence, or
+Not marks: numbers that begin with 0, slices (`[1:3]`), `[sic]`, `[...]`, links with a text, and
+anything in code. In code only a complete citation with its words is a mark. An unclosed fence, or
 one marked as Markdown, is not code.
 
-Every character is looked at a bounded number of times, so the time is linear in the length of the
-text.
+Every character is scanned a bounded number of times, so time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from dataclasses import dataclass
 __all__ = ["LONGEST_QUOTE", "CitedWords", "Mark", "find_lists", "find_marks", "plain_brackets"]
 
 LONGEST_QUOTE = 1000
-"""Characters."""
+"""Maximum characters of a quote."""
 _OPEN, _CLOSE = "[［【〔〖〚⟦❲⁅", "]］】〕〗〛⟧❳⁆"
 _DOUBLE, _SINGLE = '"“”„‟«»「」『』＂', "'‘’‹›`´"
 _OPENED_BY = {
@@ -104,7 +102,7 @@ _ENTRY = re.compile(
     re.IGNORECASE,
 )
 MAX_ENTRY = 400
-"""Characters of a line that may be one of a list without looking like an entry."""
+"""Maximum characters of a line in a list that does not look like an entry."""
 _QUOTED = re.compile(r"""\[[^\[\]\n]*\]|"[^"\n]*"|“[^“”\n]*”|«[^«»\n]*»""")
 _STOPPED = re.compile(r"[.!?。！？…][)\]*_\s]{0,4}\Z|[^\W\d_]{3}\s?[.!?]\s+[^\W\d_]|[。！？]")
 _DEFINITION = re.compile(r"\s{0,3}\[(?:\^[^\[\]\s]{1,40}|\s?\d{1,6}\s?)\]:")
@@ -112,40 +110,40 @@ _DEFINITION = re.compile(r"\s{0,3}\[(?:\^[^\[\]\s]{1,40}|\s?\d{1,6}\s?)\]:")
 
 @dataclass(frozen=True, slots=True)
 class CitedWords:
-    """One quote of a citation, or names without one."""
+    """Source names of a citation with one quote, or without a quote."""
 
     names: tuple[str, ...]
-    """Names of sources, as `S1`."""
+    """Names of sources, e.g. `S1`."""
     quotes: tuple[str, ...]
-    """What may be the quoted words, the likeliest first; empty: none are quoted."""
+    """Candidates for the quoted words, the likeliest first (empty without a quote)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A citation in a text, or what looks like one."""
+    """Citation in a text, or something that looks like one."""
 
     start: int
-    """First character, of the spaces before it."""
+    """First character, including the spaces before the mark."""
     end: int
-    """One past its last character."""
+    """End of the mark, one past its last character."""
     cited: tuple[CitedWords, ...]
-    """What it cites."""
+    """Citations of the mark."""
     instead: str
-    """What is put in its place where nothing of it stands: numbers, which may be a text's own, stay
-    in parentheses.
+    """Replacement if no citation is valid. Numbers, which may belong to the text, stay in
+    parentheses.
     """
 
 
 def plain_brackets(text: str) -> str:
-    """The text with brackets in the place of the entities that are shown as such."""
+    """Return the text with HTML entities of brackets replaced by the brackets."""
     for entity, bracket in _ENTITIES:
         text = entity.sub(bracket, text)
     return text
 
 
 def find_marks(text: str, titles: Mapping[str, str]) -> Iterator[Mark]:
-    """The marks of a text in their order; none overlaps another. `titles`: of sources, casefolded
-    -> their names.
+    """Yield the marks of a text in order, without overlaps. `titles` maps casefolded titles of
+    sources to their names.
     """
     scanner = _Scanner(text, titles)
     at = 0
@@ -157,7 +155,7 @@ def find_marks(text: str, titles: Mapping[str, str]) -> Iterator[Mark]:
 
 
 class _Scanner:
-    """What one pass over a text needs to know of the rest of it."""
+    """Scanner of one text, with precomputed code spans and ends of quotes."""
 
     def __init__(self, text: str, titles: Mapping[str, str]) -> None:
         self._text, self._titles = text, titles
@@ -175,7 +173,7 @@ class _Scanner:
         }
 
     def mark(self, opening: re.Match[str]) -> Mark | None:
-        """The mark that begins with this bracket."""
+        """Mark that begins with this bracket (None if it is no mark)."""
         kind = "(" if opening["open"] == "(" else "["
         found = self._quoting(opening, kind) or self._quote_first(opening, kind)
         if found is not None:
@@ -183,7 +181,7 @@ class _Scanner:
         return None if _inside(self._code, opening.start("open")) else self._bare(opening, kind)
 
     def _quoting(self, opening: re.Match[str], kind: str) -> Mark | None:
-        """`[S1: "words"; S2: "words"]`."""
+        """Mark of the form `[S1: "words"; S2: "words"]`."""
         text, at, cited = self._text, opening.end(), list[CitedWords]()
         while head := _HEADS[kind].match(text, at):
             names = self._names_of(head["head"], kind)
@@ -197,7 +195,7 @@ class _Scanner:
         return self._marked(opening, at, cited) if cited else None
 
     def _quote_first(self, opening: re.Match[str], kind: str) -> Mark | None:
-        """`["words", S1]`."""
+        """Mark of the form `["words", S1]`."""
         head = _HEADS[kind].match(self._text, opening.end())
         if head is None or head["head"].strip():
             return None
@@ -213,8 +211,8 @@ class _Scanner:
         return self._marked(opening, closing.end(), [CitedWords(names, (quote,))])
 
     def _bare(self, opening: re.Match[str], kind: str) -> Mark | None:
-        """A bracket with names or numbers; their words may stand in quotation marks before it, or
-        after a colon.
+        """Mark with names or numbers only. The quote may be before it in quotation marks, or after
+        a colon.
         """
         text = self._text
         simple = _SIMPLE[kind].match(text, opening.end())
@@ -222,7 +220,7 @@ class _Scanner:
             cut = _UNCLOSED.match(text, opening.end()) if kind == "[" else None
             if cut is None:
                 return None
-            # the end of an answer that was cut off is nobody's mistake
+            # an answer that was cut off is not reported as a problem
             whole = cut.end() < len(text)
             cited = (CitedWords(self._names_of(cut[0], kind), ()),) if whole else ()
             return Mark(opening.start(), cut.end(), cited, "")
@@ -251,8 +249,8 @@ class _Scanner:
         instead: str = "",
         close: str = "]",
     ) -> Mark:
-        """As many brackets are closed as were opened, and an address that follows belongs to the
-        mark.
+        """Mark with as many closing brackets as opening ones, and with a link address that
+        follows.
         """
         extra = len(opening["open"].lstrip("\\")) - len(close)
         if extra < 0:
@@ -263,7 +261,7 @@ class _Scanner:
         return Mark(opening.start(), linked.end() if linked else end, tuple(cited), instead)
 
     def _names_of(self, head: str, kind: str) -> tuple[str, ...]:
-        """The sources that stand before a quote."""
+        """Names of the sources before a quote."""
         said = _seen(head).strip(" :,;.-–—=")
         names = tuple(dict.fromkeys(f"S{number}" for number in _SOURCE.findall(said.casefold())))
         if names and (kind == "[" or _begins_with_name(said)):
@@ -275,7 +273,7 @@ class _Scanner:
         return tuple(f"S{number}" for number in numbers)
 
     def _named_by(self, content: str, kind: str) -> tuple[tuple[str, ...], bool]:
-        """The sources that a bracket names, and whether it can be nothing but a citation."""
+        """Names of the sources in a bracket, and True if it can only be a citation."""
         said = _seen(content).strip(" \\*_~")
         low = said.casefold()
         begun = _BEGINS.match(low)
@@ -315,8 +313,8 @@ def _next(closings: Sequence[re.Match[str]], at: int) -> re.Match[str] | None:
 
 
 def _seen(text: str, signs: bool = True) -> str:
-    """What a reader sees of a short text: no tags, no invisible characters, plain digits. `signs`:
-    emoji as well.
+    """Visible form of a short text: no tags, no invisible characters, plain digits. `signs`: keep
+    emoji.
     """
     shown = unicodedata.normalize("NFKC", _TAG.sub("", text))
     unseen = ("Cf", "Mn", "Me") if signs else ("Cf", "Mn", "Me", "So")
@@ -325,8 +323,8 @@ def _seen(text: str, signs: bool = True) -> str:
 
 
 def _numbers(said: str) -> list[str]:
-    """The numbers of `1, 2 and 5-7`; none where it holds anything else, or a number that begins
-    with 0.
+    """Numbers of a list such as `1, 2 and 5-7` (a range gives its first). Empty if the list has
+    anything else, or a number that begins with 0.
     """
     words = [word for word in re.split(r"[\s,、;&/|+]+", said) if word and word not in _JOINING]
     found = [_NUMBER.fullmatch(word) for word in words]
@@ -334,7 +332,7 @@ def _numbers(said: str) -> list[str]:
 
 
 def _quotes_before(text: str, at: int) -> tuple[str, ...]:
-    """What may be quoted right before `at`, the shortest first."""
+    """Candidates for a quote right before `at`, the shortest first."""
     before = text[max(at - LONGEST_QUOTE - 8, 0) : at].rstrip(" \t*_")
     if before[-1:] in (*".,;:!?",):
         before = before[:-1].rstrip("*_")
@@ -347,7 +345,7 @@ def _quotes_before(text: str, at: int) -> tuple[str, ...]:
 
 
 def _code_spans(text: str) -> list[tuple[int, int]]:
-    """Fenced blocks and code within a line, in their order."""
+    """Spans of fenced blocks and inline code, in order."""
     blocks: list[tuple[int, int]] = []
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
@@ -365,7 +363,7 @@ def _code_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _inline_code(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Between runs of as many backticks, within a paragraph."""
+    """Spans between runs of equally many backticks, within a paragraph."""
     opened: dict[int, int] = {}
     done = start
     for ticks in _TICKS.finditer(text, start, end):
@@ -402,7 +400,7 @@ def find_lists(text: str) -> list[tuple[int, int]]:
 
 
 class _Lines:
-    """The lines of a text, and where lists among them end."""
+    """Lines of a text, for finding the ends of lists."""
 
     def __init__(self, text: str) -> None:
         self._text, self.code = text, _code_spans(text)
@@ -434,15 +432,15 @@ class _Lines:
         )
 
     def _first_not(self, *kinds: str) -> list[int]:
-        """For each line the first from there on that is of none of these kinds."""
+        """Index of the first line from each line on whose kind is not one of these."""
         found = [*range(len(self._kinds))]
         for number in range(len(found) - 2, -1, -1):
             found[number] = found[number + 1] if self._kinds[number] in kinds else number
         return found
 
     def last_entry(self, heading: int) -> int:
-        """Of a list: lines that are no sentences, then what begins as entries do; prose ends it,
-        and is never cut.
+        """Last line of a list: first lines that are no sentences, then lines that begin like
+        entries. Prose ends the list and is never removed.
         """
         begins = self._past_blank[heading + 1]
         ends = self._past_plain[begins]

@@ -1,13 +1,13 @@
-"""Citations that can be checked: a quote, and the span of a text that it stands in.
+"""Citations that can be checked: a quote with its span in a text.
 
-A model writes quotes, and it also makes them up. What is cited is `text[start:end]`, to the
-character: a quote stands in a text as it is, or but for white space, quotation marks and dashes,
-which a model writes for one another. All else is fabricated, however close it comes: nothing here
-is a matter of degree. A model's quote begins and ends at a word: `able` is not what `unable` says.
+A model quotes, and it also invents quotes. A citation is exactly `text[start:end]`. A quote matches
+a text exactly, or but for white space, quotation marks and dashes, which a model confuses.
+Everything else is fabricated, however similar: there is no threshold. A model's quote begins and
+ends at a word, since `able` does not quote `unable`.
 
-`find_quote` answers for one text, `QuotableText` for one that is asked often, as a source of the
-research agent is. `resolve` holds a claim (these words, in this span of this document, in this
-revision) against an index, and says what is wrong with one that it rejects.
+`find_quote` searches one text. `QuotableText` is for a text that is searched often, e.g. a source
+of the research agent. `resolve` checks a quote (these words, in this span of this document, in this
+revision) against an index, and returns the reason of a rejection.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ __all__ = [
 ]
 
 CITATION_LIST = "\n\nSources:\n"
-"""Between an answer and the list of its citations, whose lines begin with `[1]`, `[2]`, ..."""
+"""Separator between an answer and the list of its citations, whose lines begin with `[1]`, `[2]`,
+...
+"""
 _WORD = re.compile(r"\S+")
 _ALIKE = str.maketrans("’‘ʼ`´“”„«»‐‑‒–—−", "'''''\"\"\"\"\"------")
-"""Characters that a model writes for one another."""
+"""Characters that a model confuses with one another."""
 
 
 class Citation(TypedDict):
-    """`quote` is the cited text's `[start:end]`. Plain data: a state of a conversation holds it as
-    it is.
+    """Quote with its span: `quote` is the cited text's `[start:end]`. Plain data, so that a
+    conversation's state can hold it.
     """
 
     source: str
@@ -54,42 +56,42 @@ class Citation(TypedDict):
     start: int
     """First character of the quote in the cited text."""
     end: int
-    """One past its last character."""
+    """End of the quote, one past its last character."""
     quote: str
-    """The cited words, as the text has them."""
+    """Cited words, exactly as in the text."""
     url: str
-    """Address of the text, in the revision that is cited; empty where it has none."""
+    """Address of the text, in the cited revision (empty without one)."""
 
 
 class CitationVerdict(StrEnum):
-    """How a quote stands to the stored text. Only `verbatim` is accepted."""
+    """Result of comparing a quote with the stored text. Only `verbatim` is accepted."""
 
     VERBATIM = "verbatim"
-    """Word for word in the cited span."""
+    """Exact text in the cited span."""
     RESPACED = "respaced"
-    """Word for word, but with other white space, quotation marks or dashes, as when a line break
-    became a space.
+    """Words of the cited span, with other white space, quotation marks or dashes, e.g. a space for
+    a line break.
     """
     MISPLACED = "misplaced"
-    """In the document, outside the cited span."""
+    """Words of the document outside of the cited span."""
     CHANGED = "changed"
-    """The document is another revision than the cited one, and does not have the quote in this
-    place now.
+    """Document has another revision than the cited one, and the span does not have the quote
+    verbatim.
     """
     FABRICATED = "fabricated"
-    """Nowhere in the document, or no words at all."""
+    """Quote that is missing in the document, or empty."""
     UNKNOWN = "unknown"
-    """The index has no such document."""
+    """Document is not in the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the stored text says to a quote."""
+    """Verdict on a quote, with its citation."""
 
     verdict: CitationVerdict
-    """How the quote stands to the stored text."""
+    """Result of comparing the quote with the stored text."""
     citation: Citation | None = None
-    """Where the words stand, in the document's own characters; None: nowhere."""
+    """Span of the words, in the document's own characters (None if they were not found)."""
 
     @property
     def accepted(self) -> bool:
@@ -104,10 +106,10 @@ def resolve(
     end: int | None = None,
     revision: str | None = None,
 ) -> Resolution:
-    """Check that a document has a quote within `[start:end]`; without an end, anywhere after the
-    start.
+    """Check that a document has a quote within `[start:end]` (anywhere after `start` if `end` is
+    None).
 
-    `revision`: hash of the text that the span was taken from; None: the text as it is now.
+    `revision`: hash of the text from which the span was taken (None for the current text).
     """
     stored = index.document(file)
     if stored is None:
@@ -141,24 +143,22 @@ def _judged(
 def find_quote(
     text: str, quote: str, start: int = 0, end: int | None = None
 ) -> tuple[int, int] | None:
-    """The span in `text[start:end]` where a quote stands: to the character, or but for white space
-    and typography.
+    """Span in `text[start:end]` that matches a quote, exactly or but for white space and typography
+    (None without a match).
     """
     span = _quotable(text[start:end]).find(quote, whole_words=False)
     return (start + span[0], start + span[1]) if span else None
 
 
 class QuotableText:
-    """A text that many quotes are looked for in: what it is compared by is made once, and kept as
-    long as this is.
-    """
+    """Text in which many quotes are searched. Its normalized form is computed once and cached."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def find(self, quote: str, *, whole_words: bool = True) -> tuple[int, int] | None:
-        """What `find_quote` says of the whole text; only where the quote begins and ends at a word,
-        unless told.
+        """Span of a quote in the whole text, as from `find_quote`. By default the quote has to
+        begin and end at a word.
         """
         if not quote.strip():
             return None
@@ -173,7 +173,9 @@ class QuotableText:
 
     @cached_property
     def _respaced(self) -> str:
-        """As long as the plain form, with the characters of its own: not every dash joins words."""
+        """Text with one space between words and original characters, of the same length as the
+        plain form, since not every dash joins words.
+        """
         return " ".join(self._text.split())
 
     @cached_property
@@ -185,7 +187,9 @@ _quotable = lru_cache(maxsize=16)(QuotableText)
 
 
 def _find(text: str, quote: str, own: str, whole_words: bool) -> int:
-    """Where a text has a quote; -1: nowhere. `own`: the text in its own characters."""
+    """Position of a quote in a text (-1 if it is missing). `own`: the text with original
+    characters.
+    """
     at = text.find(quote)
     while (
         at >= 0
@@ -197,13 +201,11 @@ def _find(text: str, quote: str, own: str, whole_words: bool) -> int:
 
 
 def _plain(text: str) -> str:
-    """`text` with one space between words, and plain typography:
-    word for word as long as it was.
-    """
+    """`text` with one space between words and plain typography. Each word keeps its length."""
     return " ".join(text.translate(_ALIKE).split())
 
 
 def _place(text: str, plain: str, at: int) -> int:
-    """Where in a text the character stands that its plain form has at `at`."""
+    """Position in a text of the character at `at` in its plain form."""
     word = next(islice(_WORD.finditer(text), plain.count(" ", 0, at), None))
     return word.start() + at - (plain.rfind(" ", 0, at) + 1)

@@ -1,8 +1,8 @@
-"""Where a text may be cut so that no word is: neither `unable` after `un`, nor `12.5` after `12`.
+"""Word boundaries of a text: `unable` is not cut after `un`, nor `12.5` after `12`.
 
-Scripts that have no spaces between words may be cut anywhere but within a character. What is joined
-by a hyphen is one word, since its first part may turn the sense (`non-toxic`); what an apostrophe
-joins is two, but for the English `n't`.
+Scripts without spaces between words may be cut anywhere but within a character. Words joined by a
+hyphen are one, since the first part may reverse the meaning (`non-toxic`). Words joined by an
+apostrophe are two, but for the English `n't`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     "\U00020000-\U0003ffff]"
 )
-"""Thai, Lao, Burmese, Khmer, Chinese and Japanese."""
+"""Characters of Thai, Lao, Burmese, Khmer, Chinese and Japanese."""
 _HYPHENS = "-\u2010\u2011\u00ad"
 _MINUS = "-\u2212"
 _IN_NUMBERS = ".,:/"
@@ -25,7 +25,7 @@ _JOINER = "\u200d"
 
 
 def is_within_word(text: str, at: int) -> bool:
-    """Whether `text[:at]` and `text[at:]` share a word. False at both ends of the text."""
+    """True if `text[:at]` and `text[at:]` share a word. False at both ends of the text."""
     if not 0 < at < len(text):
         return False
     before, after = text[at - 1], text[at]
@@ -46,7 +46,7 @@ def _is_of_word(character: str) -> bool:
 
 
 def _joins(text: str, at: int) -> bool:
-    """Whether the character stands between two that it makes one word of."""
+    """True if the character joins its two neighbours to one word."""
     if not 0 < at < len(text) - 1:
         return False
     around = text[at - 1], text[at + 1]
@@ -56,12 +56,12 @@ def _joins(text: str, at: int) -> bool:
 
 
 def _is_sign(text: str, at: int) -> bool:
-    """Whether the character is the minus of the number after it."""
+    """True if the character is the minus sign of the number after it."""
     return text[at] in _MINUS and text[at + 1].isdigit() and not (at and text[at - 1].isalnum())
 
 
 def _is_negation(text: str, at: int) -> bool:
-    """Whether `'t` stands here, and ends a word."""
+    """True if `'t` begins here and ends a word."""
     found = (
         text[at] in _APOSTROPHES
         and text[at + 1 : at + 2] in ("t", "T")

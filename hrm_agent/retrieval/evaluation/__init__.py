@@ -1,1 +1,1 @@
-"""How well what was asked for is found again, by the spans that answer it."""
+"""Evaluation of retrieval: how much of the spans that answer a question is retrieved."""

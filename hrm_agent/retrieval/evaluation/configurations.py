@@ -1,13 +1,13 @@
-"""One way to cut and one way to rank: what an evaluation compares.
+"""Configurations that an evaluation compares: a way to cut and a way to rank.
 
 A configuration is written as it is printed: `semantic:512/77:words` cuts by changes of topic into
-chunks of at most 512 tokens, 77 of which a chunk has in common with the one before, and ranks by
-words. `default` cuts each file as `hrm-agent index` does. Splitters of other libraries go by their
-names, in two forms, since their spans are often wrong:
+chunks of at most 512 tokens, 77 of which a chunk shares with the previous one, and ranks by words.
+`default` cuts each file like `hrm-agent index`. Splitters of other libraries have two forms of
+their names, since their spans are often wrong:
 
-* `langchain` takes the spans as the library says them. A chunk whose span is not its text cannot be
-  cited: it takes its place among the hits and its tokens of the budget, and answers nothing.
-* `langchain-located` looks each chunk's text up, behind the start of the one before. That is the
+* `langchain` uses the spans that the library reports. A chunk whose span is not its text cannot be
+  cited: it takes a rank among the hits and tokens of the budget, and answers nothing.
+* `langchain-located` searches each chunk's text after the start of the previous one. This is the
   fair comparison of where texts are cut, and the usual baseline here.
 """
 
@@ -35,16 +35,18 @@ _WRITTEN = re.compile(r"([\w-]+):(\d+)/(\d+):(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Compared by value; `str` of it reads back."""
+    """Configuration of an evaluation. It compares by value, and `read` parses its `str`."""
 
     strategy: str
-    """`default`, one of `STRATEGIES`, or one of `LIBRARIES` with or without `-located`."""
+    """Name of the strategy: `default`, one of `STRATEGIES`, or one of `LIBRARIES` with or without
+    `-located`.
+    """
     size: int
-    """Most tokens of a chunk."""
+    """Maximum tokens of a chunk."""
     overlap: int
-    """Tokens that neighbours have in common, as far as the strategy gives them any."""
+    """Tokens that neighbours share, if the strategy overlaps at all."""
     mode: Mode
-    """How chunks are ranked: one of `MODES`."""
+    """Ranking of chunks, one of `MODES`."""
 
     def __str__(self) -> str:
         return f"{self.strategy}:{self.size}/{self.overlap}:{self.mode}"
@@ -69,7 +71,7 @@ class Configuration:
 
     @classmethod
     def read(cls, written: str) -> Self:
-        """`langchain-located:512/64:words`."""
+        """Parse a configuration such as `langchain-located:512/64:words`."""
         match = _WRITTEN.fullmatch(written)
         if match is None:
             raise ConfigError(
@@ -79,7 +81,7 @@ class Configuration:
         return cls(match[1], int(match[2]), int(match[3]), cast("Mode", match[4]))
 
     def cut(self, document: Document, tokenizer: str) -> list[Chunk]:
-        """The chunks of a document, without those of white space alone, which no index holds."""
+        """Chunks of a document, without those of white space alone, which no index holds."""
         share = self.overlap / self.size
         library = self.strategy.removesuffix(LOCATED)
         if self.strategy == DEFAULT:
@@ -99,8 +101,8 @@ class Configuration:
 
 
 def _located(text: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
-    """Each with the span of its text behind the start of its predecessor; as it was where the text
-    is nowhere.
+    """Chunks with the span of their text, searched after the start of the previous one. A chunk
+    that is not found is unchanged.
     """
     after = 0
     for chunk in chunks:

@@ -1,9 +1,9 @@
-"""Configurations measured on questions, each against a baseline.
+"""Evaluation of configurations on questions, each compared with a baseline.
 
-A question is the unit: measures are means over questions, intervals come from resampling them
-(`hrm_agent.basics.intervals`), and a difference is taken question by question, so that how hard a
-question is cancels out. Every interval speaks for itself alone: of twenty configurations that are
-all as good as the baseline, one is beyond it by chance.
+A question is the unit. Measures are means over questions, and intervals come from resampling
+questions (`hrm_agent.basics.intervals`). A difference is taken per question, so that its difficulty
+cancels out. Intervals are not corrected for multiple comparisons: of twenty configurations that are
+all as good as the baseline, one differs by chance.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 __all__ = ["ALL", "MEASURES", "Result", "RetrievalEvaluation", "Score", "Settings", "evaluate"]
 
 ALL = "all"
-"""The corpora together, among their names."""
+"""Key of the scores over all corpora, beside the corpora's names."""
 MEASURES = ("recall", "precision", "iou", "budget_recall", "budget_precision", "budget_iou", "mrr")
-"""The first three over the best k chunks, the next over what a budget of tokens pays for."""
+"""Names of the measures: the first three over the best k chunks, the next three over a budget of
+tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How is measured."""
+    """Settings of an evaluation."""
 
     k: int = 5
-    """Chunks that are shown."""
+    """Number of best chunks that are shown."""
     budget: int = 2560
-    """Tokens that are shown, where chunks are cut off at a number of tokens instead."""
+    """Budget of tokens for the budget measures, which show as much as fits instead of k chunks."""
     tokenizer: str = DEFAULT_TOKENIZER
-    """What sizes, overlaps and the budget are counted with."""
+    """Tokenizer in whose tokens sizes, overlaps and the budget count."""
     embeddings: str = "static"
-    """Embeddings for the modes that rank by vectors, as `hrm-agent index` takes them."""
+    """Embeddings for the modes that rank by vectors, as for `hrm-agent index`."""
     apart: bool = False
-    """Each corpus in an index of its own."""
+    """True if each corpus has its own index."""
     resamples: int = 10_000
-    """Bootstrap samples that an interval is taken from."""
+    """Number of bootstrap samples for an interval."""
     seed: int = 0
-    """Of the resampling."""
+    """Seed of the resampling."""
 
     def check(self) -> None:
         for name in ("k", "budget", "resamples"):
@@ -60,42 +62,42 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A measure of a configuration."""
+    """Measure of a configuration."""
 
     value: Estimate
     """Mean over questions, with its interval."""
     less_base: Estimate
-    """Mean of the differences to the baseline, question by question. Zero width where the two agree
-    on all of them.
+    """Mean difference to the baseline over questions. Its interval has zero width if both agree on
+    all of them.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One configuration."""
+    """Scores of one configuration."""
 
     configuration: Configuration
-    """How texts were cut and chunks ranked."""
+    """Configuration that was measured."""
     chunks: int
     """Number of chunks of all corpora."""
     mean_tokens: float
-    """Of a chunk."""
+    """Mean tokens of a chunk."""
     wrong_spans: int
-    """Chunks whose span is not their text; they are shown, and answer nothing."""
+    """Chunks whose span is not their text. They are shown, and answer nothing."""
     scores: Mapping[str, Mapping[str, Score]]
-    """`all` or a corpus -> measure -> score."""
+    """Scores by `all` or corpus, then by measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalEvaluation:
-    """All configurations; the first is the baseline."""
+    """Results of all configurations, with the baseline first."""
 
     questions: Mapping[str, int]
-    """Corpus -> its questions, of those that have any."""
+    """Number of questions by corpus, without corpora that have none."""
     settings: Settings
-    """How was measured."""
+    """Settings of the evaluation."""
     results: Sequence[Result]
-    """One for each configuration, the baseline first."""
+    """Result of each configuration, the baseline first."""
 
 
 def evaluate(
@@ -105,7 +107,7 @@ def evaluate(
     settings: Settings | None = None,
     on_result: Callable[[Configuration], None] = lambda configuration: None,
 ) -> RetrievalEvaluation:
-    """Measure `base` and every configuration; one that is named twice, or is the base, is measured
+    """Measure `base` and every configuration. Duplicates, and `base` among them, are measured
     once.
     """
     (settings := settings or Settings()).check()
@@ -148,7 +150,7 @@ def _measures(
     settings: Settings,
     tokenizer: Tokenizer,
 ) -> list[float]:
-    """One number for each of `MEASURES`."""
+    """Values of one question, in the order of `MEASURES`."""
     pieces = [hit.piece for hit in found]
     best = overlap(pieces[: settings.k], question.corpus, question.references)
     paid = overlap(within(found, settings.budget, tokenizer), question.corpus, question.references)
@@ -161,7 +163,7 @@ def _scores(
     measured: Sequence[Sequence[Sequence[float]]],
     settings: Settings,
 ) -> dict[str, list[dict[str, Score]]]:
-    """`all` or corpus -> the scores of each configuration, the first of which is the baseline."""
+    """Scores of each configuration by `all` or corpus, with the baseline first."""
     values_CQM = np.array(measured)
     corpora = dict.fromkeys(question.corpus for question in questions)
     chosen = {ALL: values_CQM}
@@ -172,7 +174,9 @@ def _scores(
 
 
 def _estimates(values_CQM: NDArray[np.float64], settings: Settings) -> list[dict[str, Score]]:
-    """All measures of all configurations see the same draws of questions."""
+    """Scores of each configuration. All measures of all configurations use the same draws of
+    questions.
+    """
     seed, resamples, questions = settings.seed, settings.resamples, values_CQM.shape[1]
     columns, less = (
         values.transpose(0, 2, 1).reshape(-1, questions).tolist()

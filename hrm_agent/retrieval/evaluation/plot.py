@@ -1,5 +1,5 @@
-"""An evaluation at a glance: a line for each configuration, a panel for each measure, the baseline
-drawn through.
+"""Picture of an evaluation: a row for each configuration, a panel for each measure, the baseline as
+a vertical line.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["draw"]
 
 _COLOURS: dict[str, str] = dict(zip(MODES, ("tab:blue", "tab:green", "tab:orange"), strict=True))
 _LINE = 0.28
-"""Inches that a configuration takes."""
+"""Inches per configuration."""
 
 
 def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
-    """Filled: beyond the baseline or below it by more than chance gives. Bars: 95 % intervals of
-    the difference.
+    """Draw an evaluation. A filled point differs from the baseline by more than chance. Bars are 95
+    % intervals of the difference.
     """
     k, budget = found.settings.k, f"{found.settings.budget:,} tokens"
     panels = (
@@ -52,8 +52,8 @@ def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
 
 
 def _panel(axes: Any, found: RetrievalEvaluation, measure: str) -> None:
-    """The scale is that of configurations that can be cited; one that is off it stands at its edge
-    as a number.
+    """Draw one measure. Configurations without wrong spans set the scale. A point outside of it is
+    written as a number at the edge.
     """
     scores = [result.scores[ALL][measure] for result in found.results]
     base = 100 * scores[0].value.value

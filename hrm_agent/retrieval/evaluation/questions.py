@@ -1,13 +1,13 @@
-"""Texts, questions, and the spans that answer them.
+"""Questions on texts, with the spans that answer them.
 
-A folder of corpora (`*.md`, `*.txt`, UTF-8) and `questions.jsonl`, a row for each question:
+A set is a folder of corpora (`*.md`, `*.txt`, UTF-8) and `questions.jsonl`, with a row for each
+question:
 
     {"corpus": "guide", "question": "How is the pump primed?", "references": [{"start": 1042, "end": 1187}]}
 
-`corpus` is a file's name, with its ending or without; a reference is `text[start:end]` in
-characters, and all of them together are the answer. Every row is checked before anything is
-measured: a span that lies outside of its text, or one that counts bytes, would be a score that
-means nothing.
+`corpus` is a file's name, with or without its suffix. A reference is `text[start:end]` in
+characters, and all references together are the answer. Every row is checked before the evaluation:
+a span outside of its text, or one in bytes, would give a meaningless score.
 """
 
 from __future__ import annotations
@@ -32,31 +32,29 @@ _ROW = 'A row is {"corpus": "NAME", "question": "TEXT", "references": [{"start":
 
 @dataclass(frozen=True, slots=True)
 class RetrievalQuestion:
-    """What is asked, and where the answer stands."""
+    """Question with the spans of its answer."""
 
     corpus: str
-    """Name of the text, without the file's ending."""
+    """Name of the corpus, without the file's suffix."""
     text: str
-    """The question itself."""
+    """Question in plain words."""
     references: tuple[SpanOf, ...]
-    """One at least, none empty, all inside the text; they may overlap."""
+    """Spans of the answer: at least one, none empty, all inside the text. They may overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """What retrieval is measured on."""
+    """Corpora and questions of an evaluation."""
 
     documents: Mapping[str, Document]
-    """Corpus -> its text, and the kind of its file. One that no question names is searched all the
-    same.
-    """
+    """Documents by corpus. One without questions is searched all the same."""
     questions: tuple[RetrievalQuestion, ...]
-    """In the order of the file; one at least."""
+    """Questions in the order of the file, at least one."""
 
 
 def read_questions(folder: Path) -> QuestionSet:
-    """The corpora and questions of a folder. Raises `RetrievalError` naming file,
-    line and fault.
+    """Read the corpora and questions of a folder. Raise `RetrievalError` with file, line and
+    fault.
     """
     if not folder.is_dir():
         raise RetrievalError(
@@ -87,7 +85,7 @@ def _documents(folder: Path) -> dict[str, Document]:
 
 
 def _read(path: Path) -> str:
-    """The text character for character: no line end is translated, since spans count them."""
+    """Text of a file without translation of line ends, since spans count them."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError as error:

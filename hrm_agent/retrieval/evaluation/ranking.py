@@ -1,9 +1,9 @@
-"""What a configuration retrieves: its chunks in an index as agents search it, and the best of them
-for each question.
+"""Ranking of a configuration: its chunks in an index as agents search it, and the best of them for
+each question.
 
-All corpora lie in one index, so that a question about one of them meets the others too; with
-`apart` each has an index of its own. A chunk whose span is not its text is a document by itself
-there: it is found by the words that a reader would be shown, and stands nowhere.
+All corpora are in one index, so a question about one of them competes with the others. With `apart`
+each has its own index. A chunk whose span is not its text is indexed as a separate document: it is
+found by its words, and has no place in a corpus.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ from hrm_agent.retrieval.tokenizers.base import Tokenizer
 __all__ = ["RankedPiece", "Ranking", "depth_for", "rank", "within"]
 
 _SPARE = 4
-"""So many times the chunks that fill a budget are asked for, as chunks are shorter than they may
-be.
-"""
+"""Factor for the number of chunks to search, since chunks are shorter than their limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedPiece:
-    """A hit: where it stands, and what a reader is shown."""
+    """Hit with its span and the text shown to a reader."""
 
     piece: Piece
     """Span in its corpus, and its tokens."""
     text: str
-    """What a reader is shown."""
+    """Text shown to a reader."""
 
 
 @dataclass
 class Ranking:
-    """What a configuration did."""
+    """Hits of a configuration for all questions."""
 
     found: list[list[RankedPiece]]
-    """Of each question, in the order of the set: the hits, best first."""
+    """Hits of each question, best first, in the order of the set."""
     tokens: list[int] = field(default_factory=list[int])
-    """Of each chunk."""
+    """Number of tokens of each chunk."""
     wrong: int = 0
-    """Chunks whose span is not their text."""
+    """Number of chunks whose span is not their text."""
 
 
 def rank(
@@ -60,10 +58,9 @@ def rank(
     apart: bool = False,
     embeddings: str | None = None,
 ) -> Ranking:
-    """Index the corpora as `configuration` says and ask every question for `depth` chunks.
+    """Index the corpora by `configuration` and search `depth` chunks for every question.
 
-    `embeddings`, as `hrm-agent index` takes them, are of use to the modes that rank by vectors
-    only.
+    `embeddings`, as for `hrm-agent index`, are used only by the modes that rank by vectors.
     """
     ranking, mode = Ranking([[] for _ in questions.questions]), configuration.mode
     names, vectors = list(questions.documents), None if mode == "words" else embeddings
@@ -85,14 +82,12 @@ def _index(folder: Path, vectors: str | None) -> DocumentIndex:
 
 
 def depth_for(k: int, budget: int, size: int) -> int:
-    """Chunks to ask for, so that neither `k` nor a budget nor MRR runs short."""
+    """Number of chunks to search, enough for `k`, a budget and MRR."""
     return max(k, RANKS, _SPARE * -(-budget // size))
 
 
 def within(found: Sequence[RankedPiece], budget: int, tokenizer: Tokenizer) -> Iterator[Piece]:
-    """The best pieces that a budget of tokens pays for;
-    the last one is cut where the budget ends.
-    """
+    """Best pieces within a budget of tokens. The last one is cut where the budget ends."""
     for hit in found:
         if hit.piece.tokens > budget:
             if budget:
@@ -104,7 +99,7 @@ def within(found: Sequence[RankedPiece], budget: int, tokenizer: Tokenizer) -> I
 
 
 class _Pieces:
-    """The chunks of an index by what it says of them."""
+    """Chunks of an index by file and span of a hit."""
 
     def __init__(self, index: DocumentIndex, ranking: Ranking) -> None:
         self._index, self._ranking = index, ranking

@@ -1,5 +1,5 @@
-"""An evaluation as tables, and as files: `results.json` for programs, `results.md` for people,
-`results.png`.
+"""Reports of an evaluation: tables, and the files `results.json` for programs, `results.md` for
+people, `results.png`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Table = tuple[str, Sequence[str], list[list[str]]]
 
 
 def record(found: RetrievalEvaluation, source: str) -> dict[str, Any]:
-    """The whole evaluation as plain values."""
+    """Whole evaluation as plain values."""
     results = [
         {**asdict(result), "configuration": str(result.configuration)} for result in found.results
     ]
@@ -40,7 +40,9 @@ def record(found: RetrievalEvaluation, source: str) -> dict[str, Any]:
 
 
 def tables(found: RetrievalEvaluation) -> list[Table]:
-    """At k chunks, at the token budget, chunks and ranks, and by corpus where there are several."""
+    """Tables for k chunks, for the token budget, for chunks and ranks, and by corpus if there are
+    several.
+    """
     k, budget = found.settings.k, found.settings.budget
     place = "an index for each corpus" if found.settings.apart else "one index of all corpora"
     shown = ("configuration", "recall", "", "precision", "IoU", "")
@@ -97,7 +99,7 @@ def _corpus_row(result: Result, corpora: Sequence[str], measure: str) -> list[st
 
 
 def _both(score: Score) -> tuple[str, str]:
-    """The value, and what it is more than the baseline's."""
+    """Value, and its difference to the baseline with its interval."""
     less = score.less_base
     if less.value == less.low == less.high == 0:
         return _percent(score.value.value), "="
@@ -113,7 +115,7 @@ def _percent(share: float) -> str:
 
 
 def markdown(found: RetrievalEvaluation, source: str) -> str:
-    """The evaluation as a page."""
+    """Evaluation as a Markdown page."""
     asked = ", ".join(f"{name} {count}" for name, count in found.questions.items())
     settings = "\n".join(f"* {name}: `{value}`" for name, value in asdict(found.settings).items())
     parts = [f"# Retrieval on {source}", f"Questions: {asked}.", LEGEND.replace("*", "\\*")]
@@ -128,7 +130,9 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 
 def write_results(found: RetrievalEvaluation, folder: Path, source: str) -> list[Path]:
-    """The files, written into `folder`; without matplotlib there is no picture among them."""
+    """Write the files into `folder` and return their paths. Without matplotlib there is no
+    picture.
+    """
     plain = json.loads(json_line(record(found, source)))
     written = [
         _write(folder / "results.json", json.dumps(plain, ensure_ascii=False, indent=2) + "\n")

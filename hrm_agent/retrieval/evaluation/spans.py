@@ -1,23 +1,24 @@
-"""What a question's answer and what was retrieved have in common, in characters.
+"""Overlap of a question's answer with the retrieved text, in characters.
 
-Measures as in Smith and Troynikov, "Evaluating Chunking Strategies for Retrieval" (Chroma technical
-report, 2024), section "Metrics": with e the characters of the references and r the retrieved ones,
+The measures are those of Smith and Troynikov, "Evaluating Chunking Strategies for Retrieval"
+(Chroma technical report, 2024), section "Metrics": with e the characters of the references and r
+the retrieved ones,
 
     recall      |e and r| / |e|     how much of the answer is there
     precision   |e and r| / |r|     how much of what is there is answer
     IoU         |e and r| / |e or r|     Jaccard's index of the two: both at once
 
-Deviations: characters and not tokens are counted, so that no tokenizer is part of a score; and what
-overlapping chunks have in common counts once in r, where the report counts it as often as it is
-retrieved. A *token budget* makes the reader pay for it instead. The answer is a set of characters
-of one corpus: a chunk of another corpus adds to r only.
+Deviations: characters and not tokens are counted, so that no tokenizer is part of a score. Text in
+several overlapping chunks counts once in r, while the report counts it each time it is retrieved. A
+*token budget* charges it each time instead. The answer is a set of characters of one corpus: a
+chunk of another corpus adds to r only.
 
     MRR         1 / the rank of the first chunk that holds the answer, among the first ten; 0 if none does (Voorhees,
                 "The TREC-8 Question Answering Track Report", 1999)
 
-A chunk holds the answer if it shares half of the shorter of the two with a reference: a chunk of
-2,000 characters has to have half of a sentence, and a sentence has to lie half in a long reference.
-A few characters at an edge are none.
+A chunk holds the answer if it shares with a reference at least half of the shorter of the two: a
+chunk of 2,000 characters has to have half of a sentence, and a sentence has to be half in a long
+reference. A few characters at an edge do not count.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 __all__ = ["RANKS", "Overlap", "Piece", "SpanOf", "merged", "overlap", "reciprocal_rank"]
 
 RANKS = 10
-"""Chunks in which the answer is looked for by MRR."""
+"""Number of chunks in which MRR looks for the answer."""
 
 SpanOf = tuple[int, int]
 """Start and end in characters of a text: the first, and one past the last."""
@@ -37,30 +38,30 @@ SpanOf = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that was retrieved."""
+    """Retrieved text."""
 
     corpus: str | None
-    """The text it stands in; None if its span is not its text: it is read, and answers nothing that
+    """Name of its corpus. None if its span is not its text: it is read, and answers nothing that
     can be cited.
     """
     start: int
     """First character in the corpus."""
     end: int
-    """One past the last."""
+    """End in the corpus, one past the last character."""
     tokens: int
-    """What it costs of a budget."""
+    """Number of tokens that it takes of a budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Sizes in characters: of the answer, of what was retrieved, and of what they share."""
+    """Numbers of characters of an answer, of the retrieved text, and of both."""
 
     wanted: int
     """Characters of the answer."""
     shown: int
     """Characters that were retrieved."""
     held: int
-    """Characters of the answer among those retrieved."""
+    """Characters of the answer that were retrieved."""
 
     @property
     def recall(self) -> float:
@@ -68,7 +69,7 @@ class Overlap:
 
     @property
     def precision(self) -> float:
-        """0 where nothing was retrieved."""
+        """Share of the retrieved characters that are in the answer (0 if nothing was retrieved)."""
         return self.held / self.shown if self.shown else 0.0
 
     @property
@@ -77,7 +78,7 @@ class Overlap:
 
 
 def merged(spans: Iterable[SpanOf]) -> list[SpanOf]:
-    """The same characters as spans in order, none of which touch."""
+    """Spans of the same characters, in order, none of which touch."""
     found: list[SpanOf] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if found and start <= found[-1][1]:
@@ -88,7 +89,7 @@ def merged(spans: Iterable[SpanOf]) -> list[SpanOf]:
 
 
 def overlap(pieces: Iterable[Piece], corpus: str, references: Iterable[SpanOf]) -> Overlap:
-    """How what was retrieved stands to an answer, the spans `references` of `corpus`."""
+    """Compare retrieved pieces with an answer, the spans `references` of `corpus`."""
     of_corpus, astray = defaultdict[str, list[SpanOf]](list), 0
     for piece in pieces:
         if piece.corpus is None:
@@ -101,7 +102,9 @@ def overlap(pieces: Iterable[Piece], corpus: str, references: Iterable[SpanOf]) 
 
 
 def reciprocal_rank(pieces: Sequence[Piece], corpus: str, references: Sequence[SpanOf]) -> float:
-    """1 / rank of the first of ten pieces that holds a reference, from 1; 0 if none does."""
+    """Reciprocal rank of the first piece that holds a reference, among the first ten (0 if none
+    does).
+    """
     for rank, piece in enumerate(pieces[:RANKS], 1):
         if piece.corpus == corpus and any(_holds(piece, reference) for reference in references):
             return 1 / rank
@@ -118,8 +121,8 @@ def _length(spans: Iterable[SpanOf]) -> int:
 
 
 def _shared(one: Sequence[SpanOf], other: Sequence[SpanOf]) -> int:
-    """Characters in both; spans as `merged` gives them. Each step leaves one of the two first spans
-    behind.
+    """Characters in both lists of spans, which are as from `merged`. Each step passes one of the
+    first two spans.
     """
     i = j = total = 0
     while i < len(one) and j < len(other):

@@ -1,1 +1,1 @@
-"""Text of HTML pages without what a reader does not see."""
+"""Text of HTML pages without parts that a reader does not see."""

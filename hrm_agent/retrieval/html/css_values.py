@@ -1,9 +1,9 @@
-"""Declarations of CSS that decide whether an element is shown, as far as browsers take them for
+"""CSS declarations that decide whether an element is shown, as far as browsers accept them as
 valid.
 
-A browser passes over a declaration that it cannot read, so that the one before it holds:
-`display:none;display:x` hides. So what counts is what is on a list of valid values. Values that
-depend on more than themselves (`var()`, `calc()`) are valid and tell nothing.
+A browser ignores an invalid declaration, so the previous one holds: `display:none;display:x` hides.
+Therefore only values on a list of valid ones count. Computed values (`var()`, `calc()`) are valid
+and count as shown.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _ESCAPE = re.compile(r"\\(?:([0-9a-f]{1,6})\s?|([^\n]))", re.IGNORECASE)
 
 
 def declared(text: str) -> Iterator[tuple[str, str, bool]]:
-    """Property, value and importance of the valid declarations that may hide something; `font` as
-    `font-size`.
+    """Yield property, value and importance of valid declarations that may hide something. `font` is
+    yielded as `font-size`.
     """
     for declaration in text.split(";"):
         name, _, value = declaration.partition(":")
@@ -72,13 +72,13 @@ def declared(text: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def is_nothing(value: str) -> bool:
-    """Whether a number or a size is none: 0, or less, which an opacity is cut off at."""
+    """True if a number or a size is 0 or less. A negative opacity is clamped to 0."""
     match = _NUMBER.fullmatch(value)
     return match is not None and float(match[1]) <= 0
 
 
 def size_unit(value: str) -> str | None:
-    """The unit of a size in numbers; None for any other value."""
+    """Unit of a numeric size (None for any other value)."""
     match = _NUMBER.fullmatch(value)
     return match[2] if match else None
 
@@ -125,7 +125,7 @@ def _is_size(value: str) -> bool:
 
 
 def _size_in(font: str) -> str:
-    """The size that a `font` sets; empty where the whole is not valid."""
+    """Font size that a `font` value sets (empty if the value is invalid)."""
     if font in _OF_ALL or _LOOKED_UP.search(font):
         return font
     if font in _SYSTEM_FONTS:
@@ -164,4 +164,4 @@ _VALID: Mapping[str, Callable[[str], bool]] = {
     "opacity": _is_opacity,
     "visibility": {"collapse", "hidden", "visible"}.__contains__,
 }
-"""Property -> whether a value is one of its own."""
+"""Validity check of a value, by property."""

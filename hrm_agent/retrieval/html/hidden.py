@@ -1,17 +1,15 @@
-"""Which elements of an HTML page a browser does not show, told by the page itself, without a
-browser.
+"""Hidden elements of an HTML page, found from the page itself, without a browser.
 
-Text that nobody sees is where instructions to a model are hidden, and where pages keep what is
-shown another time. Looked at are the attribute `hidden`, a closed `<dialog>`, and `display`,
-`visibility`, `opacity`, `font-size`, `font` and `content-visibility` where their values are valid
-(`hrm_agent.retrieval.html.css_values`), in an element's `style` and in the page's `<style>`: rules
-with simple selectors (`tag`, `.class`, `#id` and their combinations), in the order of importance,
-specificity and place that CSS has. `aria-hidden` hides nothing from who looks at the page, so it
-hides nothing here.
+Hidden text is where instructions to a model are placed, and where pages keep content for later.
+Considered are the attribute `hidden`, a closed `<dialog>`, and valid values
+(`hrm_agent.retrieval.html.css_values`) of `display`, `visibility`, `opacity`, `font-size`, `font`
+and `content-visibility`, in an element's `style` and in the page's `<style>`: rules with simple
+selectors (`tag`, `.class`, `#id` and their combinations), by importance, specificity and order as
+in CSS. `aria-hidden` hides nothing from a viewer of the page, so it hides nothing here.
 
 Not covered: selectors of descendants, siblings, attributes and states, style sheets outside of the
 page, rules and sheets for media other than screens as such, scripts, text in the colour of its
-background, outside of the window or under something else. What cannot be told counts as shown.
+background, outside of the window or under something else. Undecided elements count as shown.
 """
 
 from __future__ import annotations
@@ -31,32 +29,30 @@ _SCREEN = re.compile(r"@media\s+(?:only\s+)?(?:all|screen)\s*", re.IGNORECASE)
 _OF_PARENT = {"inherit", "unset", "larger", "smaller"}
 _RELATIVE = {"em", "ex", "ch", "%", "lh", "cap", "ic"}
 _COMMENT_MARK = re.compile("<!--|-->")
-"""Of HTML, around a whole sheet: CSS passes over the marks,
-and not over what stands between them.
-"""
+"""HTML comment marks around a style sheet. CSS ignores the marks, and not the text between them."""
 _INERT = {"iframe", "noembed", "noframes", "noscript", "script", "template"}
-"""What is in them is no part of the page that a browser shows."""
+"""Elements whose contents a browser does not show as part of the page."""
 _BRACES = re.compile(r"[{}]")
 Weight = tuple[bool, tuple[int, int, int], int]
-"""Importance, specificity, place."""
+"""Importance, specificity, order."""
 _INLINE = (1 << 30, 0, 0)
-"""Specificity of a `style` attribute: above all selectors."""
+"""Specificity of a `style` attribute, above all selectors."""
 _MOST_COMPARED = 2_000_000
-"""Names of rules that are held against the elements of a page: rules that have one class in common
-meet every element that has it. What is left over counts as shown.
+"""Maximum names of rules that are compared with the elements of a page, since rules with a common
+class are compared with every element that has it. Elements beyond it count as shown.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Of an element, from that of the one around it."""
+    """Visibility of an element, derived from that of its parent."""
 
     rendered: bool = True
-    """Neither it nor anything around it is taken out or made transparent."""
+    """True if neither the element nor an ancestor is removed or transparent."""
     visible: bool = True
-    """`visibility`, which an element inside may set back."""
+    """True if `visibility` shows it. A descendant may set it again."""
     sized: bool = True
-    """Its letters are larger than nothing, which an element inside may set back."""
+    """True if the font size is above 0. A descendant may set it again."""
 
     @property
     def is_shown(self) -> bool:
@@ -69,33 +65,33 @@ SHOWN = Visibility()
 @dataclass(frozen=True, slots=True)
 class _Rule:
     tag: str
-    """Lower case; empty: any."""
+    """Tag in lower case (empty for any tag)."""
     needed: frozenset[str]
     """Classes with a dot and ids with a hash, all of which an element has to have."""
     name: str
-    """Property."""
+    """Name of the property."""
     value: str
-    """Lower case."""
+    """Value in lower case."""
     weight: Weight
-    """Decides between rules for one property."""
+    """Precedence among rules for one property."""
 
 
 class StyleRules:
-    """The rules of a page's `<style>` elements that may hide something."""
+    """Rules of a page's `<style>` elements that may hide something."""
 
     def __init__(self) -> None:
         self._by_key = defaultdict[str, dict[tuple[str, frozenset[str], str], _Rule]](dict)
-        """Under one of the classes or ids that rules need, or their tag: of rules that are alike
-        the one that holds.
+        """Rules under one of their classes or ids, or their tag. Of equal selectors the one with
+        the highest weight is kept.
         """
         self._names = Counter[str]()
         """Cost of comparing an element with the rules under a key."""
         self._compared = self._count = 0
         self._found = dict[tuple[str, frozenset[str]], dict[str, tuple[Weight, str]]]()
-        """Tag, classes and id -> properties: pages have few different ones."""
+        """Cache of properties by tag, classes and id. Pages have few different ones."""
 
     def add(self, sheet: str) -> None:
-        """The rules of one style sheet, after those that there are."""
+        """Add the rules of one style sheet, after the previous ones."""
         rules = _COMMENT_MARK.sub(" ", _without(sheet, "/*", "*/"))
         for selectors, declarations in _blocks(rules):
             given = dict[str, tuple[bool, str]]()
@@ -119,7 +115,7 @@ class StyleRules:
             alike[tag, needed, name] = max(before, rule, key=lambda one: one.weight)
 
     def inside(self, around: Visibility, tag: str, attributes: Mapping[str, str]) -> Visibility:
-        """How visible an element is; `around`: the element that it is in."""
+        """Visibility of an element inside of one with the visibility `around`."""
         if not (around.rendered and (self._by_key or attributes or tag == "dialog")):
             return around
         names = {f".{name}" for name in attributes.get("class", "").split()}
@@ -135,7 +131,7 @@ class StyleRules:
         return _under(around, {name: value for name, (_, value) in found.items()})
 
     def _of_sheets(self, tag: str, names: frozenset[str]) -> dict[str, tuple[Weight, str]]:
-        """Property -> what the rules that an element meets say of it."""
+        """Properties that rules set for an element."""
         known = self._found.get((tag, names))
         if known is not None or not self._by_key:
             return known or {}
@@ -154,14 +150,14 @@ class StyleRules:
 
 
 class StyleSheets:
-    """Target of a parser: the rules of a page's `<style>` elements, wherever in it they stand."""
+    """Parser target that collects the rules of a page's `<style>` elements, anywhere in it."""
 
     def __init__(self) -> None:
         self._rules = StyleRules()
         self._sheet: list[str] | None = None
-        """Text of the sheet that is open, if it holds on a screen."""
+        """Text of the open sheet, if it applies to screens (None otherwise)."""
         self._inert = 0
-        """Elements of the kind that are open."""
+        """Number of open elements in `_INERT`."""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._inert += tag in _INERT
@@ -180,7 +176,7 @@ class StyleSheets:
             self._sheet = None
 
     def comment(self, _text: str) -> None:
-        """Holds no rule."""
+        """Do nothing, since a comment has no rules."""
 
     def close(self) -> StyleRules:
         return self._rules
@@ -207,9 +203,9 @@ def _is_sized(value: str, around: Visibility) -> bool:
 
 
 def _blocks(sheet: str) -> Iterator[tuple[str, str]]:
-    """Selectors and declarations of the rules that hold on a screen."""
+    """Selectors and declarations of the rules that apply to screens."""
     opened: list[tuple[str, bool]] = []
-    """The blocks around, innermost last: what stands before each, and whether rules in it hold."""
+    """Open blocks, outermost first, as (text before the brace, True if its rules apply)."""
     last = 0
     for brace in _BRACES.finditer(sheet):
         between = sheet[last : brace.start()]
@@ -230,7 +226,7 @@ def _blocks(sheet: str) -> Iterator[tuple[str, str]]:
 
 
 def _without(text: str, opening: str, closing: str) -> str:
-    """Without what stands between two marks; one that is not closed goes on to the end."""
+    """Text without the parts between two marks. An unclosed part extends to the end."""
     parts, at = list[str](), 0
     while (begin := text.find(opening, at)) >= 0:
         parts.append(text[at:begin])

@@ -1,12 +1,12 @@
-"""The text of HTML as a reader sees it: blocks as paragraphs, white space as a browser shows it,
-nothing hidden.
+"""Text of HTML as a reader sees it: blocks as paragraphs, white space as in a browser, without
+hidden text.
 
-One pass over the events of libxml2's parser, after one for the style sheets, which may stand
-anywhere. No tree is built: with one, other parsers take minutes for a file of a hundred thousand
-nested elements, or leave out what is deep without a word, and layout in columns is nothing to
-quote. Paragraphs are apart by an empty line, lines by a line break, cells of a row by a tab. A
-heading begins with the marks that it has in Markdown, `#` to `######`, so that it can be told from
-other lines and a text be cut before it.
+One pass over the events of libxml2's parser, after one pass for the style sheets, which may be
+anywhere. No tree is built: other parsers take minutes to build one for a file of a hundred thousand
+nested elements, or silently drop deep ones. Layout in columns is not kept, since it cannot be
+quoted. Paragraphs are separated by an empty line, lines by a line break, cells of a row by a tab. A
+heading begins with its marks in Markdown, `#` to `######`, so that it can be recognized and a text
+can be cut before it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _END_BY_SLASH_IN_XML = re.compile(
     re.IGNORECASE,
 )
 _PIECE = 65_536
-"""Bytes that the parser is given at a time."""
+"""Number of bytes passed to the parser at a time."""
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bool = True) -> str:
-    """Plain text, never a tag. Anything is HTML: what is malformed gives the text that is in it.
+    """Convert HTML to plain text without tags. Malformed input gives the text that it has.
 
-    Bytes are in the encoding that they name themselves. `hidden_text`: with the text that a browser
-    would not show (`hrm_agent.retrieval.html.hidden`); scripts and templates are none. `headings`:
-    with their marks.
+    Bytes are decoded in the encoding that they declare. `hidden_text`: include text that a browser
+    would not show (`hrm_agent.retrieval.html.hidden`), but not scripts and templates. `headings`:
+    include their marks.
     """
     if isinstance(source, bytes) and source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         source = source.decode("utf-16", "replace")
@@ -62,10 +62,11 @@ def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bo
 
 
 def _without_slashes(data: bytes) -> bytes:
-    """`<div/>` opens an element in HTML, as `<div>` does: only `svg` and `math` end by a slash.
+    """Data in which `/>` no longer ends elements that it does not end in HTML.
 
-    In what calls itself XML, elements whose contents are no HTML end by it too: they would take in
-    all that follows.
+    `<div/>` opens an element in HTML, like `<div>`: only `svg` and `math` end by a slash. In XML
+    also elements whose contents are not HTML end by it. Otherwise they would swallow all that
+    follows.
     """
     ending = (
         _END_BY_SLASH_IN_XML
@@ -92,20 +93,20 @@ def _parsed(data: bytes, encoding: str | None, target: _Target[_Result_co]) -> _
 
 
 class _Text:
-    """Collects text. A break is only remembered until text follows it, so that breaks do not add
-    up.
+    """Parser target that collects text. A break is written only when text follows, so breaks do not
+    add up.
     """
 
     def __init__(self, rules: StyleRules | None, headings: Mapping[str, str]) -> None:
-        """`rules`: what is hidden by them is left out; None: nothing is."""
+        """Collect text that is not hidden by `rules` (None to include hidden text)."""
         self._rules, self._headings = rules, headings
         self._pieces: list[str] = []
         self._break = self._mark = ""
         self._space = False
         self._unseen = self._pre = 0
-        """Elements of the kind that are open."""
+        """Number of open elements whose text is not shown, and of open `pre`."""
         self._around = [SHOWN]
-        """Of the elements that are open, the outermost first."""
+        """Visibility of the open elements, outermost first."""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._rules is not None:
@@ -132,14 +133,14 @@ class _Text:
         self._mark = "" if tag in self._headings else self._mark
 
     def comment(self, _text: str) -> None:
-        """Is not shown."""
+        """Do nothing, since a comment is not shown."""
 
     def close(self) -> str:
         return "".join(self._pieces)
 
     def _break_by(self, kind: str) -> None:
-        """The stronger of two breaks that meet: a paragraph, then a line, then a cell. What is
-        hidden has none.
+        """Keep the stronger of two adjacent breaks: a paragraph, then a line, then a cell. Hidden
+        elements have none.
         """
         if kind and not self._unseen and self._around[-1].rendered:
             self._break, self._space = max(self._break, kind, key=_BREAKS.index), False

@@ -1,4 +1,4 @@
-"""Documents of one's own, found by their words or by vectors as exact spans, which
+"""Index of the user's documents: search by words or vectors, with hits that are exact spans, which
 `retrieval.citations` checks.
 """
 
@@ -38,7 +38,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """LangChain takes a while to import: the retriever is loaded when it is asked for."""
+    """Load a name on first use, since LangChain's import for the retriever is slow."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

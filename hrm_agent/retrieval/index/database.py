@@ -1,12 +1,11 @@
-"""The index: documents with their texts, chunks as spans of them, and what ranks the chunks for a
-question.
+"""Document index: texts, chunks as spans of them, and the rankings that answer a question.
 
 A text is stored once, and a hit is cut from it. A document with its chunks, their words and their
-vectors is one transaction of the file (`hrm_agent.retrieval.index.file`), so that the index is
-whole whenever the process dies. The words are ranked by SQLite's FTS5 or by tantivy; which one, and
-whose vectors there are, is on record in the file, and whoever opens it need not say it again. The
-language that a document's words are stemmed in is on record too, and what made the terms: by other
-rules or another version of the stemmers they are made again from the stored texts.
+vectors is one transaction of the file (`hrm_agent.retrieval.index.file`), so the index is
+consistent whenever the process dies. The words are ranked by SQLite's FTS5 or by tantivy. The file
+records the engine and the embeddings, so they need not be named again. It also records the language
+in which each document's words are stemmed and the version of the analysis that made the terms. If
+the rules or the version of the stemmers differ, the terms are made again from the stored texts.
 """
 
 from __future__ import annotations
@@ -42,26 +41,26 @@ _DEPTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A document as it is in the index."""
+    """Snapshot of an indexed document."""
 
     text: str
-    """The whole text, which spans count in."""
+    """Whole text, in whose characters spans count."""
     revision: str
-    """Hash of the text: spans hold in this text and in no other."""
+    """Hash of the text. Spans hold for this text only."""
     kind: DocumentKind
-    """What the file was read as."""
+    """Format as which the file was read."""
     language: str
-    """Code of the language that its words are stemmed in; empty: they are not."""
+    """Code of the language in which the words are stemmed (empty if they are not stemmed)."""
 
 
 class DocumentIndex:
-    """Documents, found by their words and their vectors. Threads may share it; processes open it
-    each by themselves.
+    """Documents, searchable by words and by vectors. Threads may share it. Each process opens its
+    own.
 
-    `engine`, `language` and `embeddings` are for a new index, or for changing an old one: None is
-    what is on record. `language`: that of all documents, or `auto`: each document's own is guessed.
-    `embeddings` are LangChain's, or their string (`hrm_agent.retrieval.embeddings`); all but the
-    static ones have to be handed in again by whoever asks for vectors.
+    `engine`, `language` and `embeddings` are for a new index or change an existing one (None keeps
+    what is recorded). `language` holds for all documents; with `auto` it is guessed for each
+    document. `embeddings` are LangChain's, or their string (`hrm_agent.retrieval.embeddings`). All
+    but the static ones have to be passed again by a caller that searches by vectors.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class DocumentIndex:
         self._file = IndexFile(path, create=create)
         self.path = self._file.path
         self.renewed = 0
-        """Documents whose words were indexed anew when the index was opened: those on record were
-        others.
+        """Documents whose words were indexed again on opening, since the recorded analysis or
+        language differed.
         """
         try:
             self._vectors = vectors
@@ -108,48 +107,46 @@ class DocumentIndex:
 
     @property
     def engine(self) -> str:
-        """What ranks the words."""
+        """Name of the engine that ranks the words."""
         return self._words.name
 
     @property
     def embeddings(self) -> str | None:
-        """Name of the embeddings whose vectors there are; None without any."""
+        """Name of the embeddings that made the vectors (None without vectors)."""
         with self._file.reading() as cursor:
             return about(cursor, "embeddings")
 
     def folders(self) -> dict[str, str]:
-        """Label -> absolute path. The first folder has an empty label; `LABEL//` begins the files
-        of the others.
+        """Folders as label -> absolute path. The label of the first folder is empty. File names of
+        the others begin with `LABEL//`.
         """
         with self._file.reading() as cursor:
             return folder_labels.folders(cursor)
 
     def label_of(self, folder: Path) -> str:
-        """The label of a folder, which is an absolute path; one that is new is put on record."""
+        """Label of a folder, an absolute path. A new folder is recorded."""
         with self._file.transaction() as cursor:
             return folder_labels.label_of(cursor, folder)
 
     def remove_folder(self, label: str) -> None:
-        """Forget a folder; its documents are taken out before."""
+        """Delete a folder's record. Its documents have to be removed before."""
         with self._file.transaction() as cursor:
             cursor.execute("DELETE FROM folders WHERE label = ?", (label,))
 
     def sources(self) -> dict[str, str]:
-        """File -> hash of what it was indexed from."""
+        """Files with the hashes of their sources."""
         with self._file.reading() as cursor:
             return dict(cursor.execute("SELECT file, source FROM documents").fetchall())
 
     def size(self) -> tuple[int, int]:
-        """Documents and chunks."""
+        """Numbers of documents and of chunks."""
         with self._file.reading() as cursor:
             counts = "SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM chunks)"
             documents, chunks = cursor.execute(counts).fetchone()
         return documents, chunks
 
     def put(self, file: str, source: str, document: Document, chunks: Sequence[Chunk]) -> None:
-        """Index a document in the place of what the file was before. All of it is there, or
-        nothing.
-        """
+        """Index a document, replacing the previous version of the file, in one transaction."""
         text = document.text
         texts = [text[chunk.start : chunk.end] for chunk in chunks]
         vectors = self._writing_vectors()
@@ -172,7 +169,7 @@ class DocumentIndex:
         self._words.commit_if_large()
 
     def rename(self, old: str, new: str) -> None:
-        """Another name for a document that stays as it is."""
+        """Rename a document. Nothing else changes."""
         with self._file.transaction() as cursor:
             self._remove(cursor, new)
             cursor.execute("UPDATE documents SET file = ? WHERE file = ?", (new, old))
@@ -183,9 +180,7 @@ class DocumentIndex:
         self._words.commit_if_large()
 
     def without_vectors(self) -> list[str]:
-        """Files whose chunks have none yet: those that were indexed before the index had
-        embeddings.
-        """
+        """Files whose chunks have no vectors yet, indexed before the index had embeddings."""
         with self._file.reading() as cursor:
             rows = cursor.execute(
                 "SELECT file FROM documents d JOIN (SELECT document, min(id) first FROM chunks"
@@ -195,7 +190,7 @@ class DocumentIndex:
         return [row[0] for row in rows]
 
     def add_vectors(self, file: str) -> None:
-        """Vectors for a document that is there."""
+        """Add the vectors of a document that is already indexed."""
         with self._file.reading() as cursor:
             ids, texts = _chunks_of(cursor, file)
         vectors = self._writing_vectors()
@@ -209,17 +204,17 @@ class DocumentIndex:
                 vectors.add(cursor, ids[0], rows, late=True)
 
     def drop_vectors(self) -> None:
-        """Back to words alone."""
+        """Delete all vectors. The index is searched by words only."""
         with self._file.transaction() as cursor:
             VectorTable.clear(cursor)
         self._vectors = None
 
     def commit(self) -> None:
-        """Bring what was put and removed to where it is searched; `search` does it by itself."""
+        """Make written and removed documents visible to searches. `search` calls it."""
         self._words.commit()
 
     def optimize(self) -> None:
-        """Merge the pieces that many transactions left. Queries are faster after it; nothing else
+        """Merge the segments that many transactions left, for faster queries. Nothing else
         changes.
         """
         self._words.commit()
@@ -227,8 +222,8 @@ class DocumentIndex:
             self._words.optimize(cursor)
 
     def search(self, question: str, k: int = 5, mode: Mode = "words") -> list[Hit]:
-        """The `k` best chunks for a question in plain words, best first; fewer where fewer have to
-        do with it.
+        """Return the `k` best chunks for a question in plain words, best first. Fewer are returned
+        if fewer match.
         """
         if mode not in MODES:
             raise ConfigError(
@@ -250,14 +245,14 @@ class DocumentIndex:
                 wanted *= 4  # some that were found have been removed meanwhile
 
     def document(self, file: str) -> Stored | None:
-        """The text of a file as it was indexed; None if it is not in the index."""
+        """Return the text of a file as it was indexed (None if it is not in the index)."""
         with self._file.reading() as cursor:
             asked = "SELECT text, revision, kind, language FROM documents WHERE file = ?"
             row = cursor.execute(asked, (file,)).fetchone()
         return Stored(row[0].decode(), row[1], DocumentKind(row[2]), row[3]) if row else None
 
     def problems(self) -> list[str]:
-        """What is broken in the index; empty if it is whole."""
+        """Errors found in the index (empty if it is consistent)."""
         self._words.commit()
         with self._file.reading() as cursor:
             found = [row[0] for row in cursor.execute("PRAGMA integrity_check") if row[0] != "ok"]
@@ -268,7 +263,9 @@ class DocumentIndex:
         return found
 
     def _engine(self, wanted: Engine | None) -> Words:
-        """The engine on record, or the wanted one in its place, with all chunks."""
+        """Return the recorded engine, or replace it by the wanted one and fill that with all
+        chunks.
+        """
         with self._file.reading() as cursor:
             recorded = about(cursor, "engine") or "fts5"
         if wanted in (None, recorded):
@@ -288,8 +285,8 @@ class DocumentIndex:
         return fts5
 
     def _analyse(self, wanted: str | None) -> str:
-        """The language on record, or the wanted one in its place; all words anew where they would
-        be others now.
+        """Return the recorded language, or replace it by the wanted one. Words are indexed again if
+        language or analysis changed.
         """
         version = analysis_version()
         with self._file.reading() as cursor:
@@ -329,9 +326,7 @@ class DocumentIndex:
         return guess_language(text) if self.language == AUTO else self.language
 
     def _same_engine(self, cursor: sqlite3.Cursor) -> None:
-        """Raises where another process has changed the engine or the terms, and ours would speak
-        for nothing.
-        """
+        """Raise `RetrievalError` if another process has changed the engine or the terms."""
         now = (
             about(cursor, "engine") or "fts5",
             about(cursor, "analysis"),
@@ -344,7 +339,7 @@ class DocumentIndex:
             )
 
     def _writing_vectors(self) -> VectorTable | None:
-        """None where the index has none."""
+        """Vectors for writing (None if the index has no embeddings)."""
         return self._reading_vectors() if self.embeddings else None
 
     def _reading_vectors(self) -> VectorTable:
@@ -353,7 +348,7 @@ class DocumentIndex:
             hint = "`hrm-agent index DIR --vectors static` adds them; `words` needs none."
             raise RetrievalError(f"The index {self.path} has no vectors.", hint)
         if self._vectors is None:
-            # the file may be anybody's: it does not say what is to be imported
+            # The file is not trusted, so it does not decide what is imported.
             if not name.startswith("static:"):
                 hint = (
                     "Name them: `--vectors package.module:attribute`, or DocumentIndex(path,"
@@ -394,7 +389,7 @@ class DocumentIndex:
 
 
 def _living(cursor: sqlite3.Cursor, ranked: Ranked | None) -> Ranked | None:
-    """Without the chunks that the index has no longer."""
+    """Ranking without chunks that have been removed from the index."""
     if not ranked:
         return ranked
     alive = "SELECT EXISTS (SELECT 1 FROM chunks WHERE id = ?)"
@@ -404,7 +399,7 @@ def _living(cursor: sqlite3.Cursor, ranked: Ranked | None) -> Ranked | None:
 def _insert(
     cursor: sqlite3.Cursor, document: int | None, chunks: Sequence[Chunk], offsets: dict[int, int]
 ) -> list[int]:
-    """Their ids, which follow each other."""
+    """Insert chunks and return their ids, which are consecutive."""
     ids = list[int]()
     insert = (
         "INSERT INTO chunks (document, start, stop, first_byte, bytes, tokens) VALUES (?, ?, ?, ?,"
@@ -421,7 +416,7 @@ def _insert(
 
 
 def _chunks_of(cursor: sqlite3.Cursor, file: str) -> tuple[list[int], list[str]]:
-    """Ids and texts, in order."""
+    """Ids and texts of a file's chunks, in order."""
     row = cursor.execute("SELECT id, text FROM documents WHERE file = ?", (file,)).fetchone()
     if row is None:
         return [], []
@@ -440,13 +435,13 @@ def _language(cursor: sqlite3.Cursor, file: str) -> str:
 
 
 def _fill(words: Words, cursor: sqlite3.Cursor) -> None:
-    """Hand an empty engine all chunks."""
+    """Add all chunks to an empty engine."""
     for file, language in cursor.execute("SELECT file, language FROM documents").fetchall():
         words.add(cursor, list(zip(*_chunks_of(cursor, file), strict=True)), language)
 
 
 def _byte_offsets(text: str, chunks: Sequence[Chunk]) -> dict[int, int]:
-    """Character -> byte, for the ends of the chunks, in one pass over the text."""
+    """Byte offsets of the chunks' ends by character offset, in one pass over the text."""
     offsets, at, size = dict[int, int](), 0, 0
     for place in sorted({place for chunk in chunks for place in (chunk.start, chunk.end)}):
         size += len(text[at:place].encode())

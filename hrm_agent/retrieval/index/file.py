@@ -1,9 +1,9 @@
-"""The SQLite file under an index: its tables, which files are taken for one, and transactions.
+"""SQLite file of an index: tables, checks on opening, and transactions.
 
-What is in the file is the truth of an index: documents with their texts, chunks as spans of them,
-vectors. It is in WAL mode, so that readers and one writer do not wait for each other and a file is
-whole whenever a process dies; a power failure can take the newest documents, which the next run
-indexes again.
+The file is the source of truth of an index: documents with their texts, chunks as spans of them,
+vectors. It is in WAL mode, so readers and one writer do not wait for each other, and the file is
+consistent whenever a process dies. A power failure can lose the newest documents, which the next
+run indexes again.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ __all__ = ["IndexFile", "about", "set_about"]
 _APPLICATION = 0x68726D69
 _VERSION = 3
 _OLD = 2
-"""A version that is brought forward when it is opened: texts, chunks and vectors stay, words are
-indexed anew.
+"""Previous version, migrated on opening. Texts, chunks and vectors are kept, and words are indexed
+again.
 """
 _BUSY_SECONDS = 60.0
-# None: the language is to be found out, and the words are not indexed yet.
+# NULL: the language is not known yet, and the words are not indexed.
 _LANGUAGES = "CREATE INDEX documents_by_language ON documents (language)"
-# It is given terms with a space between them, in lower case; `ascii` splits them nowhere else.
+# Receives terms in lower case with a space between them; `ascii` splits them nowhere else.
 _WORDS = "CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='ascii')"
 _TABLES = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE folders (label TEXT PRIMARY KEY, path TEXT NOT NULL UNIQUE) WITHOUT ROWID",
-    # `source` is the hash of what the document was made from: the same source is not indexed twice.
+    # `source` is the hash of what the document was made from. An unchanged source is not indexed
+    # again.
     """CREATE TABLE documents (id INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
     revision TEXT NOT NULL, kind TEXT NOT NULL, text BLOB NOT NULL, language TEXT)""",
     _LANGUAGES,
-    # Characters for people and citations, bytes for reading a span without the rest of the text. An
-    # id is never given twice: what is ranked outside of this file can then be late, but never
-    # wrong.
+    # Character offsets for users and citations, byte offsets for reading a span without the rest of
+    # the text. An id is never reused, so an external ranking can be outdated but never wrong.
     """CREATE TABLE chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents(id),
     start INTEGER NOT NULL, stop INTEGER NOT NULL, first_byte INTEGER NOT NULL, bytes INTEGER NOT NULL,
     tokens INTEGER NOT NULL)""",
     "CREATE INDEX chunks_of ON chunks (document)",
     _WORDS,
-    # Chunks that came or went and that an engine outside of this file has not been told of.
+    # Chunks that were added or removed and that an external engine has not processed yet.
     "CREATE TABLE unwritten (chunk INTEGER PRIMARY KEY)",
-    # The vectors of one document's chunks, whose ids follow each other from `first` on.
+    # The vectors of one document's chunks, whose consecutive ids begin with `first`.
     "CREATE TABLE vectors (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
 )
 _FORWARD = (
@@ -58,7 +58,7 @@ _FORWARD = (
 
 
 class IndexFile:
-    """An open index file. Threads share it, one transaction at a time."""
+    """Open index file. Threads share it, one transaction at a time."""
 
     def __init__(self, path: Path | str, *, create: bool) -> None:
         self.path = Path(path)
@@ -84,13 +84,13 @@ class IndexFile:
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Cursor]:
-        """Writes, of which all are there afterwards or none."""
+        """Write in one transaction: everything is committed, or nothing."""
         with self._within("BEGIN IMMEDIATE") as cursor:
             yield cursor
 
     @contextmanager
     def reading(self) -> Generator[sqlite3.Cursor]:
-        """Reads of one moment of the index."""
+        """Read from one snapshot of the index."""
         with self._within("BEGIN") as cursor:
             yield cursor
 
@@ -110,9 +110,7 @@ class IndexFile:
                 raise
 
     def _look(self, create: bool) -> None:
-        """Refuse a file of another program, or of another version, before anything that may write
-        to it is done.
-        """
+        """Refuse a file of another program or version before anything may write to it."""
         with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection:
             application = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -133,7 +131,7 @@ class IndexFile:
     def _prepare(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=NORMAL")
-        # asked without a lock: one who only reads does not wait for one who writes
+        # Checked without a lock, so a reader does not wait for a writer.
         if self._version() == _VERSION:
             return
         with self.transaction() as cursor:
@@ -146,7 +144,7 @@ class IndexFile:
             cursor.execute(f"PRAGMA user_version={_VERSION}")
 
     def _version(self) -> int | None:
-        """None for a file that has no tables yet."""
+        """Version of the file's tables (None without tables)."""
         if self.connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             return None
         return self.connection.execute("PRAGMA user_version").fetchone()[0]
@@ -166,13 +164,13 @@ class IndexFile:
 
 
 def about(cursor: sqlite3.Cursor, name: str) -> str | None:
-    """A setting on record; None if it is not."""
+    """Return a recorded setting (None if it is missing)."""
     row = cursor.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
     return row[0] if row else None
 
 
 def set_about(cursor: sqlite3.Cursor, name: str, value: str | None) -> None:
-    """Put a setting on record, or take it off."""
+    """Record a setting. None deletes it."""
     if value is None:
         cursor.execute("DELETE FROM about WHERE name = ?", (name,))
     else:

@@ -1,19 +1,18 @@
-"""Folders into an index, again and again: what is new or changed is indexed, what is gone is taken
-out.
+"""Incremental indexing of folders: new and changed files are indexed, missing ones are removed.
 
-A file is known by the hash of its bytes, of how it was read and of how it was cut; nothing rests on
-times of change. A file that has gone while the same bytes came under another name has been renamed,
-and nothing is done but that. Every file has an outcome, and no file ends the work. What was a
-document and is now broken, binary or too large is taken out, since its text is no longer that of
-the file; what only could not be opened this time is kept.
+A file is identified by the hash of its bytes and of the settings with which it was read and cut.
+Modification times play no part. A file that is gone while the same bytes exist under another name
+is only renamed. Every file has an outcome, and no file aborts the run. A document that is now
+broken, binary or too large is removed, since its text no longer matches the file. One that only
+could not be opened this time is kept.
 
-A link to a file out of the folder, or to one that is left out for its name, is not read, unless
-links are to be followed: whoever may write into a folder could make any file of the machine
-searchable. Where a file lies is asked of the open descriptor, so that a link put in a file's place,
-or in that of a folder above it, between the look at the folder and the reading makes no difference.
+A link to a file out of the folder, or to one whose name is excluded, is read only with
+`follow_links`: otherwise anyone with write access to the folder could make any file of the machine
+searchable. The location of a file is taken from the open descriptor, so replacing a file or a
+parent folder by a link between listing and reading has no effect.
 
-An index may hold several folders. The files of the first one go by their paths in it; those of a
-further one begin with its label and two slashes (`manuals//setup.md`), which no path inside a
+An index may hold several folders. Files of the first one are named by their paths in it. Names of
+the others begin with their label and two slashes (`manuals//setup.md`), which no path inside a
 folder has.
 """
 
@@ -57,60 +56,58 @@ from hrm_agent.retrieval.tokenizers.monitor import RateMonitor
 __all__ = ["Chunking", "Done", "FileOutcome", "FolderReport", "index_folder", "remove_folder"]
 
 _SHARE_TO_TIDY = 0.1
-"""An index of which so much is new is put in order at the end."""
+"""Share of new and updated files above which the index is optimized at the end."""
 _READS = 3
-"""Times that a file is read which changes meanwhile."""
+"""Attempts to read a file that changes while it is read."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""A pipe that takes the file's place before it is opened is not waited for."""
+"""Flags for opening a file. Opening a pipe that has replaced the file does not block."""
 
 
 class Done(StrEnum):
-    """What became of a file."""
+    """Outcome of a file."""
 
     ADDED = "added"
-    """It was not in the index."""
+    """File that was not in the index."""
     UPDATED = "updated"
-    """Its bytes, or how it is read or cut, have changed."""
+    """File whose bytes, or settings of reading or cutting, have changed."""
     UNCHANGED = "unchanged"
-    """It was in the index as it is."""
+    """File that is already in the index."""
     RENAMED = "renamed"
-    """Its bytes were there under another name, which is gone."""
+    """File with the bytes of one of another name, which is gone."""
     REMOVED = "removed"
-    """It is no longer in the folder."""
+    """File that is no longer in the folder."""
     SKIPPED = "skipped"
-    """It gives no text; the outcome says why."""
+    """File without a text. `why` and `reason` of the outcome explain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileOutcome:
-    """One file and its outcome."""
+    """File with its outcome."""
 
     file: str
-    """The file's name in the index: its path in the folder,
-    behind the label of a further folder.
-    """
+    """Name in the index: path in the folder, with the label of a further folder before it."""
     done: Done
-    """What became of it."""
+    """Outcome of the file."""
     why: Why | None = None
-    """Of a file that was skipped."""
+    """Cause why a file was skipped (None for other outcomes)."""
     reason: str = ""
-    """Why it was skipped, for people; of a file that was renamed, its old name."""
+    """Reason why a file was skipped, as text for users. If the file was renamed, its old name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How documents are cut: by default Markdown, and HTML whose headings are marked alike, at its
-    headings first.
+    """Settings for cutting documents. With the default strategy, Markdown and HTML (whose headings
+    are marked like Markdown's) are cut at headings first.
     """
 
     strategy: str = DEFAULT_STRATEGY
-    """Name of a chunking strategy."""
+    """Name of the chunking strategy."""
     tokenizer: str = DEFAULT_TOKENIZER
-    """What `size` and `overlap` are counted with."""
+    """Tokenizer in whose tokens `size` and `overlap` count."""
     size: int = DEFAULT_SIZE
-    """Most tokens of a chunk."""
+    """Maximum tokens of a chunk."""
     overlap: float = DEFAULT_OVERLAP
-    """Share of `size` that neighbours have in common."""
+    """Overlap of neighbouring chunks, as a share of `size`."""
 
     def __call__(self, document: Document) -> Sequence[Chunk]:
         has_headings = document.kind in (DocumentKind.MARKDOWN, DocumentKind.HTML)
@@ -123,36 +120,34 @@ class Chunking:
         return [chunk for chunk in chunks if not chunk.text.isspace()]
 
     def check(self) -> None:
-        """Raises an `HrmError` for a setting that does not exist, before any file is touched."""
+        """Raise an `HrmError` for an invalid setting, before any file is read."""
         self(Document("x", DocumentKind.TEXT))
 
 
 @dataclass
 class FolderReport:
-    """What a run did."""
+    """Outcomes of a run."""
 
     outcomes: list[FileOutcome] = field(default_factory=list[FileOutcome])
-    """One for each file, those that are gone included."""
+    """Outcome of each file, including removed ones."""
     warnings: list[str] = field(default_factory=list[str])
-    """What a person should look at, though everything was indexed: a tokenizer that does not suit,
-    for one.
-    """
+    """Warnings that do not prevent indexing, e.g. about an unsuitable tokenizer."""
 
     def add(self, other: FolderReport) -> None:
-        """Take over what was done to another folder."""
+        """Add the outcomes and warnings of another folder."""
         self.outcomes += other.outcomes
         self.warnings += [warning for warning in other.warnings if warning not in self.warnings]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Files by what became of them."""
+        """Number of files by outcome."""
         counted = Counter(str(outcome.done) for outcome in self.outcomes)
         return {str(done): counted[str(done)] for done in Done}
 
     @property
     def failed(self) -> list[FileOutcome]:
-        """Files that should have given a text: all that were skipped, but the empty ones and those
-        of other formats.
+        """Files that should have given a text: unreadable or too large ones. Empty files and other
+        formats are not among them.
         """
         return [
             outcome for outcome in self.outcomes if outcome.why in (Why.UNREADABLE, Why.TOO_LARGE)
@@ -170,11 +165,11 @@ def index_folder(
     follow_links: bool = False,
     on_file: Callable[[FileOutcome], None] = lambda outcome: None,
 ) -> FolderReport:
-    """Bring an index to the state of a folder. `files` is what `files_in` found there, with the
-    same `follow_links`.
+    """Update an index to the state of a folder. `files` is the result of `files_in` for it, with
+    the same `follow_links`.
 
-    `hidden_text`: HTML with the text that a browser would not show. `follow_links`: files out of
-    the folder are read where links in it lead to them.
+    `hidden_text`: index HTML with the text that a browser would hide. `follow_links`: read files
+    out of the folder if links in it lead to them.
     """
     (chunking := chunking or Chunking()).check()
     label = index.label_of(folder.resolve())
@@ -216,7 +211,7 @@ def _lost(index: DocumentIndex) -> list[str]:
 
 
 def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
-    """Take the documents of a folder out of an index; the folder need not exist any more."""
+    """Remove the documents of a folder from an index. The folder may be missing on disk."""
     paths = {path: label for label, path in index.folders().items()}
     path = str(folder.resolve())
     if path not in paths:
@@ -237,32 +232,32 @@ def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
 class _IndexRun:
     index: DocumentIndex
     folder: Path
-    """The folder that is indexed."""
+    """Folder that is indexed."""
     prefix: str
-    """What the names of its files begin with in the index; empty for the first folder."""
+    """Prefix of its file names in the index (empty for the first folder)."""
     chunking: Chunking
-    """How documents are cut."""
+    """Settings for cutting documents."""
     max_bytes: int
-    """A larger file is skipped."""
+    """Maximum size of a file. Larger ones are skipped."""
     hidden_text: bool
-    """HTML is read with the text that a browser would not show."""
+    """True if HTML is read with the text that a browser would hide."""
     follow_links: bool
-    """Links may lead out of the folder."""
+    """True if links may lead out of the folder."""
     known: dict[str, str]
-    """File -> source, as it was at the beginning."""
+    """Indexed files with their sources, at the start of the run."""
     gone: dict[str, str]
-    """Source -> file, of those that are no longer in the folder."""
+    """Files that are no longer in the folder, by source."""
     renamed: set[str] = field(default_factory=set[str])
-    """Files of `gone` that have another name now."""
+    """Files of `gone` that have a new name."""
 
     @cached_property
     def monitor(self) -> RateMonitor:
         return RateMonitor(load_tokenizer(self.chunking.tokenizer))
 
     def update_file(self, path: str) -> FileOutcome:
-        """Bring one file up to date, and say what was done."""
+        """Update one file and return its outcome."""
         file = self.prefix + path
-        # a name of other bytes than UTF-8, or one that would break lines
+        # a name that is not UTF-8, or that would break lines
         if not file.isprintable():
             return FileOutcome(
                 ascii(file), Done.SKIPPED, Why.UNREADABLE, "its name cannot be shown as it is"
@@ -321,11 +316,11 @@ class _IndexRun:
         return FileOutcome(file, Done.UPDATED if file in self.known else Done.ADDED)
 
     def _bytes(self, path: Path) -> bytes:
-        """All of a file, as it was at one moment."""
+        """Return all bytes of a file, read while it did not change."""
         if path.is_symlink() and not path.exists():
             raise NotRead(Why.LINK, "a link that leads nowhere")
         for _ in range(_READS):
-            # asked before it is opened: to open some devices is to act
+            # checked before opening, since opening some devices has effects
             if not stat.S_ISREG(path.stat().st_mode):
                 raise NotRead(Why.BINARY, "it is not a regular file")
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
@@ -338,7 +333,7 @@ class _IndexRun:
         raise OSError(f"it changed while it was read, {_READS} times")
 
     def _refuse(self, path: Path, descriptor: int, about: os.stat_result) -> None:
-        """Raises `NotRead` for an open file that does not belong to the folder."""
+        """Raise `NotRead` for an open file that does not belong to the folder."""
         place = _place_of(path, descriptor, about)
         if not (self.follow_links or place.is_relative_to(self._root)):
             raise NotRead(
@@ -365,8 +360,8 @@ class _IndexRun:
         return self.folder.resolve()
 
     def _is_ours(self, path: Path) -> bool:
-        """The index may lie in the folder that it indexes, with what SQLite and tantivy have beside
-        it.
+        """True if a file belongs to the index, which may be in the folder that it indexes, with the
+        files of SQLite and tantivy beside it.
         """
         mine = self.index.path.resolve()
         folder = Path(f"{mine}.tantivy")
@@ -376,7 +371,7 @@ class _IndexRun:
 
 
 def _place_of(path: Path, descriptor: int, about: os.stat_result) -> Path:
-    """Where an open file lies, with no link in its path."""
+    """Return the path of an open file, without links."""
     try:
         return Path(f"/proc/self/fd/{descriptor}").readlink()
     except OSError:  # no /proc: then the path has to lead to the same file still

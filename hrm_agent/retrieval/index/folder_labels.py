@@ -1,7 +1,7 @@
-"""The folders of an index, and what begins the names of their files.
+"""Folders of an index and the labels that begin their file names.
 
-The first folder has an empty label, and its files go by their paths in it. Those of a further one
-begin with its label and two slashes, which no path inside a folder has.
+The label of the first folder is empty, and its files are named by their paths in it. Names of the
+others begin with their label and two slashes, which no path inside a folder has.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["folders", "is_of", "label_of", "labelled"]
 
 
 def folders(cursor: sqlite3.Cursor) -> dict[str, str]:
-    """Label -> absolute path."""
+    """Folders as label -> absolute path."""
     return dict(cursor.execute("SELECT label, path FROM folders ORDER BY label").fetchall())
 
 
 def label_of(cursor: sqlite3.Cursor, folder: Path) -> str:
-    """The label of a folder; one that is new is put on record."""
+    """Label of a folder. A new folder is recorded."""
     known = folders(cursor)
     for label, path in known.items():
         if path == str(folder):
@@ -39,10 +39,10 @@ def label_of(cursor: sqlite3.Cursor, folder: Path) -> str:
 
 
 def labelled(label: str) -> str:
-    """What the names of its files begin with."""
+    """Prefix of the file names of a folder with this label."""
     return f"{label}//" if label else ""
 
 
 def is_of(file: str, label: str) -> bool:
-    """Whether a file is of the folder with this label."""
+    """True if a file belongs to the folder with this label."""
     return file.startswith(labelled(label)) if label else "//" not in file

@@ -1,15 +1,14 @@
-"""Chunks ranked by the words of a question: what an engine does, and SQLite's FTS5, the one that is
-always there.
+"""Ranking of chunks by the words of a question: interface of an engine, and SQLite's FTS5, which is
+always available.
 
-FTS5 reads, for every chunk that has one of the words, its places and its length: a long question
-meets half of all chunks, and a tenth of a second is gone at 50,000 of them. Most of that is spent
-on words that decide nothing. So the words of a question are taken from the rarest on until the
-chunks to be read are 20,000, three words at least: the time has a bound whatever the size of the
-index, and small indexes are ranked in full. At 50,000 chunks, asked with 300 half-forgotten
-sentences out of them, 88.0 % were among the first five instead of 88.3 %, in a third of the time.
+FTS5 reads positions and length of every chunk that has one of the words: a long question matches
+half of all chunks, which takes a tenth of a second at 50,000 chunks. Most of that is spent on words
+that decide nothing. So the words of a question are taken from the rarest on until 20,000 chunks are
+to be read, and at least three words. This bounds the time for any size of the index, and small
+indexes are ranked in full. At 50,000 chunks, for 300 questions that were half-forgotten sentences
+of them, 88.0 % of the chunks were among the first five instead of 88.3 %, in a third of the time.
 
-The table is contentless: it keeps no copy of the texts, and what is taken out of it is handed in
-once more.
+The table is contentless: it keeps no copy of the texts, so a removal needs the text again.
 """
 
 from __future__ import annotations
@@ -26,53 +25,53 @@ Ranked = list[tuple[int, float]]
 """Chunks and their scores, best first."""
 
 _MOST_READ = 20_000
-"""Chunks that one question may make FTS5 read, a chunk counted once for each of its words."""
+"""Chunks that one question may make FTS5 read. A chunk counts once for each of its words."""
 _FEWEST_WORDS = 3
 
 
 class Words(Protocol):
-    """An engine. What it knows of a chunk can be made again from the index, so it may be lost."""
+    """Engine that ranks chunks by words. Its data can be rebuilt from the index, so they may be
+    lost.
+    """
 
     name: str
-    """What the engine is on record as: `fts5` or `tantivy`."""
+    """Recorded name of the engine: `fts5` or `tantivy`."""
 
     def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
-        """Take in chunks of a document in this language, in the transaction in which they are
-        stored.
-        """
+        """Add chunks of a document in this language, in the transaction that stores them."""
         ...
 
     def remove(
         self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str
     ) -> None:
-        """Take out chunks with the texts and the language that they were taken in with."""
+        """Remove chunks. Texts and language have to be those with which they were added."""
         ...
 
     def commit(self) -> None:
-        """Bring in what transactions of this process have left; outside of any."""
+        """Write the queued chunks of this process. Call it outside of a transaction."""
         ...
 
     def commit_if_large(self) -> None:
-        """The same where it has become much: after each of many documents."""
+        """Write the queued chunks if there are many. Called after each document."""
         ...
 
     def optimize(self, cursor: sqlite3.Cursor) -> None:
-        """Merge the pieces that many transactions left. Queries are faster after it; nothing else
+        """Merge the segments that many transactions left, for faster queries. Nothing else
         changes.
         """
         ...
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
-        """The `k` best chunks by BM25. Chunks that have been removed may be among them."""
+        """Return the `k` best chunks by BM25. Removed chunks may be among them."""
         ...
 
     def problems(self, cursor: sqlite3.Cursor) -> list[str]:
-        """Where it and the chunks disagree."""
+        """Differences between the engine's data and the chunks."""
         ...
 
 
 class Fts5:
-    """A table of the index file: always of one mind with the chunks."""
+    """Engine in a table of the index file, always consistent with the chunks."""
 
     name = "fts5"
 
@@ -95,14 +94,14 @@ class Fts5:
             )
 
     def clear(self, cursor: sqlite3.Cursor) -> None:
-        """Forget everything."""
+        """Delete all words."""
         cursor.execute("INSERT INTO words (words) VALUES ('delete-all')")
 
     def commit(self) -> None:
-        """Nothing is ever left."""
+        """Do nothing, since nothing is queued."""
 
     def commit_if_large(self) -> None:
-        """Nothing is ever left."""
+        """Do nothing, since nothing is queued."""
 
     def optimize(self, cursor: sqlite3.Cursor) -> None:
         cursor.execute("INSERT INTO words (words) VALUES ('optimize')")
@@ -128,7 +127,7 @@ class Fts5:
         return found
 
     def _telling(self, cursor: sqlite3.Cursor, phrases: list[Phrase]) -> list[Phrase]:
-        """The phrases that are asked for, where all of them would be too many."""
+        """Rarest phrases of a question, if all of them would match too many chunks."""
         newest = cursor.execute("SELECT coalesce(max(id), 0) FROM chunks").fetchone()[0]
         if newest * len(phrases) <= _MOST_READ:
             return phrases
@@ -144,8 +143,8 @@ class Fts5:
     def _held(
         self, cursor: sqlite3.Cursor, phrases: list[Phrase], newest: int
     ) -> dict[Phrase, int]:
-        """In how many chunks each phrase is, about: counts are kept until the index has grown by a
-        tenth.
+        """Approximate number of chunks with each phrase. Counts are cached until the index has
+        grown by a tenth.
         """
         if newest > 1.1 * self._counted_at:
             self._counts.clear()
@@ -165,7 +164,7 @@ class Fts5:
 
 
 def languages_in(cursor: sqlite3.Cursor) -> list[str]:
-    """Those of the documents: a question is asked in each of them."""
+    """Languages of the documents. A question is asked in each of them."""
     rows = cursor.execute(
         "SELECT DISTINCT language FROM documents WHERE language IS NOT NULL ORDER BY language"
     )

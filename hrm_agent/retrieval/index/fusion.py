@@ -1,4 +1,4 @@
-"""What a question finds, and how two rankings become one."""
+"""Hits of a question, and the fusion of two rankings into one."""
 
 from __future__ import annotations
 
@@ -11,59 +11,63 @@ from hrm_agent.retrieval.index.full_text import Ranked
 __all__ = ["MODES", "Hit", "Mode", "Placed", "fused"]
 
 Mode = Literal["words", "vectors", "hybrid"]
-"""By the words of the question, by likeness of vectors, or by both."""
+"""Ranking by words of the question, by similarity of vectors, or by both."""
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 _CONSTANT = 60
-"""Of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): how little the first places stand
-out.
+"""Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009). The larger it is, the
+less the first ranks stand out.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that a question found."""
+    """Chunk found for a question."""
 
     file: str
-    """Path inside the indexed folder, with forward slashes; of a further folder `LABEL//PATH`."""
+    """Path inside the indexed folder, with forward slashes. For a further folder `LABEL//PATH`."""
     start: int
     """First character in the document's text."""
     end: int
-    """One past the last character."""
+    """End in the document's text, one past the last character."""
     text: str
-    """`document[start:end]`, to the character."""
+    """Exact text of the chunk, `document[start:end]`."""
     score: float
-    """BM25, cosine, or the sum of reciprocal ranks; larger is better, and comparable within one
-    answer only.
+    """BM25, cosine, or sum of reciprocal ranks. Larger is better. Comparable within one answer
+    only.
     """
     revision: str
-    """Hash of the document's text: the span holds in this text."""
+    """Hash of the document's text. The span holds for this text only."""
     words_rank: int | None = None
-    """Place in the ranking by words, from 1; None if it is not in it."""
+    """Rank by words, from 1 (None if it is not ranked)."""
     vectors_rank: int | None = None
-    """Place in the ranking by vectors, from 1; None if it is not in it."""
+    """Rank by vectors, from 1 (None if it is not ranked)."""
     page: int | None = None
-    """Page of a PDF on which the chunk begins, from 1; None for other kinds."""
+    """Page of a PDF on which the chunk begins, from 1 (None for other kinds)."""
     language: str = ""
-    """Code of the language that the document's words are stemmed in; empty: they are not."""
+    """Code of the language in which the document's words are stemmed (empty if they are not
+    stemmed).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A chunk in an answer, before it is looked up."""
+    """Ranked chunk, before its text is read."""
 
     chunk: int
-    """The chunk's number in the index."""
+    """Id of the chunk in the index."""
     score: float
-    """As in `Hit`."""
+    """Score as in `Hit.score`."""
     words_rank: int | None
-    """Place in the ranking by words, from 1; None if it is not in it."""
+    """Rank by words, from 1 (None if it is not ranked)."""
     vectors_rank: int | None
-    """Place in the ranking by vectors, from 1; None if it is not in it."""
+    """Rank by vectors, from 1 (None if it is not ranked)."""
 
 
 def fused(words: Ranked | None, vectors: Ranked | None) -> Sequence[Placed]:
-    """Both rankings as one, by reciprocal ranks; one of them as it is where the other is None."""
+    """Fuse both rankings by reciprocal ranks. If one is None, the other is returned with its
+    scores.
+    """
     places = [
         {chunk: rank for rank, (chunk, _) in enumerate(ranked or (), start=1)}
         for ranked in (words, vectors)

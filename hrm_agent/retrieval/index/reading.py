@@ -1,13 +1,13 @@
-"""From a file to the one text that is indexed, quoted and checked: plain text, Markdown, HTML, PDF.
+"""Reading of a file into the one text that is indexed, quoted and checked: plain text, Markdown,
+HTML, PDF.
 
-Text and Markdown are taken as they are, character for character, so that a span of the index is a
-span of the file. HTML and PDF have no such text; libraries make one, and it is stored, since a
-citation is checked against what was shown. What an HTML page hides from its readers is left out,
-unless it is asked for. A file that gives no text is an outcome with its reason, and the next file
-is read.
+Text and Markdown are taken unchanged, so a span of the index is a span of the file. HTML and PDF
+have no such text. Libraries extract one, and it is stored, since a citation is checked against what
+was shown. Text that an HTML page hides from its readers is left out, unless `hidden_text` asks for
+it. A file without text is an outcome with its reason, and the next file is read.
 
-What a file is decides its content before its name: `%PDF-` begins a PDF whatever it is called, and
-a NUL byte in what is not UTF-16 makes a file binary.
+The content decides the format before the name: `%PDF-` begins a PDF under any name, and a NUL byte
+in a file that is not UTF-16 makes it binary.
 """
 
 from __future__ import annotations
@@ -36,44 +36,46 @@ __all__ = [
 ]
 
 MAX_BYTES = 32 * 2**20
-"""Largest file that is read, and the largest text that is made of one (UTF-8)."""
+"""Maximum bytes of a file, and of the text that is extracted from it (UTF-8)."""
 READER = 3
-"""Raised when the same bytes give another text: what was indexed before is read again."""
+"""Version of the reader, raised when it gives another text for the same bytes. Files indexed with
+another version are read again.
+"""
 _PDFIUM = threading.Lock()
-"""pdfium is not made for threads: two of them in it at once end the process."""
+"""Lock for pdfium, which crashes the process if two threads use it at once."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 class DocumentKind(StrEnum):
-    """What a file was read as."""
+    """Format as which a file was read."""
 
     TEXT = "text"
-    """Plain text, as it is."""
+    """Plain text, unchanged."""
     MARKDOWN = "markdown"
-    """Markdown, as it is."""
+    """Markdown, unchanged."""
     HTML = "html"
-    """Text that a library made of HTML."""
+    """Text extracted from HTML."""
     PDF = "pdf"
-    """Text that a library made of a PDF."""
+    """Text extracted from a PDF."""
 
 
 class Why(StrEnum):
-    """Why a file gives no text."""
+    """Cause why a file gives no text."""
 
     BINARY = "binary"
-    """Not text, and no format that is read here."""
+    """Binary file or unknown format."""
     LINK = "link"
-    """A link to a folder, to nothing, or out of the folder."""
+    """Link to a folder, to a missing file, or out of the folder."""
     EMPTY = "empty"
-    """No character other than white space: a scanned PDF, for one."""
+    """File of white space only, e.g. a scanned PDF."""
     TOO_LARGE = "too_large"
-    """More bytes than are read."""
+    """More bytes than the maximum."""
     UNREADABLE = "unreadable"
-    """A broken or encrypted file, one that may not be opened, or a library that is missing."""
+    """Broken or encrypted file, missing permission, or missing library."""
 
 
 class NotRead(Exception):
-    """A file gives no text. An outcome for the report, not an end of the work."""
+    """Raised for a file without text. The run reports it and goes on."""
 
     def __init__(self, why: Why, reason: str) -> None:
         super().__init__(reason)
@@ -82,16 +84,16 @@ class NotRead(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The text of a file."""
+    """Text of a file."""
 
     text: str
-    """The text that is indexed, quoted and checked."""
+    """Text that is indexed, quoted and checked."""
     kind: DocumentKind
-    """What the file was read as."""
+    """Format as which the file was read."""
 
     @property
     def revision(self) -> str:
-        """32 hex digits of the text's SHA-256: spans hold in this text and in no other."""
+        """Hash of the text: 32 hex digits of its SHA-256. Spans hold for this text only."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
 
@@ -106,15 +108,16 @@ _KINDS = {
 
 
 def is_html(name: str) -> bool:
-    """Whether a file of this name is read as HTML if its content does not tell its kind."""
+    """True if a file of this name is read as HTML, unless its content shows another format."""
     return _KINDS.get(Path(name).suffix.lower()) is DocumentKind.HTML
 
 
 def read_document(
     name: str, data: bytes, max_bytes: int = MAX_BYTES, *, hidden_text: bool = False
 ) -> Document:
-    """The text of a file's bytes. `hidden_text`: that of HTML which a browser would not show, too.
-    Raises `NotRead`.
+    """Return the text of a file's bytes. Raise `NotRead` if there is none.
+
+    `hidden_text`: include HTML text that a browser would hide.
     """
     kind = (
         DocumentKind.PDF
@@ -150,7 +153,7 @@ def read_document(
 
 
 def _decoded(data: bytes) -> str:
-    """UTF-8, or what a byte order mark says, or what the bytes look like."""
+    """Decode as UTF-8, by a byte order mark, or by a guessed encoding."""
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
     if encoding is None and b"\0" in data:
         raise NotRead(Why.BINARY, "it has NUL bytes")
@@ -170,7 +173,7 @@ def _guessed(data: bytes) -> str:
 
 
 def _html(data: bytes, *, hidden_text: bool = False) -> str:
-    """In the encoding that it names, unless it is UTF-8."""
+    """Text of HTML, decoded as UTF-8 or else in the encoding that it declares."""
     from hrm_agent.retrieval.html.text import html_to_text
 
     source: str | bytes = data
@@ -187,7 +190,9 @@ def _hidden_html(data: bytes) -> str:
 
 
 def _pdf(data: bytes) -> str:
-    """The pages' texts with a form feed between them, so that a place in the text has a page."""
+    """Texts of the pages with a form feed between them, so that a position in the text has a
+    page.
+    """
     with _PDFIUM:
         return _pages(data)
 
@@ -215,7 +220,7 @@ def _page(pdf: Any, number: int) -> str:
     page = pdf[number]
     text = page.get_textpage()
     try:
-        # pdfium marks a hyphen at the end of a line by a character that is none.
+        # pdfium replaces a hyphen at the end of a line by U+FFFE.
         return text.get_text_range().replace("\r\n", "\n").replace("\ufffe", "").replace("\f", " ")
     finally:
         text.close()

@@ -1,6 +1,4 @@
-"""The index as LangChain's retriever: for chains, tools (`create_retriever_tool`) and evaluations
-that take one.
-"""
+"""LangChain retriever of an index, for chains, tools (`create_retriever_tool`) and evaluations."""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ __all__ = ["IndexRetriever"]
 
 
 class IndexRetriever(BaseRetriever):
-    """The best chunks of an index. `metadata`: file, start, end, revision, for `resolve`; page,
-    score, ranks.
+    """Retriever of an index's best chunks. `metadata` has file, start, end and revision (for
+    `resolve`), page, score and ranks.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     index: DocumentIndex
-    """An open index."""
+    """Open index."""
     k: int = Field(default=5, ge=1)
-    """Chunks for each question."""
+    """Number of chunks for each question."""
     mode: Mode = "words"
-    """How chunks are ranked: by `words`, `vectors`, or `hybrid`."""
+    """Ranking of chunks: `words`, `vectors` or `hybrid`."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun

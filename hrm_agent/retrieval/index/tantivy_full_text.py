@@ -1,19 +1,18 @@
-"""Ranking by tantivy, for indexes that FTS5 is slow for: a folder beside the index file,
-`FILE.tantivy`.
+"""Ranking by tantivy, for indexes that are too large for FTS5. Its data are in a folder beside the
+index file, `FILE.tantivy`.
 
-SQLite stays the truth. A transaction that stores or removes chunks also puts their ids on a list,
-`unwritten`; what is on the list is later brought into tantivy in one commit, and then taken off.
-Each id is written as *remove it, then add it if the index has it*, so that writing it twice changes
-nothing. Death at any moment leaves the list as long as it has to be, and the next process that
-opens the index works it off.
+SQLite stays the source of truth. A transaction that stores or removes chunks also adds their ids to
+a table, `unwritten`. Later they are written to tantivy in one commit, and then deleted from the
+table. Each id is written as *remove it, then add it if the index has it*, so writing it twice
+changes nothing. If a process dies, the table still has every unwritten id, and the next process
+that opens the index writes them.
 
-That tantivy's folder belongs to this state of the file is told by a mark, a document with a random
-word. The word is on record in the file before tantivy commits it, as the next one, and again after
-it, as the last one. A folder with another mark is from elsewhere, from a backup of one of the two,
-say: it is filled again from the file, like one that is missing or cannot be read.
+A mark, a document with a random word, shows that tantivy's folder belongs to this state of the
+file. The word is recorded in the file as the next mark before tantivy commits it, and as the last
+mark afterwards. A folder with another mark is foreign, e.g. from a backup of only one of the two.
+It is filled again from the file, like one that is missing or unreadable.
 
-A process sees what it wrote itself at once. Of what another process is writing it sees whole
-batches.
+A process sees its own writes at once. Writes of another process become visible in whole batches.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from hrm_agent.retrieval.terms import phrases_of, terms_of
 __all__ = ["Tantivy", "delete_folder", "folder_of", "forget", "library"]
 
 _LAYOUT = "2"
-"""First character of a mark; raised when the folder is to be laid out in another way."""
+"""Layout version, the first character of a mark. Raised when the layout of the folder changes."""
 _MARK = 0
-"""In the place of a chunk's id, for the document with the mark."""
+"""Id of the document with the mark, in the field of a chunk's id."""
 _BATCH = 4_000
-"""Unwritten chunks at which they are written."""
+"""Number of unwritten chunks from which on they are written."""
 _HEAP = 64 * 2**20
 
 
 class Tantivy:
-    """Of one mind with the chunks whenever `commit` returns."""
+    """Engine in tantivy's folder, consistent with the chunks whenever `commit` returns."""
 
     name = "tantivy"
 
@@ -79,7 +78,7 @@ class Tantivy:
             self._write()
 
     def optimize(self, cursor: sqlite3.Cursor) -> None:
-        """Nothing: it merges by itself, while it is written."""
+        """Do nothing, since tantivy merges by itself while it is written."""
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
         query = self._query(question, languages_in(cursor))
@@ -110,7 +109,7 @@ class Tantivy:
         return [f"{count} {what}" for what, count in counts.items() if count]
 
     def _query(self, question: str, languages: Sequence[str]) -> Any:
-        """One of the phrases, by BM25; None where the question has no word."""
+        """BM25 query for any of the phrases (None if the question has no word)."""
         query, schema = self._library.Query, self._index.schema
         parts = [
             (
@@ -127,7 +126,7 @@ class Tantivy:
         )
 
     def _write(self) -> None:
-        """Work off the list, or fill the folder again if it is not that of the file."""
+        """Write the unwritten chunks. Fill the folder again if it does not belong to the file."""
         try:
             self._until_written()
         except (ValueError, OSError):  # the library raises ValueError for what the disk says, too
@@ -143,7 +142,7 @@ class Tantivy:
             pass
 
     def _written(self) -> bool:
-        """False if another process came between."""
+        """Write one batch. False if another process wrote meanwhile."""
         mark = _LAYOUT + secrets.token_hex(8)
         with self._file.transaction() as cursor:
             self._index.reload()
@@ -166,7 +165,7 @@ class Tantivy:
         self, mark: str, texts: Iterable[tuple[int, str | None, str]], *, fresh: bool
     ) -> None:
         writer = self._index.writer(_HEAP, 1)
-        # what a process that died has left stands in the way of the next commit
+        # files left by a process that died would block the next commit
         writer.garbage_collect_files()
         if fresh:
             writer.delete_all_documents()
@@ -201,7 +200,7 @@ class Tantivy:
         return bool(searcher.search(query, 1).hits)
 
     def _open(self, *, fresh: bool = False) -> Any:
-        """The folder as it is, or an empty one where it cannot be used, or is not to be."""
+        """Open the folder, or replace it by an empty one if it is unusable or `fresh`."""
         try:
             with self._file.reading() as cursor:
                 last = about(cursor, "tantivy") or ""
@@ -216,7 +215,7 @@ class Tantivy:
         delete_folder(self.folder)
         self.folder.mkdir()
         schema = self._library.SchemaBuilder()
-        # Signed: the library deletes nothing by a term of an unsigned field, and says nothing.
+        # Signed: the library silently deletes nothing by a term of an unsigned field.
         schema.add_integer_field("chunk", stored=True, indexed=True)
         schema.add_text_field("text", tokenizer_name="words")
         schema.add_text_field("mark", tokenizer_name="raw", index_option="basic")
@@ -230,7 +229,7 @@ class Tantivy:
 
 
 def _texts(cursor: sqlite3.Cursor, *, everything: bool) -> Iterator[tuple[int, str | None, str]]:
-    """Chunks to write with their texts and languages; no text for one that is gone."""
+    """Chunks to write with their texts and languages (text None if the chunk was removed)."""
     of = "chunks c" if everything else "unwritten u LEFT JOIN chunks c ON c.id = u.chunk"
     chunk = "c.id" if everything else "u.chunk"
     rows = cursor.execute(
@@ -249,12 +248,12 @@ def _texts(cursor: sqlite3.Cursor, *, everything: bool) -> Iterator[tuple[int, s
 
 
 def folder_of(path: Path) -> Path:
-    """Where the engine of an index file keeps what is its own."""
+    """Path of the tantivy folder of an index file."""
     return Path(f"{path}.tantivy")
 
 
 def delete_folder(folder: Path) -> None:
-    """Only if it is tantivy's."""
+    """Delete a folder if it is tantivy's. Raise `RetrievalError` if it is not."""
     if not folder.exists():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "meta.json").exists()):
@@ -265,14 +264,14 @@ def delete_folder(folder: Path) -> None:
 
 
 def forget(cursor: sqlite3.Cursor) -> None:
-    """No folder belongs to the file any more."""
+    """Delete the records of marks and unwritten chunks, so that no folder belongs to the file."""
     cursor.execute("DELETE FROM unwritten")
     for name in ("tantivy", "tantivy next"):
         set_about(cursor, name, None)
 
 
 def library() -> Any:
-    """tantivy, if it is installed."""
+    """Import tantivy. Raise `ConfigError` if it is not installed."""
     try:
         import tantivy
     except ImportError as error:

@@ -1,13 +1,12 @@
-"""Vectors beside the chunks, and exact search in one matrix.
+"""Vectors of the chunks, and exact search in one matrix.
 
 Each document's rows are one blob of float16, written in the transaction that writes its chunks. For
-search all rows are held in memory as float32 (50,000 of 256 numbers are 51 MB) and multiplied with
-the question's: no graph to build, to keep up to date or to be wrong, and some milliseconds at this
-size. What is new since the last question is read after it; a row whose chunk has gone stays in the
-matrix and is passed over.
+a search all rows are held in memory as float32 (50,000 rows of 256 numbers are 51 MB) and
+multiplied with the question's vector. There is no graph to build, to update or to be wrong, and a
+search takes some milliseconds at this size. Rows added since the last question are appended. A row
+whose chunk was removed stays in the matrix, and its hit is dropped.
 
-Vectors of different embeddings have nothing to say to each other, so their name and length are on
-record.
+Vectors of different embeddings cannot be compared, so their name and length are recorded.
 """
 
 from __future__ import annotations
@@ -31,27 +30,25 @@ if TYPE_CHECKING:  # LangChain takes half a second to import, and most indexes a
 __all__ = ["VectorTable"]
 
 Rows = NDArray[np.float32]
-"""One row per chunk, of unit length."""
+"""Vectors of unit length, one row per chunk."""
 _MOST_BLOCKS = 32
-"""Reads of what is new, after which everything is read again, without the rows whose chunks have
-gone.
-"""
+"""Number of blocks from which on everything is read again, without the rows of removed chunks."""
 
 
 @dataclass
 class VectorTable:
-    """The vectors of one index."""
+    """Vectors of one index."""
 
     embeddings: Embeddings
-    """What turns a text into a vector."""
+    """Embeddings that turn a text into a vector."""
     name: str
-    """What they are on record under."""
+    """Recorded name of the embeddings."""
     _ids: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]], init=False)
-    """Numbers of the chunks, by block."""
+    """Chunk ids, by block."""
     _blocks: list[Rows] = field(default_factory=list[Rows], init=False)
-    """Their vectors, one row per chunk."""
+    """Vectors by block, one row per chunk."""
     _seen: tuple[str | None, int] = field(default=("", 0), init=False)
-    """Epoch that the matrix belongs to, and the newest first chunk in it."""
+    """Epoch of the matrix, and the largest `first` id in it."""
 
     @classmethod
     def of(cls, embeddings: Embeddings | str) -> VectorTable:
@@ -61,7 +58,7 @@ class VectorTable:
         return cls(loaded, name_of(loaded))
 
     def claim(self, cursor: sqlite3.Cursor) -> None:
-        """Put the embeddings on record. Raises if those on record are others."""
+        """Record the embeddings. Raise `RetrievalError` if others are recorded."""
         recorded = about(cursor, "embeddings")
         if recorded is None:
             set_about(cursor, "embeddings", self.name)
@@ -74,14 +71,16 @@ class VectorTable:
 
     @staticmethod
     def clear(cursor: sqlite3.Cursor) -> None:
-        """No vectors, of no embeddings."""
+        """Delete all vectors and the record of their embeddings."""
         cursor.execute("DELETE FROM vectors")
         for name in ("embeddings", "dimension"):
             set_about(cursor, name, None)
         set_about(cursor, "epoch", secrets.token_hex(8))
 
     def of_texts(self, texts: Sequence[str]) -> Rows:
-        """One row per text; outside of any transaction, since it may take long."""
+        """Vectors of the texts, one row each. Call it outside of a transaction, since it may take
+        long.
+        """
         from hrm_agent.retrieval.embeddings import vectors_of
 
         if not texts:
@@ -89,9 +88,7 @@ class VectorTable:
         return vectors_of(self.embeddings, texts)
 
     def add(self, cursor: sqlite3.Cursor, first: int, rows: Rows, *, late: bool = False) -> None:
-        """Store the rows of chunks `first`, `first + 1` and so on. `late`: the chunks were there
-        before.
-        """
+        """Store the rows of the chunks from id `first` on. `late`: the chunks existed before."""
         if not len(rows) or about(cursor, "embeddings") != self.name:  # taken out meanwhile
             return
         self._check(cursor, rows.shape[1])
@@ -103,7 +100,7 @@ class VectorTable:
             set_about(cursor, "epoch", secrets.token_hex(8))
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
-        """The `k` most alike by cosine. Chunks that have been removed may be among them."""
+        """Return the `k` most similar chunks by cosine. Removed chunks may be among them."""
         self._refresh(cursor)
         if not self._ids:
             return []
@@ -118,7 +115,7 @@ class VectorTable:
         return list(zip(ids[first].tolist(), scores[first].tolist(), strict=True))
 
     def _asked(self, question: str) -> Rows:
-        """Embeddings may treat a question otherwise than a text, so it is not given as one."""
+        """Vector of a question. Embeddings may treat a question differently from a text."""
         from hrm_agent.retrieval.embeddings import unit
 
         try:

@@ -1,4 +1,4 @@
-"""What is in a folder: names of files, and of folders that were not looked into."""
+"""Listing of a folder: names of its files, and of folders that were not listed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hrm_agent.errors import RetrievalError
 __all__ = ["files_in", "inside", "no_document"]
 
 _MADE = re.compile(r"__pycache__|build|dist|node_modules|runs|site-packages|venv")
-"""Folders that programs write."""
+"""Folders written by programs."""
 _CODE = re.compile(
     r"bat|c|cc|cfg|cpp|cs|css|csv|go|h|hpp|ini|ipynb|java|js|json|jsonl|jsx|kt|lock|lua|mjs|php|pl|ps1|py|pyi|r|rb|rs"
     r"|scala|sh|sql|swift|toml|ts|tsv|tsx|vue|xml|yaml|yml"
@@ -21,16 +21,16 @@ _MADE_FILES = re.compile(
     r"7z|bin|bz2|db|db-shm|db-wal|gguf|gz|log|npy|npz|onnx|parquet|pickle|pkl|pt|pth|pyc|safetensors|so|sqlite|tar|tgz"
     r"|whl|xz|zip|zst"
 )
-"""Ends of names."""
+"""Suffixes of files written by programs."""
 _HINT = "Name a folder of text, Markdown, HTML or PDF files."
 
 
 def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
     """Paths inside a folder, with forward slashes, in the order of their names.
 
-    What begins with a dot is left out. A path that ends in a slash is a folder that was not looked
-    into: one that may not be listed, or a link, which could lead in a circle or to the whole disk.
-    `follow_links`: links to folders are looked into, each folder once however many ways lead to it.
+    Names that begin with a dot are left out. A path that ends in a slash is a folder that was not
+    listed: one without permission, or a link, which could lead in a circle or to the whole disk.
+    `follow_links`: linked folders are listed, each once even if several paths lead to it.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
@@ -62,9 +62,10 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
 
 
 def no_document(path: str) -> str | None:
-    """Reason for leaving a file out of an index, by its name alone; None if it is taken.
+    """Reason for leaving a file out of an index, by its name alone (None if it is taken).
 
-    A folder with an agent also holds its code, runs and models; only its texts are meant.
+    A folder with an agent also holds its code, runs and models, of which only the texts are
+    indexed.
     """
     *folders, name = path.rstrip("/").split("/")
     folders += [name] if path.endswith("/") else []
@@ -77,7 +78,7 @@ def no_document(path: str) -> str | None:
 
 
 def _real_folders(folder: Path) -> Iterator[tuple[int, int]]:
-    """Those that are reached without a link, and go by that path."""
+    """Identities of the folders that are reached without a link. They keep that path."""
     for place, folders, _ in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield _identity(Path(place))
@@ -89,7 +90,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _is_new(folder: Path, seen: set[tuple[int, int]]) -> bool:
-    """Whether it was not looked into yet, by whatever way; from now on it was."""
+    """True if a folder was not listed yet by any path. It is added to `seen`."""
     try:
         identity = _identity(folder)
     except OSError:  # a link that leads nowhere, or in a circle
@@ -100,7 +101,7 @@ def _is_new(folder: Path, seen: set[tuple[int, int]]) -> bool:
 
 
 def inside(file: str, folders: Sequence[str]) -> bool:
-    """Whether a file lies in one of the folders that were not looked into."""
+    """True if a file is in one of the folders."""
     return any(file.startswith(folder) for folder in folders)
 
 

@@ -1,1 +1,1 @@
-"""One small interface over the tokenizers of several libraries, and three that need none."""
+"""Interface to the tokenizers of several libraries, and three tokenizers that need none."""

@@ -1,19 +1,19 @@
-"""What a chunk is measured in.
+"""Tokenizer interface, by which chunks are measured.
 
-A tokenizer here does less than one for a model: it counts, and it says where each token lies. Ids
-appear only where vocabularies are compared (`hrm_agent.retrieval.tokenizers.statistics`). Three
-rules hold for all of them:
+A tokenizer here does less than one for a model: it counts tokens and returns their offsets. Ids
+appear only in comparisons of vocabularies (`hrm_agent.retrieval.tokenizers.statistics`). Three
+rules hold for all tokenizers:
 
-* Offsets are character positions in the text that was handed in, whatever the tokenizer did to it
-  inside (lower case, Unicode normalisation, bytes). A character that takes several tokens is named
-  by each of them.
-* Offsets cover the text: what a tokenizer drops, white space mostly, belongs to the token after it,
-  or to the last one.
-* A text is text: the spelling of a control token in it (`<|endoftext|>`) raises nowhere.
+* Offsets are character positions in the given text, whatever the tokenizer does to it internally
+  (lower case, Unicode normalisation, bytes). A character that takes several tokens is in the
+  offsets of each.
+* Offsets cover the text. Dropped characters, mostly white space, belong to the token after them, or
+  to the last one.
+* The spelling of a control token in a text (`<|endoftext|>`) is plain text and never raises.
 
-Text comes as a Python string, which may hold lone surrogates. They are no characters and no library
-takes them, so they are refused here, once; `hrm_agent.basics.unicode.replace_surrogates` puts
-U+FFFD in their places and leaves every position as it was.
+A Python string may hold lone surrogates. They are not characters and no library accepts them, so
+`checked` refuses them. `hrm_agent.basics.unicode.replace_surrogates` replaces each by U+FFFD, which
+keeps every position.
 """
 
 from __future__ import annotations
@@ -39,69 +39,69 @@ __all__ = [
 ]
 
 DEFAULT_TOKENIZER = "pieces"
-"""Needs no download; see `hrm_agent.retrieval.tokenizers.plain`."""
+"""Default tokenizer, which needs no download. See `hrm_agent.retrieval.tokenizers.plain`."""
 
 Offsets = NDArray[np.int64]
-"""One row (start, end) per token, in the order of the text; in characters."""
+"""Offsets in characters, one row (start, end) per token, in the order of the text."""
 
 
 class Tokenizer(Protocol):
-    """Counts tokens, and says where they are."""
+    """Tokenizer that counts tokens and returns their offsets."""
 
     @property
     def name(self) -> str:
-        """The string that loads it again."""
+        """String that loads the tokenizer."""
         ...
 
     @property
     def local(self) -> bool:
         """True if no token reaches over a space between a letter or a digit and a letter.
 
-        Then a long text may be counted by its parts. Where this is not known it is False, and costs
-        time only.
+        If so, a long text may be counted by its parts. False if this is not known, which only costs
+        time.
         """
         ...
 
     def count(self, text: str) -> int:
-        """Number of tokens of `text` on its own; 0 for an empty text."""
+        """Number of tokens of `text` alone (0 for an empty text)."""
         ...
 
     def offsets(self, text: str) -> Offsets:
-        """Where the tokens lie: as many rows as `count` says, covering `text` from its first
-        character to its last.
-        """
+        """Offsets of the tokens, as many rows as `count` returns, covering `text` completely."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A text in the tokens of a vocabulary, all of it from one pass."""
+    """Text in the tokens of a vocabulary, encoded in one pass."""
 
     ids: list[int]
     """Token ids in the vocabulary."""
     offsets: Offsets
-    """As many rows as there are ids; see `Tokenizer.offsets`."""
+    """Offsets of the tokens, one row for each id. See `Tokenizer.offsets`."""
     unknown: int
-    """Tokens that stand for what the vocabulary lacks."""
+    """Number of unknown tokens."""
     spelled: int
-    """Tokens that are bytes, or that hold a part of a character only: what a vocabulary has no
-    token for, spelled.
+    """Number of tokens that are bytes or only part of a character, which spell what the vocabulary
+    lacks.
     """
 
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """A tokenizer with a vocabulary, which may lack something and may change what it encodes."""
+    """Tokenizer with a vocabulary, which may lack characters and may change the text that it
+    encodes.
+    """
 
     def encoded(self, text: str) -> Encoded: ...
 
     def decoded(self, ids: list[int]) -> str:
-        """The text that these tokens stand for."""
+        """Text of these tokens."""
         ...
 
 
 def checked(text: str) -> str:
-    """`text`, if it holds characters only."""
+    """Return `text` if it has no lone surrogates. Raise `HrmError` otherwise."""
     place = find_surrogate(text)
     if place is None:
         return text
@@ -114,10 +114,10 @@ def checked(text: str) -> str:
 
 
 def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
-    """Rows (start, end) that leave no character out, from tokens in order that may.
+    """Rows (start, end) without gaps, from ordered tokens that may have gaps.
 
-    A gap goes to the token after it; so does an empty token, which is a part of the character that
-    follows.
+    A gap belongs to the token after it. So does an empty token, which is a part of the next
+    character.
     """
     if not len(starts):
         return np.zeros((0, 2), dtype=np.int64)
@@ -128,8 +128,8 @@ def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
 
 
 def spelling(rows: Offsets, is_byte: NDArray[np.bool_] | None = None) -> int:
-    """`Encoded.spelled`: tokens that share a character with a neighbour, and those that are known
-    to be bytes.
+    """Number of tokens for `Encoded.spelled`: those that share a character with a neighbour, and
+    those known to be bytes.
     """
     shared = rows[1:, 0] < rows[:-1, 1]
     spelled = np.append(shared, False) | np.insert(shared, 0, False)

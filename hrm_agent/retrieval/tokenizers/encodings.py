@@ -1,7 +1,7 @@
-"""tiktoken's byte pairs behind our interface, without its download.
+"""tiktoken's byte-pair encodings behind our interface, without its download.
 
-The library fetches a vocabulary when it is first asked for one, with no limit of time, and again
-when the file that it finds is damaged. Here a file is looked at before the library is asked.
+The library downloads a vocabulary on first use, without a time limit, and again if its file is
+damaged. Here the file is checked before the library is called.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ _FILES = {
     "p50k_edit": "p50k_base",
     "r50k_base": "r50k_base",
 }
-"""Encoding -> the file that tiktoken keeps under a hash of its address."""
+"""File that tiktoken stores under a hash of its address, by encoding."""
 _CONTENTS = {
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
     "p50k_base": "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069",
     "r50k_base": "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
 }
-"""File -> SHA-256."""
+"""SHA-256 of the contents, by file."""
 _DESERT = 100_000
-"""Characters of white space. From some 300,000 on the library gives up: its expressions look back
-over all of them.
+"""Characters of white space after which a run is cut. From about 300,000 on the library fails,
+since its expressions backtrack over all of them.
 """
 _VISIBLE = re.compile(r"\S")
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""What GPT-2 splits a text into before it looks for byte pairs, and the tokenizers library's
-`ByteLevel` too.
+"""Expression by which GPT-2, and `ByteLevel` of the tokenizers library, split a text before the
+byte pairs.
 """
 
 
 class Tiktoken:
-    """A byte-pair encoding of tiktoken: one of its own by name, or a file of ranks, split as GPT-2
-    splits.
+    """Byte-pair encoding of tiktoken: one of its own by name, or a file of ranks that is split like
+    GPT-2.
     """
 
     local = True
 
     def __init__(self, source: str) -> None:
-        """`source`: a name such as `cl100k_base`, or a file `*.tiktoken` as `train_tokenizer`
-        writes it.
+        """Load an encoding by a name such as `cl100k_base`, or from a file `*.tiktoken` written by
+        `train_tokenizer`.
         """
         library = require("tiktoken")
         self.name = f"tiktoken:{source}"
@@ -74,12 +74,12 @@ class Tiktoken:
         else:
             _require_on_disk(source)
             self._encoding = library.get_encoding(source)
-        # in bytes; 0: not yet looked up
+        # in bytes (0: not yet known)
         self._sizes = np.zeros(self._encoding.max_token_value + 1, dtype=np.int64)
 
     @property
     def native(self) -> Any:
-        """The library's own encoding, for splitters that take one."""
+        """Encoding of the library, for splitters that accept one."""
         return self._encoding
 
     def count(self, text: str) -> int:
@@ -110,10 +110,10 @@ class Tiktoken:
 
 
 def _without_deserts(text: str) -> list[str]:
-    """A text in parts, cut where a run of white space is longer than the library's expressions can
+    """Parts of a text, cut where a run of white space is longer than the library's expressions can
     take.
 
-    Only the run decides where it is cut, so that a text counts the same as its parts do
+    Only the run decides where it is cut, so a text counts the same as its parts
     (`Tokenizer.local`).
     """
     cuts, done = [0], 0
@@ -136,8 +136,8 @@ def encodings_on_disk() -> list[str]:
 
 
 def _cached(encoding: str) -> Path | None:
-    """Where tiktoken looks for a vocabulary; None if TIKTOKEN_CACHE_DIR is empty: then it asks the
-    network only.
+    """Path where tiktoken caches a vocabulary (None if TIKTOKEN_CACHE_DIR is empty, which disables
+    the cache).
     """
     chosen = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     if chosen == "":
@@ -183,7 +183,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """A line for each token: its bytes in base64, and its rank."""
+    """Read a rank file with one token per line: its bytes in base64, and its rank."""
     if path.stem in _FILES:
         raise ConfigError(
             f"{path} has the name of an encoding that splits text in a way of its own.",
@@ -206,7 +206,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _from_bytes(text: str, sizes: NDArray[np.int64]) -> Offsets:
-    """Character offsets of tokens that lie side by side, from their sizes in bytes."""
+    """Character offsets of adjacent tokens, from their sizes in bytes."""
     ends = np.cumsum(sizes)
     if text.isascii():
         return np.stack((ends - sizes, ends)).T

@@ -1,9 +1,9 @@
-"""The vocabularies of two libraries behind our interface: tokenizers and sentencepiece.
+"""Vocabularies of the libraries tokenizers and sentencepiece behind our interface.
 
-They are opened from disk only; none may start a download in the middle of indexing. What each does
-by itself and is undone here: a tokenizer.json may cap its counts (truncation) or fill them up
-(padding) without a word, and the spelling of a control token in a text is parsed or raises.
-Counting and offsets are the same call, so that they cannot disagree.
+They are opened from disk only, since a download must not start in the middle of indexing. Two
+defaults of the libraries are undone: a tokenizer.json may silently limit counts (truncation) or
+increase them (padding), and the spelling of a control token in a text is parsed or raises. Counts
+and offsets come from the same encoding, so they agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HARMLESS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Strip
 
 
 def require(name: str) -> Any:
-    """A library that only some installs have."""
+    """Import an optional library. Raise `ConfigError` if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -37,10 +37,14 @@ def require(name: str) -> Any:
 
 
 class HuggingFace:
-    """A tokenizer.json: byte-pair, WordPiece, unigram or word level, with its normaliser."""
+    """Tokenizer of a tokenizer.json: byte-pair, WordPiece, unigram or word level, with its
+    normaliser.
+    """
 
     def __init__(self, source: str) -> None:
-        """`source`: the file, its folder, or the name of a model that is in the local cache."""
+        """Load a file, a folder with a tokenizer.json, or a model of this name in the local
+        cache.
+        """
         library = require("tokenizers")
         self.name = f"hf:{source}"
         path = _tokenizer_file(source)
@@ -64,7 +68,7 @@ class HuggingFace:
 
     @property
     def native(self) -> Any:
-        """The library's own tokenizer, for splitters that take one."""
+        """Tokenizer of the library, for splitters that accept one."""
         return self._tokenizer
 
     def count(self, text: str) -> int:
@@ -89,7 +93,7 @@ class HuggingFace:
 
 
 class SentencePiece:
-    """A sentencepiece model: unigram or byte-pair."""
+    """Tokenizer of a sentencepiece model: unigram or byte-pair."""
 
     local = False
 
@@ -158,8 +162,8 @@ def _is_name(source: str) -> bool:
 
 
 def _is_local(described: dict[str, Any]) -> bool:
-    """See `Tokenizer.local`: the text is split at white space before the vocabulary is asked, and
-    nothing undoes it.
+    """True if a text is split at white space before the vocabulary is applied, and nothing undoes
+    it. See `Tokenizer.local`.
     """
     splits = {
         part["type"]

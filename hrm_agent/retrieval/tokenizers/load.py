@@ -1,4 +1,4 @@
-"""A tokenizer by its string."""
+"""Loading of a tokenizer by its string."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _LIBRARIES: dict[str, Callable[[str], Tokenizer]] = {
 
 @lru_cache(maxsize=16)
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
-    """`word`, `character`, `pieces`, `hf:NAME_OR_FILE`, `tiktoken:NAME_OR_FILE` or
-    `sentencepiece:FILE`.
+    """Load a tokenizer: `word`, `character`, `pieces`, `hf:NAME_OR_FILE`, `tiktoken:NAME_OR_FILE`
+    or `sentencepiece:FILE`.
     """
     if name in PLAIN:
         return PLAIN[name]
@@ -39,8 +39,8 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
 
 
 def tokenizers_at_hand() -> list[str]:
-    """Names of all that need neither a download nor a file of one's own, and whose library is
-    there.
+    """Names of all tokenizers that need neither a download nor a user's file, and whose library is
+    installed.
     """
     found = [*PLAIN]
     if find_spec("tiktoken"):

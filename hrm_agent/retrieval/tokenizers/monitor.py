@@ -1,9 +1,9 @@
-"""Whether a tokenizer suits the texts that come in, watched while they are indexed.
+"""Monitoring of how well a tokenizer suits the texts that are indexed.
 
-A vocabulary learnt on other texts fails without a word: what it lacks becomes an unknown token, or
-is spelled in bytes, and chunks of 512 tokens hold a fifth of the text that they should. Nothing
-raises; recall is poor. So the rates are kept over all documents, and a rate past its limit is said
-in one sentence.
+A vocabulary learnt on other texts fails silently. What it lacks becomes an unknown token or is
+spelled in bytes, and chunks of 512 tokens hold a fifth of the text that they should. Nothing
+raises, but recall is poor. So rates are computed over all documents, and a rate above its limit
+gives a warning.
 
     monitor = RateMonitor(load_tokenizer(name))
     for file, text in documents:
@@ -11,9 +11,9 @@ in one sentence.
     for warning in monitor.warnings():       # at the end, or now and then
         print(warning)
 
-A long document is judged by four windows spread evenly over it, so that watching costs little
-beside cutting. Rates are those of what was seen; they estimate, they do not account. A tokenizer
-without a vocabulary (`pieces`) lacks nothing, and is not asked.
+A long document is judged by four windows spread evenly over it, so monitoring costs little beside
+cutting. The rates are therefore estimates. A tokenizer without a vocabulary (`pieces`) lacks
+nothing and is not checked.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ __all__ = ["RateLimits", "RateMonitor"]
 
 _WINDOWS = 4
 _ENOUGH = 200
-"""Tokens of a document or of all of them, below which a rate says nothing."""
+"""Minimum tokens of a document, or of all documents, for a rate to be judged."""
 _KEPT = 5
-"""Documents past a limit that are remembered, the worst ones."""
+"""Number of documents above a limit that are kept, the worst ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """What is still well. A limit that is not met is no error: the text is indexed all the same."""
+    """Limits of the rates. A text above them is indexed all the same."""
 
     unknown: float = 0.01
-    """Largest share of tokens that are the unknown one. On held-out text of its own kind a word
-    vocabulary has 3 %.
+    """Maximum share of unknown tokens. A word vocabulary has 3 % on held-out text of its own
+    kind.
     """
     spelled: float = 0.1
-    """Largest share of tokens that spell bytes."""
+    """Maximum share of tokens that spell bytes."""
     tokens_per_word: float = 3.0
-    """English has 1.3 to 1.6 with a large vocabulary,
-    a language that it hardly knows 3 and more.
+    """Maximum tokens per word. English has 1.3 to 1.6 with a large vocabulary, a language that it
+    hardly knows 3 and more.
     """
 
 
 @dataclass
 class RateMonitor:
-    """Rates of one tokenizer over many documents. Not for several threads at once; `add` joins what
-    each has seen.
+    """Rates of one tokenizer over many documents. Not thread-safe. Use one monitor per thread and
+    join them by `add`.
     """
 
     tokenizer: Tokenizer
-    """The tokenizer that is judged."""
+    """Tokenizer that is judged."""
     limits: RateLimits = field(default_factory=RateLimits)
-    """Rates past which a warning is given."""
+    """Limits above which a warning is given."""
     most: int = 2_048
-    """Characters of a document that are looked at."""
+    """Maximum characters of a document that are counted."""
     total: TokenTally = field(default_factory=TokenTally)
     """Counts over all documents seen."""
     documents: int = 0
     """Number of documents seen."""
     over: int = 0
-    """Documents past a limit."""
+    """Number of documents above a limit."""
     worst: list[tuple[str, TokenTally]] = field(default_factory=list[tuple[str, TokenTally]])
-    """At most five of those past a limit, the worst first: name, tally."""
+    """Documents above a limit as (name, tally), the worst first, at most five."""
 
     def see(self, name: str, text: str) -> TokenTally:
-        """Count a document; `name` is what it is called in warnings."""
+        """Count a document. `name` is used in warnings."""
         self.documents += 1
         if not isinstance(self.tokenizer, Vocabulary):
             return TokenTally()
@@ -87,15 +87,15 @@ class RateMonitor:
         return seen
 
     def add(self, other: RateMonitor) -> None:
-        """Take over what another monitor of the same tokenizer has seen."""
+        """Add the counts of another monitor of the same tokenizer."""
         self.total += other.total
         self.documents += other.documents
         self.over += other.over
         self._remember(other.worst)
 
     def warnings(self) -> Iterator[str]:
-        """A sentence for each rate of all documents that is past its limit, then one on the
-        documents past one.
+        """Yield a sentence for each overall rate above its limit, then one about the documents
+        above a limit.
         """
         if self._excess(self.total) > 1:
             yield from self._rates()
@@ -127,9 +127,7 @@ class RateMonitor:
             )
 
     def _excess(self, seen: TokenTally) -> float:
-        """The largest of the rates, each as a multiple of its limit; 0 where there is too little to
-        judge.
-        """
+        """Largest of the rates, each as a multiple of its limit (0 if there are too few tokens)."""
         if seen.tokens < _ENOUGH:
             return 0.0
         limits = self.limits
@@ -145,7 +143,7 @@ class RateMonitor:
 
 
 def _windows(text: str, most: int) -> Iterator[str]:
-    """All of a short text; of a long one, stretches spread evenly over it."""
+    """Windows of a long text, spread evenly over it. A short text is yielded whole."""
     if len(text) <= most:
         yield text
         return

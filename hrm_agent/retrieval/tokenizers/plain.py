@@ -1,15 +1,14 @@
 """Tokenizers that are regular expressions: words, characters, and `pieces`, the default.
 
 The default has to work in a bare install without a network, and 512 of its tokens should fit into a
-model that takes
-512. No vocabulary at hand does both: the small policy's byte pairs were learnt on puzzles (English
-     costs it about two
-characters a token), named vocabularies are downloads, and one trained and shipped by us would be
-some other model's vocabulary to everyone, at a twentieth of the speed. `pieces` therefore has no
-vocabulary. It cuts as the large byte-pair vocabularies do on average: a word with the space before
-it, seven Latin letters at most, three of another alphabet, one ideograph, three digits, a run of
-white space. It is meant to count a little high, so that what is cut by it fits; whoever knows the
-model names its vocabulary instead (`hf:`, `tiktoken:`, `sentencepiece:`).
+model that takes 512. No available vocabulary does both: the small policy's byte pairs were learnt
+on puzzles (English costs it about two characters a token), named vocabularies are downloads, and
+one trained and shipped by us would match no other model's vocabulary, at a twentieth of the speed.
+`pieces` therefore has no vocabulary. It cuts as the large byte-pair vocabularies do on average: a
+word with the space before it, at most seven Latin letters, three of another alphabet, one
+ideograph, three digits, a run of white space. It is meant to count a little high, so that its
+chunks fit. If the model is known, name its vocabulary instead (`hf:`, `tiktoken:`,
+`sentencepiece:`).
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Characters:
-    """One token per character, that is per code point."""
+    """Tokenizer with one token per character (code point)."""
 
     name: str = "character"
-    """By which it is loaded."""
+    """Name that loads it."""
     local: bool = True
-    """No token reaches over a space, so that a text may be counted by its parts."""
+    """True, since no token reaches over a space: a text may be counted by its parts."""
 
     def count(self, text: str) -> int:
         return len(checked(text))
@@ -50,12 +49,12 @@ class Characters:
 
 @dataclass(frozen=True)
 class Expression:
-    """One token per match; what lies between matches is no token of its own."""
+    """Tokenizer with one token per match. Text between matches is no token."""
 
     name: str
-    """By which it is loaded."""
+    """Name that loads it."""
     pattern: re.Pattern[str]
-    """Without groups, never matching nothing."""
+    """Expression without groups that never matches an empty string."""
     covering: bool
     """True if every character of every text is in a match."""
     local: bool = True
@@ -79,6 +78,6 @@ PLAIN = {
     "pieces": Expression("pieces", _PIECES, covering=True),
     "word": Expression("word", _WORDS, covering=False),
 }
-"""Those that need no library and no file. `word`: words and single punctuation marks, white space
-not counted.
+"""Tokenizers that need no library and no file, by name. `word` counts words and single punctuation
+marks, but no white space.
 """

@@ -1,11 +1,11 @@
-"""What a tokenizer makes of texts, in the numbers by which two of them are compared.
+"""Statistics of a tokenizer on texts, for comparing tokenizers.
 
-Everything is counted (`TokenTally`), and rates are derived, so that texts may come one by one and
-be added up: a document at a time while indexing, a megabyte at a time from a file that fits into no
-memory.
+Only counts are kept (`TokenTally`), and rates are derived from them. So texts may come one by one
+and be added up: a document at a time while indexing, a megabyte at a time from a file that does not
+fit into memory.
 
-Byte-level vocabularies know no unknown token: that rate is 0 by construction and says nothing.
-Watch the tokens per word there, and the share of tokens that spell bytes.
+Byte-level vocabularies have no unknown token, so that rate is always 0 and means nothing. Use their
+tokens per word, and the share of tokens that spell bytes.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ __all__ = ["RoundTripFault", "TokenStatistics", "TokenTally", "measure", "tally"
 
 _PART = re.compile(r"\w+")
 _ALONE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+")
-"""Written without spaces between words (Chinese, Japanese): each character counts as one."""
+"""Characters of languages without spaces between words (Chinese, Japanese). Each counts as a
+word.
+"""
 _SHOWN = 24
-"""Characters of a text that are shown where it was not restored."""
+"""Maximum characters shown of a text that was not restored."""
 _FIDELITY = ("exact", "spacing", "normalised", "lost")
-"""From best to worst."""
+"""Kinds of fidelity, from best to worst."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTally:
-    """What was counted in one text or many; tallies of the same tokenizer add up."""
+    """Counts over one text or many. Tallies of the same tokenizer can be added."""
 
     characters: int = 0
-    """Characters of the texts."""
+    """Number of characters."""
     words: int = 0
-    """Words of the texts: runs of letters and digits; where words have no spaces between them,
-    characters.
+    """Number of words, i.e. runs of letters and digits. In languages without spaces between words,
+    number of characters.
     """
     tokens: int = 0
-    """Tokens of the texts."""
+    """Number of tokens."""
     unknown: int | None = None
-    """Tokens that stand for what the vocabulary lacks;
-    None for a tokenizer without a vocabulary.
-    """
+    """Number of unknown tokens (None for a tokenizer without a vocabulary)."""
     spelled: int = 0
-    """Tokens that spell bytes, or hold only a part of a character."""
+    """Number of tokens that spell bytes, or hold only a part of a character."""
 
     def __add__(self, other: TokenTally) -> TokenTally:
         unknown = (
@@ -70,17 +70,17 @@ class TokenTally:
 
     @property
     def characters_per_token(self) -> float | None:
-        """None without tokens."""
+        """Characters per token (None without tokens)."""
         return self.characters / self.tokens if self.tokens else None
 
     @property
     def tokens_per_word(self) -> float | None:
-        """None without words."""
+        """Tokens per word (None without words)."""
         return self.tokens / self.words if self.words else None
 
     @property
     def unknown_rate(self) -> float | None:
-        """Share of tokens; None for a tokenizer without a vocabulary."""
+        """Share of unknown tokens (None for a tokenizer without a vocabulary)."""
         return None if self.unknown is None else self.unknown / max(self.tokens, 1)
 
     @property
@@ -94,44 +94,44 @@ class TokenTally:
 
 @dataclass(frozen=True, slots=True)
 class RoundTripFault:
-    """Where a text encoded and decoded first differs from itself, in what its fidelity is about."""
+    """First difference between a text and its decoded tokens, of the kind that its fidelity
+    names.
+    """
 
     character: int
     """Position in all the texts, one after the other."""
     text: str
-    """What stands there, up to 24 characters."""
+    """Original text at the position, up to 24 characters."""
     restored: str
-    """What came back instead."""
+    """Restored text at the position, up to 24 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStatistics:
-    """One tokenizer on some texts."""
+    """Statistics of one tokenizer on some texts."""
 
     tokenizer: str
     """Name of the tokenizer."""
     tally: TokenTally
-    """What was counted."""
+    """Counts over all texts."""
     seconds: float
     """CPU time for tokens and their offsets, without decoding."""
     bytes: int
-    """Of the texts in UTF-8."""
+    """Size of the texts in UTF-8."""
     round_trip: str | None
-    """`exact`, `spacing` (but for white space), `normalised` (but for case, accents and forms too),
-    `lost`: the worst that happened to any text; None for a tokenizer without a vocabulary.
+    """Worst fidelity of any text: `exact`, `spacing` (equal but for white space), `normalised` (but
+    for case, accents and forms too) or `lost`. None for a tokenizer without a vocabulary.
     """
     differs: RoundTripFault | None
-    """The first place of the worst kind: what is lost, or else what is normalised,
-    or else spacing.
-    """
+    """First difference of the worst kind: lost, else normalised, else spacing (None if `exact`)."""
 
     @property
     def megabytes_per_second(self) -> float | None:
-        """UTF-8 by CPU time; None where there was nothing to measure."""
+        """UTF-8 megabytes per CPU second (None if no time was measured)."""
         return self.bytes / 1e6 / self.seconds if self.seconds else None
 
     def cost(self, dollars_per_million: float) -> float:
-        """Dollars for these tokens."""
+        """Price of these tokens in dollars."""
         return self.tally.tokens * dollars_per_million / 1e6
 
 
@@ -143,7 +143,7 @@ def tally(tokenizer: Tokenizer, text: str) -> TokenTally:
 def measure(
     tokenizer: Tokenizer, texts: Iterable[str], on_text: Callable[[str], None] = lambda text: None
 ) -> TokenStatistics:
-    """Count texts one by one; `on_text` is called after each."""
+    """Count texts one by one. `on_text` is called after each."""
     total, seconds, size, fidelity, differs = TokenTally(), 0.0, 0, 0, None
     for text in texts:
         begun = time.process_time()
@@ -177,7 +177,7 @@ def _tally(text: str, encoded: Encoded, known: bool) -> TokenTally:
 
 
 def _words(text: str) -> int:
-    """Runs of letters and digits, counted without a Python object for each."""
+    """Number of runs of letters and digits, counted without a Python object for each."""
     kinds = _kinds(ascii_only=text.isascii())
     kind = kinds[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)]
     begins = (kind == 1) & (np.concatenate(([0], kind[:-1])) != 1)
@@ -186,7 +186,7 @@ def _words(text: str) -> int:
 
 @cache
 def _kinds(*, ascii_only: bool) -> NDArray[np.uint8]:
-    """For each code point: 0 no part of a word, 1 a part of one, 2 a word by itself."""
+    """Kind of each code point: 0 no part of a word, 1 part of a word, 2 a word by itself."""
     every = "".join(map(chr, range(128 if ascii_only else sys.maxunicode + 1)))
     kinds = np.zeros(len(every), dtype=np.uint8)
     for kind, pattern in ((1, _PART), (2, _ALONE)):
@@ -196,7 +196,7 @@ def _kinds(*, ascii_only: bool) -> NDArray[np.uint8]:
 
 
 def _fidelity(text: str, restored: str) -> int:
-    """Index in `_FIDELITY`."""
+    """Index of the fidelity in `_FIDELITY`."""
     if text == restored:
         return 0
     if "".join(text.split()) == "".join(restored.split()):
@@ -205,7 +205,7 @@ def _fidelity(text: str, restored: str) -> int:
 
 
 def _folded(text: str) -> Iterator[str]:
-    """What each character says, without case, accents and spacing; the same for all its forms."""
+    """Characters without case, accents and spacing, equal for all forms of a character."""
     for char in text:
         if char.isascii():
             yield "" if char.isspace() else char.lower()
@@ -217,7 +217,9 @@ def _folded(text: str) -> Iterator[str]:
 
 
 def _difference(text: str, restored: str, before: int, fidelity: int) -> RoundTripFault:
-    """`fidelity`: whether spacing (2), case and accents too (3) are no difference."""
+    """First difference between a text and its restored form. `fidelity` 2 ignores spacing, 3 case,
+    accents and forms too.
+    """
     pairs = zip_longest(_said(text, fidelity), _said(restored, fidelity), fillvalue=("", len(text)))
     found = next(
         ((one[1], other[1]) for one, other in pairs if one[0] != other[0]),
@@ -229,7 +231,7 @@ def _difference(text: str, restored: str, before: int, fidelity: int) -> RoundTr
 
 
 def _said(text: str, fidelity: int) -> Iterator[tuple[str, int]]:
-    """The characters that matter, and their places."""
+    """Characters that are compared, with their places."""
     parts = (
         _folded(text)
         if fidelity == 3

@@ -1,18 +1,18 @@
-"""A vocabulary of one's own, learnt from a corpus: byte pairs, WordPiece, unigram, whole words.
+"""Training of a vocabulary from a corpus: byte pairs, WordPiece, unigram, whole words.
 
 The tokenizers library learns byte pairs, WordPiece and words and saves a tokenizer.json (`hf:FILE`
-loads it); sentencepiece learns its own two kinds (`sentencepiece:FILE`), and unigram in a twentieth
-of the time that the other takes. Byte pairs may also be saved as a rank file, which tiktoken reads
-several times as fast (`tiktoken:FILE`); the pieces that text is split into first are those of GPT-2
-in both.
+loads it). sentencepiece learns byte pairs and unigram (`sentencepiece:FILE`), the latter in a
+twentieth of the time that tokenizers takes. Byte pairs may also be saved as a rank file, which
+tiktoken reads several times as fast (`tiktoken:FILE`). In both files text is split into the pieces
+of GPT-2 first.
 
-Kinds that may meet characters without a place in the vocabulary keep a way out: byte pairs start
-from all 256 bytes, sentencepiece falls back to bytes. WordPiece and words have an unknown token, as
-they have in the models that use them.
+Some kinds can encode characters that are not in the vocabulary: byte pairs start from all 256
+bytes, sentencepiece falls back to bytes. WordPiece and words have an unknown token, as in the
+models that use them.
 
-The same texts give the same file, byte for byte. WordPiece has to be helped: its trainer numbers
-the characters inside of words in the order of a hash table that is another in each process, and
-breaks ties by these numbers. So they are looked up first, and handed to it in order.
+The same texts give the same file, byte for byte. WordPiece needs help: its trainer numbers the
+characters inside of words in the order of a hash table that differs between processes, and breaks
+ties by these numbers. So these characters are collected first and passed to it in order.
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ __all__ = ["KINDS", "VocabularyKind", "train_tokenizer", "vocabulary_file", "voc
 
 _UNKNOWN = "[UNK]"
 _LONGEST_LINE = 1_000
-"""Characters; sentencepiece leaves out lines over 4,192 bytes without a word."""
+"""Maximum characters of a training line. sentencepiece silently drops lines over 4,192 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyKind:
-    """A kind of vocabulary, and how it is learnt."""
+    """Kind of vocabulary with its trainer."""
 
     learn: Callable[[Sequence[str], int], bytes]
-    """Texts and a size to the bytes of the file."""
+    """Function of texts and a size that returns the bytes of the file."""
     library: str
-    """That loads it: what stands before the colon of its name."""
+    """Library that loads it, the part of its name before the colon."""
     file: str
-    """Its usual name; the suffix is always this one, or `.tiktoken` for byte pairs."""
+    """Default file name. The suffix has to be its suffix, or `.tiktoken` for byte pairs."""
 
 
 def vocabulary_file(kind: str, out: Path) -> Path:
-    """Where a vocabulary of this kind is saved, given a file or a folder."""
+    """Path at which a vocabulary of this kind is saved, given a file or a folder. Raise
+    `ConfigError` for another suffix or if the file exists and is no such vocabulary.
+    """
     usual = _kind(kind).file
     if out.is_dir() or not out.suffix:
         out /= usual
@@ -71,7 +73,7 @@ def vocabulary_file(kind: str, out: Path) -> Path:
 
 
 def vocabulary_name(kind: str, file: Path) -> str:
-    """The string that loads a vocabulary of this kind from this file."""
+    """String that loads a vocabulary of this kind from this file."""
     return f"{'tiktoken' if file.suffix == '.tiktoken' else _kind(kind).library}:{file}"
 
 
@@ -89,7 +91,7 @@ def _load(kind: str, file: Path) -> Tokenizer:
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 8_192) -> Tokenizer:
-    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it; the texts are
+    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it. The texts are
     held in memory.
 
     `kind`: `bpe`, `sentencepiece-bpe`, `unigram`, `word` or `wordpiece`.
@@ -160,7 +162,9 @@ def _wordpiece(texts: Sequence[str], size: int) -> bytes:
 
 
 def _wordpieces(texts: Sequence[str], size: int, inside: list[str]) -> Any:
-    """`inside`: characters inside of words, in the order of their numbers."""
+    """Train WordPiece. `inside` are the characters inside of words, in the order of their
+    numbers.
+    """
     library = require("tokenizers")
     tokenizer = library.Tokenizer(library.models.WordPiece(unk_token=_UNKNOWN))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=False)
@@ -183,7 +187,9 @@ def _sentencepiece_bpe(texts: Sequence[str], size: int) -> bytes:
 
 
 def _sentencepiece(kind: str, texts: Sequence[str], size: int) -> bytes:
-    """A line break is a token of its own: it learns from lines, and would never see one."""
+    """Train sentencepiece. A line break is a token of its own, since it learns from lines and would
+    never see one.
+    """
     library, written = require("sentencepiece"), io.BytesIO()
     try:
         library.SentencePieceTrainer.train(
@@ -222,8 +228,8 @@ def _at_least(size: int, least: int) -> None:
 
 
 def _ranks(saved: bytes) -> bytes:
-    """The byte pairs of a tokenizer.json as tiktoken's file: the bytes of each token,
-    and its rank.
+    """Rank file for tiktoken, from the byte pairs of a tokenizer.json: the bytes of each token, and
+    its rank.
     """
     shown = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     byte_of = {chr(byte): byte for byte in shown}
@@ -246,4 +252,4 @@ KINDS = {
     "word": VocabularyKind(_word, "hf", "tokenizer.json"),
     "wordpiece": VocabularyKind(_wordpiece, "hf", "tokenizer.json"),
 }
-"""Kind -> how it is learnt."""
+"""Kinds of vocabularies by name."""

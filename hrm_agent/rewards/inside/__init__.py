@@ -1,5 +1,5 @@
-"""Sources that run in the sandbox beside the code that is tested. Nothing here is imported: the
-texts are sent.
+"""Sources that run in the sandbox beside the code under test. They are sent as text, not
+imported.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ __all__ = ["source_of", "statement_of"]
 
 @cache
 def source_of(name: str) -> str:
-    """The source of the module of that name in this package."""
+    """Source of a module in this package."""
     return Path(__file__).with_name(f"{name}.py").read_text()
 
 
 @cache
 def statement_of(name: str) -> str:
-    """A statement that does what that module does.
+    """Statement that has the effect of a module in this package.
 
-    It is compiled here for interpreters like this one: to compile it in each process would double
-    what a short program costs.
+    It is compiled here for interpreters like this one, since compiling in each process would double
+    the cost of a short program.
     """
     text, kind = source_of(name), sys.implementation.cache_tag
     code = marshal.dumps(compile(text, f"<{name}>", "exec", dont_inherit=True, optimize=2))

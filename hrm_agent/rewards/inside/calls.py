@@ -1,8 +1,7 @@
-"""Runs in the sandbox: the code under test as a module, calls of it, and what they return as plain
-data.
+"""Code that runs in the sandbox: the code under test as a module, calls of it, and their values as
+plain data.
 
-It is at the mercy of the code under test. What it shows is that code's claim, and is compared
-outside.
+The code under test controls it. Its result is that code's claim, and is compared outside.
 """
 
 # ruff: noqa: S102, S307, F821
@@ -15,8 +14,8 @@ FILE = "<program>"
 
 
 def load(source, unusual):
-    """Run `source` as a module that is not `__main__`. `unusual`: the source of what `data` needs
-    for few values.
+    """Run `source` as a module that is not `__main__`. `unusual`: source of the functions that
+    `data` needs for rare values.
     """
     global unusual_source
     unusual_source = unusual
@@ -35,8 +34,8 @@ def returned(call):
 
 
 def data(value):
-    """`value` as JSON that `hrm_agent.rewards.returned` reads: a list begins with what it stands
-    for.
+    """Convert `value` to JSON that `hrm_agent.rewards.returned` reads. A list begins with its type
+    mark.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str:

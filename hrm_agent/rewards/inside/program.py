@@ -1,9 +1,9 @@
-"""Runs in the sandbox: the code under test as a program that reads its standard input, as
+"""Code that runs in the sandbox: the code under test as a program that reads its standard input, as
 `python program.py` would.
 
-The kernel's descriptor 0 is the input, so that every way of reading it works; so do its paths,
-which the sandbox may lack. At its end threads are waited for, exit handlers run, and what is
-buffered is written. A prompt of `input` stands in the output; where it stands is returned.
+The kernel's descriptor 0 is the input, so that every way of reading it works. So do its paths,
+which the sandbox may lack. At the end threads are joined, exit handlers run, and buffers are
+written. Prompts of `input` are part of the output, and their offsets are returned.
 """
 
 # ruff: noqa: S102, SIM115, PTH108, PTH123
@@ -11,7 +11,7 @@ buffered is written. A prompt of `input` stands in the output; where it stands i
 
 
 def open_input_by_path():
-    """Have `open` and `os.open` take the paths of standard input for it."""
+    """Make `open` and `os.open` accept the paths of standard input."""
     import builtins
     import io
     import os
@@ -31,14 +31,14 @@ def open_input_by_path():
             else plain_os_open(path, *how, **named)
         )
 
-    # not bound where a class holds them, like the functions that they stand for
+    # a class attribute must not bind them, as it does not bind the originals
     builtins.open = io.open = staticmethod(opened)
     os.open = staticmethod(os_opened)
 
 
 def run_program(source, fed):
-    """Pairs of offsets in the output between which prompts stand. Everything it needs later is a
-    local name of it.
+    """Run a program and return its prompts as pairs of offsets in the output. Everything needed
+    later is a local name.
     """
     import builtins
     import io
@@ -72,7 +72,7 @@ def run_program(source, fed):
     open_input_by_path()
     out.reconfigure(line_buffering=False)
     sys.argv, builtins.input, builtins.exit, builtins.quit = ["program.py"], ask, sys.exit, sys.exit
-    # its frames stand on some that are not its own
+    # some frames below it are not its own
     sys.setrecursionlimit(sys.getrecursionlimit() + 20)
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     if "atexit" in sys.modules:
@@ -87,7 +87,7 @@ def run_program(source, fed):
         sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
         sys.modules["atexit"]._run_exitfuncs()
-    names.clear()  # files that it has not closed are written
+    names.clear()  # flushes files that the program has not closed
     for stream in (sys.stdout, out):
         if not stream.closed:
             stream.flush()

@@ -1,7 +1,7 @@
-"""Runs in the sandbox, beside `calls` and in its names: values of types that few functions return,
-as plain data.
+"""Code that runs in the sandbox beside `calls` and shares its names: values of rare types as plain
+data.
 
-A module that was not imported has no values; to import it here would take longer than most
+A module that was not imported has no values. Importing it here would take longer than most
 programs.
 """
 
@@ -11,12 +11,14 @@ from _collections_abc import Mapping
 from _collections_abc import Set as AbstractSet
 
 LARGEST_EXPONENT = 5000
-NP = "num" + "py"  # in one word it would have every program run beside it
+NP = "num" + "py"  # as one word it would make every program run with it
 SEQUENCES = (("_collections", "deque"), ("collections", "UserList"), ("array", "array"))
 
 
 def data_of_others(value):
-    """Types that few functions return; `["o", type]` for what cannot be compared with a literal."""
+    """Convert values of rare types: `["o", type]` for a value that cannot be compared with a
+    literal.
+    """
     np, dataclasses = sys.modules.get(NP), sys.modules.get("dataclasses")
     if np is not None and isinstance(value, (np.ndarray, np.generic)):
         return data_of_numpy(value)
@@ -45,7 +47,9 @@ def data_of_others(value):
 
 
 def data_of_numpy(value):
-    """Numbers of less than double precision are told as such: `["2", x]`, `["4", x]`."""
+    """Convert arrays and their numbers. Less than double precision is marked: `["2", x]`, `["4",
+    x]`.
+    """
     single = value
     if value.ndim:
         narrow = value.dtype.kind == "f" and value.dtype.itemsize != 8
@@ -59,7 +63,7 @@ def data_of_numpy(value):
 
 
 def data_of_number(value):
-    """Number as plain data (None: `value` is not a number)."""
+    """Number as plain data (None if `value` is not a number)."""
     numbers, decimal = sys.modules.get("numbers"), sys.modules.get("decimal")
     if isinstance(value, (int, getattr(numbers, "Integral", int))):
         return data(int(value))

@@ -1,4 +1,4 @@
-"""An answer by its place in the final state: `report`, `result.text`, `drafts.-1`,
+"""Answer by its path in the final state: `report`, `result.text`, `drafts.-1`,
 `$.sections[0].title`.
 """
 
@@ -22,9 +22,7 @@ _FORM = re.compile(r"\$?(\.?[^.\[\]]+|\[[^\[\]]+\])+")
 
 
 def check_answer_path(graph: Pregel[Any, Any, Any, Any], path: str) -> None:
-    """Raises `ConfigError` for what is no path, and where the graph's state has no such field to
-    begin with.
-    """
+    """Raise `ConfigError` for an invalid path, and if the graph's state has no such first field."""
     if path and _FORM.fullmatch(path) is None:
         raise ConfigError(
             f"{path!r} is no place in a state.",
@@ -40,8 +38,8 @@ def check_answer_path(graph: Pregel[Any, Any, Any, Any], path: str) -> None:
 
 
 def text_at(state: Mapping[str, Any], path: str) -> str | None:
-    """The text at `path`; of a message its text, of all else its JSON.
-    None where nothing is there.
+    """Text at `path`: the text of a message, the JSON of any other value (None if the value is
+    missing).
     """
     value: Any = state
     for part in _parts(path):
@@ -56,7 +54,7 @@ def text_at(state: Mapping[str, Any], path: str) -> str | None:
 
 
 def _parts(path: str) -> list[str]:
-    """Names and numbers, whichever way they are written."""
+    """Names and numbers of a path, in either notation."""
     dotted = path.removeprefix("$").replace("[", ".").replace("]", "")
     return [part.strip("'\"") for part in dotted.split(".") if part]
 

@@ -1,4 +1,4 @@
-"""The built-in graphs by name. To know them, LangGraph need not be imported."""
+"""Built-in graphs by name, without an import of LangGraph."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ BUILTIN_GRAPHS = {
     "reasoning": "hrm_agent.graphs.reasoning.agent:graph",
     "research": "hrm_agent.graphs.research.agent:graph",
 }
-"""As langgraph.json names them."""
+"""Name of a built-in graph -> its place, in the form of langgraph.json."""

@@ -1,15 +1,14 @@
-"""What a person says on a thread, in the form that a graph's input takes: the task, and the turns
-after it.
+"""Messages of a person on a thread, in the form of a graph's input: the task, and the turns after
+it.
 
-A turn is put on record before the graph is given it, by the id of its message. Whether the graph
-has read it follows from its checkpoints: LangGraph writes one of source `input` for each input that
-it is given. So there is one way on, for a turn that has just been said and for one that a killed
-process had not come to: what was not read yet is given.
+A turn is recorded before the graph receives it, by the id of its message. Checkpoints show whether
+the graph has read it: LangGraph writes one of source `input` for each input. So a new turn and one
+that a killed process had not reached are handled alike: unread turns are passed on.
 
-A turn may be said whatever the one before came to. One that was cut short leaves work undone that
-LangGraph drops when it is given an input; what it leaves in the record is closed here: tool calls
-without an outcome get one, and calls that the model had asked for get an answer in the state, since
-providers refuse a conversation in which one is missing.
+A turn may follow any outcome of the one before. A turn that was cut short leaves work that
+LangGraph drops at the next input. Its open entries in the record are closed here: tool calls
+without an outcome get one, and calls that the model requested get an answer in the state, since
+providers refuse a conversation with a missing one.
 """
 
 from __future__ import annotations
@@ -77,18 +76,20 @@ HISTORY = "history"
 each, for graphs whose input has messages. Thoughts of an answer are its `reasoning_content`.
 """
 DATA = "data"
-"""Key in a task's metadata: JSON that code can use, for graphs whose state has `variables`. Never
-the answer.
+"""Key in a task's metadata: JSON data for code, in graphs whose state has `variables`. It never
+holds the answer.
 """
 CONFIGURABLE = "configurable"
-"""Key there: what the graph is given as `config["configurable"]`."""
+"""Key in a task's metadata: the graph's `config["configurable"]`."""
 ANSWER_PATH = "answer_path"
-"""Key there: where in the final state the answer is (`hrm_agent.runtime.execution.answer_path`)."""
+"""Key in a task's metadata: path of the answer in the final state
+(`hrm_agent.runtime.execution.answer_path`).
+"""
 RECORDED = "recorded"
-"""Family of the tasks that a program set, and not a command."""
+"""Family of tasks that a program set, not a command."""
 CHECKPOINTER = "checkpointer"
-"""Key in their metadata: the checkpointer of the program's own that has the thread; absent where
-the store has it.
+"""Key in the metadata of a recorded task: class name of the program's own checkpointer, which has
+the thread; missing if the store has it.
 """
 ABORTED = TurnEnd(status=RunStatus.ABORTED, stop_reason=StopReason.ABORTED)
 _SAID = {"user": HumanMessage, "assistant": AIMessage}
@@ -100,8 +101,8 @@ Graph = Pregel[Any, Any, Any, Any]
 
 
 def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
-    """The task in the form that the graph's input has a place for. Raises `ConfigError` where it
-    has none.
+    """Task in the form of the graph's input. Raises `ConfigError` if the input has no place for
+    it.
     """
     places, asked = _input_fields(graph), HumanMessage(task.prompt, id=_task_id(thread_id))
     if TASK_INPUTS in task.metadata:
@@ -117,7 +118,7 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
         if get_origin(taken) is list or taken is list:
             return [asked]
         places = fields_of(taken) if isinstance(taken, type) else ()
-        # a bare `dict`, or nothing that is declared: under both names that are usual
+        # a bare `dict`, or no declaration: both usual names
         if not places:
             return {"messages": [asked], "input": task.prompt}
     if "messages" in places:
@@ -141,8 +142,8 @@ def _said(turn: Mapping[str, str]) -> BaseMessage:
 
 
 def _variables(task: TaskRef) -> dict[str, Any]:
-    """The data that a task comes with, for graphs whose state has `variables`. Raises `ConfigError`
-    for too much.
+    """Data of a task, for graphs whose state has `variables`. Raises `ConfigError` if it is too
+    large.
     """
     if DATA not in task.metadata:
         return {}
@@ -152,10 +153,10 @@ def _variables(task: TaskRef) -> dict[str, Any]:
 
 
 def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
-    """An input as it was given. LangGraph says nothing of a field that it does not know; that is a
-    mistake here.
+    """Check a given input, and give its messages ids. LangGraph ignores an unknown field; here it
+    is an error.
     """
-    # of a functional workflow, or a state that is one value, anything
+    # a functional workflow, or a state that is one value, takes anything
     if START in places or ROOT in places:
         return given
     if not isinstance(given, Mapping):
@@ -187,12 +188,12 @@ def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
 
 
 def takes_turns(graph: Graph) -> bool:
-    """True if what is said later has a place in the graph's input."""
+    """True if the graph's input has a place for later turns."""
     return "messages" in _input_fields(graph)
 
 
 def with_turn(record: Trajectory, prompt: str, before: TurnEnd) -> Trajectory:
-    """The record under way again, with a further turn. `before`: how the newest one has ended."""
+    """Record with a further turn, running again. `before`: end of the newest turn."""
     number = len(record.turns) + 1
     turn = Turn(
         id=content_hash("turn", record.thread_id, number),
@@ -204,7 +205,7 @@ def with_turn(record: Trajectory, prompt: str, before: TurnEnd) -> Trajectory:
 
 
 def reopened(record: Trajectory) -> Trajectory:
-    """A run that had ended is under way again."""
+    """Record of an ended run, running again."""
     again: dict[str, Any] = {
         "status": RunStatus.RUNNING,
         "stop_reason": None,
@@ -215,7 +216,7 @@ def reopened(record: Trajectory) -> Trajectory:
 
 
 def close_tool_calls(journal: Journal, record: Trajectory) -> None:
-    """Give an outcome to calls that nobody will end: their step is not resumed."""
+    """Give an outcome to open tool calls, since their step is not resumed."""
     for call in record.own_tool_calls:
         if call.status is None:
             ended = {"status": ToolStatus.INFRASTRUCTURE, "content": _CUT_SHORT}
@@ -223,8 +224,8 @@ def close_tool_calls(journal: Journal, record: Trajectory) -> None:
 
 
 def kept_elsewhere(record: Trajectory | None) -> RunError | None:
-    """The error for a thread whose checkpoints are in its program's own checkpointer alone; None
-    for any other.
+    """Error for a thread whose checkpoints are only in its program's own checkpointer (None for any
+    other).
     """
     own = record.task.metadata.get(CHECKPOINTER) if record is not None else None
     if record is None or own is None:
@@ -241,7 +242,7 @@ def kept_elsewhere(record: Trajectory | None) -> RunError | None:
 async def turns_not_read(
     saver: BaseCheckpointSaver[Any], config: RunnableConfig, turns: Sequence[Turn]
 ) -> Sequence[Turn]:
-    """The newest turns, as far as the graph was not given them yet."""
+    """Newest turns that the graph has not read yet."""
     if not turns:
         return ()
     outermost: RunnableConfig = {
@@ -258,8 +259,8 @@ async def turns_not_read(
 
 
 def turn_input(turns: Sequence[Turn], state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a graph that stands at `state` is given: the turns, behind answers to calls that were
-    not run.
+    """Input for a graph with the state `state`: the turns, after answers to calls that were not
+    run.
     """
     messages = cast("Sequence[Any]", state.get("messages") or ())
     return {
@@ -271,8 +272,8 @@ def turn_input(turns: Sequence[Turn], state: Mapping[str, Any]) -> dict[str, Any
 
 
 def last_answer(messages: Sequence[Any], thread_id: str, turns: Sequence[Turn]) -> str | None:
-    """What the model said last in the newest turn:
-    what it had said before that is no answer to it.
+    """Model's last text in the newest turn (None if there is none). Earlier texts do not answer
+    it.
     """
     said = {_task_id(thread_id), *(turn.id for turn in turns)}
     since = takewhile(lambda message: getattr(message, "id", None) not in said, reversed(messages))
@@ -280,9 +281,7 @@ def last_answer(messages: Sequence[Any], thread_id: str, turns: Sequence[Turn]) 
 
 
 def _unanswered(messages: Sequence[Any]) -> Iterator[ToolMessage]:
-    """An answer to each call of the last message that asked for any, where nothing but results
-    follows it.
-    """
+    """Answers to the open calls of the last AI message, if only results follow it."""
     answered: set[str] = set()
     for message in reversed(messages):
         if isinstance(message, ToolMessage):
@@ -302,7 +301,7 @@ def _unanswered(messages: Sequence[Any]) -> Iterator[ToolMessage]:
 
 
 def _task_id(thread_id: str) -> str:
-    """Of the message that holds the task."""
+    """Id of the message that holds the task."""
     return content_hash("input", thread_id)
 
 
@@ -318,8 +317,8 @@ def _read_by(found: CheckpointTuple) -> str | None:
 
 @lru_cache
 def _input_fields(graph: Graph) -> tuple[str, ...]:
-    """Names in the graph's input schema; the root of a state that is one value;
-    else its channels.
+    """Field names of the graph's input schema; the root of a state that is one value; else its
+    channels.
     """
     if ROOT in graph.channels:
         return (ROOT,)

@@ -1,4 +1,4 @@
-"""The name by which a graph object can be loaded again: where an imported module holds it."""
+"""Name by which a graph object can be loaded again: its place in an imported module."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _PYTHON = sysconfig.get_path("stdlib")
 """Folder of Python's own modules."""
 _without_graphs = set[str]()
-"""Names of installed modules that held no graph when they were first looked at."""
+"""Names of installed modules that held no graph when they were first checked."""
 _known: dict[int, tuple[ref[Any], str]] = {}
-"""By the object's identity: many runnables have no hash."""
+"""Names by the identity of the object, since many runnables have no hash."""
 
 
 def graph_name(graph: Any) -> str:
-    """`package.module:attribute`, or `./file.py:attribute` of a script.
+    """Name of a graph: `package.module:attribute`, or `./file.py:attribute` of a script.
 
-    A copy of a graph (`with_config`), and one that was compiled from a builder, is named by what it
-    was made from. For a graph that no module holds it is its own name in parentheses, which loads
-    nothing.
+    A copy of a graph (`with_config`), and one that was compiled from a builder, has the name of its
+    origin. A graph that no module holds has its own name in parentheses, which cannot be loaded.
     """
     key = id(graph)
     if key in _known and _known[key][0]() is graph:
@@ -60,10 +59,11 @@ def _found_name(graph: Any) -> str:
 def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int, str, str]]:
     """Modules and attributes that hold the graph; the smallest is the best.
 
-    Last come names that importing a program's file does not make (`if __name__ == "__main__"`),
-    then the program's own module. The module of the nodes' functions goes before one that has
-    imported the graph; among others the newest import does, since an importer begins before what it
-    imports. Of several names in one module the first is taken.
+    They are ordered by: names that importing a program's file creates, before those under `if
+    __name__ == "__main__"`; the nearer object (`_distance`); other modules, before the program's
+    own; public names; the module of the nodes' functions, before one that has imported the graph;
+    the newest import, since an importer begins before the modules that it imports; the first name
+    in a module.
     """
     homes = _homes(graph)
     builder = getattr(graph, "builder", None)
@@ -76,7 +76,7 @@ def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int
         held = [
             (place, attribute, distance)
             for place, (attribute, value) in enumerate(list(vars(module).items()))
-            # `isinstance` would ask proxies what they stand for.
+            # `isinstance` would resolve proxies.
             if (value is graph or value is builder or Pregel in type(value).__mro__)
             and (distance := _distance(value, graph, builder)) is not None
         ]
@@ -94,21 +94,24 @@ def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int
 def _watched() -> set[str]:
     """Names of modules that may hold a graph.
 
-    An installed module that held none after its import is looked at no more: there are thousands of
-    them. A module that the user edits is always looked at.
+    An installed module without a graph after its import is not checked again, since there are
+    thousands of them. A module that the user edits is always checked.
     """
     watched = list(sys.modules.keys() - _without_graphs)
     for name in watched:
         module = sys.modules.get(name)
-        if not isinstance(module, ModuleType) or (
-            _is_installed(module) and not _holds_graphs(module)
+        if (
+            name != _PROGRAM
+            and isinstance(module, ModuleType)
+            and _is_installed(module)
+            and not _holds_graphs(module)
         ):
             _without_graphs.add(name)
     return set(watched)
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """True for a fully imported module of Python or of an installed package."""
+    """True if a module belongs to Python or an installed package, and its import has ended."""
     spec = getattr(module, "__spec__", None)
     if spec is None:  # made by a package's own code
         package, _, inner = module.__name__.partition(".")
@@ -163,7 +166,7 @@ def _names(node: ast.AST, use: type[ast.expr_context]) -> list[str]:
 
 
 def _homes(graph: Any) -> set[str]:
-    """The modules of the functions of a graph's nodes."""
+    """Modules of the functions of a graph's nodes."""
     if not isinstance(graph, (Pregel, StateGraph)):
         return {str(getattr(graph, "__module__", ""))}
     nodes: Any = getattr(getattr(graph, "builder", graph), "nodes", {}).values()
@@ -173,7 +176,7 @@ def _homes(graph: Any) -> set[str]:
 
 
 def _own_name(graph: Any) -> str:
-    """Of a factory, or of a builder."""
+    """Name of a factory or of a builder."""
     return str(getattr(graph, "__qualname__", type(graph).__name__))
 
 
@@ -191,15 +194,14 @@ def _distance(value: Any, graph: Any, builder: Any) -> int | None:
 
 
 def _place_of(module: ModuleType) -> str | None:
-    """By what the module is imported: its name, or its file where no folder of the path has it
-    under that name.
+    """Import path of a module: its name, or its file if no folder of `sys.path` has it under that
+    name.
 
-    None for one that cannot be imported again, as a notebook's.
+    None if it cannot be imported again, as a notebook's.
     """
-    name, file = (
-        module.__spec__.name if module.__spec__ else module.__name__,
-        getattr(module, "__file__", None),
-    )
+    spec = getattr(module, "__spec__", None)
+    name = spec.name if spec is not None else module.__name__
+    file = getattr(module, "__file__", None)
     if file is None:
         return None if name == _PROGRAM else name
     if name != _PROGRAM and _is_importable(name, Path(file)):
@@ -209,8 +211,8 @@ def _place_of(module: ModuleType) -> str | None:
 
 
 def _is_importable(name: str, file: Path) -> bool:
-    """Whether `import name` finds the file. Finders of editable installs show nothing: a known
-    package is believed.
+    """True if `import name` finds the file. Finders of editable installs show no files, so a module
+    of an imported package counts as found.
     """
     parts = name.split(".")
     if len(parts) > 1 and parts[0] in sys.modules:

@@ -1,4 +1,4 @@
-"""One graph on one thread, from where it stands to its end, and the callbacks on the way."""
+"""One graph on one thread, from its current state to its end, with callbacks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ OnChunk = Callable[[tuple[str, ...], str, AIMessageChunk], None]
 the piece.
 """
 OnEvent = Callable[[tuple[str, ...], dict[str, Any]], None]
-"""Called with what nodes write to LangGraph's stream writer: the enclosing subgraphs' nodes, the
-event. Tools that are about to run are told so (`hrm_agent.tools.run_tool_calls`).
+"""Called with the output of nodes to LangGraph's stream writer: the enclosing subgraphs' nodes, the
+event. Tool calls are announced there before they run (`hrm_agent.tools.run_tool_calls`).
 """
 
 _OUTPUTS = ("answer", "output", "result")
@@ -48,33 +48,35 @@ Graph = Pregel[Any, Any, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """One graph on one thread, from where it stands to its end."""
+    """One graph on one thread, from its current state to its end."""
 
     graph: Graph
-    """The compiled graph, not yet bound to the store's checkpointer."""
+    """Compiled graph, not yet bound to the store's checkpointer."""
     config: RunnableConfig
     """LangGraph's config, which names the thread and the limit of steps."""
     context: Any
-    """LangGraph's run context, of the class that the graph declares; None if it declares none."""
+    """LangGraph's run context, of the class that the graph declares (None if it declares none)."""
     first: Callable[[], Any]
-    """Makes the input of a thread without checkpoints."""
+    """Function that makes the input of a thread without checkpoints."""
     record: Trajectory | None
-    """The record of a thread that is resumed."""
+    """Record of a thread that is resumed (None for a new thread)."""
     command: Command[Any] | None = None
-    """Command that resumes a pending interrupt."""
+    """Command that resumes a pending interrupt (None passes a breakpoint)."""
     answers: bool = False
-    """True where a pending interrupt is resumed with `command`, or a breakpoint passed."""
+    """True if a pending interrupt is resumed with `command`, or a breakpoint is passed."""
     memories: BaseStore | None = None
-    """The LangGraph store of the run."""
+    """LangGraph store of the run."""
     noted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Options to note with each checkpoint, as `configurable` and `context`;
-    secrets are left out.
-    """
+    """Options to note with each checkpoint, as `configurable` and `context`, without secrets."""
     answer_path: str = ""
-    """Where in the final state the answer is; empty: the last message, or a field named as one."""
+    """Path of the answer in the final state; empty: the last message, or `answer`, `output` or
+    `result`.
+    """
 
     async def answering(self, store: RunStore, answer: Any) -> GraphRun:
-        """The same run, resumed with `answer`. Raises `RunError` if it waits for none."""
+        """Return the run, resumed with `answer`. Raises `RunError` if it is not waiting for an
+        answer.
+        """
         record = self.record
         over = record is not None and record.status is not RunStatus.RUNNING
         if record is None or (over and record.stop_reason is not StopReason.INTERRUPT):
@@ -100,7 +102,7 @@ class GraphRun:
         return bool((await self._in(store).aget_state(self.config)).tasks)
 
     async def ended_before(self, store: RunStore) -> TurnEnd:
-        """How the newest turn on record ended; one still under way counts as aborted."""
+        """End of the newest recorded turn. A turn that is not over counts as aborted."""
         record, graph = self.record, self._in(store)
         if record is not None and record.status is not RunStatus.RUNNING:
             return TurnEnd.model_validate(record.model_dump(include=set(TurnEnd.model_fields)))
@@ -109,14 +111,12 @@ class GraphRun:
         return self.outcome(as_state(snapshot.values)) if over else ABORTED
 
     def _in(self, store: RunStore) -> Graph:
-        """The graph, over the checkpoints of the store, and with a LangGraph store that its nodes
-        may ask for.
-        """
+        """Graph with the checkpoints of the store, and with a LangGraph store for its nodes."""
         saver = store.checkpointer.allowing(self.graph)
         return self.graph.copy(update={"checkpointer": saver, "store": self.memories})
 
     def _noting(self, graph: Graph) -> Graph:
-        """The graph, over a checkpointer that notes what it is given."""
+        """Graph with a checkpointer that notes the options of the run."""
         context = None if self.context is None else self.noted.get("context", {})
         limit = self.config.get("recursion_limit")
         notes = InvocationNotes(
@@ -133,7 +133,7 @@ class GraphRun:
         )
 
     async def _where_it_stands(self, graph: Graph) -> tuple[Any, Mapping[str, Any] | None]:
-        """The input for a thread that is resumed, or the state of one that has ended."""
+        """Input of a resumed thread, or the state of one that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
             graph_input = self.first()
@@ -149,7 +149,7 @@ class GraphRun:
         return None, (as_state(snapshot.values) if snapshot.values and not snapshot.tasks else None)
 
     async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
-        """Run from the newest checkpoint; a thread that has ended is read back."""
+        """Run from the newest checkpoint. A thread that has ended is read back."""
         graph = self._noting(self._in(store))
         if self.answers:
             graph_input: Any = self.command
@@ -187,8 +187,8 @@ class GraphRun:
         return bool(stops and (await graph.aget_state(self.config)).next)
 
     def outcome(self, final: Mapping[str, Any]) -> TurnEnd:
-        """A graph may say in `stop_reason` why it stopped. Any value but a `StopReason` counts as
-        ANSWER.
+        """Outcome of a run with this final state. Its `stop_reason` may be set by the graph; any
+        value but a `StopReason` counts as ANSWER.
         """
         said = str(final.get("stop_reason") or "")
         reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
@@ -196,8 +196,8 @@ class GraphRun:
         return TurnEnd(status=status, stop_reason=reason, answer=self._answer(final))
 
     def _answer(self, final: Mapping[str, Any]) -> str | None:
-        """The answer's text. What a node has read out of JSON may hold halves of characters, which
-        no record holds.
+        """Text of the answer. Lone surrogates, which can come from JSON and cannot be recorded, are
+        replaced.
         """
         said = self._said(final)
         return None if said is None else without_surrogates(said)
@@ -217,23 +217,25 @@ class GraphRun:
 
 
 def as_state(values: Any) -> Mapping[str, Any]:
-    """The state as a mapping: of a functional workflow, what it returned is its output."""
+    """State as a mapping. The return value of a functional workflow is its `output`."""
     return cast("Mapping[str, Any]", values) if isinstance(values, Mapping) else {"output": values}
 
 
 class StreamCallbacks(NamedTuple):
-    """Functions that are called during a run; None: not called."""
+    """Callbacks of a run (None: not called)."""
 
     on_update: OnUpdate | None
     """Called with each node's update."""
     on_chunk: OnChunk | None
     """Called with each piece of a reply as it is sampled."""
     on_event: OnEvent | None
-    """Called with what nodes write to LangGraph's stream writer."""
+    """Called with the output of nodes to LangGraph's stream writer."""
 
     @property
     def modes(self) -> list[Literal["values", "updates", "messages", "custom"]]:
-        """`messages` only with a callback for it: it makes LangGraph stream every answer."""
+        """Stream modes. `messages` is used only with a callback for it, since it makes LangGraph
+        stream every answer.
+        """
         return [
             "values",
             *(["updates"] if self.on_update else []),
@@ -253,7 +255,7 @@ class StreamCallbacks(NamedTuple):
 
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
-    """The resuming command; None passes a breakpoint. An id is needed only if several interrupts
+    """Command that resumes (None passes a breakpoint). An id is needed only if several interrupts
     are pending.
     """
     # A nested question is reported by each graph around it.

@@ -1,4 +1,4 @@
-"""What a graph was asked, read from the input that a program gave it."""
+"""Prompt of a graph, read from the input that a program gave it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["Asked", "asked_by", "is_resumption"]
 
 
 class Asked(NamedTuple):
-    """One input of a graph."""
+    """Input of a graph."""
 
     prompt: str
-    """Its last human message, its text, or the whole input as JSON."""
+    """Text of its last human message, its text field, or the whole input as JSON."""
     message_id: str | None
-    """Id of that message, where it has one."""
+    """Id of the human message (None if it has none)."""
     data: Any
-    """The input as JSON."""
+    """Input as JSON."""
 
 
 def is_resumption(given: Any) -> bool:
-    """True for an input that continues a run: nothing new is asked by it."""
+    """True for an input that continues a run without a new prompt."""
     return given is None or isinstance(given, Command)
 
 
 def asked_by(given: Any) -> Asked:
-    """The prompt in an input of whatever form a graph takes."""
+    """Prompt in an input of any form that a graph takes."""
     fields = _fields(given)
     data = plain(fields if fields is not None else given)
     message = _last_human(fields.get("messages") if fields is not None else given)
@@ -61,7 +61,9 @@ def _fields(given: Any) -> Mapping[str, Any] | None:
 
 
 def _last_human(messages: Any) -> HumanMessage | None:
-    """The last human message, of messages in any form that LangChain accepts; None without one."""
+    """Last human message, of messages in any form that LangChain accepts (None if there is
+    none).
+    """
     listed: Any = messages if isinstance(messages, list) else [messages]
     if messages is None or (isinstance(messages, str) and not messages):
         return None

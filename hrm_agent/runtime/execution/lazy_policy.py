@@ -1,10 +1,10 @@
-"""The policy of graphs that may hold models of their own: loaded when a node asks for it, and named
-by who answered.
+"""Policy of graphs that may hold models of their own: loaded when a node asks for it, and named by
+the model that answered.
 
-A graph of this package always asks the policy, so that is loaded first: what is wrong with it is
-told before anything is written. Of another graph nobody knows. Where the user names no policy, the
-default one is loaded at the first call of `policy()`, once for all that ask; a graph with a hosted
-model never does, and needs no weights and no torch.
+A graph of this package always asks the policy, so that is loaded first, and its errors are reported
+before anything is written. For another graph this is unknown. If the user names no policy, the
+default one is loaded at the first call of `policy()`, once for all callers. A graph with a hosted
+model never calls it, and needs no weights and no torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["model_that_answered", "policy_for", "policy_of_record"]
 
 
 def policy_for(policy: str, *graphs: Any, stand_in: bool = False) -> Backend | str:
-    """The policy, loaded, or the default policy's name where none of the graphs may ask it. Raises
-    `ModelError`.
+    """Loaded policy; only the name of the default policy, if no graph is built in and `stand_in` is
+    off. Raises `ModelError`.
     """
     may_not_ask = policy == DEFAULT_POLICY and not stand_in
     return (
@@ -33,17 +33,15 @@ def policy_for(policy: str, *graphs: Any, stand_in: bool = False) -> Backend | s
 
 
 def model_that_answered(calls: Sequence[Call], policy: str) -> str:
-    """The policy, where it answered anything; else the model that answered most calls; empty where
-    none did.
+    """Name of the policy if it answered any call; else the model that answered most calls; empty if
+    there are no calls.
     """
     models = Counter(call.model for call in calls)
     return policy if policy in models else next((name for name, _ in models.most_common(1)), "")
 
 
 def policy_of_record(trajectory: Trajectory) -> str:
-    """The policy that a run is continued with: the default one where its graph's own models
-    answered.
-    """
+    """Policy that a run is continued with: the default one if the graph's own models answered."""
     own = {call.model for call in trajectory.calls if call.branch_reason is BranchReason.NO_TOKENS}
     return (
         DEFAULT_POLICY if not trajectory.policy or trajectory.policy in own else trajectory.policy

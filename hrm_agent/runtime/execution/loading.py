@@ -1,10 +1,10 @@
 """Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or
 `./file.py:attribute`.
 
-An attribute may be, as langgraph.json allows: a compiled graph, a `StateGraph`, or a factory: a
-function of the config or of nothing, async or not, that returns a graph or a context manager around
-one. Any other LangChain runnable is run as a graph of one node. In Python each of these does in the
-place of a name.
+As in langgraph.json, an attribute can be a compiled graph, a `StateGraph`, or a factory: a function
+of the config or without parameters, async or not, that returns a graph or a context manager around
+one. Any other LangChain runnable is run as a graph of one node. In Python each of these can be
+passed in place of a name.
 """
 
 from __future__ import annotations
@@ -41,24 +41,23 @@ _FORMER_MODULES = {
     "graphs.research": "hrm_agent.graphs.research.agent",
     "graphs.tool_loop": "hrm_agent.graphs.tool_loop",
 }
-"""Where graphs are that records of version 0.1's beginnings name by another module. A module of the
-user goes first.
+"""Module name in records of early 0.1 versions -> current module of the graph. A module of the user
+has priority.
 """
 
 
 def unnamed(name: str) -> str:
-    """What stands on record for a graph that no imported module holds: `name` is its own, which
-    loads nothing.
+    """Recorded name of a graph that no imported module holds: its own `name` in parentheses, which
+    cannot be loaded.
     """
     return f"({name})"
 
 
 def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Graph:
-    """The compiled graph that a name names, or that a graph object or a factory is. Raises
-    `GraphError`.
+    """Compiled graph of a name, a graph object or a factory. Raises `GraphError`.
 
-    Each is made once. What a factory made is looked at only: a context around it is over when this
-    returns. `configurable`: what the factory is given as `config["configurable"]`.
+    Each is made once. A graph from a factory is only for inspection: a context around it is closed
+    when this returns. `configurable`: the factory's `config["configurable"]`.
     """
     found = _found(graph)
     if isinstance(found, Pregel):
@@ -71,11 +70,11 @@ def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Gra
 def refuse_other_roles(
     roles: Sequence[str], key: str, graph: Any, configurable: Mapping[str, Any]
 ) -> None:
-    """Raises `ConfigError` where one of `roles`, the value of the key `key`, is no node of the
+    """Raise `ConfigError` if one of `roles`, the value of the key `key`, is not a node of the
     graph.
 
-    Other kinds than a graph of states (a functional workflow) do not say their nodes beforehand:
-    nothing is refused.
+    Other kinds than a graph of states (a functional workflow) do not list their nodes, so nothing
+    is refused.
     """
     found = load_graph(graph, configurable) if roles else None
     if not isinstance(found, CompiledStateGraph):
@@ -93,7 +92,7 @@ def refuse_other_roles(
 async def opened_graph(
     graph: Any, configurable: Mapping[str, Any] | None = None
 ) -> AsyncGenerator[Graph]:
-    """The same to run it, inside the context that its factory opens around it."""
+    """Open the compiled graph to run it, inside the context that its factory opens around it."""
     found = _found(graph)
     if isinstance(found, Pregel):
         yield found
@@ -103,7 +102,7 @@ async def opened_graph(
 
 
 def _found(graph: Any) -> Any:
-    """A compiled graph or a factory."""
+    """Compiled graph or factory."""
     await_missing_checkpoints()
     if isinstance(graph, str):
         return _load(graph, str(Path.cwd()))
@@ -119,7 +118,7 @@ def _label(graph: Any) -> str:
 
 
 def _compiled(found: Any) -> Any:
-    """What is no graph is refused."""
+    """Compiled graph or factory. Raises `GraphError` for any other object."""
     if isinstance(found, StateGraph):
         return _compiled_builder(found)
     if is_runnable(found):
@@ -134,7 +133,7 @@ def _compiled(found: Any) -> Any:
 
 @lru_cache(maxsize=32)
 def _compiled_builder(found: StateGraph[Any, Any, Any, Any]) -> Graph:
-    """A builder is compiled once, whoever asks."""
+    """Compile a builder, once for all callers."""
     return found.compile()  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -178,7 +177,7 @@ async def _made_by(
 
 
 def _config_for(factory: Any, configurable: dict[str, Any], label: str) -> list[dict[str, Any]]:
-    """The arguments of a factory: a config, or nothing."""
+    """Arguments of a factory: a config, or nothing."""
     parameters = list(inspect.signature(factory).parameters.values())
     needed = [
         each
@@ -197,7 +196,7 @@ def _config_for(factory: Any, configurable: dict[str, Any], label: str) -> list[
 
 @lru_cache(maxsize=32)
 def _load(name: str, folder: str) -> Any:
-    """`folder` is where the command was typed: names are relative to it."""
+    """Load a graph by name. `folder`: folder of the command, to which names are relative."""
     target = BUILTIN_GRAPHS.get(name, name)
     module_name, colon, attribute = target.rpartition(":")
     if name.startswith("("):

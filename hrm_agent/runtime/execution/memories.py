@@ -1,10 +1,10 @@
 """Caches and LangGraph stores of a graph, as one run sees them.
 
 LangGraph has one of each for all runs of a process. Rollouts are independent samples, so each has
-an empty cache of its own, and a copy of every LangGraph store in memory that it touches. Other runs
+an empty cache of its own, and a copy of every in-memory LangGraph store that it uses. Other runs
 share both.
 
-Items that a run puts into the graph's store in memory are recorded with their step, so that a later
+Items that a run puts into the graph's in-memory store are recorded with their step, so that a later
 process resumes the thread with them. A store on a database keeps its items itself.
 """
 
@@ -41,23 +41,21 @@ Graph = Pregel[Any, Any, Any, Any]
 _log = logging.getLogger("hrm_agent.runtime")
 _current: ContextVar[RunMemory | None] = ContextVar("hrm_agent_run_memory", default=None)
 _restored: WeakKeyDictionary[BaseStore, set[tuple[str, str]]] = WeakKeyDictionary()
-"""Stores that runs share -> threads (with the owner of their run store) whose items were put
-back.
-"""
+"""Shared stores -> threads (with the owner of their run store) whose items were restored."""
 _batch = InMemoryStore.batch
 _abatch = InMemoryStore.abatch
 
 
 class RunMemory:
-    """The caches and stores of one run."""
+    """Caches and stores of one run."""
 
     def __init__(self, graph: Graph, saver: StoreSaver | None, *, alone: bool) -> None:
-        """`saver`: where items go on record; None: nowhere. `alone`: the run shares nothing with
-        others.
+        """`saver`: recorder of the items (None: they are not recorded). `alone`: the run shares
+        nothing with others.
         """
         self.store: BaseStore = InMemoryStore() if graph.store is None else graph.store
-        """The graph's own, or an empty one in memory: LangGraph's platform gives a store to every
-        graph, so agents are written without one.
+        """LangGraph store of the graph, or an empty one in memory: LangGraph's platform gives a
+        store to every graph, so agents are written without one.
         """
         self._main = self.store if isinstance(self.store, InMemoryStore) else None
         self._saver, self._alone = saver, alone
@@ -67,7 +65,7 @@ class RunMemory:
 
     @contextmanager
     def in_force(self) -> Generator[None]:
-        """Use it for everything that runs inside the block."""
+        """Use the caches and stores for everything inside the block."""
         _install()
         token = _current.set(self)
         try:
@@ -76,7 +74,7 @@ class RunMemory:
             _current.reset(token)
 
     def store_of(self, store: InMemoryStore) -> InMemoryStore:
-        """The store that replaces `store` in this run."""
+        """Store that replaces `store` in this run."""
         if not self._alone:
             return store
         if id(store) not in self._copies:
@@ -84,14 +82,14 @@ class RunMemory:
         return self._copies[id(store)][1]
 
     def cache_of(self, cache: BaseCache[Any]) -> BaseCache[Any]:
-        """The cache that replaces `cache` in this run."""
+        """Cache that replaces `cache` in this run."""
         if not self._alone:
             return cache
         if id(cache) not in self._caches:
             self._caches[id(cache)] = cache, InMemoryCache[Any](serde=cache.serde)
         return self._caches[id(cache)][1]
 
-    # on record
+    # recording
 
     def note(self, store: InMemoryStore, ops: Sequence[Op]) -> None:
         """Record items that a node put into the graph's own store, and deletions."""
@@ -122,9 +120,9 @@ class RunMemory:
     async def restore(
         self, items: Iterable[StoredItem], thread: tuple[str, str] = ("", "")
     ) -> None:
-        """Put the recorded items of a thread back; in a shared store, once for each process.
+        """Restore the recorded items of a thread; in a shared store, once for each process.
 
-        Newer items of other runs stay.
+        Newer items of other runs are kept.
         """
         if self._main is None:
             return
@@ -151,7 +149,7 @@ class RunMemory:
 
 
 def refuse_shared_store(graph: Graph, name: str) -> None:
-    """Raises `ConfigError` if rollouts would share a store, since it cannot be copied for each."""
+    """Raise `ConfigError` if rollouts would share a store, since it cannot be copied for each."""
     if graph.store is not None and not isinstance(graph.store, InMemoryStore):
         raise ConfigError(
             f"The graph {name} is compiled with a LangGraph store of its own,"
@@ -168,7 +166,7 @@ def _stored(op: PutOp) -> StoredItem:
 
 
 def _copied(store: InMemoryStore) -> InMemoryStore:
-    """A copy of a store. Vectors are shared, since they are never changed in place."""
+    """Copy of a store. Vectors are shared, since they are never changed in place."""
     made: Any = copy(store)
     data = made._data
     made._data = defaultdict(dict, {namespace: deepcopy(held) for namespace, held in data.items()})

@@ -1,7 +1,8 @@
-"""The run context and the config: options that a graph is given beside its input.
+"""Run context and config: options of a graph beside its input.
 
-A run is resumed, forked and replayed with its options. They are kept with its task, except secrets
-and objects that cannot be stored: only their names are kept, and a resume has to give them again.
+A run is resumed, forked and replayed with its options. They are stored with its task, except
+secrets and objects that cannot be stored. Of these only the names are stored, and a resume must
+give them again.
 """
 
 from __future__ import annotations
@@ -44,34 +45,34 @@ __all__ = [
 ]
 
 CONTEXT = "hrm_agent_context"
-"""Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a
-replay needs it.
+"""Key in the metadata of checkpoints: the run context as JSON, which LangGraph does not store and a
+replay needs.
 """
 CONFIGURED = "hrm_agent_configurable"
-"""Key there: the entries of `config["configurable"]`, as JSON."""
+"""Key in the metadata of checkpoints: the entries of `config["configurable"]`, as JSON."""
 STEPS = "hrm_agent_steps"
-"""Key there: the invocation's `recursion_limit` (None: LangGraph's default), and its last allowed
-step.
+"""Key in the metadata of checkpoints: the invocation's `recursion_limit` (None: LangGraph's
+default), and its last allowed step.
 """
 GIVEN_CONTEXT = "context"
 """Key in a task's metadata: the run context that a program gave, as JSON."""
 RECURSION_LIMIT = "recursion_limit"
-"""Key there: the most steps that a program allowed."""
+"""Key in a task's metadata: the maximum steps that a program allowed."""
 NOT_KEPT = "not_kept"
-"""Key there: options that are not on record, as `configurable.NAME` or `context.NAME`, each with
-the reason.
+"""Key in a task's metadata: options that are not stored, as `configurable.NAME` or `context.NAME`,
+each with the reason.
 """
 GIVEN = (CONFIGURABLE, GIVEN_CONTEXT, RECURSION_LIMIT, NOT_KEPT)
 """Keys of a task's metadata that hold options."""
 _LONGEST = 1 << 16
-"""Characters of JSON of an option that is kept."""
+"""Maximum characters of JSON of a stored option."""
 _OF_LANGGRAPH = ("thread_id", "assistant_id", "graph_id", "run_id", "run_attempt")
 _PREFIXES_OF_LANGGRAPH = ("__", "checkpoint_", "langgraph_")
 
 
 def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
-    """The run context in the class that the graph, known by `name`, declares; an unknown option is
-    an error.
+    """Run context in the class that the graph declares. An unknown option is an error. `name`: the
+    graph's.
 
     None if it declares none, or if nothing is given to a class with required fields.
     """
@@ -88,7 +89,7 @@ def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
     values = {option: _as_declared(schema, option, value) for option, value in given.items()}
     try:
         return schema(**values) if is_dataclass(schema) or issubclass(schema, BaseModel) else values
-    # a list where a mapping is wanted, say
+    # for example a list in place of a mapping
     except (TypeError, ValueError, AttributeError) as error:
         if not given:  # LangGraph makes no context then either
             return None
@@ -105,7 +106,7 @@ def _said(error: Exception) -> str:
 
 
 def _as_declared(schema: type[Any], option: str, value: Any) -> Any:
-    """An object of the declared class if JSON stands for one; else the value."""
+    """Object of the declared class if JSON represents one; else the value."""
     reader = _readers(schema).get(option)
     if reader is None:
         return value
@@ -118,7 +119,7 @@ def _as_declared(schema: type[Any], option: str, value: Any) -> Any:
 
 @lru_cache
 def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
-    """By option. A pydantic model reads its own."""
+    """Readers of values by option. A pydantic model reads its own."""
     readers = dict[str, TypeAdapter[Any]]()
     if issubclass(schema, BaseModel):
         return readers
@@ -135,8 +136,8 @@ def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
 
 
 class InvocationNotes:
-    """Options of one invocation, for the metadata of its checkpoints: each turn of a thread may
-    have others.
+    """Options of one invocation, for the metadata of its checkpoints, since each turn of a thread
+    may have others.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class InvocationNotes:
         self._limit = recursion_limit
 
     def __call__(self, metadata: CheckpointMetadata, parent: str | None) -> Mapping[str, Any]:
-        """Metadata of a checkpoint. The first one tells where the invocation begins."""
+        """Metadata of a checkpoint. The first one shows where the invocation begins."""
         if STEPS not in self._facts and self._limit is not None:
             # only the last checkpoint is kept
             unseen = metadata.get("source") == "loop" and parent is None
@@ -166,10 +167,10 @@ class InvocationNotes:
 
 
 class OptionsOnRecord(NamedTuple):
-    """Options of a thread, given beside its input."""
+    """Options of a thread beside its input."""
 
     context: dict[str, Any] | None
-    """Fields of the run context. None: a program gave none, so that there was none."""
+    """Fields of the run context (None: a program gave none, so that there was none)."""
     configurable: dict[str, Any]
     """Entries of `config["configurable"]`."""
 
@@ -188,9 +189,7 @@ def options_on_record(
 
 
 def options_of(metadata: Mapping[str, Any], task: TaskRef | None) -> OptionsOnRecord:
-    """Options that the metadata of a checkpoint has; `task` has those of records that were made
-    without them.
-    """
+    """Options in the metadata of a checkpoint; `task` has those of records made without them."""
     of_task = task.metadata if task is not None else {}
     of_program = (
         of_task.get(GIVEN_CONTEXT, {}) if task is not None and task.family == RECORDED else {}
@@ -209,15 +208,15 @@ def options_of(metadata: Mapping[str, Any], task: TaskRef | None) -> OptionsOnRe
 
 
 def has_options(metadata: Mapping[str, Any]) -> bool:
-    """True of a checkpoint that an invocation made: an edit has no options."""
+    """True for a checkpoint of an invocation. An edit has no options."""
     return STEPS in metadata or CONTEXT in metadata or metadata.get("source") == "input"
 
 
 def given_options(
     graph: Graph, configurable: Mapping[str, Any], context: Any, recursion_limit: int | None
 ) -> dict[str, Any]:
-    """Options that a program gave beside the input, for the metadata of the run's task; empty if
-    there are none.
+    """Options of a program beside the input, for the metadata of the run's task; empty if there are
+    none.
     """
     not_kept = dict[str, str]()
     own = {name: value for name, value in configurable.items() if not _is_langgraphs(name)}
@@ -269,7 +268,7 @@ def _kept(
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON gives the value back unchanged."""
+    """True if JSON returns the value unchanged."""
     if isinstance(value, list) and type(value) is list:
         return all(map(_is_json, cast("list[Any]", value)))
     if isinstance(value, dict) and type(value) is dict:
@@ -283,7 +282,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
-    """JSON from which the class of the context rebuilds an equal value; None if it does not."""
+    """JSON from which the class of the context rebuilds an equal value (None if it cannot)."""
     if schema is None:
         return None
     try:
@@ -300,7 +299,7 @@ def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
 
 
 def refuse_unkept(task: TaskRef, thread: str, given: Mapping[str, Collection[str]]) -> None:
-    """Raises `RunError` if the run was given an option that is neither on record nor `given` now.
+    """Raise `RunError` if an option of the run is neither recorded nor `given` now.
 
     `given`: names, by `configurable` and `context`.
     """

@@ -1,4 +1,4 @@
-"""Several runs side by side."""
+"""Parallel runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 async def run_group(
     items: Iterable[Item], run: Callable[[Item], Coroutine[Any, Any, Result]]
 ) -> list[Result]:
-    """`run` of each item, all at once; the results in the items' order.
+    """Run all items in parallel; return the results in the items' order.
 
     The first error cancels the rest, and is raised by itself rather than as a group.
     """

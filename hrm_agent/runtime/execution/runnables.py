@@ -1,8 +1,8 @@
-"""LangChain runnables that are no graphs, run as graphs of one node: chains around a graph,
+"""LangChain runnables other than graphs, run as graphs of one node: chains around a graph,
 executors, managers.
 
-Inside the node the runnable is what it was. The model and tool calls that it makes are those of the
-node, so that they go on record, are resumed and replayed; a graph among its steps is a subgraph.
+Inside the node the runnable is unchanged. Its model and tool calls belong to the node, so they are
+recorded, resumed and replayed. A graph among its steps is a subgraph.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ __all__ = ["graph_around", "is_runnable"]
 
 
 def is_runnable(found: Any) -> bool:
-    """False for graphs, for those of another process, and for a model or a tool by itself."""
+    """True for a runnable that is not a graph (here or in another process), a model or a tool."""
     return isinstance(found, Runnable) and not isinstance(
         found, (PregelProtocol, BaseLanguageModel, BaseTool)
     )
 
 
 def graph_around(runnable: Runnable[Any, Any]) -> Pregel[Any, Any, Any, Any]:
-    """A graph whose one node is the runnable, of its name. It takes what the runnable does.
+    """Graph with the runnable as its only node, under the runnable's name and with its input.
 
-    What comes out is its state, so that messages stay as they are, and objects of other classes
-    stand in it as JSON: no schema says which classes a record of it may be trusted with. The same
-    object gives the same graph.
+    Its state is the output. Messages are kept, and objects of other classes become JSON, since no
+    schema declares which classes a record of it may be trusted with. The same object gives the same
+    graph.
     """
     return _around(_Itself(runnable))
 
 
 class _Itself:
-    """A key by identity: many runnables cannot be hashed."""
+    """Key by identity, since many runnables cannot be hashed."""
 
     def __init__(self, it: Runnable[Any, Any]) -> None:
         self.it = it
@@ -82,7 +82,7 @@ def _stored(value: Any) -> Any:
 
 
 def _input_type(runnable: Runnable[Any, Any]) -> Any:
-    """A class with the fields of the input, where the runnable declares one; else Any."""
+    """Class with the fields of the input if the runnable declares one, else Any."""
     try:
         schema = runnable.get_input_schema()
     except Exception:  # of a library

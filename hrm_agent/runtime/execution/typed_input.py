@@ -1,8 +1,8 @@
-"""A graph's input from JSON, with objects of the classes that its state declares.
+"""Graph input from JSON, with objects of the classes that its state declares.
 
 LangGraph makes objects of a state that is itself a pydantic model. In a state that is a typed dict
 or a dataclass, a field that is declared as a pydantic model or a dataclass, or as a list, a mapping
-or a union of such, would reach the nodes as plain dicts.
+or a union of these, would reach the nodes as plain dicts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["typed_input"]
 
 
 def typed_input(schema: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an input with their objects. `schema`: the class of the graph's input; None if
-    it has none.
+    """Fields of an input with their objects. `schema`: class of the graph's input (None if it has
+    none).
 
-    Raises `ConfigError` for a value that is none of its field's type.
+    Raises `ConfigError` for a value that does not have its field's type.
     """
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         _refuse_invalid(schema, fields)
@@ -38,20 +38,22 @@ def typed_input(schema: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
-    """By field, for those that hold objects."""
+    """Readers by field, for fields that hold objects."""
     readers = dict[str, TypeAdapter[Any]]()
     for name, declared in get_type_hints(schema).items():
         if _holds_objects(declared):
             try:
                 readers[name] = TypeAdapter(declared)
-            # it names a class that pydantic knows nothing of: the value stays as it is
+            # a class that pydantic does not know: the value is unchanged
             except PydanticUserError:
                 continue
     return readers
 
 
 def _holds_objects(declared: Any) -> bool:
-    """Messages are read by name of their type, and that the reducer of messages does."""
+    """True if a field holds objects. Messages do not count, since their reducer reads them by type
+    name.
+    """
     if isinstance(declared, type) and issubclass(declared, BaseMessage):
         return False
     own = isinstance(declared, type) and (issubclass(declared, BaseModel) or is_dataclass(declared))
@@ -66,7 +68,9 @@ def _read(reader: TypeAdapter[Any], name: str, value: Any) -> Any:
 
 
 def _refuse_invalid(schema: type[BaseModel], fields: Mapping[str, Any]) -> None:
-    """LangGraph would say so in the midst of the run. What is missing may be set by a node."""
+    """Raise `ConfigError` for an invalid input, which LangGraph would report only during the run.
+    Fields may be missing, since a node may set them.
+    """
     try:
         schema.model_validate(dict(fields))
     except ValidationError as error:

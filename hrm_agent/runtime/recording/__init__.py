@@ -1,3 +1,3 @@
-"""Recording programs that know nothing of records: `with record("runs/x.db"):` around whatever
-invokes graphs.
+"""Recording of programs without changes to their graphs: `with record("runs/x.db"):` around any
+code that invokes graphs.
 """

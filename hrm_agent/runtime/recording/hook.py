@@ -1,10 +1,10 @@
-"""Recording of programs that nobody edits: `HRM_AGENT_STORE=runs/x.db python theirs.py`.
+"""Recording of unedited programs: `HRM_AGENT_STORE=runs/x.db python theirs.py`.
 
-Python reads the installed `hrm_agent_record.pth` when it starts, and calls `install` where the
-variable is set; so does `hrm-agent record -- COMMAND`, by a `sitecustomize` of its own, for
+At startup Python reads the installed `hrm_agent_record.pth`, which calls `install` if the variable
+is set. `hrm-agent record -- COMMAND` does the same by a `sitecustomize` of its own, for
 installations without that file. Nothing else is imported then. When the program imports LangGraph,
-a finder that waits for it wraps the two ways into a graph, and is gone; the first invocation opens
-the store, and the end of the process closes it.
+a finder wraps the two entry points of graphs, and removes itself. The first invocation opens the
+store, and the end of the process closes it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 __all__ = ["ALLOW_VARIABLE", "DRAWS_VARIABLE", "VARIABLE", "install"]
 
 VARIABLE = "HRM_AGENT_STORE"
-"""Environment variable: the store that every program which is started with it is recorded into."""
+"""Environment variable: store into which every program that is started with it is recorded."""
 ALLOW_VARIABLE = "HRM_AGENT_ALLOW"
-"""Environment variable: names of types (`package.module:Type`) that states may hold, with commas
-between them.
+"""Environment variable: names of types (`package.module:Type`) that states may hold, separated by
+commas.
 """
 DRAWS_VARIABLE = "HRM_AGENT_DRAWS"
-"""Environment variable: with 1, what nodes take from the clock, `uuid4` and `random` is recorded,
-too.
+"""Environment variable: 1 also records the values that nodes take from the clock, `uuid4` and
+`random`.
 """
 _MODULE = "langgraph.pregel.main"
 _STRICT = "LANGGRAPH_STRICT_MSGPACK"
@@ -38,10 +38,11 @@ _WAYS_IN = ("stream", "astream")
 
 
 def install(strict: str | None) -> None:
-    """Have graphs recorded from the moment at which LangGraph is imported.
+    """Record graphs from the import of LangGraph on.
 
-    `strict`: what `LANGGRAPH_STRICT_MSGPACK` was before this package, which sets it, was imported:
-    a program that is only watched keeps its own checkpointers as they are.
+    `strict`: value of `LANGGRAPH_STRICT_MSGPACK` before the import of this package, which sets it.
+    If it was missing (None), it is removed again, so that a watched program keeps its own
+    checkpointers unchanged.
     """
     if strict is None:
         os.environ.pop(_STRICT, None)
@@ -54,7 +55,7 @@ def install(strict: str | None) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for LangGraph."""
+    """Finder that waits for the import of LangGraph."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -78,7 +79,9 @@ def _then_intercept(execute: Any) -> Any:
 
 
 def _intercept(module: ModuleType) -> None:
-    """Wait for the first invocation: more of this project cannot be imported while LangGraph is."""
+    """Wait for the first invocation, since more of this project cannot be imported during the
+    import of LangGraph.
+    """
     pregel: Any = module.Pregel
     entries = {name: getattr(pregel, name) for name in _WAYS_IN}
     lock = threading.Lock()
@@ -108,7 +111,7 @@ def _is_recorded() -> bool:
 
 
 def _open() -> None:
-    """A store that cannot be opened is told once; the program runs without a record."""
+    """Open the store. If that fails, report it once; the program runs without a record."""
     from hrm_agent.basics.async_bridge import may_block
 
     with may_block():

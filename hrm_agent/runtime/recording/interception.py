@@ -1,8 +1,8 @@
-"""Where invocations of graphs are seen: `Pregel.stream` and `Pregel.astream`, which all other ways
-in go through.
+"""Interception of graph invocations at `Pregel.stream` and `Pregel.astream`, which all other entry
+points use.
 
-Outside of a recording the wrappers hand on what LangGraph returns. Inside one, the recording is in
-force while the graph takes a step, and never while the consumer of its stream does something else.
+Outside of a recording the wrappers return LangGraph's result. Inside one, the recording is active
+while the graph takes a step, and never while the consumer of its stream runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hrm_agent.trajectory import open_recording
 __all__ = ["intercept"]
 
 Current = Callable[[], Recorder | None]
-"""The recorder in force, if there is one."""
+"""Function that returns the active recorder (None if there is none)."""
 
 
 @functools.cache
 def intercept(current: Current) -> None:
-    """Wrap the entry points of graphs, once per process: an invocation is recorded while a `record`
+    """Wrap the entry points of graphs, once per process. An invocation is recorded while a `record`
     block is open.
     """
     pregel: Any = Pregel
@@ -36,8 +36,8 @@ def intercept(current: Current) -> None:
 
 
 def _recorder(current: Current) -> Recorder | None:
-    """None inside of a run that is recorded already: a subgraph's steps, or a run of this project's
-    own.
+    """Active recorder (None inside of a run that is already recorded: a subgraph's steps, or a run
+    of this project).
     """
     recorder = current()
     return None if recorder is None or open_recording() is not None else recorder

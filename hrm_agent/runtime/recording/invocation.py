@@ -1,4 +1,4 @@
-"""One invocation of a graph by a program, from its first step to its end, as it goes on record."""
+"""Record of one invocation of a graph by a program, from its first step to its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Graph = Pregel[Any, Any, Any, Any]
 
 
 class Invocation:
-    """What is recorded of one root graph's run. It ends once; nothing that it does raises."""
+    """Record of one root graph's run. It ends once. Its methods do not raise."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Invocation:
         on_end: Callable[[Invocation], None],
     ) -> None:
         self.graph, self.config = graph, config
-        """`config` is what the graph is given."""
+        """Graph, and the config that it is given."""
         self.record = record
         self._store, self._holds, self._losses, self._on_end = store, holds, losses, on_end
         self._calls = Observation(store.journal, record.thread_id, losses, self._answered_by)
@@ -56,19 +56,21 @@ class Invocation:
         self._over = False
 
     def in_force(self) -> AbstractContextManager[Recording]:
-        """Around each step of the graph: model and tool calls inside it are recorded."""
+        """Apply the recording to a step of the graph: model and tool calls inside it are
+        recorded.
+        """
         return recording(self._calls)
 
     def _answered_by(self, model: str) -> None:
-        """The policy of the record is the model that answered, known with its first answer."""
+        """Set the record's policy to the model that answered, at its first answer."""
         if not self.record.policy and not self._losses.store_is_away:
             self._write(self.record.model_copy(update={"policy": model}))
 
-    # where it stands at its end
+    # state at its end
 
     @property
     def place(self) -> RunnableConfig | None:
-        """Where the graph's state is read from; None where it has no checkpointer."""
+        """Config for reading the graph's state (None if it has no checkpointer)."""
         if self.graph.checkpointer is False:
             return None
         named = self.config.get("configurable", {})
@@ -76,7 +78,7 @@ class Invocation:
         return {"configurable": kept}
 
     def finished(self, snapshot: StateSnapshot | None) -> None:
-        """The graph has ended by itself, at `snapshot`."""
+        """Record that the graph ended by itself, at `snapshot`."""
         self.end(self._ended_at(snapshot))
 
     def _ended_at(self, snapshot: StateSnapshot | None) -> TurnEnd:
@@ -90,7 +92,7 @@ class Invocation:
         return end
 
     def failed(self, error: BaseException) -> None:
-        """The graph raised `error`, or was cancelled."""
+        """Record that the graph raised `error`, or was cancelled."""
         if isinstance(error, GraphRecursionError):
             self.end(TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT))
         elif isinstance(error, Exception):

@@ -1,8 +1,8 @@
-"""Recording of a foreign program, which goes on whatever fails in the record.
+"""Recording of a foreign program, which continues after any failure of the record.
 
-An `Episode` stops at a hole in its record. A foreign program has its own purpose: a full disk or a
+An `Episode` stops at a gap in its record. A foreign program has its own purpose: a full disk or a
 state that cannot be stored is logged once, and the rest is not recorded. If the record can be
-written again at its end, it says so there.
+written again at its end, it notes the gap.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = ["Losses", "MirroredSaver", "Observation", "ObservedThread"]
 
 
 class Losses:
-    """Losses of one invocation: errors of what could not be recorded."""
+    """Losses of one invocation: errors of parts that could not be recorded."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self._tell = tell
         self.first: str | None = None
-        """The first loss in words."""
+        """First loss in words."""
         self.store_is_away = False
-        """The store could not be written. It is not tried again before the end, since each try may
-        wait for a lock.
+        """True if the store could not be written. It is not tried again before the end, since each
+        try may wait for a lock.
         """
 
     def __call__(self, error: BaseException) -> None:
@@ -53,7 +53,7 @@ class Losses:
 
 
 class Observation(Recording):
-    """The calls of one invocation, all of them on one thread."""
+    """Calls of one invocation, all of them on one thread."""
 
     def __init__(
         self, journal: Journal, thread_id: str, on_loss: Losses, on_model: Callable[[str], None]
@@ -61,11 +61,11 @@ class Observation(Recording):
         super().__init__(cast(Journal, _ForgivingJournal(journal, on_loss)))
         self.thread_id = self.run_id = thread_id
         self.models = Counter[str]()
-        """How many answers each model gave."""
+        """Number of answers by model."""
         self._on_model, self._on_loss = on_model, on_loss
 
     def lose(self, error: Exception) -> None:
-        """Report the loss; the program goes on."""
+        """Report the loss; the program continues."""
         self._on_loss(error)
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
@@ -79,7 +79,9 @@ class Observation(Recording):
 
 
 class _ForgivingJournal:
-    """A journal; after its first failure, one in memory, so that nothing that asks it fails."""
+    """Journal that is replaced by one in memory after its first failure, so that later calls do not
+    fail.
+    """
 
     def __init__(self, journal: Journal, on_loss: Losses) -> None:
         self._journal, self._on_loss = journal, on_loss
@@ -106,7 +108,7 @@ class _ForgivingJournal:
 
 
 class ObservedThread(StoreSaver):
-    """The store's checkpointer for one invocation of a program's graph: all on one thread.
+    """Checkpointer of the store for one invocation of a program's graph, all on one thread.
 
     The program's own name of its thread is unchanged. Without a checkpointer LangGraph begins each
     invocation afresh, so a thread that is invoked again is another one here.
@@ -122,7 +124,9 @@ class ObservedThread(StoreSaver):
     _thread_id: str
     _on_loss: Losses
     _lost: list[BaseException]
-    """Shared by the copies that LangGraph makes. Not empty: no further checkpoint is written."""
+    """Errors, shared by the copies that LangGraph makes. If not empty, no further checkpoint is
+    written.
+    """
 
     def _here(self, config: RunnableConfig) -> RunnableConfig:
         return {
@@ -233,7 +237,7 @@ class ObservedThread(StoreSaver):
 
 
 class MirroredSaver(BaseCheckpointSaver[Any]):
-    """A program's own checkpointer, whose writes are recorded, too.
+    """Checkpointer of a program, whose writes are also recorded.
 
     The program's checkpointer comes first: a write that it refuses is not recorded.
     """
@@ -255,10 +259,10 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     def _changed(
         self, config: RunnableConfig, checkpoint: Checkpoint, new_versions: ChannelVersions
     ) -> ChannelVersions:
-        """Versions of the channels to record: at the beginning all, as the program's checkpointer
-        gave them back.
+        """Versions of the channels to record; at the beginning all of them, as the program's
+        checkpointer returned them.
 
-        It may return a value as another, such as a tuple as a list.
+        It may return a value in another type, such as a tuple as a list.
         """
         namespace = str(config.get("configurable", {}).get("checkpoint_ns", ""))
         if namespace in self._begun:
@@ -300,8 +304,8 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
 
     @property
     def put_writes(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """With the parameters of the program's own: LangGraph gives the path of a task to those
-        that take it.
+        """Method with the parameters of the program's own: LangGraph passes the path of a task only
+        to methods that accept it.
         """
 
         @functools.wraps(self._own.put_writes)

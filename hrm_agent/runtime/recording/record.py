@@ -1,19 +1,18 @@
-"""`with record("runs/x.db"):` records every graph that the program inside invokes, as it is.
+"""Block that records every graph that the program inside invokes: `with record("runs/x.db"):`.
 
     from hrm_agent import record
 
     with record("runs/x.db"):
         graph.invoke({"messages": [("user", "What is 6 times 7?")]})
 
-It holds in the context that it was opened in and nowhere else: in its thread and its task, in the
-tasks that are made inside it, and in threads that are given a copy of the context, as
-`asyncio.to_thread` and the executors of LangChain and LangGraph give it. A plain
-`ThreadPoolExecutor.submit` or `threading.Thread` gives none: what those run is recorded under
-`contextvars.copy_context().run`, or by a block of its own. So a server whose requests have blocks
-of their own keeps them apart, and one that opens a block around its start has them all. Blocks on
-one path share one store. `async with` does the same, and so does `@record("runs/x.db")` over a
-function. A generator has no context of its own: a block that is open at its `yield` holds for its
-caller, and not for its next step in another thread.
+The block applies to the context that opened it and to no other: its thread and its task, tasks that
+are made inside it, and threads that receive a copy of the context, as from `asyncio.to_thread` and
+the executors of LangChain and LangGraph. A plain `ThreadPoolExecutor.submit` or `threading.Thread`
+passes none: record their work under `contextvars.copy_context().run`, or by a block of its own. So
+a server with a block for each request records them separately, and one with a block around its
+start records all of them. Blocks on one path share one store. `async with` does the same, and so
+does `@record("runs/x.db")` over a function. A generator has no context of its own: a block that is
+open at its `yield` applies to its caller, and not to its next step in another thread.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _own: ContextVar[tuple[Recorder, ...]] = ContextVar("hrm_agent_recorder", default=())
-"""Those of the blocks around this code, the innermost last; a task may outlive the inner ones."""
+"""Recorders of the blocks around this code, the innermost last. A task may outlive the inner
+ones.
+"""
 _lock = threading.RLock()
 _open: list[tuple[str, Recorder]] = []
-"""Of every block that is open its place and its recorder,
-in the order in which they were opened.
-"""
+"""Open blocks as (location, recorder), oldest first."""
 _of_process: Recorder | None = None
 """Recorder of a process that is recorded as a whole."""
 
@@ -63,12 +62,12 @@ def record(
     allow: tuple[str, ...] = (),
     draws: bool = False,
 ) -> RecordingBlock:
-    """Record all graphs that are invoked inside the block into a store; `where`, `key`, `allow`: as
-    `open_store`.
+    """Record all graphs that are invoked inside the block into a store. `where`, `key`, `allow`: as
+    for `open_store`.
 
-    `draws`: also what nodes draw from the clock, `uuid4` and `random`, so that a replay can give it
-    back. From then on this process's nodes draw `random` from generators of their own, and every
-    look at the clock takes a microsecond.
+    `draws`: also record values that nodes draw from the clock, `uuid4` and `random`, so that a
+    replay can return them. From then on this process's nodes draw `random` from generators of their
+    own, and every read of the clock takes a microsecond.
     """
     if draws:
         record_draws()
@@ -76,7 +75,7 @@ def record(
 
 
 def record_process(where: str, allow: tuple[str, ...] = (), *, draws: bool = False) -> None:
-    """Record all that is invoked until the process exits, in whichever thread or task.
+    """Record all invocations until the process exits, in any thread or task.
 
     The options are those of `record`. Raises `StoreError`.
     """
@@ -87,7 +86,7 @@ def record_process(where: str, allow: tuple[str, ...] = (), *, draws: bool = Fal
 
 
 class RecordingBlock:
-    """A `with` or `async with` block that records; over a function, each call of it is one."""
+    """Recording block, for `with` and `async with`. Over a function, each call of it is one."""
 
     def __init__(self, where: str | Path, options: dict[str, Any]) -> None:
         self._where, self._options = where, options
@@ -112,7 +111,7 @@ class RecordingBlock:
     ) -> None:
         place, recorder = self._entered.pop()
         around = [*_own.get()]
-        # else it is left in another context than it was entered in, as by a notebook's cells
+        # missing if the block is left in another context, as by a notebook's cells
         if recorder in around:
             del around[len(around) - 1 - around[::-1].index(recorder)]
             _own.set(tuple(around))

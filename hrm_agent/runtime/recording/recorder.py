@@ -1,10 +1,10 @@
-"""The store that a program is recorded into, and the invocations that are under way.
+"""Store of a recorded program, and its running invocations.
 
-A graph without a checkpointer is given the store's for the run. Since LangGraph begins each of its
-invocations afresh, each is a trajectory of its own. A graph with a checkpointer of its own keeps it
-and reads from it alone. The record gets a copy of each checkpoint (`OwnThread`), and each further
-invocation of a thread is a turn of its trajectory. So a program does the same with a record as
-without. Recorded threads can be resumed, replayed and forked.
+A graph without a checkpointer gets the store's for the run. Since LangGraph begins each of its
+invocations afresh, each is a trajectory of its own. A graph with its own checkpointer keeps it and
+reads only from it. The record gets a copy of each checkpoint (`OwnThread`), and each further
+invocation of a thread is a turn of its trajectory. So a program does the same with and without a
+record. Recorded threads can be resumed, replayed and forked.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ __all__ = ["Recorder"]
 
 Graph = Pregel[Any, Any, Any, Any]
 _MOST_OF_AN_INPUT = 1 << 16
-"""Characters of JSON. The header of a trajectory is read for each list of runs; the checkpoint has
-it all.
+"""Maximum characters of JSON of a recorded input. The header of a trajectory is read for each list
+of runs; the checkpoint has the whole input.
 """
 _MOST_AHEAD = 100
-"""Most checkpoints that a thread may have beyond the newest recorded one; with more it counts as
-another thread.
+"""Maximum checkpoints of a thread beyond the newest recorded one. With more it counts as another
+thread.
 """
 _log = logging.getLogger("hrm_agent.record")
 
@@ -83,34 +83,34 @@ class OwnThread(NamedTuple):
     saver: BaseCheckpointSaver[Any]
     """The program's checkpointer."""
     newest: CheckpointTuple | None
-    """The checkpoint that the invocation begins at; None for a new thread."""
+    """Checkpoint that the invocation begins at (None for a new thread)."""
     missing: Sequence[CheckpointTuple]
-    """Unrecorded checkpoints between the newest recorded one and `newest`, the oldest first."""
+    """Unrecorded checkpoints between the newest recorded one and `newest`, oldest first."""
     known_as: str | None
-    """The thread on record that has the earlier checkpoints; None if none has."""
+    """Recorded thread that has the earlier checkpoints (None if there is none)."""
 
 
 class Recorder:
-    """One store that is open for recording."""
+    """Store that is open for recording."""
 
     def __init__(self, where: str, **options: Any) -> None:
-        """`options`: of `open_store`. Raises `StoreError`."""
+        """Open the store. `options`: as for `open_store`. Raises `StoreError`."""
         self.where, self._options = where, options
         self.closed = False
         self._lock = threading.Lock()
         self._store: RunStore | None = open_store(where, **options)
         self._of_parent: list[RunStore | None] = []
-        """A forked process must not close what its parent has open."""
+        """Stores of the parent process, which a forked process must not close."""
         self._under_way = set[Invocation]()
         self._waiting: dict[str, str] = {}
-        """Thread as the program names it -> the thread on record that waits for an answer."""
+        """Name of a thread in the program -> recorded thread that waits for an answer."""
         self._told = set[str]()
         record_external_models()
         record_external_tools()
         _recorders.add(self)
 
     def forked(self) -> None:
-        """In the child: it opens the store for itself, when it needs it."""
+        """Reset the recorder in a forked process, which opens the store itself when it needs it."""
         self._of_parent.append(self._store)
         self._store, self._lock, self._under_way = None, threading.Lock(), set()
 
@@ -121,11 +121,11 @@ class Recorder:
                 self._store = open_store(self.where, **self._options)
             return self._store
 
-    # a checkpointer of the program's own
+    # the program's own checkpointer
 
     def find_own(self, graph: Graph, config: RunnableConfig | None) -> OwnThread | None:
-        """The thread in the graph's own checkpointer; None if there is no checkpointer, or it
-        cannot be read.
+        """Thread in the graph's own checkpointer (None if there is no checkpointer, or it cannot be
+        read).
         """
         try:
             saver, look = self._look(graph, config)
@@ -139,7 +139,9 @@ class Recorder:
         return None
 
     async def find_own_async(self, graph: Graph, config: RunnableConfig | None) -> OwnThread | None:
-        """Like `find_own`, for a graph that is invoked in an event loop."""
+        """Thread in the graph's own checkpointer, read in an event loop (None if there is no
+        checkpointer, or it cannot be read).
+        """
         try:
             saver, look = self._look(graph, config)
             found = None
@@ -167,8 +169,8 @@ class Recorder:
     def _find(
         self, saver: BaseCheckpointSaver[Any], graph: Graph, named: dict[str, Any]
     ) -> Generator[RunnableConfig, CheckpointTuple | None, OwnThread]:
-        """Yields configs of checkpoints, and is sent the checkpoint that the program's checkpointer
-        has for each.
+        """Yield configs of checkpoints, and receive for each the checkpoint of the program's
+        checkpointer.
         """
         kept = {
             name: named[name]
@@ -195,9 +197,7 @@ class Recorder:
         return OwnThread(saver, newest, since, None)
 
     def _with_checkpoints(self, thread: str) -> list[str]:
-        """Threads on record that the program may have called `thread`,
-        and that have checkpoints.
-        """
+        """Recorded threads with checkpoints that the program may have called `thread`."""
         escaped = thread.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         query = "SELECT id FROM threads t WHERE (id = ? OR id LIKE ? ESCAPE ?) AND EXISTS "
         query += "(SELECT 1 FROM checkpoints c WHERE c.thread_id = t.id AND c.ns = ?)"
@@ -223,8 +223,8 @@ class Recorder:
         context: Any = None,
         own: OwnThread | None = None,
     ) -> Invocation | None:
-        """Record that `graph` is invoked; None for what is no root graph's run, or cannot be
-        recorded.
+        """Record an invocation of `graph` (None if it is not a root graph's run, or cannot be
+        recorded).
         """
         try:
             merged = config_in_force(graph.config, config)
@@ -232,7 +232,7 @@ class Recorder:
                 return None
             with may_block():
                 invocation = self._begin(graph, given, config, merged, context, own)
-        except Exception as error:  # the program goes on, whatever the store says
+        except Exception as error:  # the program continues after any error of the store
             self.lose(error)
             return None
         with self._lock:
@@ -299,8 +299,8 @@ class Recorder:
         return MirroredSaver(own.saver, kept)
 
     def _put_lost_writes(self, newest: CheckpointTuple, kept: ObservedThread, thread: str) -> None:
-        """Record writes that only the program's checkpointer has: the process was killed between
-        the two.
+        """Record writes that only the program's checkpointer has, since the process was killed
+        between the two.
         """
         named = {"thread_id": thread, "checkpoint_ns": "", "checkpoint_id": newest.checkpoint["id"]}
         known = self.store.checkpointer.get_tuple({"configurable": named})
@@ -325,7 +325,7 @@ class Recorder:
         own: OwnThread | None,
         stack: ExitStack,
     ) -> Trajectory:
-        """The trajectory that the invocation belongs to, its thread held."""
+        """Trajectory of the invocation, with its thread leased."""
         resumes = is_resumption(given)
         named = self._waiting.get(thread, thread) if resumes and saver is None else thread
         known = self._known(named := own.known_as or named if own is not None else named)
@@ -398,7 +398,7 @@ class Recorder:
                 self._waiting.pop(name, None)
 
     def lose(self, error: BaseException) -> None:
-        """Say once what is not on record."""
+        """Log once that something is not recorded."""
         if self.closed:
             return
         said = f"{type(error).__name__}: {text_of(error)}"
@@ -409,7 +409,7 @@ class Recorder:
         _log.warning("Not everything is recorded in %s; the program goes on. %s", self.where, said)
 
     def close(self) -> None:
-        """End what is under way as aborted, and close the store."""
+        """End running invocations as aborted, and close the store."""
         with self._lock:
             left, store = [*self._under_way], self._store
         for invocation in left:
@@ -442,7 +442,7 @@ def _given(record: Trajectory, beside: Mapping[str, Any]) -> Trajectory:
 
 
 def _with_id(record: Trajectory, asked: Asked) -> Trajectory:
-    """The newest turn under the id that its message has in the graph's state."""
+    """Give the newest turn the id that its message has in the graph's state."""
     if asked.message_id is None:
         return record
     *before, turn = record.turns

@@ -1,1 +1,1 @@
-"""Stored runs played again from their recorded answers."""
+"""Replay of stored runs from their recorded answers."""

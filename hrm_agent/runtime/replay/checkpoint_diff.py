@@ -1,7 +1,8 @@
-"""Two checkpoints compared as bytes, with what their tasks wrote, and how they differ in words.
+"""Comparison of two checkpoints as bytes, with the writes of their tasks, and their differences in
+words.
 
-Generated ids may be others (`hrm_agent.runtime.replay.renaming`), and what a person wants ignored
-may differ (`hrm_agent.runtime.replay.ignored_paths`); all else has to be equal.
+Generated ids may differ (`hrm_agent.runtime.replay.renaming`), and so may ignored paths
+(`hrm_agent.runtime.replay.ignored_paths`). All else must be equal.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 Equal = Callable[[bytes, bytes], bool]
-"""Whether serialised values, the recorded and the replayed one, count as equal:
+"""Predicate that is True if serialised values, the recorded and the replayed one, count as equal:
 `Renaming.equal`.
 """
 _NOTES = (INTERRUPT, RESUME, ERROR, ERROR_SOURCE)
@@ -65,7 +66,7 @@ def state_changes(
     equal: Equal,
     ignored: Ignored | None = None,
 ) -> tuple[Change, ...]:
-    """Channels of the graph's state that differ, ids and what is `ignored` apart."""
+    """Channels of the graph's state that differ, apart from ids and `ignored` paths."""
     old, new = _state(recorded), _state(now)
     shown_old, shown_new = old, new
     if ignored is not None:
@@ -89,8 +90,8 @@ def same_next_tasks(
 ) -> bool:
     """True if the same nodes come next, with the same arguments.
 
-    `managed`: names of values that LangGraph counts beside the state, such as the remaining steps.
-    They depend on where a run was resumed.
+    `managed`: names of values that LangGraph computes beside the state, such as the remaining
+    steps. They depend on where a run was resumed.
     """
     old, new = (_next(found, ignored, managed) for found in (recorded, now))
     return old.keys() == new.keys() and all(
@@ -109,31 +110,29 @@ class TaskWrites:
 
     channels: tuple[tuple[str, Any], ...]
     """Channel and value of its writes in order, then an error that another node handles, and
-    questions to a person; LangGraph's other notes are left out.
+    questions to a person. LangGraph's other notes are left out.
     """
     failed: bool
-    """Whether an attempt ended in an error."""
+    """True if an attempt ended in an error."""
 
     @property
     def ended(self) -> bool:
-        """Whether an attempt ended well."""
+        """True if an attempt ended well."""
         return any(channel != INTERRUPT for channel, _ in self.channels)
 
     @property
     def asked(self) -> bool:
-        """Whether it was interrupted by a question to a person."""
+        """True if it was interrupted by a question to a person."""
         return any(channel == INTERRUPT for channel, _ in self.channels)
 
     @property
     def is_functional(self) -> bool:
-        """Whether it is a task of the functional API, which returns a value."""
+        """True if it is a task of the functional API, which returns a value."""
         return any(channel == RETURN for channel, _ in self.channels)
 
 
 def task_writes(found: CheckpointTuple) -> dict[str, TaskWrites]:
-    """Task id -> its writes. Neither the input of a run nor answers to questions belong to a
-    task.
-    """
+    """Writes by task id. The input of a run and answers to questions belong to no task."""
     by_task: dict[str, list[tuple[str, Any]]] = {}
     for task, channel, value in found.pending_writes or ():
         if task != NULL_TASK and channel != RESUME:
@@ -160,7 +159,7 @@ def write_changes(
 ) -> tuple[Change, ...]:
     """Writes of a task that differ.
 
-    Left out are channels that an ignored path leads into, and channels that trigger nodes: these
+    Channels that an ignored path leads into are left out. So are channels that trigger nodes: these
     are compared in the next checkpoint (`same_next_tasks`).
     """
     old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
@@ -184,7 +183,7 @@ def write_changes(
 
 
 def _same_write(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:
-    """Whether two writes change the state alike."""
+    """True if two writes change the state alike."""
     old, new = _without_old_times(old, new)
     return _equal(serializer, old, new, equal) or _equal(serializer, *_as_taken(old, new), equal)
 
@@ -192,8 +191,8 @@ def _same_write(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal
 def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
     """Two values with their messages as `add_messages` stores them.
 
-    It makes whole messages of chunks, and sets missing ids in place. Whether a write was stored
-    before or after that is chance, so an id on one side only does not count.
+    It converts chunks to whole messages, and sets missing ids in place. A write may be stored
+    before or after that by chance, so an id on one side only does not count.
     """
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         whole = [message_chunk_to_message(message) for message in (old, new)]
@@ -224,7 +223,7 @@ def _to_compare(writes: TaskWrites, ignored: Ignored) -> list[tuple[str, Any]]:
 
 
 def _leads_on(channel: str) -> bool:
-    """Whether a channel triggers nodes."""
+    """True if a channel triggers nodes."""
     return is_internal(channel) and not is_reserved(channel)
 
 
@@ -265,7 +264,7 @@ def _next(
 
 
 def _told_next(found: CheckpointTuple) -> list[Any]:
-    """The nodes to run, and what is sent to them."""
+    """Nodes to run, and the arguments that are sent to them."""
     sent: Any = found.checkpoint["channel_values"].get(SENDS) or ()
     return [
         *triggered_nodes(found.checkpoint["channel_values"]),
@@ -286,8 +285,8 @@ def _comparable(value: Any) -> Any:
 
 
 def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
-    """Drop the times of two usages if an earlier version, which stored times in another form, began
-    the record.
+    """Drop the times of two usages if the record was begun by an earlier version, which stored
+    times in another form.
     """
     if not (isinstance(old, Mapping) and isinstance(new, Mapping) and _is_begun_earlier(old, new)):  # pyright: ignore[reportUnknownArgumentType]
         return old, new
@@ -297,8 +296,8 @@ def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
 
 
 def _is_begun_earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether an earlier version began the record: with a sum of times in place of spans; later
-    spans are equal.
+    """True if an earlier version began the record: it has a sum of times in place of spans, and
+    later spans are equal.
     """
     if "spans" not in new or "began" in old:
         return "spans" in new

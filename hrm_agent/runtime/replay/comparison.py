@@ -1,7 +1,7 @@
-"""Compare a replayed segment with the record: states, next tasks, and writes of tasks.
+"""Comparison of a replayed segment with the record: states, next tasks, and writes of tasks.
 
 Checkpoints and tasks are paired by their place in the run (`hrm_agent.runtime.replay.task_path`),
-in subgraphs too. Whatever is on record and not compared is reported.
+in subgraphs too. Recorded parts that are not compared are reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _IGNORED = "writes to channels that --ignore leads into"
 
 Tasks = dict[TaskPath, list[TaskWrites]]
 """Writes of tasks by place. Tasks of the functional API share one if LangGraph's names of them are
-not on record.
+not recorded.
 """
 
 
@@ -62,8 +62,8 @@ class SegmentComparison:
         in_tools: Callable[[TaskPath, CheckpointTuple], bool] = lambda *_: False,
     ) -> None:
         """`cached`: the graph has a cache, whose results LangGraph does not write. `managed`: names
-        of values that LangGraph counts beside the state. `in_tools`: whether a recorded task or
-        subgraph ran in a tool that was not run again.
+        of values that LangGraph computes beside the state. `in_tools`: True for a recorded task or
+        subgraph that ran in a tool that was not run again.
         """
         self._serializer, self._renaming, self._ignored, self._cached = (
             serializer,
@@ -79,11 +79,11 @@ class SegmentComparison:
         self.changes: tuple[Change, ...] = ()
         """Differences of that step."""
         self.ended = ""
-        """Message if the replay ended before the record, or goes on after it."""
+        """Message if the replay ended before the record, or continues after it."""
 
     @property
     def not_compared(self) -> Counter[str]:
-        """Number of recorded things that were not compared, by their name in words."""
+        """Number of recorded parts that were not compared, by description."""
         return self._left
 
     def compare(
@@ -96,10 +96,10 @@ class SegmentComparison:
         *,
         stopped: bool,
     ) -> CheckpointTuple | None:
-        """Returns the newest checkpoint of the outermost graph up to which the replay equals the
+        """Return the newest checkpoint of the outermost graph up to which the replay equals the
         record.
 
-        `states` reads the replay's checkpoints. `stopped`: it ended before the graph did.
+        `states` reads the replay's checkpoints. `stopped`: the replay ended before the graph did.
         """
         line = _Line(
             recorded.by_place.items(), {found.checkpoint["id"] for found in segment.checkpoints}
@@ -139,7 +139,7 @@ class SegmentComparison:
         outermost: bool,
         followed: bool,
     ) -> bool:
-        """Compare state and next tasks. `followed`: these ran to their end on record."""
+        """Compare state and next tasks. `followed`: the next tasks ran to their end on record."""
         self.checkpoints += 1
         if any(isinstance(value, Unbuilt) for value in found.checkpoint["channel_values"].values()):
             self._left[_UNKNOWN] += 1
@@ -165,7 +165,7 @@ class SegmentComparison:
                 self._left[_TASKS_IN_TOOLS] += len(recorded)
                 continue
             if len(recorded) != len(there):
-                # an edit is none
+                # an edit is not a task
                 tasks = sum(bool(place[-1].node) or writes.is_functional for writes in recorded)
                 self._lone(place, len(recorded) if over else tasks, len(there), step, over=over)
                 continue
@@ -178,8 +178,8 @@ class SegmentComparison:
             self._lone(place, 0, len(there), step, over=True)
 
     def _in_order(self, tasks: list[TaskWrites]) -> list[TaskWrites]:
-        """Tasks that share a place by what they wrote: LangGraph's ids of them are others in each
-        run.
+        """Sort tasks that share a place by their writes, since LangGraph's ids of them differ in
+        each run.
         """
         if len(tasks) == 1:
             return tasks
@@ -189,7 +189,7 @@ class SegmentComparison:
         )
 
     def _lone(self, place: TaskPath, recorded: int, now: int, step: int, *, over: bool) -> None:
-        """Tasks that wrote on record and not now, or the other way round."""
+        """Note tasks that wrote only on record, or only now."""
         if not over or self._cached:
             self._left[_CACHED if over else _LEFT] += recorded
             return
@@ -207,7 +207,7 @@ class SegmentComparison:
     def _missing(
         self, place: TaskPath, found: CheckpointTuple, line: _Line, now: _Line, *, stopped: bool
     ) -> None:
-        """A checkpoint on record that the replay has not made."""
+        """Note a recorded checkpoint that the replay has not made."""
         step = line.step_of(found)
         if stopped:
             return
@@ -228,7 +228,7 @@ class SegmentComparison:
             )
 
     def _additional(self, line: _Line, now: _Line, *, finished: bool) -> None:
-        """Checkpoints that the replay has made and that are not on record."""
+        """Note checkpoints of the replay that are not recorded."""
         if finished and now.last > line.last:
             self.ended = (
                 self.ended
@@ -251,12 +251,12 @@ class SegmentComparison:
 
 
 class _Line:
-    """The checkpoints of one side."""
+    """Checkpoints of one side."""
 
     def __init__(
         self, found: Iterable[tuple[TaskPath, CheckpointTuple]], within: Collection[str] | None
     ) -> None:
-        """`within`: ids of the checkpoints of the outermost graph; None: all."""
+        """`within`: ids of the checkpoints of the outermost graph (None: all)."""
         found = sorted(found, key=lambda one: _id(one[1]))
         outer = {_id(each): each for place, each in found if len(place) == 1}
         self._steps = {
@@ -265,7 +265,7 @@ class _Line:
         self.in_order = [
             (place, each) for place, each in found if (root_of(each) or _id(each)) in self._steps
         ]
-        """Checkpoints by time, with their places; without those of subgraphs from before these
+        """Checkpoints by time, with their places, without those of subgraphs from before these
         steps.
         """
         self.places = dict(self.in_order)
@@ -280,14 +280,14 @@ class _Line:
         }
 
     def step_of(self, found: CheckpointTuple) -> int:
-        """Number of the outermost graph's step that led to a checkpoint, or that a subgraph's lies
-        in.
+        """Number of the outermost graph's step that led to a checkpoint, or that contains a
+        subgraph's.
         """
         root = root_of(found)
         return self._steps[_id(found)] if root is None else self._steps[root] + 1
 
     def retried(self, found: CheckpointTuple) -> bool:
-        """Check whether an attempt at the step around a subgraph's checkpoint failed."""
+        """True if an attempt at the step around a subgraph's checkpoint failed."""
         return root_of(found) in self._failed
 
 

@@ -1,11 +1,11 @@
-"""Note or refuse effects of replayed nodes outside of the record.
+"""Detection or refusal of effects of replayed nodes outside of the record.
 
 A replay runs the nodes' own code again. Calls of models and tools are answered from the record, but
 a node that writes a file, opens a connection or starts a process does so again. Python reports such
 an operation before it is done (audit events, PEP 578), so that a replay can list or refuse it.
 
-Seen are operations of the interpreter in the task of a node, in threads that it starts, and in
-executors of threads that it gives work to. Not seen are compiled libraries that open files and
+Detected are operations of the interpreter in the task of a node, in threads that it starts, and in
+thread executors that it gives work to. Not detected are compiled libraries that open files and
 connections themselves (a database driver in C), writes to files and connections that were open
 before, and other processes. This reports effects; it is no sandbox.
 """
@@ -30,22 +30,22 @@ from langgraph.errors import GraphBubbleUp
 __all__ = ["Effect", "EffectRefused", "Effects", "note_effect", "watching"]
 
 MOST_LISTED = 20
-"""So many different effects are kept of one replay."""
+"""Maximum different effects that are listed for one replay."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EXECUTOR_WORKER = getattr(thread, "_worker", None)
 """Main function of an executor's threads, which run work of many contexts."""
 _OWN = ("__pycache__", os.devnull)
-"""The interpreter's own cache of compiled modules, and what keeps nothing."""
+"""Paths that do not count: the interpreter's cache of compiled modules, and the null device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One operation of a node."""
+    """Operation of a node."""
 
     node: str
     """Name of the node, in the innermost graph."""
     what: str
-    """What it did, or was about to do: `opens notes.txt for writing`."""
+    """Operation that it did, or was about to do: `opens notes.txt for writing`."""
 
 
 class EffectRefused(GraphBubbleUp):
@@ -54,12 +54,12 @@ class EffectRefused(GraphBubbleUp):
 
 @dataclass(slots=True)
 class Effects:
-    """The effects of one replay."""
+    """Effects of one replay."""
 
     refuse: bool = False
-    """They are not done: the replay ends at the first."""
+    """Refuse effects: the replay ends at the first."""
     found: list[Effect] = field(default_factory=list[Effect])
-    """Each one once, in their order; under `refuse` those that were refused."""
+    """Different effects in their order; with `refuse` those that were refused."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, effect: Effect) -> None:
@@ -75,7 +75,7 @@ _watching: ContextVar[Effects | None] = ContextVar("hrm_agent_replay_effects", d
 
 @contextmanager
 def watching(effects: Effects) -> Generator[None]:
-    """Note in `effects` what the nodes that run inside the block do."""
+    """Note in `effects` the operations of nodes that run inside the block."""
     _install()
     token = _watching.set(effects)
     try:
@@ -98,8 +98,8 @@ def _install() -> None:
     """Install an audit hook, once per process, since it cannot be removed. It does nothing outside
     of `watching`.
 
-    Executors and threads are wrapped, too, since they do not take the context of their work along;
-    so is `multiprocessing`, since Python does not report a process that it spawns.
+    Executors and threads are wrapped too, since they do not copy the context of their work. So is
+    `multiprocessing`, since Python does not report a process that it spawns.
     """
     sys.addaudithook(_hook)
     processes: Any = util
@@ -137,7 +137,7 @@ def _starting(start: Callable[[threading.Thread], None]) -> Any:
             run = self.run
 
             def run_watched() -> None:
-                with suppress(EffectRefused):  # is listed; nobody waits for what a thread raises
+                with suppress(EffectRefused):  # is listed; a thread's error reaches no caller
                     context.run(run)
 
             self.run = run_watched
@@ -168,7 +168,7 @@ def _changes(word: str) -> Callable[[tuple[Any, ...]], str]:
 
 
 def _named(path: Any) -> str:
-    """A path as text; a number is a file that is open already."""
+    """Path as text. A number is an open file."""
     return str(path) if isinstance(path, int) else os.fsdecode(path)
 
 
@@ -212,4 +212,4 @@ _EVENTS: dict[str, Callable[[tuple[Any, ...]], str]] = {
         f"os.{name}": _changes(f"does {name} of") for name in ("mkdir", "remove", "rename", "rmdir")
     },
 }
-"""Audit event -> what it means, in words; empty where it is no effect."""
+"""Audit event -> description of its effect; empty if it has none."""

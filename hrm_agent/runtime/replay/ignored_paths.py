@@ -1,9 +1,9 @@
-"""Places whose differences are told and do not count: `--ignore`.
+"""Paths whose differences are reported but do not count: `--ignore`.
 
-A path is a channel of the state and a way into its value: `notes`,
+A path is a channel of the state and a path into its value: `notes`,
 `messages[*].additional_kwargs.x`, `report.made_at`, `rows[0]`. `[*]` is each item of a list, `.*`
-each field or key. A path that begins with `request.` leads into what is asked:
-`request.messages[*].content`, `request.tools`; of a tool call `request.arguments.NAME`.
+each field or key. A path that begins with `request.` leads into a request:
+`request.messages[*].content`, `request.tools`; in a tool call `request.arguments.NAME`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _REQUEST = "request"
 _PART = re.compile(r"\.?([^.\[\]*]+)|\[(\d+)\]|(\[\*\]|\.\*)")
 _MOST_SHOWN = 80
 Part = str | int | None
-"""A name, an index, or None for each."""
+"""Name, index, or None for each item."""
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoredPath:
-    """One path."""
+    """Path whose differences are ignored."""
 
     text: str
-    """As it was given."""
+    """Path as given."""
     parts: tuple[Part, ...]
     """Names and indices; None for each item."""
     in_request: bool
-    """It leads into what is asked, not into the state."""
+    """True if it leads into a request, not into the state."""
 
     @classmethod
     def parse(cls, text: str) -> IgnoredPath:
-        """Raises `ConfigError` for what is no path."""
+        """Parse a path. Raises `ConfigError` if it is invalid."""
         parts = list[Part]()
         at = 0
         for found in _PART.finditer(text):
@@ -69,34 +69,34 @@ class IgnoredPath:
 
 
 class Ignored:
-    """Paths, and what was found at them. One for each replay."""
+    """Ignored paths of one replay, and the values found at them."""
 
     def __init__(self, paths: Iterable[IgnoredPath] = ()) -> None:
         self._paths = tuple(paths)
         self._found: dict[str, int] = {path.text: 0 for path in self._paths}
-        """Path -> number of places that were there."""
+        """Path -> number of values found at it."""
         self._differences: dict[str, dict[str, None]] = {path.text: {} for path in self._paths}
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """Paths that led nowhere."""
+        """Paths that matched nothing."""
         return tuple(text for text, count in self._found.items() if not count)
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What was ignored, in words."""
+        """Ignored differences in words."""
         return tuple(
             f"{path}: {what}" for path, found in self._differences.items() for what in found
         )
 
     @property
     def in_requests(self) -> bool:
-        """True if any path leads into what is asked."""
+        """True if any path leads into a request."""
         return any(path.in_request for path in self._paths)
 
     @property
     def tools(self) -> bool:
-        """True if the tools that a model is offered do not count."""
+        """True if differences between the offered tools are ignored."""
         return any(path.in_request and path.parts == ("tools",) for path in self._paths)
 
     def leads_into(self, channel: str) -> bool:
@@ -106,8 +106,8 @@ class Ignored:
     def blanked(
         self, recorded: Any, now: Any, *, request: bool = False, note: bool = True
     ) -> tuple[Any, Any]:
-        """Two mappings (states by channel, or requests) without what is to be ignored. `note`:
-        remember what it was.
+        """Two mappings (states by channel, or requests) without ignored values. `note`: remember
+        the ignored differences.
         """
         for path in self._paths:
             if path.in_request is request:
@@ -121,7 +121,7 @@ class Ignored:
         return recorded, now
 
     def note_tools(self) -> None:
-        """The tools of a request differ, and are ignored."""
+        """Note that the tools of a request differ, and are ignored."""
         for path in self._paths:
             if path.in_request and path.parts == ("tools",):
                 self._note(path.text, ["other tools"], ["these"])
@@ -139,7 +139,7 @@ def _shown(value: Any) -> str:
 
 
 def _replaced(value: Any, parts: Sequence[Part], found: list[Any]) -> Any:
-    """A copy of `value` with None at the path; what was there goes to `found`."""
+    """Copy `value` with None at the path. The values that were there are appended to `found`."""
     if not parts:
         found.append(value)
         return None

@@ -1,10 +1,10 @@
-"""Which ids of a replay stand for which on record, as far as its checkpoints tell: learned while it
-runs.
+"""Correspondence of the ids of a replay and the recorded ones, learned from its checkpoints while
+it runs.
 
 A recorded answer can hold ids of the state that it was given (a tool that hands over to another
-agent returns all messages). It has to be given out with the ids that these messages have now, or
-LangGraph takes them for new ones. So before an answer is given out, the checkpoints that the replay
-has made since are held against those on record, of subgraphs too.
+agent returns all messages). It must be returned with the current ids of these messages, or
+LangGraph takes them for new ones. So before an answer is returned, the checkpoints that the replay
+has made since, those of subgraphs included, are compared with the recorded ones.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ __all__ = ["RecordedStates", "learner", "root_of"]
 
 
 class RecordedStates:
-    """The checkpoints that led to the end of a thread, those of subgraphs included,
-    by their place.
-    """
+    """Checkpoints that led to the end of a thread, those of subgraphs included, by their place."""
 
     def __init__(
         self,
@@ -49,12 +47,14 @@ class RecordedStates:
 
     @cached_property
     def by_place(self) -> dict[TaskPath, CheckpointTuple]:
-        """Checkpoints with the values of all channels; of several at one place the newest."""
+        """Checkpoints with the values of all channels; the newest if several share a place."""
         found = (*self._within[::-1], *self._line)
         return {self._places.of_checkpoint(each): self.reader.complete(each) for each in found}
 
     def memories(self, until: CheckpointTuple) -> list[CheckpointTuple]:
-        """State, at a checkpoint of the line, of the subgraphs that keep theirs between runs."""
+        """Newest checkpoints, before one of the line, of the subgraphs that keep their state
+        between runs.
+        """
         before = {
             found.checkpoint["id"]
             for found in takewhile(lambda found: found is not until, self._line)
@@ -70,7 +70,7 @@ class RecordedStates:
 
     @cached_property
     def _within(self) -> list[CheckpointTuple]:
-        """Checkpoints of subgraphs, the newest first."""
+        """Checkpoints of subgraphs, newest first."""
         roots = {found.checkpoint["id"] for found in self._line}
         thread: RunnableConfig = {
             "configurable": {"thread_id": _configured(self._line[0], "thread_id")}
@@ -80,7 +80,7 @@ class RecordedStates:
 
 
 def root_of(found: CheckpointTuple) -> str | None:
-    """Id of the outermost graph's checkpoint whose step a subgraph's checkpoint lies in."""
+    """Id of the outermost graph's checkpoint whose step contains a subgraph's checkpoint."""
     return found.metadata.get("parents", {}).get("")
 
 
@@ -91,8 +91,8 @@ def learner(
     paths: TaskPathResolver,
     renaming: Renaming,
 ) -> Callable[[], None]:
-    """A function that learns from the checkpoints made since its last call. `now` reads their
-    states.
+    """Return a function that learns from the checkpoints made since its last call. `now` reads
+    their states.
     """
 
     def learn() -> None:

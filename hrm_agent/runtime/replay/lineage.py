@@ -1,5 +1,5 @@
-"""The checkpoints that led to the newest one of a thread, in segments; and those that a fork took
-over.
+"""Checkpoints that led to the newest one of a thread, in segments; and those that a fork
+inherited.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Segment:
     """Part of a lineage: an input, edit or fork, and the checkpoints that followed it."""
 
     checkpoints: Sequence[CheckpointTuple]
-    """In order: the input, edit or fork first, then those of the steps after it."""
+    """Checkpoints in order: the input, edit or fork first, then those of the steps after it."""
     last: bool
-    """The trajectory ends with it."""
+    """True if the trajectory ends with this segment."""
     finished: bool
-    """The run had nothing left to do at its end."""
+    """True if the run had no tasks left at its end."""
 
     @property
     def start(self) -> CheckpointTuple:
@@ -42,18 +42,18 @@ class Segment:
         return self.checkpoints[-1]
 
     def steps_after(self, step: int) -> tuple[int | None, int] | None:
-        """Recursion limit (None: the default) and last allowed step of the invocation that went on
-        after `step`.
+        """Recursion limit (None: the default) and last allowed step of the invocation that
+        continued after `step`.
 
-        None if they are not on record.
+        None if they are not recorded.
         """
         later = (found for found in self.checkpoints if step_of(found) > step)
         noted: Any = next(later, self.end).metadata.get(STEPS)
         return None if noted is None else (noted[0], noted[1])
 
     def resumed_after(self, step: int) -> int | None:
-        """Number of the next step, beyond `step`, that was the last one of its invocation (None: no
-        such step).
+        """Number of the next step, beyond `step`, that was the last one of its invocation (None if
+        there is none).
 
         Steps that ended with a question are left out, since the graph stops there by itself.
         """
@@ -66,7 +66,9 @@ class Segment:
 
 
 def lineage(saver: StoreSaver, trajectory: Trajectory) -> list[CheckpointTuple]:
-    """The checkpoints of the outermost graph from the first to the newest, along the parents."""
+    """Checkpoints of the outermost graph from the first to the newest, along the parents. Raises
+    `RunError` if there are none.
+    """
     thread_id = trajectory.thread_id
     config: RunnableConfig | None = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     line = list[CheckpointTuple]()
@@ -82,8 +84,8 @@ def lineage(saver: StoreSaver, trajectory: Trajectory) -> list[CheckpointTuple]:
 def inherited_steps(
     store: RunStore, fork: Trajectory, line: Sequence[CheckpointTuple]
 ) -> list[tuple[int, str]]:
-    """The threads that a fork has behind it, the oldest first, each with the number of its last
-    step on this line.
+    """Threads that a fork descends from, oldest first, each with the number of its last step on
+    this line.
     """
     numbers = {found.checkpoint["id"]: step_of(found) for found in line}
     found: list[tuple[int, str]] = []

@@ -1,17 +1,16 @@
-"""True replay: a stored run played again from its recorded answers, with the graph's code as it is
-now.
+"""True replay: a stored run is repeated from its recorded answers, with the graph's current code.
 
-No model is called, and no tool is run but those whose output could not be stored, which are listed.
-Both answer from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in
-memory, and all states, tasks and writes are compared with the stored ones, byte for byte
-(`hrm_agent.runtime.replay.comparison`). (LangGraph's own "replay" of a checkpoint runs the models
-again.)
+No model is called, and no tool is run except those whose output could not be stored, which are
+listed. Both are answered from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a
+checkpointer in memory. All states, tasks and writes are compared with the stored ones, byte for
+byte (`hrm_agent.runtime.replay.comparison`). (LangGraph's own "replay" of a checkpoint runs the
+models again.)
 
-A thread is played along its lineage, from the first checkpoint to the newest, in segments: each
+A thread is replayed along its lineage, from the first checkpoint to the newest, in segments. Each
 begins at an input, an edit or a fork, which is copied from the store. An `interrupt()` is resumed
-with the recorded value, found by its task path. What nodes took from the clock, `uuid` and `random`
-is given back (`hrm_agent.draws`). Not replayed are calls that are not LangChain's; ids that
-LangGraph draws at random are compared up to renaming.
+with the recorded value, found by its task path. Values that nodes took from the clock, `uuid` and
+`random` are returned again (`hrm_agent.draws`). Calls that are not LangChain's are not replayed.
+Ids that LangGraph draws at random are compared up to renaming.
 """
 
 from __future__ import annotations
@@ -100,16 +99,16 @@ def replay(
     refuse_effects: bool = False,
     ignore: Sequence[IgnoredPath] = (),
 ) -> Replay:
-    """Play a stored run again.
+    """Replay a stored run.
 
-    `graph`: another graph, or its name; None: the recorded one, as it is now. `context`,
-    `configurable`: options of the graph, over those on record. `live_after`: if the graph asks
-    something that is not on record, continue from there with this runner on a new thread of this
-    store, named `thread`; without it nothing is written to the store. What nodes themselves do
-    outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the
-    replay ends where a node is about to do it (`hrm_agent.runtime.replay.effects` says what is
-    seen). `ignore`: paths whose differences do not count
-    (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without checkpoints.
+    `graph`: another graph, or its name (None: the recorded one, with its current code). `context`,
+    `configurable`: options of the graph, over the recorded ones. `live_after`: if the graph makes a
+    request that is not recorded, continue from there with this runner on a new thread of this
+    store, named `thread`. Without it nothing is written to the store. Effects of nodes outside of
+    the record happen again, and are listed in `Replay.effects`. With `refuse_effects` the replay
+    ends before such an effect (`hrm_agent.runtime.replay.effects` lists those that are detected).
+    `ignore`: paths whose differences do not count (`hrm_agent.runtime.replay.ignored_paths`).
+    Raises `RunError` for a thread without checkpoints.
     """
     options: dict[str, Any] = {"graph": graph, "live_after": live_after, "thread": thread}
     options |= {"context": context, "configurable": configurable}
@@ -130,7 +129,7 @@ async def replay_async(
     refuse_effects: bool = False,
     ignore: Sequence[IgnoredPath] = (),
 ) -> Replay:
-    """`replay`, inside an event loop."""
+    """Replay a stored run inside an event loop, with the parameters of `replay`."""
     trajectory = _given(store.journal.trajectory(trajectory_id), configurable or {})
     name = graph if isinstance(graph, str) else trajectory.graph
     compiled = (
@@ -158,7 +157,7 @@ def _given(trajectory: Trajectory, configurable: Mapping[str, Any]) -> Trajector
 
 
 class _Silent(BaseChatModel):
-    """Stands behind `policy()`: its answers are all on record."""
+    """Placeholder for the model behind `policy()`: its answers are all recorded."""
 
     @property
     def _llm_type(self) -> str:
@@ -169,7 +168,7 @@ class _Silent(BaseChatModel):
 
 
 class ReplayRun:
-    """One trajectory on its way through the graph."""
+    """Replay of one trajectory through the graph."""
 
     def __init__(
         self,
@@ -198,12 +197,12 @@ class ReplayRun:
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
         self._not_compared = Counter[str]()
         self.drawn = False
-        self._cut = False  # True where the record ends at a request without an answer
+        self._cut = False  # True if the record ends at a request without an answer
         self._last_matching = self._line[0]
-        """The newest recorded checkpoint that the replay reached with an equal state."""
+        """Newest recorded checkpoint that the replay reached with an equal state."""
 
     async def play(self) -> Replay:
-        """The result over all segments."""
+        """Replay all segments; return the result."""
         for begin in (
             record_external_models,
             record_external_tools,
@@ -225,7 +224,7 @@ class ReplayRun:
             return await self._through(segments)
 
     async def _through(self, segments: Sequence[Segment]) -> Replay:
-        """Up to the first that does not end as it did."""
+        """Replay segments up to the first that ends differently."""
         total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
         for segment in segments:
             self._renaming.restart()
@@ -247,7 +246,7 @@ class ReplayRun:
         )
 
     def _not_on_record(self) -> Iterator[str]:
-        """Parts of the run that are not on record, in words."""
+        """Parts of the run that are not recorded, in words."""
         first = self._line[0]
         if first.parent_config is not None or first.metadata.get("source") == "loop":
             yield "what led to the oldest checkpoint, since no earlier one is on record"
@@ -258,8 +257,8 @@ class ReplayRun:
     async def continue_live(
         self, runner: EpisodeRunner, graph: str, thread: str | None
     ) -> Trajectory:
-        """Continue on a new thread from the last equal checkpoint, reusing later recorded answers
-        that still fit.
+        """Continue on a new thread from the last equal checkpoint. Later recorded answers that
+        still fit are reused.
         """
         (episode,) = fork(
             self._store,
@@ -284,7 +283,7 @@ class ReplayRun:
         return await own.run(episode)
 
     def _before_last_matching(self) -> set[str]:
-        """Checkpoints before the fork."""
+        """Ids of the checkpoints before the fork."""
         return {found.checkpoint["id"] for found in self._line[: self._number(self._last_matching)]}
 
     def _number(self, wanted: CheckpointTuple) -> int:
@@ -294,7 +293,7 @@ class ReplayRun:
         calls = (*self._trajectory.calls, *self._trajectory.failed_calls)
         return recorded_answers(calls, self._trajectory.tool_calls, steps, self._places, loosely)
 
-    # what is on record
+    # the record
 
     async def _segments(self) -> list[Segment]:
         given = [
@@ -311,8 +310,8 @@ class ReplayRun:
         return found
 
     def _with_other_options(self) -> Iterator[int]:
-        """Numbers of the steps from which a fork, or a run that was resumed, went on with other
-        options.
+        """Indices, in the line of checkpoints, of those from which a fork or a resumed run
+        continued with other options.
         """
         for number, (one, then) in enumerate(pairwise(self._line)):
             both = (one.metadata, then.metadata)
@@ -326,8 +325,8 @@ class ReplayRun:
         return self._task_paths.get(task_id, "")
 
     def _context(self, until: CheckpointTuple) -> Mapping[str, Any] | None:
-        """The run context that a checkpoint was made with: each turn of a conversation has its own,
-        and each fork.
+        """Run context that a checkpoint was made with. Each turn of a conversation, and each fork,
+        has its own.
         """
         said = self._options_at(until).context
         return (
@@ -337,9 +336,7 @@ class ReplayRun:
         )
 
     def _task(self, until: CheckpointTuple) -> TaskRef:
-        """The task, with what the graph was given in `config["configurable"]` when a checkpoint was
-        made.
-        """
+        """Task, with the graph's `config["configurable"]` when a checkpoint was made."""
         task, kept = self._trajectory.task, self._options_at(until).configurable
         given = {CONFIGURABLE: {**kept, **self._given_configurable}}
         return task.model_copy(update={"metadata": {**task.metadata, **given}})
@@ -350,7 +347,7 @@ class ReplayRun:
         return options_of(next(made, {}), self._trajectory.task)
 
     def _recorded_resumes(self) -> dict[TaskPath, list[Any]]:
-        """What the questions of each task were answered with, in their order."""
+        """Recorded answers to the questions of each task, in their order."""
         line, answers = (
             {found.checkpoint["id"] for found in self._line},
             dict[TaskPath, list[Any]](),
@@ -369,7 +366,7 @@ class ReplayRun:
                     )
         return answers
 
-    # playing
+    # replaying
 
     async def _play(self, segment: Segment) -> Replay:
         stop_at = self._stop_at(segment)
@@ -396,7 +393,7 @@ class ReplayRun:
         return self._judge(segment, scratch, paths, answers, error, asked)
 
     def _stop_at(self, segment: Segment) -> int | None:
-        """The step after which the recorded run stopped; None lets the graph end by itself.
+        """Step after which the recorded run stopped (None: the graph ends by itself).
 
         At the end of the record a step that failed, asked a person or was killed is tried once
         more.
@@ -416,7 +413,7 @@ class ReplayRun:
         draws: RecordedDraws,
         paths: TaskPathResolver,
     ) -> tuple[Exception | None, UnrecordedRequest | None]:
-        """Run the segment; returns what the graph raised, and the request that is not on record."""
+        """Run the segment; return the graph's error, and the request that is not recorded."""
         graph = await self._bound(segment, scratch)
         given: Command[Any] | None = None
         until = scratch.stop_at
@@ -437,14 +434,14 @@ class ReplayRun:
             resumes = self._resumes(scratch, paths)
             if not (resumes or self._write_commands(segment, scratch)):
                 return None, None
-            # which the graph does not take any more
+            # the graph no longer takes them
             if given is not None and resumes == given.resume:
                 return None, None
             given = Command(resume=resumes) if resumes else None
 
     async def _bound(self, segment: Segment, scratch: ScratchSaver) -> Graph:
-        """The graph over `scratch`, with a LangGraph store as it was when the segment began, and no
-        breakpoints.
+        """Graph over `scratch`, with the LangGraph store as it was at the segment's start, and
+        without breakpoints.
         """
         await self._memory.begin_with(
             self._saver.memory(self._trajectory.thread_id, segment.start.checkpoint["id"])
@@ -462,8 +459,8 @@ class ReplayRun:
         scratch: ScratchSaver,
         replaying: ReplayRecording,
     ) -> Exception | None:
-        """Invoke the graph with the options that are on record for the next step; returns what it
-        raised.
+        """Invoke the graph with the recorded options of the next step; return its error (None if it
+        raised none).
         """
         said = self._context(segment.end)
         context = None if said is None else run_context(self._graph, said, self._trajectory.graph)
@@ -489,7 +486,7 @@ class ReplayRun:
         return None
 
     def _resumes(self, scratch: ScratchSaver, paths: TaskPathResolver) -> dict[str, Any]:
-        """The recorded answers to the questions that wait, by LangGraph's ids of them."""
+        """Recorded answers to the waiting questions, by LangGraph's ids of these."""
         answers = dict[str, Any]()
         for namespace, checkpoint_id, task_id, asked, answered in scratch.questions():
             known = self._resumed.get(paths.of_write(namespace, checkpoint_id, task_id), [])
@@ -498,7 +495,7 @@ class ReplayRun:
         return answers
 
     def _write_commands(self, segment: Segment, scratch: ScratchSaver) -> bool:
-        """Write what a recorded `Command` wrote at this checkpoint. True if there was one."""
+        """Write the recorded writes of a `Command` at this checkpoint. True if there were any."""
         head = scratch.head
         there = next(
             (found for found in segment.checkpoints[:-1] if step_of(found) == step_of(head)), None
@@ -522,8 +519,8 @@ class ReplayRun:
         asked: UnrecordedRequest,
         answers: RecordedAnswers,
     ) -> bool:
-        """True if the recorded run was killed before this was answered, and all its answers are
-        used.
+        """True if the recorded run was killed before this request was answered, and all its answers
+        are used.
         """
         step = step_of(segment.end)
         if segment.finished or not segment.last or asked.place[0].step != step + 1:
@@ -605,9 +602,10 @@ class ReplayRun:
         place: TaskPath,
         found: CheckpointTuple,
     ) -> bool:
-        """Whether a subgraph or a task of the functional API ran in a tool that was answered.
+        """True if a subgraph or a task of the functional API ran in a tool that was answered from
+        the record.
 
-        For records of earlier versions, which do not note that, the time of the call decides for a
+        Records of earlier versions do not note that. There the time of the call decides for a
         subgraph.
         """
         if any(paths.is_within(place, *what) for what in answers.not_run):
@@ -622,7 +620,7 @@ class ReplayRun:
         )
 
     def _ended_otherwise(self, segment: Segment, error: Exception | None) -> str:
-        """How the graph's end differs from the recorded one; empty if it does not."""
+        """Difference between the graph's end and the recorded one; empty if there is none."""
         if isinstance(error, HrmError) and not is_on_record(error):
             raise error
         raised = f"{type(error).__name__}: {error}" if error is not None else ""

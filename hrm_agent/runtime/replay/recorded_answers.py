@@ -1,13 +1,13 @@
-"""Matches the requests of a replayed graph with recorded answers.
+"""Matching of the requests of a replayed graph with recorded answers.
 
 A recorded answer fits a request with the same messages and tools (of a model call) or the same name
-and arguments (of a tool call); where none does, one that differs by generated ids alone
+and arguments (of a tool call). If none fits, one that differs only in generated ids does
 (`hrm_agent.runtime.replay.request_match`). Sampling parameters are not compared, since the limits
-of a run are not part of its graph. If several fit, the one from the same task path is given
+of a run are not part of its graph. If several fit, the one from the same task path is returned
 (`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another step, then the
 oldest; each only once. So parallel branches with equal requests get their own answers, and a node
-added before them changes nothing. A call that failed answers a request like any other: with the
-error that it raised.
+added before them changes nothing. A failed call answers a request like any other: with the error
+that it raised.
 """
 
 from __future__ import annotations
@@ -59,38 +59,38 @@ _Record = TypeVar("_Record", Call, ToolCall)
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedRequest:
-    """A request of the graph that is not on record."""
+    """Request of the graph that is not recorded."""
 
     identity: GraphIdentity
-    """Where the replayed graph made the request."""
+    """Identity of the step that made the request."""
     place: TaskPath
-    """The path of its task, without random ids."""
+    """Path of its task, without random ids."""
     messages: Sequence[BaseMessage] = ()
     """Messages of a model call; empty for a tool call."""
     tools: Sequence[Any] = ()
     """Tools offered with a model call."""
     tool_call: ToolCall | None = None
-    """The tool call that was about to run; None for a model call."""
+    """Tool call that was about to run (None for a model call)."""
 
 
 class NotRecorded(GraphBubbleUp):
-    """Stops a graph, without retries, at a request that is not on record."""
+    """Stops a graph, without retries, at a request that is not recorded."""
 
 
 @dataclass(slots=True)
 class RecordedAnswers:
-    """The recorded answers of one segment of a run."""
+    """Recorded answers of one segment of a run."""
 
     calls: list[tuple[TaskPath, Call]]
     """Unused model calls, each with the path of its task."""
     tool_calls: list[tuple[TaskPath, ToolCall]]
     """Unused tool calls, each with the path of its task."""
     given: dict[str, list[tuple[Call, Call]]] = field(default_factory=lambda: defaultdict(list))
-    """Model calls given out, as recorded and as given, by id of the task that asked: one that runs
-    again after an interrupt asks again.
+    """Model calls given out, as (recorded, given) by id of the task. A task that runs again after
+    an interrupt repeats its requests.
     """
     given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
-    """Tool calls given out, by the id that their records would have now."""
+    """Tool calls given out, by the id that their records would have in the replay."""
     not_run: set[tuple[str, GraphIdentity, int]] = field(
         default_factory=set[tuple[str, GraphIdentity, int]]
     )
@@ -98,12 +98,14 @@ class RecordedAnswers:
     within that task.
     """
     loosely: RequestMatch | None = None
-    """Finds an answer to a request that is not on record word for word; None: there is none."""
+    """Matcher for requests that are not recorded word for word (None: such requests have no
+    answer).
+    """
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while an answer is looked up: parallel branches may ask from several threads."""
+    """Lock for the lookup of an answer, since parallel branches may ask from several threads."""
 
     def take(self, asked: UnrecordedRequest, request_hash: str) -> Call | None:
-        """The answer to a request; no other request gets it."""
+        """Return the answer to a request (None if there is none). No other request gets it."""
 
         def fit(call: Call) -> tuple[bool, ...]:
             return (
@@ -134,7 +136,9 @@ class RecordedAnswers:
         return match is not None and match.same(call, asked.messages, asked.tools, same_tools=tools)
 
     def take_tool_call(self, asked: UnrecordedRequest, started: ToolCall) -> ToolCall | None:
-        """The finished record of a tool call."""
+        """Return the finished record of a tool call (None if there is none). No other call gets
+        it.
+        """
 
         def same(call: ToolCall) -> bool:
             return (call.name, call.arguments) == (started.name, started.arguments)
@@ -159,8 +163,8 @@ class RecordedAnswers:
         return answer
 
     def nearest(self, asked: UnrecordedRequest) -> Call | ToolCall | None:
-        """The record from the same place, to compare with: an unused one, else one that was given
-        out.
+        """Record of the same node to compare with: an unused one, else one that was given out (None
+        if there is none).
         """
         tool = asked.tool_call is not None
         dealt = (
@@ -185,15 +189,15 @@ class RecordedAnswers:
 
 
 def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
-    """Messages and tools are those that `call` answered. Its hash is over both the messages and the
-    answer.
+    """True if messages and tools are those that `call` answered. Its hash covers both the messages
+    and the answer.
     """
     messages = [*asked.messages, *([unpack_answer(call)] if call.error is None else [])]
     return _same_tools(call, asked) and call.context_hash == context_hash(messages)
 
 
 def _same_tools(call: Call, asked: UnrecordedRequest) -> bool:
-    """In whatever order: some agents take theirs from a set."""
+    """True if the tools are the same in any order, since some agents take theirs from a set."""
     forms = (asked.tools, _common_form(asked.tools))
     if call.tools_hash in map(content_hash, forms):
         return True
@@ -203,8 +207,8 @@ def _same_tools(call: Call, asked: UnrecordedRequest) -> bool:
 
 
 def _common_form(tools: Sequence[Any]) -> list[Any]:
-    """As `standing_in` hands them on: the policy may have answered for a model whose provider has a
-    form of its own.
+    """Tools in the form in which `standing_in` passes them on: the policy may have answered for a
+    model whose provider has its own form.
     """
     try:
         return [convert_to_openai_tool(tool) for tool in tools]
@@ -218,7 +222,9 @@ def _best(
     same: Callable[[_Record], bool],
     fit: Callable[[_Record], tuple[bool, ...]],
 ) -> _Record | None:
-    """Of the records that fit the request, the one nearest in place. Taken out."""
+    """Remove and return, among the records that fit the request, the nearest in place (None if none
+    fits).
+    """
     for near in (
         lambda found: found == place,
         lambda found: without_steps(found) == without_steps(place),
@@ -233,12 +239,12 @@ def _best(
 
 
 class ReplayRecording(Recording):
-    """Answers from the record, and stops at a request that is not on it. One for each start of the
-    graph.
+    """Recording that answers from the record, and stops at a request that is not in it. There is
+    one for each start of the graph.
     """
 
     replaying = True
-    """Nothing may be asked or run, not even what failed."""
+    """True: nothing may be asked or run, not even failed calls."""
 
     def __init__(
         self,
@@ -248,7 +254,7 @@ class ReplayRecording(Recording):
         inherited_steps: Sequence[tuple[int, str]] = (),
         serializer: JsonPlusSerializer | None = None,
     ) -> None:
-        """`inherited_steps`: the threads that a fork has behind it, the oldest first, each with its
+        """`inherited_steps`: the threads that a fork descends from, oldest first, each with its
         last step.
         """
         super().__init__(MemoryJournal(serializer=serializer))
@@ -287,8 +293,8 @@ class ReplayRecording(Recording):
             return again or self._answers.take_tool_call(asked, started) or self._stop(asked)
 
     def run_again(self, started: ToolCall, lost: str = "") -> None:
-        """List an effect if the record does not hold all of the call; else the call counts as not
-        on record.
+        """List an effect if the record lacks a part of the call (`lost`); else the call counts as
+        not recorded.
         """
         if not lost:
             self._stop(
@@ -308,7 +314,7 @@ class ReplayRecording(Recording):
         return next((thread for last, thread in self._inherited_steps if step <= last), thread_id)
 
     def _refuse_more(self) -> None:
-        if self.unanswered is not None:  # a graph may have swallowed that it was stopped
+        if self.unanswered is not None:  # the graph may have caught `NotRecorded`
             raise NotRecorded
 
     def _stop(self, asked: UnrecordedRequest) -> Any:
@@ -317,8 +323,8 @@ class ReplayRecording(Recording):
 
 
 class AdoptingRecording(Recording):
-    """Copies fitting answers of another thread under this thread's ids; all other requests are
-    made.
+    """Recording that copies fitting answers of another thread under this thread's ids. All other
+    requests are sent.
     """
 
     def __init__(
@@ -386,7 +392,9 @@ class AdoptingRecording(Recording):
         return adopted
 
     def _adopted(self, call: Call, identity: GraphIdentity, index: int, request_hash: str) -> Call:
-        """The same tokens and the same answer, under this thread's ids: later calls extend it."""
+        """Copy of a call with its tokens and answer under this thread's ids, so that later calls
+        extend it.
+        """
         own = self._own[call.id] = call_id(identity.thread_id, identity.task_id, index)
         metadata = {**call.response.get("response_metadata", {}), CALL_ID: own}
         if THREAD_ID in metadata:
@@ -413,8 +421,8 @@ def recorded_answers(
     paths: TaskPathResolver,
     loosely: RequestMatch | None = None,
 ) -> RecordedAnswers:
-    """The answers of the steps that began at the checkpoints `steps`. Old records do not name those
-    of subgraphs.
+    """Answers of the steps that began at the checkpoints `steps`. Old records do not name those of
+    subgraphs.
 
     `calls` include failed ones, in any order. A failed call that a resume asked again is left out.
     """
@@ -436,8 +444,8 @@ def recorded_answers(
 
 
 def _in_order(calls: Sequence[Call]) -> list[Call]:
-    """Insert each failed call before the calls of its task that were made after it under its index
-    or higher.
+    """Insert each failed call before the later calls of its task, whose index is the same or
+    higher.
     """
     again = {call.instead_of for call in calls}
     found = [call for call in calls if call.error is None]

@@ -1,6 +1,4 @@
-"""Which recorded draws (clock, uuid, random) a replayed task gets: those of the task at the same
-place.
-"""
+"""Recorded draws (clock, uuid, random) for a replayed task: those of the task at the same place."""
 
 from __future__ import annotations
 
@@ -15,24 +13,26 @@ __all__ = ["RecordedDraws"]
 
 
 class RecordedDraws:
-    """The draws of one segment of a run. Each record is for one task, however often that is begun.
-    Thread-safe.
+    """Draws of one segment of a run. Each record is for one task, even if that is begun several
+    times. Thread-safe.
     """
 
     def __init__(
         self, records: Iterable[TaskDraws], steps: set[str], paths: TaskPathResolver
     ) -> None:
-        """Of `records` those that were made in steps that began at the checkpoints `steps`."""
+        """Select those of `records` that were made in steps that began at the checkpoints
+        `steps`.
+        """
         self._left = [
             (paths.of(found.identity), found) for found in records if found.identity.step in steps
         ]
         self._given: dict[tuple[str, int], TaskDraws | None] = {}
         self.missed = False
-        """Whether a task drew something that is not on record."""
+        """True if a task drew something that is not recorded."""
         self._lock = threading.Lock()
 
     def of(self, identity: GraphIdentity, place: TaskPath) -> TaskDraws | None:
-        """What the task drew then, this attempt of it; None if nothing is on record."""
+        """Recorded draws of the task in this attempt (None if there are none)."""
         key = (identity.task_id, identity.attempt)
         with self._lock:
             if key not in self._given:
@@ -40,8 +40,8 @@ class RecordedDraws:
             return self._given[key]
 
     def _take(self, attempt: int, place: TaskPath) -> TaskDraws | None:
-        """From the same place, else from the same nodes in another step: one may have been added
-        before them.
+        """Take the record from the same place, else from the same nodes in another step, since a
+        node may have been added before them.
         """
         ways: tuple[Callable[[TaskPath], Any], ...] = (lambda path: path, without_steps)
         for way in ways:

@@ -1,13 +1,14 @@
-"""Generated ids that differ between a recorded run and its replay, and stand for each other.
+"""Correspondence of generated ids that differ between a recorded run and its replay.
 
-LangGraph gives a message without an id a random one, and libraries draw ids where `hrm_agent.draws`
-does not reach. A replay has other ids than the record then, in the same places. They count as equal
-under a renaming: one to one over all states and requests of a turn, so that two places with one id
-then have one id now, and only between strings that look like generated ids of one kind. A number, a
-word, or a hash of a content (UUID versions 3 and 5, hex digests) is never renamed.
+LangGraph gives a message without an id a random one, and libraries draw ids that `hrm_agent.draws`
+does not cover. So a replay has other ids than the record, in the same places. They count as equal
+under a renaming. It is one to one over all states and requests of a turn, so that two places with
+one recorded id have one current id. It applies only to strings that look like generated ids of one
+kind. A number, a word, or a hash of a content (UUID versions 3 and 5, hex digests) is never
+renamed.
 
-Ids of a kind have one length, so they are compared and exchanged in the bytes of a value, wherever
-they stand.
+Ids of a kind have one length, so they are compared and exchanged in the bytes of a value, at any
+place.
 """
 
 from __future__ import annotations
@@ -19,44 +20,52 @@ from collections.abc import Mapping
 __all__ = ["Renaming", "holds_ids"]
 
 _UUID = rb"[0-9a-f]{8}-[0-9a-f]{4}-(?![35][0-9a-f]{3}-[89ab])[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-"""LangGraph's task ids are none of RFC 9562's versions."""
+"""Pattern of a UUID of any version but 3 and 5. LangGraph's task ids have none of RFC 9562's
+versions.
+"""
 _HEX = rb"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}(?![0-9a-f])"
-"""A UUID of version 4 without dashes."""
+"""Pattern of a UUID of version 4 without dashes."""
 _PREFIXED = rb"((?:call|chatcmpl|fc|msg|req|resp|rs|run|srvtoolu|tooluse|toolu)[-_]{1,2})(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,64}"  # noqa: E501
-"""Providers' ids of calls, answers and runs: with a digit, or they might be words."""
+"""Pattern of providers' ids of calls, answers and runs. A digit is required, or they might be
+words.
+"""
 _ID = re.compile(rb"%b|%b|%b" % (_UUID, _HEX, _PREFIXED))
 
 
 class Renaming:
-    """Ids now <-> ids on record, one to one. Thread-safe."""
+    """One-to-one mapping between current and recorded ids. Thread-safe."""
 
     def __init__(self) -> None:
         self._recorded: dict[bytes, bytes] = {}
-        """Id now -> id on record, equal ones included."""
+        """Current id -> recorded id, equal ones included."""
         self._now: dict[bytes, bytes] = {}
-        """The inverse."""
+        """Recorded id -> current id."""
         self._seen: set[bytes] = set()
-        """Ids now that are others on record, and stood in something that counts."""
+        """Current ids that differ from the recorded ones, in values that count."""
         self.changes_any = False
-        """An id is another than it was."""
+        """True if any id differs from the recorded one."""
         self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
-        """How many ids in the states and requests that were compared are others than they were."""
+        """Number of ids in the compared states and requests that differ from the recorded ones."""
         return len(self._seen)
 
     def restart(self) -> None:
-        """The replay goes on from a recorded state: there, each id is itself again."""
+        """Forget the ids, since the replay continues from a recorded state, where each id is
+        unchanged.
+        """
         with self._lock:
             self._recorded, self._now, self.changes_any = {}, {}, False
 
     def equal(self, recorded: bytes, now: bytes) -> bool:
-        """True if the two are the same but for ids, which are noted and counted."""
+        """True if the two are the same except for ids, which are noted and counted."""
         return self._note(recorded, now, counts=True)
 
     def learn(self, recorded: bytes, now: bytes) -> bool:
-        """The same, without counting: it is said where ids stand for others in what a user sees."""
+        """True if the two are the same except for ids, which are noted and not counted: the count
+        is for ids in values that a user sees.
+        """
         return self._note(recorded, now, counts=False)
 
     def _note(self, recorded: bytes, now: bytes, *, counts: bool) -> bool:
@@ -72,17 +81,17 @@ class Renaming:
             return True
 
     def would_equal(self, recorded: bytes, now: bytes) -> bool:
-        """The same question; nothing is noted."""
+        """True if the two are the same except for ids. Nothing is noted."""
         with self._lock:
             return self._pairs(recorded, now) is not None
 
     def as_now(self, recorded: bytes) -> bytes:
-        """Bytes from the record with the ids of now."""
+        """Recorded bytes with the current ids."""
         with self._lock:
             return _ID.sub(lambda found: self._now.get(found[0], found[0]), recorded)
 
     def _pairs(self, recorded: bytes, now: bytes) -> dict[bytes, bytes] | None:
-        """The pairs that make them equal; None where none do."""
+        """Pairs of ids that make both equal (None if there are none)."""
         if recorded != now and (
             len(recorded) != len(now) or _ID.sub(_kind, recorded) != _ID.sub(_kind, now)
         ):
@@ -100,12 +109,12 @@ class Renaming:
 
 
 def holds_ids(data: bytes) -> bool:
-    """True if there is anything in it that could be renamed."""
+    """True if the bytes hold an id that could be renamed."""
     return _ID.search(data) is not None
 
 
 def _kind(found: re.Match[bytes]) -> bytes:
-    """What is left of an id when all that is drawn is taken out: its prefix and its length."""
+    """Constant part of an id: its prefix and its length."""
     prefix: bytes = found[1] or b""
     return prefix + b"#" * (len(found[0]) - len(prefix))
 

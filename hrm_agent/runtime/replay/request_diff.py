@@ -1,9 +1,8 @@
-"""What a graph asks now beside what it asked when it was recorded, as a diff that a person can
-read.
+"""Readable diff between the current and the recorded request of a graph.
 
 Messages and tools are compared as text. A policy's request in a record of an earlier version is
-held as token ids alone, so both sides are compared in the words of its chat template: the policy's
-tokenizer is loaded for it, never its weights.
+stored only as token ids, so both sides are compared in the text of its chat template. This loads
+the policy's tokenizer, never its weights.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _DRAWN = re.compile(
     rf"|(?:{_NAMES.replace(' ', '|')})(?:day)?|(?:{_MONTHS.replace(' ', '|')}|nov(?:ember)?|dec(?:ember)?)|[ap]m)\b"
     r"|\b(?=[0-9a-f]*\d)[0-9a-f]{6,}\b|\d+(?:\.\d+)?(?:e-?\d+)?",
 )
-"""Texts that differ each time that they are drawn."""
+"""Pattern of texts that differ at each draw."""
 
 
 def request_diff(
     store: RunStore, asked: UnrecordedRequest, nearest: Call | ToolCall | None
 ) -> list[str]:
-    """A unified diff from the recorded request to the one that was made now; all of it, where there
-    is none.
+    """Unified diff from the recorded request to the current one; the whole current one if no
+    request is recorded.
     """
     if asked.tool_call is not None:
         recorded = list(_tool_lines(nearest)) if isinstance(nearest, ToolCall) else []
@@ -74,10 +73,11 @@ def request_diff(
 
 
 def looks_drawn(lines: Sequence[str]) -> bool:
-    """Whether the first lines of a diff differ only in numbers, names of days and months, or
+    """True if any changed line of a diff differs only in numbers, names of days and months, or
     hexadecimal ids.
 
-    So do values that a node takes from the clock, `uuid` and `random`, such as a time in a prompt.
+    Values that a node takes from the clock, `uuid` and `random` differ so, such as a time in a
+    prompt.
     """
     changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
     old, new = ([line[1:] for line in changed if line.startswith(sign)] for sign in "-+")
@@ -87,7 +87,7 @@ def looks_drawn(lines: Sequence[str]) -> bool:
 
 
 def template_texts(store: RunStore) -> TemplateTexts:
-    """For `RequestMatch`: each tokenizer is loaded once."""
+    """Text function for `RequestMatch`. Each tokenizer is loaded once."""
     codecs = lru_cache(load_codec)
 
     def texts(call: Call, messages: Sequence[BaseMessage], tools: Sequence[Any]) -> tuple[str, str]:
@@ -99,9 +99,7 @@ def template_texts(store: RunStore) -> TemplateTexts:
 def _in_template(
     store: RunStore, codec: Codec, call: Call, messages: Sequence[BaseMessage], tools: Sequence[Any]
 ) -> tuple[str, str]:
-    """A recorded request and the one of now as the policy reads them,
-    without the recorded answer.
-    """
+    """Recorded and current request as the policy reads them, without the recorded answer."""
     path = store.journal.path_tokens(call.id)
     then = path[: len(path) - call.sampled_tokens]
     return codec.decode(then), codec.decode(codec.encode(messages, tools))

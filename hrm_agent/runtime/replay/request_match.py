@@ -1,13 +1,12 @@
-"""Requests that are not the recorded ones word for word, and count as the same: other ids, or
-ignored parts.
+"""Matching of requests that differ from the recorded ones only in ids or ignored parts.
 
-A request is compared in the form in which a model sees it: of each message type, text, name and
-tool calls; ids of tool calls are left out, which result belongs to which call is not. Of a policy's
-call the record holds tokens, not messages: both sides are compared in the words of its chat
-template then, as far as its tokenizer can be loaded, and only ids may differ.
+A request is compared in the form in which a model sees it: type, text, name and tool calls of each
+message. Ids of tool calls are left out; the assignment of results to calls is not. For a policy's
+call the record holds tokens, not messages. Then both sides are compared in the text of its chat
+template, if its tokenizer can be loaded, and only ids may differ.
 
-An answer quotes the ids of its request. It is given out with the ids of now, so that what follows
-fits together.
+An answer quotes the ids of its request. It is returned with the current ids, so that later steps
+fit.
 """
 
 from __future__ import annotations
@@ -30,35 +29,37 @@ from hrm_agent.trajectory.conversation_digest import context_of
 __all__ = ["RequestMatch", "TemplateTexts"]
 
 TemplateTexts = Callable[[Call, Any, Any], tuple[str, str]]
-"""A recorded request (of a call) and the one of now (messages, tools) in the words of the policy's
-chat template.
+"""Function from a call, messages and tools to its recorded request and the current one, as text of
+the policy's chat template.
 
-Raises `ModelError` where its tokenizer is not to be had.
+Raises `ModelError` if its tokenizer is not available.
 """
 _FIELDS = ("type", "content", "name", "tool_calls", "answers")
 _KEPT = ("id", "identity", "tool_call_id")
-"""Fields of a tool call's record that say where it stands."""
+"""Fields of a tool call's record that identify it."""
 
 
 class RequestMatch:
-    """Compares requests, up to a renaming of ids and without what is to be ignored."""
+    """Comparison of requests, up to a renaming of ids and without ignored parts."""
 
     def __init__(
         self, renaming: Renaming, ignored: Ignored, texts: TemplateTexts, learn: Callable[[], None]
     ) -> None:
-        """`learn` is called before an answer is looked up: it notes the ids of states."""
+        """`learn`: called before an answer is looked up, to note the ids of states."""
         self._renaming, self._ignored, self._texts = renaming, ignored, texts
         self.learn = learn
 
     def same(self, call: Call, messages: Any, tools: Any, *, same_tools: bool) -> bool:
-        """True if `call` can answer this request. `same_tools`: it was offered the tools of now."""
+        """True if `call` can answer this request. `same_tools`: it was offered the current
+        tools.
+        """
         if not (same_tools or self._ignored.tools):
             return False
         forms = self._forms(call, messages, tools, note=False)
         return forms is not None and self._renaming.would_equal(*forms)
 
     def note(self, call: Call, messages: Any, tools: Any, *, same_tools: bool) -> None:
-        """`call` answers this request: its ids stand for those on record."""
+        """Note that `call` answers this request: its ids correspond to the recorded ones."""
         forms = self._forms(call, messages, tools, note=True)
         if forms is not None:
             self._renaming.equal(*forms)
@@ -66,26 +67,28 @@ class RequestMatch:
             self._ignored.note_tools()
 
     def answer(self, call: Call) -> Call:
-        """The record with the ids of now."""
+        """Recorded call with the current ids."""
         if not self._renaming.changes_any:
             return call
-        # in its own order: states are compared as bytes
+        # keys keep their order, since states are compared as bytes
         told = json.dumps([call.response, call.exact]).encode()
         response, exact = json.loads(self._renaming.as_now(told))
         return call.model_copy(update={"response": response, "exact": exact})
 
     def same_tool_call(self, call: ToolCall, started: ToolCall) -> bool:
-        """True if the record can answer this call."""
+        """True if the record can answer this tool call."""
         return call.name == started.name and self._renaming.would_equal(
             *self._tool_forms(call, started, note=False)
         )
 
     def note_tool_call(self, call: ToolCall, started: ToolCall) -> None:
-        """The record answers this call: the ids of its arguments stand for those on record."""
+        """Note that the record answers this call: the ids of its arguments correspond to the
+        recorded ones.
+        """
         self._renaming.equal(*self._tool_forms(call, started, note=True))
 
     def tool_answer(self, call: ToolCall) -> ToolCall:
-        """The record with the ids of now."""
+        """Recorded tool call with the current ids."""
         if not self._renaming.changes_any:
             return call
         renamed = ToolCall.model_validate_json(
@@ -99,8 +102,8 @@ class RequestMatch:
         return renamed.model_copy(update=changes)
 
     def _effect(self, effect: dict[str, Any]) -> dict[str, Any]:
-        """Rename ids in an effect to the current ones, except in answers,
-        which stay as recorded.
+        """Replace ids in an effect by the current ones, except in answers, which stay as
+        recorded.
         """
         packed = (name for name in effect if name != "answer" and isinstance(effect[name], dict))
         return effect | {name: edit_packed(effect[name], self._renaming.as_now) for name in packed}
@@ -132,7 +135,7 @@ class RequestMatch:
 
 
 def _form(messages: list[BaseMessage]) -> list[dict[str, Any]]:
-    """What a model sees of a conversation, by name."""
+    """Conversation as a model sees it, with named fields."""
     form: list[dict[str, Any]] = []
     for seen in context_of(messages):
         named: dict[str, Any] = dict(zip(_FIELDS, seen, strict=True))

@@ -1,4 +1,4 @@
-"""What a replay came to, and the first thing in which it is not the recorded run."""
+"""Result of a replay, and its first difference from the recorded run."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ __all__ = ["Divergence", "Replay", "ReplayVerdict"]
 
 
 class ReplayVerdict(StrEnum):
-    """What a replay came to."""
+    """Verdict on a replay."""
 
     EQUAL = "equal"
-    """All requests are on record, and all compared states, tasks and writes are equal."""
+    """All requests are recorded, and all compared states, tasks and writes are equal."""
     ASKS = "asks"
-    """The graph asks a model or a tool something that is not on record."""
+    """The graph asks a model or a tool something that is not recorded."""
     DIFFERS = "differs"
-    """All requests are on record; a state, a task, a write or the end differs."""
+    """All requests are recorded; a state, a task, a write or the end differs."""
     REFUSED = "refused"
-    """A node was about to do something outside of the record, and the replay was to refuse that."""
+    """A node was about to have an effect outside of the record, and the replay refuses effects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first thing that is not on record, and what was asked at that place then."""
+    """First request that is not recorded, and the recorded call at its place."""
 
     asked: UnrecordedRequest
-    """What the replayed graph asked."""
+    """Request of the replayed graph."""
     nearest: Call | ToolCall | None
-    """The recorded call of the same node to compare with; None where the node never asked anything
-    of the kind.
+    """Recorded call of the same node to compare with (None if the node never made one of this
+    kind).
     """
     step: int
-    """LangGraph's number of the outermost graph's step in which it asked."""
+    """LangGraph's number of the outermost graph's step that made the request."""
 
     @property
     def node(self) -> str:
@@ -46,56 +46,58 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A replay and its verdict."""
+    """Replay and its verdict."""
 
     trajectory: Trajectory
-    """The run that was replayed."""
+    """Run that was replayed."""
     graph: str
-    """The graph that replayed it, by name."""
+    """Name of the graph that replayed it."""
     verdict: ReplayVerdict
-    """Whether the graph still does what it did."""
+    """Verdict: the graph behaves as recorded, or not."""
     checkpoints: int = 0
-    """Number of checkpoints compared, those of subgraphs and those that its turns begin with among
-    them.
+    """Number of checkpoints compared, including those of subgraphs and those that its turns begin
+    with.
     """
     tasks: int = 0
     """Number of tasks whose writes were compared."""
     writes: int = 0
-    """Number of writes compared, questions to a person among them."""
+    """Number of writes compared, including questions to a person."""
     not_compared: tuple[str, ...] = ()
-    """Recorded things that were not compared, in words."""
+    """Recorded parts that were not compared, in words."""
     renamed_ids: int = 0
-    """Generated ids that are others than they were, one to one
+    """Number of generated ids that differ from the recorded ones, one to one
     (`hrm_agent.runtime.replay.renaming`).
     """
     ignored: tuple[str, ...] = ()
-    """Differences at paths that were to be ignored, in words."""
+    """Differences at ignored paths, in words."""
     unmatched: tuple[str, ...] = ()
-    """Paths that were to be ignored, and that led nowhere."""
+    """Ignored paths that matched nothing."""
     unused: int = 0
-    """Recorded answers that were not asked for."""
+    """Number of recorded answers that were not used."""
     divergence: Divergence | None = None
-    """The first request that is not on record; None if all are."""
+    """First request that is not recorded (None if all are)."""
     step: int | None = None
-    """The first step of the outermost graph in which a state, a task or a write differs; None if
-    none does.
+    """First step of the outermost graph with a different state, task or write (None if there is
+    none).
     """
     changes: tuple[Change, ...] = ()
-    """How the last states differ: the recorded one, then the replayed one. Where they are equal,
-    the first difference on the way there.
+    """Differences between the last states, from the recorded to the replayed one; if these are
+    equal, the first difference before them.
     """
     on_the_way: bool = False
-    """Whether `changes` is a difference on the way."""
+    """True if `changes` is a difference before the last state."""
     ended: str = ""
-    """How it ended, where that differs: what it raised, or what was expected of it."""
+    """Difference between the ends, in words: the error that was raised, or the one that was
+    expected.
+    """
     effects: tuple[Effect, ...] = ()
-    """What nodes did again outside of the record, as far as it was seen; what was refused, under
-    `REFUSED`.
+    """Detected effects of nodes outside of the record, which happened again; under `REFUSED` those
+    that were refused.
     """
     drawn: bool = False
-    """Whether a node drew a time, an id or a random number that is not on record."""
+    """True if a node drew a time, an id or a random number that is not recorded."""
     live: Trajectory | None = None
-    """The run that went on from here with a policy."""
+    """Run that continued from here with a policy (None if none did)."""
 
     @property
     def equal(self) -> bool:

@@ -1,11 +1,11 @@
-"""Where in a run a task stood, without the ids that LangGraph draws anew in each run.
+"""Place of a task in a run, without the ids that LangGraph draws in each run.
 
 A task's id is a hash of the checkpoint that its step started from, of its namespace and step, and
-of what made it: the number of a `Send`, or the triggers of a node. LangGraph finds the writes of
-stored threads by these ids, so that they cannot change from one version of it to the next; hashing
-the candidates again tells which one a task was. The checkpoints of the graphs around a subgraph
-stand in the metadata of its own. So two runs of one graph agree on the place of each task, at every
-depth, even where parallel branches ask the same.
+of its origin: the number of a `Send`, or the triggers of a node. LangGraph finds the writes of
+stored threads by these ids, so they cannot change between its versions. Hashing the candidates
+again identifies a task. The metadata of a subgraph's checkpoint names the checkpoints of the graphs
+around it. So two runs of one graph agree on the place of each task, at every depth, even if
+parallel branches make the same requests.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ _FUNCTIONAL = f"~{PUSH}, ~"
 
 
 class PathStep(NamedTuple):
-    """A task within its own graph."""
+    """Task within its own graph."""
 
     step: int
     """LangGraph's number of the step within its graph."""
     node: str
     """Name of the node."""
     number: str
-    """Number of the `Send` that made it; empty for a node that its edges trigger. Of a task of the
-    functional API the calls that led to it, where they are known.
+    """Number of the `Send` that made it; empty for a node that its edges trigger. For a task of the
+    functional API, the calls that led to it, if known.
     """
 
 
 TaskPath = tuple[PathStep, ...]
-"""A task, the outermost graph's first."""
+"""Path of a task, from the outermost graph inwards."""
 
 
 def without_steps(place: TaskPath) -> tuple[tuple[str, str], ...]:
-    """A place without its steps: it stays the same when a node is added before it."""
+    """Place without its steps, which is unchanged when a node is added before it."""
     return tuple((level.node, level.number) for level in place)
 
 
 def in_words(place: TaskPath) -> str:
-    """`solve/reason`: the nodes that lead to a task, with the number of the `Send` that made it."""
+    """Nodes that lead to a task, with the number of the `Send` that made it: `solve/reason`."""
     named = [f"{level.node} {level.number}".rstrip() for level in place if level.node]
     return "/".join(named) or "a task of the functional API"
 
 
 class TaskPathResolver:
-    """The places of the tasks of one thread."""
+    """Places of the tasks of one thread."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TaskPathResolver:
         paths: Callable[[str], str] = lambda _: "",
     ) -> None:
         """`paths`: LangGraph's name of a task that has written, by its id; empty if unknown. It
-        tells tasks of the functional API apart.
+        distinguishes tasks of the functional API.
         """
         self._saver, self._thread_id, self._paths = saver, thread_id, paths
         graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))
@@ -77,7 +77,7 @@ class TaskPathResolver:
         self._checkpoints: dict[tuple[str, str], CheckpointTuple | None] = {}
 
     def of(self, identity: GraphIdentity) -> TaskPath:
-        """Where a call was made."""
+        """Place of a call."""
         parts = namespace_parts(identity.checkpoint_ns)
         namespace, own = (parts[-1].around, parts[-1].node) if parts else ("", "")
         step, _, rest = identity.path.partition("/")
@@ -87,7 +87,7 @@ class TaskPathResolver:
         return (*around, PathStep(int(step or 0), own, index))
 
     def of_write(self, namespace: str, checkpoint_id: str, task_id: str) -> TaskPath:
-        """Where the task stands that wrote to a checkpoint."""
+        """Place of the task that wrote to a checkpoint."""
         step = self._step(namespace, checkpoint_id)
         node, index = self._made_by(namespace, checkpoint_id, task_id, "")
         if not node and (path := self._paths(task_id)).startswith(_FUNCTIONAL):
@@ -95,15 +95,15 @@ class TaskPathResolver:
         return (*self._around(namespace, checkpoint_id, ""), PathStep(step, node, index))
 
     def of_checkpoint(self, found: CheckpointTuple) -> TaskPath:
-        """Of a graph's checkpoint: the tasks around the graph, and the step that led to it, of no
-        node.
+        """Place of a graph's checkpoint: the tasks around the graph, and the step that led to it,
+        without a node.
         """
         configured = found.config.get("configurable", {})
         around = self._around(configured["checkpoint_ns"], configured["checkpoint_id"], "")
         return (*around, PathStep(found.metadata.get("step", -1), "", ""))
 
     def is_within(self, place: TaskPath, what: str, identity: GraphIdentity, number: int) -> bool:
-        """Whether a place lies in a subgraph or task of the functional API (`what`) that a task
+        """True if a place lies in a subgraph or task of the functional API (`what`) that a task
         ran.
         """
         task = self.of(identity)
@@ -121,7 +121,7 @@ class TaskPathResolver:
         )
 
     def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[PathStep]:
-        """The tasks around a graph."""
+        """Tasks around a graph."""
         found = self._checkpoint(namespace, checkpoint_id)
         parents: Mapping[str, str] = found.metadata.get("parents", {}) if found else {}
         for node, task_id, outer in namespace_parts(namespace):
@@ -135,9 +135,7 @@ class TaskPathResolver:
     def _made_by(
         self, namespace: str, checkpoint_id: str, task_id: str, node: str
     ) -> tuple[str, str]:
-        """Node and `Send` of a task; `node` is the name where it is known. Unknown parts stay
-        empty.
-        """
+        """Node and `Send` of a task. `node`: its name, if known. Unknown parts are empty."""
         found = self._checkpoint(namespace, checkpoint_id)
         if found is None:
             return node, ""

@@ -1,1 +1,1 @@
-"""Several runs of one task, and which of their answers counts."""
+"""Several runs of one task, and the choice of one answer."""

@@ -1,10 +1,9 @@
-"""The choice among several runs of one task: a graph of its own, so that it is on record like any
-run.
+"""Choice among several runs of one task: a graph of its own, so that it is recorded like any run.
 
     START -> judge (where a judge is asked) -> choose -> END
 
-The candidates are in its run context; its answer is the chosen run's, and its last state says which
-run was chosen and why. Failed runs are left out. The others are ranked in this order:
+The candidates are in its run context. Its answer is the chosen run's, and its last state holds the
+chosen run and the reason. Failed runs are left out. The others are ranked in this order:
 
 1. runs with an answer before runs without;
 2. runs that their critic accepted, if the graph has a `verdict` (a majority ignores the critic);
@@ -49,7 +48,7 @@ __all__ = [
 CHOICE_GRAPH = "hrm_agent.runtime.selection.choice:graph"
 """Value of `Trajectory.graph` for choice runs."""
 _FORMER_NAME = "graphs.choice:graph"
-"""The same in older records."""
+"""Graph name of choice runs in older records."""
 
 JUDGE_PROMPT = (
     "You are the critic. Several answers to one problem are shown. Which one is right? Answer with"
@@ -58,71 +57,74 @@ JUDGE_PROMPT = (
 """System turn of the judge."""
 
 MAX_SHOWN = 4000
-"""Characters of one answer that the judge sees."""
+"""Maximum characters of one answer that the judge sees."""
 
 
 def is_choice(graph: str) -> bool:
-    """Whether a trajectory of this graph is that of a choice among runs."""
+    """True if a trajectory of this graph is a choice among runs."""
     return graph in {CHOICE_GRAPH, _FORMER_NAME}
 
 
 class NoCandidateError(Exception):
-    """Every run failed; the message has the first error."""
+    """Raised if every run failed. The message has the first error."""
 
 
 class Candidate(TypedDict):
-    """One run, as far as the choice looks at it."""
+    """Candidate of a choice."""
 
     thread: str
     """Id of the candidate's thread."""
     answer: str | None
-    """Its final answer; None if it has none."""
+    """Final answer of the run (None if it has none)."""
     stop_reason: str
-    """A `StopReason` as plain text: `answer` for a run that ended by itself."""
+    """`StopReason` as plain text: `answer` for a run that ended by itself."""
     accepted: bool | None
-    """By the graph's own critic; None where the graph leaves no verdict."""
+    """Verdict of the graph's own critic (None if the graph leaves none)."""
     error: str | None
-    """Of a run that failed, else None."""
+    """Error of a failed run (None for any other)."""
 
 
 @dataclass(frozen=True)
 class ChoiceContext:
-    """What is chosen from, and how."""
+    """Candidates of a choice, and its mode."""
 
     mode: str = "majority"
-    """`best-of-n`, `majority` or `search`."""
+    """Mode: `best-of-n`, `majority` or `search`."""
     candidates: list[Candidate] = field(default_factory=list[Candidate])
-    """In their order."""
+    """Candidates in their order."""
     judge: str | None = None
-    """Model string of the judge; None: the current policy."""
+    """Model string of the judge (None: the current policy)."""
 
 
+# The class docstring is part of the JSON schema, which is hashed into each request: keep it.
 class Judgement(BaseModel):
     """What a judge is to answer."""
 
     best: int
     """Number of the right answer in the list shown, from 1."""
     reason: str = ""
-    """Why, in the judge's words."""
+    """Reason in the judge's words."""
 
 
 class ChoiceState(TypedDict):
-    """One choice."""
+    """State of one choice."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    """The task; then the chosen run's answer."""
+    """Task, then the chosen run's answer."""
     judged: NotRequired[str]
-    """What the judge said, as it said it."""
+    """Judge's answer, as sampled."""
     chosen: NotRequired[str]
     """Thread of the chosen run."""
     reason: NotRequired[str]
-    """Why this one, in words."""
+    """Reason for the choice, in words."""
     stop_reason: NotRequired[str]
     """The chosen run's `StopReason` as plain text."""
 
 
 def needs_judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> str:
-    """Only if answers differ and no critic has given a verdict."""
+    """Return `judge` in the mode `best-of-n` if answers differ and no critic has given a verdict,
+    else `choose`.
+    """
     pool = _pool(runtime.context)
     asked = runtime.context.mode == "best-of-n" and all(
         candidate["accepted"] is None for candidate in pool
@@ -131,12 +133,12 @@ def needs_judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> str:
 
 
 async def judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str, Any]:
-    """The policy in the critic's place: which of the different answers is right."""
+    """Judge: the policy, in the critic's place, names the right one of the different answers."""
     shown = [
         own_text(candidate["answer"] or "").strip()[:MAX_SHOWN]
         for candidate in _different(_pool(runtime.context))
     ]
-    # In one line each: an answer of several could forge its neighbours.
+    # One line each: an answer of several lines could forge its neighbours.
     lines = [json.dumps(text) if len(text.splitlines()) > 1 else text for text in shown]
     listed = "".join(f"\n{number}: {line}" for number, line in enumerate(lines, 1))
     request = f"Problem: {state['messages'][0].text}\nAnswers:{listed}"
@@ -147,7 +149,7 @@ async def judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str
 
 
 def choose(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str, Any]:
-    """The chosen run's answer as this run's own."""
+    """Return the chosen run's answer as this run's own."""
     pool = _pool(runtime.context)
     chosen, reason = _named(state.get("judged", ""), pool) or _voted(pool)
     said = [] if chosen["answer"] is None else [AIMessage(chosen["answer"])]
@@ -160,7 +162,7 @@ def choose(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str, Any
 
 
 def _pool(context: ChoiceContext) -> list[Candidate]:
-    """The candidates of the best rank."""
+    """Candidates of the best rank."""
     alive = [candidate for candidate in context.candidates if candidate["error"] is None]
     if not alive:
         first = next((candidate["error"] for candidate in context.candidates), "none was run")
@@ -175,7 +177,7 @@ def _rank(candidate: Candidate, mode: str) -> tuple[bool, bool, bool]:
 
 
 def _different(pool: Sequence[Candidate]) -> list[Candidate]:
-    """The first candidate of each answer."""
+    """First candidate of each answer."""
     return list({_vote(candidate): candidate for candidate in reversed(pool)}.values())[::-1]
 
 
@@ -184,7 +186,7 @@ def _vote(candidate: Candidate) -> str:
 
 
 def _named(judged: str, pool: Sequence[Candidate]) -> tuple[Candidate, str] | None:
-    """The one that the judge named; None where it named none."""
+    """Candidate that the judge named, and the reason (None if it named none)."""
     different = _different(pool)
     try:
         best = read_as(Judgement, judged).best

@@ -1,4 +1,4 @@
-"""Picks the checkpoint to retry a rejected run from: the one before the step that the critic
+"""Choice of the checkpoint to retry a rejected run from: the one before the step that the critic
 blames.
 
 A graph supports search if its state has a `verdict`, a dict (or pydantic model) of `action`,
@@ -12,8 +12,8 @@ A graph supports search if its state has a `verdict`, a dict (or pydantic model)
 * `replan` blames the plan: the node `plan` runs again;
 * anything else (it gave up, or cannot be parsed) closes the run.
 
-The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, where the
-state has them. A fork has what its run had spent (`hrm_agent.graphs.parts.budget`), but its time
+The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, if the
+state has them. A fork inherits its run's usage (`hrm_agent.graphs.parts.budget`), but its time
 counts from the fork on.
 """
 
@@ -34,19 +34,19 @@ from hrm_agent.runtime.time_travel.history import History, Moment
 __all__ = ["RetryPoint", "accepted", "find_retry_point", "require_verdict"]
 
 _PLAN = "plan"
-"""Node and channel."""
+"""Name of the node and of the channel of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPoint:
-    """Where to fork a run, and what to change there."""
+    """Point to fork a run from, and the changes there."""
 
     moment: Moment
-    """The last one before the blamed step."""
+    """Last moment before the blamed step."""
     values: Mapping[str, Any]
-    """Channel -> new value: what is pinned, and the hint."""
+    """Channel -> new value: pinned results, the hint, and the usage without its time."""
     again: int
-    """Subgoals that are solved again; all of them and one more for a new plan."""
+    """Number of subgoals that are solved again; for a new plan all of them and one more."""
 
 
 def require_verdict(name: str) -> None:
@@ -61,13 +61,13 @@ def require_verdict(name: str) -> None:
 
 
 def accepted(found: History) -> bool | None:
-    """Whether the critic's last verdict is `accept`; None if the state has no verdict."""
+    """True if the critic's last verdict is `accept` (None if the state has no verdict)."""
     verdict = _verdict(found)
     return verdict.get("action") == "accept" if verdict else None
 
 
 def find_retry_point(found: History) -> RetryPoint | None:
-    """Where to retry a run that has ended, by its critic's verdict; None if the run is closed."""
+    """Point to retry an ended run from, by its critic's verdict (None if the run is closed)."""
     verdict = _verdict(found)
     subgoal, hint = str(verdict.get("subgoal") or ""), str(verdict.get("hint") or "")
     match verdict.get("action"):
@@ -87,7 +87,7 @@ def _verdict(found: History) -> Mapping[str, Any]:
 
 
 def _before_subgoal(found: History, subgoal: str, hint: str) -> RetryPoint | None:
-    """Before the last step that solved the subgoal; None if no step did."""
+    """Retry point before the last step that solved the subgoal (None if no step did)."""
     line = found.lineage()
     places = [
         m for m, then in pairwise(line) if subgoal not in _results(m) and subgoal in _results(then)
@@ -102,7 +102,7 @@ def _before_subgoal(found: History, subgoal: str, hint: str) -> RetryPoint | Non
 
 
 def _before_node(found: History, node: str, hint: str) -> RetryPoint | None:
-    """Before the last step that ran a node; None where none did."""
+    """Retry point before the last step that ran a node (None if no step did)."""
     places = [moment for moment in found.lineage()[:-1] if node in moment.next]
     if not places:
         return None
@@ -111,7 +111,7 @@ def _before_node(found: History, node: str, hint: str) -> RetryPoint | None:
 
 
 def _plan(moment: Moment) -> list[Subgoal]:
-    """The subgoals of a graph that has some."""
+    """Subgoals of the plan; empty if the state has none."""
     listed: Any = moment.values.get(_PLAN)
     items = cast("list[Any]", listed) if isinstance(listed, list) else []
     named = [
@@ -131,8 +131,8 @@ def _results(moment: Moment) -> Mapping[str, Any]:
 
 
 def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, Any]:
-    """The critic's hint, added to earlier hints,
-    and a time budget that starts again at the fork.
+    """Changes at the fork: the critic's hint, added to earlier hints, and a time budget that starts
+    again.
     """
     known = load_graph(found.trajectory.graph).channels if found.trajectory else {}
     spent: Any = moment.values.get("spent")
@@ -145,7 +145,7 @@ def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, 
 
 
 _TIMES = ("thread", "spans", "seconds", "began", "ended")
-"""Of a graph's usage, those of earlier versions included."""
+"""Keys of a graph's usage that hold times, those of earlier versions included."""
 
 
 def _without_time(spent: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,24 @@
-"""Modes: how one answer is chosen among several runs of a task.
+"""Modes of choosing one answer among several runs of a task.
 
     outcome = await solve(runner, episode, Mode("search", n=4))
     outcome.trajectory.answer, outcome.chosen, outcome.candidates
 
-`single`      one run `best-of-n`   n runs side by side; one that the graph's critic accepted is
-preferred, else a judge is asked `majority`    n runs side by side; the most frequent answer
-`search`      one run; while its critic does not accept it, the best open run is forked at the
-moment before the step
-              that is blamed (`hrm_agent.runtime.selection.critic_search`), `width` forks side by side, up to n runs in
-              all. If no run is open, a new one is started
+* `single`: one run.
+* `best-of-n`: n parallel runs. One that the graph's critic accepted is preferred, else a judge is
+  asked.
+* `majority`: n parallel runs. The most frequent answer is chosen.
+* `search`: one run. While its critic does not accept it, the best open run is forked at the moment
+  before the blamed step (`hrm_agent.runtime.selection.critic_search`), into `width` parallel forks,
+  up to n runs in all. If no run is open, a new one is started.
 
 The task's own thread `T` holds the run that chooses (`hrm_agent.runtime.selection.choice`), a run
 like any other: its trajectory has the answer and the reward in every mode. The candidates are the
-threads `T/0`, `T/1` and so on, one group named `T`; an `Overlay` says whether each was chosen. All
-names and seeds follow from the place in the group, so that a killed mode is resumed by calling it
-again: finished runs are read back, and a search takes the same path.
+threads `T/0`, `T/1` and so on, one group named `T`. An `Overlay` records whether each was chosen.
+All names and seeds follow from the index in the group, so that a killed mode is resumed by calling
+it again: finished runs are read back, and a search takes the same path.
 
-If a candidate waits for a person and no other one is good enough, the choice stays open: T is under
-way until the question is answered (on the candidate's thread) and the mode is called again.
+If a candidate waits for a person and no other one is good enough, the choice stays open: T is
+running until the question is answered (on the candidate's thread) and the mode is called again.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ from hrm_agent.trajectory import Overlay, RunStatus, StopReason, Trajectory, Ver
 __all__ = ["ONE_RUN", "Mode", "OnCandidate", "Outcome", "solve"]
 
 OnCandidate = Callable[[Trajectory], object]
-"""Called with each candidate when it is over, in whatever order they end."""
+"""Called with each candidate when it has ended, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How often a task is tried, and how an answer is chosen."""
+    """Mode: number of runs of a task, and choice of an answer."""
 
     name: ModeName = "single"
-    """One of the four modes."""
+    """Name of the mode."""
     n: int = 4
-    """Most runs in all; a search may need fewer."""
+    """Maximum runs in all; a search may need fewer."""
     width: int = 2
-    """Forks of one moment that a search runs side by side."""
+    """Parallel forks of one moment in a search."""
 
 
 ONE_RUN = Mode()
@@ -65,16 +66,18 @@ ONE_RUN = Mode()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a mode."""
+    """Result of a mode."""
 
     trajectory: Trajectory
-    """Of the task's own thread; its status is `running` while a candidate waits for a person."""
+    """Trajectory of the task's own thread. Its status is `running` while a candidate waits for a
+    person.
+    """
     candidates: tuple[Trajectory, ...]
-    """In the order of their numbers; the run itself where it is the only one."""
+    """Candidates in the order of their numbers; the run itself if it is the only one."""
     chosen: str | None
-    """Thread of the chosen candidate; None where there is no choice."""
+    """Thread of the chosen candidate (None if there is no choice)."""
     reason: str = ""
-    """Why that one, in words."""
+    """Reason for the choice, in words."""
 
 
 async def solve(
@@ -88,9 +91,9 @@ async def solve(
 ) -> Outcome:
     """Run an episode by a mode, resume it, or read it back.
 
-    `gate` bounds the runs that are open at a time. `keep`: called with each candidate before it is
-    recorded. Raises `ConfigError` if the graph lacks what the mode needs, before anything is
-    written.
+    `gate`: bounds the number of parallel runs. `keep`: called with each candidate before it is
+    recorded. Raises `ConfigError` if the graph lacks something that the mode needs, before anything
+    is written.
     """
     gate = gate or asyncio.Semaphore(mode.n)
     if mode.name == "single":
@@ -107,16 +110,16 @@ def _ignore(_: Any) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The candidates of one task, and the choice among them."""
+    """Candidates of one task, and the choice among them."""
 
     runner: EpisodeRunner
-    """Runs the candidates and the choice."""
+    """Runner of the candidates and of the choice."""
     episode: Episode
-    """The task's own episode; candidates are made from it."""
+    """Episode of the task itself; candidates are made from it."""
     mode: Mode
-    """How many candidates there are, and how one is chosen."""
+    """Number of candidates, and the choice among them."""
     gate: asyncio.Semaphore
-    """Bounds the runs that are open at a time."""
+    """Semaphore that bounds the number of parallel runs."""
     keep: Callable[[Episode], object]
     """Called with each candidate before it is recorded."""
     on_candidate: OnCandidate
@@ -140,7 +143,7 @@ class _Group:
         return self._concluded(await self.runner.run(choice), candidates)
 
     def _begun(self) -> Trajectory:
-        """The trajectory of the task's own thread, on record before its candidates are."""
+        """Trajectory of the task's own thread, recorded before its candidates."""
         thread = self.episode.thread_id
         known = self.store.journal.find_trajectory(thread)
         if known is not None and not is_choice(known.graph):
@@ -166,8 +169,7 @@ class _Group:
         episodes = [self._candidate(index) for index in indices]
         for episode in episodes:
             self.keep(episode)
-        # A search has decided by how its runs ended: they stay so, for it takes the same path
-        # again.
+        # A search decided by the ends of its runs. It keeps them, to take the same path again.
         again = self.runner.takes_up_stopped and self.mode.name != "search"
         runner = replace(self.runner, takes_up_stopped=again)
         return await runner.run_all(episodes, gate=self.gate, on_done=self.on_candidate)
@@ -199,8 +201,8 @@ class _Group:
         return candidate.status is not RunStatus.FAILED and bool(accepted(self._history(candidate)))
 
     def _best_open(self, candidates: Sequence[Trajectory]) -> tuple[Trajectory, RetryPoint] | None:
-        """The run with the least to solve again; of several the newest, which has followed the most
-        hints.
+        """Run with the fewest subgoals to solve again; of several the newest, which has followed
+        the most hints.
         """
         found = [
             (candidate, find_retry_point(self._history(candidate)))
@@ -210,7 +212,7 @@ class _Group:
         return min(places, key=lambda place: place[1].again, default=None)
 
     def _fork(self, parent: Trajectory, blame: RetryPoint, index: int) -> None:
-        """Record a fork, unless it is recorded. One that was killed halfway is made again."""
+        """Record a fork, unless it is recorded. A fork that was killed halfway is made again."""
         wanted = self._candidate(index)
         if self.store.journal.find_trajectory(wanted.thread_id) is not None:
             return
@@ -234,7 +236,7 @@ class _Group:
     # the choice
 
     def _judge(self) -> str | None:
-        """The model that the critic has, where the graph's roles have models of their own."""
+        """Model of the critic, if the graph's roles have models of their own (else None)."""
         models: Any = self.episode.context.get("models")
         return (
             cast("Mapping[str, str]", models).get("critic") if isinstance(models, Mapping) else None

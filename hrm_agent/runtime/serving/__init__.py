@@ -1,6 +1,6 @@
-"""Graphs behind the interface that chat clients know: OpenAI's chat completions over HTTP.
+"""Graphs behind the interface of chat clients: OpenAI's chat completions over HTTP.
 
-Each request is an episode (`hrm_agent.runtime.episode`); nothing here knows of commands or
-trainers. `requests` reads what a client sends, `answers` writes what it gets, `server` joins both
-with the runner and a socket. aiohttp is imported by `server` alone.
+Each request is an episode (`hrm_agent.runtime.episode`). Nothing here depends on commands or
+trainers. `requests` parses requests, `answers` writes answers, `server` joins both with the runner
+and a socket. Only `server` imports aiohttp.
 """

@@ -1,15 +1,14 @@
-"""What a chat client gets: a run on record in OpenAI's forms, and the part of an answer that is
-meant for people.
+"""Answers to a chat client: a recorded run in OpenAI's forms, and the part of an answer for people.
 
-A policy thinks in `<reason>` and writes what counts into `<answer>`. A client's `content` is what
-stands outside of reasoning and tool calls, from the first `<answer>` on where there is one, without
-that tag itself; the whole text, as it was sampled, is on record. `visible` decides that for a text
-that is still growing too: what it has given out for the beginning stays the beginning. Only
-`<answer>` shows that a turn is the last one, so only what follows it is streamed as it is sampled;
-an answer without the tag comes in one piece when the run has ended.
+A policy thinks in `<reason>` and writes its answer into `<answer>`. A client's `content` is the
+text outside of reasoning and tool calls, from the first `<answer>` on if there is one, without that
+tag itself. The whole text, as sampled, is recorded. `visible` works for a growing text too: its
+result for a beginning stays the beginning. Only `<answer>` shows that a turn is the last one, so
+only the text after it is streamed while it is sampled. An answer without the tag comes in one piece
+when the run has ended.
 
-Thoughts that are on record apart from the answer's text are the message's `reasoning_content`, as
-other servers have it, and never its `content`.
+Thoughts that are recorded apart from the answer's text are the message's `reasoning_content`, as on
+other servers, and never its `content`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _LONGEST_TAG = len("</tool_response>")
 
 
 def visible(text: str, stops: Sequence[str] = (), *, ended: bool = True) -> str:
-    """The part of `text` that is meant for people, up to the first of `stops`.
+    """Part of `text` that is meant for people, up to the first of `stops`.
 
-    Of a text that has not ended, as much of it as cannot change.
+    For a text that has not ended, only the part that cannot change.
     """
     if not ended:
         text = _without_half_a_tag(text)
@@ -49,7 +48,7 @@ def visible(text: str, stops: Sequence[str] = (), *, ended: bool = True) -> str:
 
 
 def _without_half_a_tag(text: str) -> str:
-    """A tag that is being written is not shown as text."""
+    """Remove an unfinished tag at the end of a text."""
     opened = text.rfind("<")
     return (
         text[:opened]
@@ -59,8 +58,8 @@ def _without_half_a_tag(text: str) -> str:
 
 
 def finish_reason(trajectory: Trajectory) -> str:
-    """`length` for a run that reached a limit, whichever; a question that waits for a person is a
-    turn that ended.
+    """Finish reason: `length` for a run that reached any limit, else `stop`. A question that waits
+    for a person counts as `stop`.
     """
     ended = (
         trajectory.status is RunStatus.COMPLETED or trajectory.stop_reason is StopReason.INTERRUPT
@@ -69,7 +68,7 @@ def finish_reason(trajectory: Trajectory) -> str:
 
 
 def usage(trajectory: Trajectory) -> dict[str, Any]:
-    """Tokens of all calls of the run, of whichever role: what the answer cost."""
+    """Tokens of all calls of the run, of any role."""
     used = trajectory.used
     asked = used.input_tokens or 0
     sampled = used.output_tokens or 0
@@ -84,12 +83,12 @@ def usage(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def reasoning(thoughts: str | None) -> dict[str, str]:
-    """Thoughts as a field of a message or of a delta; none without any."""
+    """Thoughts as a field of a message or of a delta; empty if there are none."""
     return {REASONING: thoughts} if thoughts else {}
 
 
 def completion(trajectory: Trajectory, content: str, thoughts: str | None = None) -> dict[str, Any]:
-    """The answer to a request that is not streamed."""
+    """Answer to a request that is not streamed."""
     message = {"role": "assistant", "content": content, **reasoning(thoughts), "refusal": None}
     choice = {
         "index": 0,
@@ -113,7 +112,7 @@ def chunk(
     delta: dict[str, Any],
     ended: Trajectory | None = None,
 ) -> dict[str, Any]:
-    """One event of a stream; `ended` is given with the last one that has a choice."""
+    """Event of a stream. `ended`: the run, given with the last event that has a choice."""
     choice = {
         "index": 0,
         "delta": delta,
@@ -129,7 +128,7 @@ def chunk(
 
 
 def usage_chunk(trajectory: Trajectory, created: float) -> dict[str, Any]:
-    """The event after the last one, where a client has asked for counts."""
+    """Event after the last one, if a client has requested counts."""
     head = _head("chat.completion.chunk", trajectory.id, trajectory.graph, created)
     return {**head, "choices": [], "usage": usage(trajectory)}
 
@@ -141,7 +140,7 @@ def model_card(name: str, created: float) -> dict[str, Any]:
 def error_body(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's form of an error."""
+    """Error in OpenAI's form."""
     return {"error": {"message": message, "type": _kind(status), "param": param, "code": code}}
 
 

@@ -1,11 +1,11 @@
-"""What people say of runs: `POST /v1/feedback` -> a scoring by the rubric `feedback`, beside the
+"""Feedback of people on runs: `POST /v1/feedback` -> a scoring by the rubric `feedback`, beside the
 run's record.
 
     {"thread": "chat-1", "score": 0.75 or "up" or "down", "words": "cites the wrong page", "id": "f-1"}
 
-`words` and `id` may be left out. Of several on one thread all are kept, with their times; the
-newest counts, since people change their minds. Said again under the same `id`, as a client does
-that got no answer, nothing is added.
+`words` and `id` may be left out. Several feedbacks on one thread are all kept, with their times.
+The newest counts, since people change their minds. A repeated request with the same `id`, as from a
+client that got no answer, adds nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hrm_agent.trajectory import FEEDBACK, Feedback, RewardScore, RunStatus, Sco
 __all__ = ["MAX_FEEDBACKS", "MAX_WORDS", "add_feedback"]
 
 MAX_WORDS = 4000
-"""Characters of one feedback."""
+"""Maximum characters of one feedback."""
 MAX_FEEDBACKS = 100
-"""Of one thread."""
+"""Maximum feedbacks on one thread."""
 _SCORES = {"up": 1.0, "down": 0.0}
 
 
@@ -40,8 +40,8 @@ class _Body(BaseModel):
 
 
 def add_feedback(store: RunStore, body: Any) -> dict[str, Any]:
-    """Write one down; what the client is answered. Raises `RefusedError`. Blocks for as long as a
-    write does.
+    """Store a feedback; return the response for the client. Raises `RefusedError`. Blocks during
+    the write.
     """
     asked = _read(body)
     found = store.journal.headers("thread_id = ?", (asked.thread,))
@@ -94,7 +94,7 @@ def _read(body: Any) -> _Body:
 
 
 def _with(scoring: Scoring | None, trajectory_id: str, given: Feedback) -> Scoring | None:
-    """The scoring with one more; None where it has that one, or no room."""
+    """Scoring with one more feedback (None if it has that one, or no room)."""
     before = scoring.feedback if scoring is not None else ()
     if len(before) >= MAX_FEEDBACKS or any(one.id == given.id for one in before):
         return None

@@ -1,15 +1,15 @@
-"""What a chat client asks, read strictly: `POST /v1/chat/completions` -> `ChatRequest`.
+"""Strict parser of chat requests: `POST /v1/chat/completions` -> `ChatRequest`.
 
-A parameter that would change the answer and is not supported is refused, never quietly dropped; one
-that has the value which changes nothing (`n=1`, `presence_penalty=0`) is accepted, because clients
-send them; one that is only for the books of a provider (`user`, `metadata`) is ignored.
+An unsupported parameter that would change the answer is refused, never silently dropped. A value
+that changes nothing (`n=1`, `presence_penalty=0`) is accepted, because clients send it. A parameter
+that is only for the accounting of a provider (`user`, `metadata`) is ignored.
 
-Turns. The last message, the user's, is the task. Those before it are handed to graphs whose state
-has messages; a graph that takes the problem as text answers the last one by itself. What a system
-(or developer) message says is put before the task, as part of the user's turn: the system turn
+The last message, the user's, is the task. Those before it are passed to graphs whose state has
+messages; a graph that takes the problem as text answers the last one by itself. The text of a
+system (or developer) message is put before the task, as part of the user's turn: the system turn
 belongs to the graph's roles, and a caller cannot take it over. Content is text: a codec encodes a
-control token that is spelled in it as the characters that it is made of, so that no content begins
-a turn. Tools are the graph's own. A client cannot offer any, nor claim results of them.
+control token that is spelled in it as its characters, so that no content begins a turn. Tools are
+the graph's own. A client cannot offer any, nor claim results of them.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
 }
-"""Parameter -> values that ask for nothing."""
+"""Parameter -> values that change nothing."""
 _THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index", "tools", "prices")
 """Options of a graph that a client may not set: they reach files, addresses, keys and code of the
-server, or say what counts towards a limit on cost.
+server, or change the accounting of a limit on cost.
 """
 _LIMIT, _COST = "max_", "max_cost"
 """Prefix of the options that limit a run, and the one option without a default limit."""
@@ -74,13 +74,13 @@ DEFAULT_LIMITS = {
     "max_seconds": 3600,
 }
 OTHER_LIMIT = 1_000_000
-"""The most that a client may ask for where the server gave no limit; `OTHER_LIMIT` of limits that
-are not named.
+"""Maximum that a client may request if the server gave no limit; `OTHER_LIMIT` for limits that are
+not named.
 """
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error in OpenAI's form."""
+    """Error of a request, answered in OpenAI's form."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None
@@ -91,14 +91,14 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request."""
+    """Parsed chat request."""
 
     model: str
     """Name of the graph."""
     prompt: str
-    """The task: the last user message, behind what system messages say."""
+    """Task: the last user message, after the text of system messages."""
     said: str
-    """The last user message by itself."""
+    """Last user message by itself."""
     history: tuple[dict[str, str], ...] = ()
     """The turns before it, `{"role": "user" or "assistant", "content": text}` each, an answer's
     with its thoughts.
@@ -106,15 +106,15 @@ class ChatRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `Sampling` that the client sets, without the limit on tokens."""
     max_tokens: int | None = None
-    """Most completion tokens of one reply; None: the server's limit."""
+    """Maximum completion tokens of one reply (None: the server's limit)."""
     seed: int | None = None
-    """Base of the seeds of all calls of the run."""
+    """Base of the seeds of all calls of the run (None: drawn from the system)."""
     stop: tuple[str, ...] = ()
     """Texts before which the content ends."""
     stream: bool = False
-    """The reply is sent piece by piece, as server-sent events."""
+    """True if the reply is sent in pieces, as server-sent events."""
     include_usage: bool = False
-    """A stream ends with the counts of tokens."""
+    """True if a stream ends with the counts of tokens."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Options of the graph."""
 
@@ -123,11 +123,10 @@ class ChatRequest:
         return TaskRef(id=name, family="chat", prompt=self.prompt, metadata=metadata)
 
     def sampled_by(self, base: Sampling, backend: object) -> Sampling:
-        """The server's parameters with the client's in their place; of token limits the lower
-        holds.
+        """Sampling parameters of the server, with the client's in their place. The lower token
+        limit holds.
 
-        Without a limit of the server's it is the usual one of `backend`'s model, if that is an
-        engine.
+        If the server has no limit, the usual one of `backend`'s model holds, if that is an engine.
         """
         most = base.max_tokens if "max_tokens" in base.model_fields_set else None
         if most is None and isinstance(backend, UsualAnswer):
@@ -140,8 +139,8 @@ class ChatRequest:
         return base.model_copy(update={**self.sampling, **limit})
 
     def context_over(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's options with the client's in their place; of limits the lower holds, the
-        server's or, where it has none, `DEFAULT_LIMITS`. Raises `RefusedError`.
+        """Options of the server, with the client's in their place. The lower limit holds: the
+        server's or, if it has none, `DEFAULT_LIMITS`. Raises `RefusedError`.
         """
         limits: dict[str, float] = {}
         for name, asked in self.context.items():
@@ -204,7 +203,7 @@ class _Body(_Strict):
 
 
 def read_request(body: Any) -> ChatRequest:
-    """Raises `RefusedError`."""
+    """Parse the body of a request. Raises `RefusedError`."""
     if not isinstance(body, dict):
         raise RefusedError(400, "The body has to be a JSON object.")
     try:
@@ -235,7 +234,7 @@ def read_request(body: Any) -> ChatRequest:
 
 
 def _supported(body: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that count. Raises `RefusedError` for one that asks for what there is not."""
+    """Parameters that count. Raises `RefusedError` for one that is unknown or not supported."""
     kept: dict[str, Any] = {}
     for name, value in body.items():
         if name in _IGNORED or (value is None and name not in ("model", "messages")):
@@ -287,7 +286,7 @@ def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
 
 
 def _lower(limit: float, asked: Any, name: str) -> float:
-    """Of two limits; None asks for none."""
+    """Lower one of two limits (`asked` None: the client requests none)."""
     if asked is None:
         return limit
     if isinstance(asked, bool) or not isinstance(asked, (int, float)):
@@ -296,7 +295,7 @@ def _lower(limit: float, asked: Any, name: str) -> float:
 
 
 def refusal(error: ValidationError) -> RefusedError:
-    """The first thing that is wrong, without what was sent."""
+    """Error for the first invalid value, without that value."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = ".".join(str(part) for part in first["loc"] if part != "")
     if first["loc"][:1] == ("messages",) and first["loc"][-1:] == ("role",):

@@ -1,11 +1,11 @@
-"""A chat request as an episode: admitted or turned away, run on a thread of its own, recorded like
-any other.
+"""Chat requests as episodes: admitted or refused, run on threads of their own, recorded like any
+other.
 
 A request that names its thread may be sent again: a finished run is read back, an interrupted one
-goes on from its newest checkpoint, and neither asks a model twice for what it has answered. Where
-the thread waits with a question (an `interrupt()`), what the user says next is the answer. A
-request without a name gets a thread that nobody else knows; when its client goes away, nobody will
-come back for it, so that its run ends there and stands as aborted.
+continues from its newest checkpoint, and no model is asked twice for the same answer. If the thread
+waits with a question (an `interrupt()`), the user's next message is the answer. A request without a
+name gets a thread that no other client knows. When its client disconnects, no client can resume it,
+so its run ends as aborted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["AnswerStream", "Chats"]
 
 
 class Chats:
-    """The runs of a server, at most `concurrency` at once."""
+    """Runs of a server, at most `concurrency` in parallel."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class Chats:
         configurable: Mapping[str, Any] | None = None,
         keep: Callable[[Episode, Sampling], object] | None = None,
     ) -> None:
-        """Loads the graphs: a request names one of them and never code. Raises GraphError.
+        """Load the graphs: a request names one of them and never code. Raises `GraphError`.
 
         `context`: options of the graphs, unless a request names its own; a request can only lower
-        limits. Raises ConfigError for an option that no graph knows. `configurable`:
-        `config["configurable"]` of every graph and factory; no request can set it, since it holds
+        limits. Raises `ConfigError` for an option that no graph knows. `configurable`:
+        `config["configurable"]` of every graph and factory. No request can set it, since it holds
         names of models, keys and addresses. `keep`: called with each run before it is recorded, to
         save its options.
         """
         self._configurable = dict(configurable or {})
         self.graphs = {name: self._last_nodes(name) for name in graphs}
-        """Name of a graph -> the nodes after which it may end."""
+        """Name of a graph -> nodes after which it may end."""
         self._context = {name: self._options(name, context or {}) for name in graphs}
         for option in context or {}:
             if not any(option in options for options in self._context.values()):
@@ -74,7 +74,7 @@ class Chats:
         return load_graph(name, self._configurable)
 
     def _options(self, name: str, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Of these options those that a graph has."""
+        """Options in `context` that a graph has."""
         schema = self._loaded(name).context_schema
         known = fields_of(schema) if schema is not None else ()
         return {option: context[option] for option in known if option in context}
@@ -86,8 +86,8 @@ class Chats:
 
     @contextmanager
     def admitted(self, asked: ChatRequest, thread: str | None) -> Generator[Episode]:
-        """The episode of a request, which holds its place inside the block.
-        Raises `RefusedError`.
+        """Admit a request; return its episode, which holds its place inside the block. Raises
+        `RefusedError`.
         """
         if asked.model not in self.graphs:
             known = ", ".join(self.graphs)
@@ -113,7 +113,7 @@ class Chats:
                 update={"metadata": {**task.metadata, CONFIGURABLE: self._configurable}}
             )
         episode = Episode(task, name, graph=asked.model, seed=asked.seed, context=context)
-        # an unknown option is told at once
+        # report an unknown option at once
         run_context(self._loaded(asked.model), context, asked.model)
         self._threads.add(name)
         self._idle.clear()
@@ -127,7 +127,9 @@ class Chats:
     async def run(
         self, asked: ChatRequest, episode: Episode, stream_out: AnswerStream, *, lasting: bool
     ) -> Trajectory:
-        """Run, resume or read back. `lasting`: the client may come again for the thread."""
+        """Run, resume or read back an episode. `lasting`: the client may request the thread
+        again.
+        """
         sampling = asked.sampled_by(self._runner.sampling, self._runner.backend)
         runner = replace(self._runner, sampling=sampling, takes_up_stopped=True)
         known = runner.store.journal.find_trajectory(episode.trajectory_id)
@@ -150,7 +152,7 @@ class Chats:
 
     def _abort(self, episode: Episode) -> None:
         journal = self._runner.store.journal
-        # else it is another's by now
+        # fails if another process holds the thread by now
         with suppress(RunError), self._runner.store.lease(episode.thread_id):
             known = journal.find_trajectory(episode.trajectory_id)
             if known is not None and known.status is RunStatus.RUNNING:
@@ -162,7 +164,7 @@ class Chats:
                 journal.write_trajectory(known.model_copy(update=ended))
 
     async def drain(self, seconds: float) -> None:
-        """Take no more, and wait until none is under way, for `seconds` at most."""
+        """Refuse new requests, and wait for running ones, for `seconds` at most."""
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -171,20 +173,20 @@ class Chats:
 
 @dataclass(slots=True)
 class AnswerStream:
-    """What is heard of a run while it goes on."""
+    """Output of a run while it continues."""
 
     last_nodes: frozenset[str]
     """Nodes whose answers may be the run's."""
     stops: tuple[str, ...] = ()
     """Texts before which the content ends."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever there is something new to send."""
+    """Set when there is something new to send."""
     question: str | None = None
-    """The question that the run waits with; None while there is none."""
+    """Question that the run waits with (None if there is none)."""
     sent: str = ""
-    """The content that the client has been sent."""
+    """Content that the client has been sent."""
     _nodes: list[str] = field(default_factory=list[str])
-    """Nodes that have ended, with those around them, since they were last asked for."""
+    """Nodes that have ended since the last call of `nodes`, with those around them."""
     _texts: dict[str, str] = field(default_factory=dict[str, str])
     """Text so far of each reply, by message id."""
 
@@ -208,12 +210,12 @@ class AnswerStream:
             self.changed.set()
 
     def nodes(self) -> list[str]:
-        """Those that have ended since the last time."""
+        """Nodes that have ended since the last call."""
         ended, self._nodes = self._nodes, []
         return ended
 
     def news(self) -> str:
-        """What can be sent of the answer that is being sampled."""
+        """New content of the answer that is being sampled."""
         for text in self._texts.values():
             shown = visible(text, self.stops, ended=False)
             if len(shown) > len(self.sent) and shown.startswith(self.sent):
@@ -222,20 +224,20 @@ class AnswerStream:
         return ""
 
     def content(self, ended: Trajectory) -> str:
-        """The whole content of a run that has ended."""
+        """Whole content of a run that has ended."""
         return (
             self.question if self.question is not None else visible(ended.answer or "", self.stops)
         )
 
     def thoughts(self, ended: Trajectory) -> str | None:
         """Thoughts behind the content (None: there are none). A question that the run waits with is
-        the graph's.
+        the graph's, and has none.
         """
         return answer_thoughts(ended) if self.question is None else None
 
     def rest(self, ended: Trajectory) -> str:
-        """What is still to be sent. Where the run took back what it had said, its answer follows
-        below.
+        """Content that is still to be sent. If it does not continue the content sent so far, it
+        follows below that.
         """
         content = self.content(ended)
         if content.startswith(self.sent):

@@ -1,25 +1,25 @@
-"""OpenAI's chat completions over HTTP, with graphs for models.
+"""OpenAI's chat completions over HTTP, with graphs in place of models.
 
-    POST /v1/chat/completions   a conversation -> the answer of a run, whole or as server-sent events
-    GET  /v1/models             the graphs that are served, as OpenAI lists models; /v1/models/NAME is one of them
-    POST /v1/feedback           what a person says of a run, by its thread, see `hrm_agent.runtime.serving.feedback`
-    GET  /health                that this is such a server, and its version, or 503 where its store does not commit; the
-                                only one without a token
+    POST /v1/chat/completions   a conversation -> the answer of a run, whole or streamed
+    GET  /v1/models             the served graphs, as OpenAI lists models; /v1/models/NAME: one
+    POST /v1/feedback           feedback on a run (`hrm_agent.runtime.serving.feedback`)
+    GET  /health                service and version, or 503 if the store does not commit;
+                                the only one without a token
 
-Who holds the token may have the served graphs run, with the server's policy, and read back threads
-whose names are known; so it is compared in constant time, the server listens on loopback unless
-told otherwise, and what a browser could be made to send is refused (an Origin, a foreign Host, any
-content type but JSON). Requests are bounded in bytes and seconds, connections and runs in number:
-one run too many is answered with 429, which OpenAI's clients try again.
+A client with the token can run the served graphs, with the server's policy, and read threads whose
+names are known. So the token is compared in constant time, the server listens on loopback by
+default, and requests that a browser could be made to send are refused (an Origin, a foreign Host,
+any content type but JSON). Requests are bounded in bytes and seconds, connections and runs in
+number: one run too many is answered with 429, which OpenAI's clients retry.
 
-A client that goes away takes its run along. On the way down (`drain`) runs are finished, new ones
-are refused; those that are cut off stay on record as interrupted, and a request that names their
-thread resumes them.
+When a client disconnects, its run ends. During shutdown (`drain`) running runs are finished, and
+new ones are refused. Those that are cut off stay recorded as interrupted, and a request that names
+their thread resumes them.
 
 A stream carries the content of the answer (`answers.visible`), and a comment line for each node
-that has ended, which clients skip and people at `curl -N` can read. Thoughts come whole, before
-what is still to be sent when the run has ended: which of its answers is the last one is known then.
-Errors before its first event are HTTP errors; later ones are an event.
+that has ended, which clients skip and people can read with `curl -N`. Thoughts are sent whole,
+before the rest of the content when the run has ended: only then it is known which of its answers is
+the last one. Errors before the first event are HTTP errors; later ones are an event.
 
 Not covered: TLS (a reverse proxy), several tenants (one token, one store).
 """
@@ -75,16 +75,16 @@ __all__ = ["CONCURRENCY", "MAX_REQUEST_BYTES", "SERVICE", "THREAD_HEADER", "Chat
 
 SERVICE = "hrm-agent serve"
 THREAD_HEADER = "X-HRM-Agent-Thread"
-"""Names the thread of a run: in every answer, and in a request that may be sent again."""
+"""Header with the thread of a run: in every answer, and in a request that may be sent again."""
 CONCURRENCY = 16
 SECONDS_TO_COMMIT = 3.0
-"""So long /health waits for the store."""
+"""Time limit of /health for a commit of the store."""
 SECONDS_HEALTHY = 1.0
-"""So long an answer to /health counts, however many ask."""
+"""Time for which an answer to /health is reused, for any number of requests."""
 SECONDS_BETWEEN_SIGNS = 15.0
-"""So long a stream is silent at most."""
+"""Maximum silence of a stream."""
 SECONDS_TO_REFUSE = 1.0
-"""So long a stream waits with its HTTP status for something to happen."""
+"""Maximum time that a stream waits, before its HTTP status, for a first event or error."""
 SECONDS_BETWEEN_EVENTS = 0.02
 _THREAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _LOG = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ _CODES = {401: "invalid_api_key", 404: "unknown_url"}
 
 
 class ChatService:
-    """What answers the requests. `serving` puts it behind a socket."""
+    """Handlers of the requests. `serving` connects them to a socket."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class ChatService:
         configurable: Mapping[str, Any] | None = None,
         keep: Callable[[Episode, Sampling], object] | None = None,
     ) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty. Of the rest see
-        `Chats`.
+        """`hosts`: allowed values of a request's Host header; empty: any. The other parameters are
+        those of `Chats`.
         """
         self.chats = Chats(runner, graphs, concurrency, context, configurable, keep)
         self._started, self._store = time.time(), runner.store
@@ -138,7 +138,7 @@ class ChatService:
         )
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        """Asks what all runs need: the store, whose commits one thread may make for everybody."""
+        """Check the store, which all runs need: one thread may make the commits of all of them."""
         del request
         about = {"service": SERVICE, "version": __version__}
         if self._checking is None or (
@@ -248,7 +248,9 @@ class _Events:
         await self._send({"role": "assistant", "content": ""})
 
     async def tell(self, stream_out: AnswerStream) -> None:
-        """What is new; a comment if nothing is."""
+        """Send new content, and a comment for each ended node; an empty comment if there is nothing
+        new.
+        """
         nodes, news = stream_out.nodes(), stream_out.news()
         if nodes or not news:
             await self.response.write("".join(f": {node}\n\n" for node in nodes or [""]).encode())
@@ -267,7 +269,7 @@ class _Events:
         await self.response.write_eof()
 
     async def fail(self, refused: RefusedError) -> None:
-        """An error after the first event has no HTTP status any more."""
+        """Send an error as an event, since there is no HTTP status after the first event."""
         with suppress(ConnectionError):
             await self._event(_body_of(refused))
             await self.response.write_eof()
@@ -288,7 +290,9 @@ async def _wait(stream_out: AnswerStream, seconds: float) -> None:
 
 
 def _refusal(error: Exception, request: web.Request) -> RefusedError:
-    """An error of our own is logged here, and its traceback is not told."""
+    """Convert an error for the client. An internal error is logged here, and its traceback is not
+    sent.
+    """
     match error:
         case RefusedError():
             return error
@@ -336,6 +340,6 @@ async def serving(
     *,
     drain_seconds: float = 30.0,
 ) -> AsyncGenerator[None]:
-    """Serve inside the block; leaving it drains. `listener` is closed."""
+    """Serve inside the block, and drain at its end. `listener` is closed."""
     async with listening(service.app, listener, lambda: service.chats.drain(drain_seconds)):
         yield

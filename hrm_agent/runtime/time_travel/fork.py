@@ -2,17 +2,17 @@
 
     found = history(store, "legs")                       the tree of its checkpoints
     episodes = fork(store, "legs", "before:tools")       a new thread that begins at that moment
-    group = await siblings(runner, "legs", 3, count=8)   eight of them, run side by side, as one group
-    thread_diff(store, "legs", "legs/fork-1")            where two threads parted, and how they differ
+    group = await siblings(runner, "legs", 3, count=8)   eight of them, in parallel, as one group
+    thread_diff(store, "legs", "legs/fork-1")            the last common moment, and the differences
 
-A fork is a thread that shares the lineage of another one up to the chosen checkpoint, which both
-know by the same id; the original is not touched, and nothing that they share is sampled again.
+A fork is a thread that shares the lineage of another one up to the chosen checkpoint, which has the
+same id in both. The original is unchanged, and nothing that they share is sampled again.
 LangGraph's own way (`invoke` with an old checkpoint's id) puts the new branch into the same thread,
 which then continues from the newest checkpoint of any branch. `history` shows such branches too.
 
-Forks of one call are one group, as the rollouts of one task are in training: they share a
-`group_id` and count their `sample_index`, and each has a seed of its own, derived from the base
-seed and its thread's name.
+Forks of one call are one group, like the rollouts of one task in training. They share a `group_id`
+and count their `sample_index`, and each has a seed of its own, derived from the base seed and its
+thread's name.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ __all__ = [
 
 
 class GroupMembership(NamedTuple):
-    """A thread's place in a group, and the run that asked for it."""
+    """Place of a thread in a group, and the run that requested it."""
 
     group_id: str
-    """Shared by the threads of the group."""
+    """Id shared by the threads of the group."""
     sample_index: int
     """Index within the group, from 0."""
     run_id: str = ""
-    """The run that asked for the group; empty for a person's fork."""
+    """Run that requested the group; empty for a person's fork."""
 
 
 def fork(
@@ -93,11 +93,11 @@ def fork(
 ) -> list[Episode]:
     """Record `count` forks of `thread` at a moment, as one group, without running them.
 
-    `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its
-    thread; else its threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next
-    free number. `joins`: makes a single fork a member of an existing group, instead of a group of
-    its own. `seed`: base of the siblings' seeds; None draws them from the system. `graph`, `task`,
-    `context`, `verify`, `policy`: as for an episode; None takes those of the record. `graph` is
+    `edit`: an `Edit`, or new values by channel. `name`: name of the group, and with `count` 1 of
+    its thread; else its threads are `name/0`, `name/1` and so on (None: `THREAD/fork-1`, or the
+    next free number). `joins`: makes a single fork a member of an existing group, instead of a
+    group of its own. `seed`: base of the siblings' seeds (None: drawn from the system). `graph`,
+    `task`, `context`, `verify`, `policy`: as for an episode (None: those of the record). `graph` is
     required if the thread was made without a runner and is to be edited or run. `keep`: called with
     each episode before it is recorded, to save its options. Raises `RunError` and `ConfigError`,
     before anything is written.
@@ -168,7 +168,7 @@ async def siblings(
     concurrency: int = 64,
     **options: Any,
 ) -> list[Trajectory]:
-    """Fork as `fork` does, and run the forks side by side; their trajectories, in order of
+    """Fork like `fork`, and run the forks in parallel; return their trajectories, in order of
     `sample_index`.
     """
     known = options.get("task") or getattr(
@@ -184,7 +184,7 @@ async def siblings(
 
 
 def _with_configurable(task: TaskRef, configurable: Mapping[str, Any]) -> TaskRef:
-    """The task, given what it was given at the moment of the fork."""
+    """Task with its `configurable` at the moment of the fork."""
     if configurable == task.metadata.get(CONFIGURABLE, {}):
         return task
     return task.model_copy(update={"metadata": {**task.metadata, CONFIGURABLE: configurable}})
@@ -196,8 +196,8 @@ def _graph_of(store: RunStore, thread: str) -> str:
 
 
 def _loadable(name: str | None, configurable: Mapping[str, Any]) -> Graph | None:
-    """A graph that was named: it declares the types of the states. One whose code is gone is not
-    needed to fork.
+    """Named graph, which declares the types of the states (None if its code is missing: a fork does
+    not need it).
     """
     with suppress(GraphError):
         return load_graph(name, configurable) if name else None
@@ -205,7 +205,7 @@ def _loadable(name: str | None, configurable: Mapping[str, Any]) -> Graph | None
 
 
 def _compiled(store: RunStore, name: str, configurable: Mapping[str, Any]) -> Graph:
-    """The graph, over the store's checkpoints: an edit goes through its channels and its edges."""
+    """Graph over the store's checkpoints, since an edit uses its channels and its edges."""
     if not name:
         raise RunError(
             "The graph of this thread is not recorded.", "Name it, to edit or to run a fork of it."
@@ -245,9 +245,7 @@ def _refuse_known(store: RunStore, episodes: Sequence[Episode]) -> None:
 
 
 def _unrecorded(found: History, moment: Moment) -> Trajectory:
-    """What is known of a thread that the user's own program made: its name,
-    and what it was asked.
-    """
+    """Trajectory of a thread that the user's own program made: its name, and its prompt."""
     messages: Any = moment.values.get("messages") or ()
     asked = next(
         (message.text for message in messages if getattr(message, "type", "") == "human"), ""
@@ -263,8 +261,8 @@ def _unrecorded(found: History, moment: Moment) -> Trajectory:
 
 
 def _owner(store: RunStore, found: History, moment: Moment) -> str:
-    """Id of the trajectory that made a moment: a fork's earlier moments are those of the thread
-    that it left.
+    """Id of the trajectory that made a moment. Earlier moments of a fork belong to the thread that
+    it left.
     """
     owner, owner_id = found.trajectory, trajectory_id_of(found.thread_id)
     while owner is not None and owner.forked_from is not None:
@@ -281,6 +279,6 @@ def _owner(store: RunStore, found: History, moment: Moment) -> str:
 
 
 def _turns_until(found: History, moment: Moment) -> tuple[Turn, ...]:
-    """The turns of a conversation up to a moment: each but the first has an input of its own."""
+    """Turns of a conversation up to a moment. Each but the first has an input of its own."""
     inputs = sum(earlier.source == "input" for earlier in found.lineage(moment))
     return found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()

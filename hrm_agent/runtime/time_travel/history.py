@@ -1,13 +1,13 @@
-"""The moments of a thread: its checkpoints as a tree, with what ran between them.
+"""Moments of a thread: its checkpoints as a tree, with the steps between them.
 
-LangGraph lists the checkpoints of a thread newest first, whatever branch they lie on, and numbers
-their steps anew on each branch. What holds them together is `parent_config`, so a `History` is a
-tree: branches that LangGraph made in place lie in the thread itself, and a fork into a thread of
-its own hangs on the checkpoint that both share.
+LangGraph lists the checkpoints of a thread newest first, on all branches, and numbers their steps
+anew on each branch. `parent_config` connects them, so a `History` is a tree. Branches that
+LangGraph made in place are in the thread itself, and a fork into a thread of its own is attached to
+the checkpoint that both share.
 
 `hrm_agent.runtime.time_travel.read_history` reads it from a store.
 
-A history as a notebook shows it: a row for each moment.
+In a notebook a history is shown with a row for each moment.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PendingInterrupt:
-    """An `interrupt()` that waits for its answer."""
+    """Question (`interrupt()`) that waits for its answer."""
 
     id: str
-    """LangGraph's: answers to several questions are given by it."""
+    """LangGraph's id, by which several questions are answered."""
     value: Any
-    """What was asked."""
+    """Value of the question."""
     node: str
-    """Empty where the record does not tell."""
+    """Node that asked; empty if the record does not show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What ran between a checkpoint and its child."""
+    """Tasks and calls between a checkpoint and its child."""
 
     nodes: tuple[str, ...] = ()
-    """One name for each task: the siblings of a `Send` repeat it."""
+    """Names of the nodes, one for each task: the siblings of a `Send` repeat it."""
     calls: tuple[Call, ...] = ()
-    """Model calls, those made in subgraphs among them."""
+    """Model calls, including those in subgraphs."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Tool calls, those made in subgraphs among them."""
+    """Tool calls, including those in subgraphs."""
     seconds: float | None = None
     """Wall-clock time from the first call's start to the last one's end; without calls, between the
     checkpoints.
@@ -67,7 +67,7 @@ class Step:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Who asked or acted, each once: the nodes from the outermost graph inwards, as in
+        """Roles that asked or acted, each once: the nodes from the outermost graph inwards, as in
         `solve/reason`.
         """
         return tuple(
@@ -87,48 +87,48 @@ class Step:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that answered its calls, each once."""
+        """Models that answered its calls, each once."""
         return tuple(dict.fromkeys(call.answered_by or call.model for call in self.calls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One checkpoint: what led to it, and what comes next."""
+    """Checkpoint, with the step that led to it and the next nodes."""
 
     index: str
-    """`4`: in the order of creation in its thread, so that it stays; `4.0.2`: the third moment of
-    the first subgraph that ran in the step from moment 4.
+    """Index in the order of creation in its thread, which does not change: `4`. `4.0.2` is the
+    third moment of the first subgraph that ran in the step from moment 4.
     """
     thread_id: str
-    """The thread that the checkpoint was made on."""
+    """Thread that the checkpoint was made on."""
     checkpoint_id: str
     """LangGraph's id of the checkpoint."""
     namespace: str
-    """Of the subgraph, empty for the graph itself."""
+    """Namespace of the subgraph; empty for the graph itself."""
     parent: str | None
-    """Id of the checkpoint before; None for the first."""
+    """Id of the checkpoint before it (None for the first)."""
     step: int
-    """LangGraph's number, from -1. It repeats across branches."""
+    """LangGraph's number of the step, from -1. It repeats across branches."""
     source: str
-    """`input`, `loop`, `update` (the state was edited) or `fork` (LangGraph went another way from
+    """Source: `input`, `loop`, `update` (the state was edited) or `fork` (LangGraph branched from
     the parent).
     """
     created_at: str
     """Time of the checkpoint in ISO 8601, as LangGraph wrote it."""
     ran: Step
-    """What ran into it."""
+    """Step that led to it."""
     next: tuple[str, ...]
     """Names of the nodes to run from here, one for each task."""
     questions: tuple[PendingInterrupt, ...]
     """Interrupts that wait here for a person's answer."""
     under_way: Step | None
-    """What has run from here in a step that is not over; None if nothing has."""
+    """Tasks and calls from here, in a step that is not over (None if there are none)."""
     values: Mapping[str, Any] = field(repr=False)
-    """The channels of the state, LangGraph's own left out."""
+    """Channels of the state, without LangGraph's own."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `History.select` knows it by, beside index and id."""
+        """Names by which `History.select` finds it, beside index and id."""
         place = role_of(self.namespace)
         before = [f"before:{_joined(place, name)}" for name in dict.fromkeys(self.next)]
         return *before, *(f"after:{_joined(place, name)}" for name in dict.fromkeys(self.ran.nodes))
@@ -139,58 +139,60 @@ class Subgraph:
     """One run of a subgraph within a step."""
 
     node: str
-    """Of the graph around it."""
+    """Node of the graph around it."""
     task_id: str
-    """Tells the siblings of a `Send` apart;
-    empty of a subgraph that keeps its state between runs.
+    """Id that distinguishes the siblings of a `Send`; empty for a subgraph that keeps its state
+    between runs.
     """
     moments: tuple[Moment, ...]
-    """Its checkpoints in the order of creation."""
+    """Checkpoints of the run in the order of creation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A fork into a thread of its own."""
+    """Fork into a thread of its own."""
 
     at: str
     """Id of the checkpoint that both threads share."""
     history: History
-    """The forked thread's own tree."""
+    """Tree of the forked thread itself."""
 
 
 Selector = str | int | Moment | Callable[[Moment], bool]
-"""Index, (beginning of an) id, `before:NODE`, `after:NODE` (`#2`: the second time), `last`, or a
-predicate.
+"""Selector of a moment: index, (beginning of an) id, `before:NODE`, `after:NODE` (`#2`: the second
+time), `last`, or a predicate.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tree of a thread's moments."""
+    """Tree of a thread's moments."""
 
     thread_id: str
-    """The thread whose moments these are."""
+    """Thread of the moments."""
     trajectory: Trajectory | None
-    """None for a thread that was made without an `EpisodeRunner`."""
+    """Recorded run (None for a thread that was made without an `EpisodeRunner`)."""
     moments: tuple[Moment, ...]
-    """Of the graph itself, in the order of creation; those of subgraphs lie in `Step.inside`."""
+    """Moments of the graph itself, in the order of creation. Those of subgraphs are in
+    `Step.inside`.
+    """
     branches: tuple[Branch, ...] = ()
     """Threads that were forked from this one, each with its own moments and those it inherited."""
 
     @property
     def last(self) -> Moment:
-        """The newest one: where LangGraph goes on."""
+        """Newest moment, from which LangGraph continues."""
         return self.moments[-1]
 
     def children(self, moment: Moment | None) -> list[Moment]:
-        """Moments of this thread that follow on `moment`; on None, its roots."""
+        """Moments of this thread that follow `moment` (None: its roots)."""
         if moment is not None:
             return [found for found in self.moments if found.parent == moment.checkpoint_id]
         known = {found.checkpoint_id for found in self.moments}
         return [found for found in self.moments if found.parent not in known]
 
     def lineage(self, moment: Moment | None = None) -> list[Moment]:
-        """From the root to `moment`, that one included; to the newest one if None is given."""
+        """Moments from the root to `moment`, that one included (None: to the newest one)."""
         by_id = {found.checkpoint_id: found for found in self.moments}
         here, line = moment or self.last, dict[str, Moment]()
         while here is not None and here.checkpoint_id not in line:
@@ -199,15 +201,15 @@ class History:
         return list(line.values())[::-1]
 
     def walk(self) -> Iterator[Moment]:
-        """Every moment, those of subgraphs after the one that their step led to."""
+        """Yield every moment; those of subgraphs follow the moment that their step led to."""
         yield from _walk(self.moments)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """HTML for notebooks."""
         return history_html(self)
 
     def select(self, selector: Selector) -> Moment:
-        """The moment that is meant. Raises `RunError` that lists what there is."""
+        """Return the selected moment. Raises `RunError` with the existing names."""
         if isinstance(selector, Moment):
             return selector
         if callable(selector):
@@ -250,7 +252,7 @@ class History:
         return found[place - 1]
 
     def _in_order(self) -> list[Moment]:
-        """First the way to the newest moment, then what lies aside of it."""
+        """Moments on the way to the newest one, then all others."""
         line = self.lineage()
         known = {moment.checkpoint_id for moment in line}
         return [
@@ -276,7 +278,7 @@ def _walk(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 
 def role_of(namespace: str) -> str:
-    """`solve:ID|reason:ID` -> `solve/reason`: the nodes that a namespace leads through."""
+    """Nodes that a namespace leads through: `solve:ID|reason:ID` -> `solve/reason`."""
     return "/".join(part.node for part in namespace_parts(namespace) if not part.is_number)
 
 
@@ -299,7 +301,7 @@ _COLUMNS = (
 
 
 def history_html(found: History) -> str:
-    """A fragment with styles of its own."""
+    """History as a fragment of HTML with its own styles."""
     trajectory = found.trajectory
     facts = [
         ("status", trajectory.status.value if trajectory else "checkpoints only, no recorded run"),

@@ -1,4 +1,4 @@
-"""A moment as JSON, as `hrm-agent history --json` prints it and as pages show it."""
+"""Moment as JSON, as `hrm-agent history --json` prints it and as pages show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["moment_data"]
 
 
 def moment_data(moment: Moment) -> dict[str, Any]:
-    """One moment as JSON, with the subgraphs of its step, without the state."""
+    """Moment as JSON, with the subgraphs of its step, without the state."""
     return {
         "index": moment.index,
         "checkpoint": moment.checkpoint_id,

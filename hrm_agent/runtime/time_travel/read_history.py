@@ -1,16 +1,15 @@
-"""Reads the history of a thread: from the record alone, and with the graph's help where its code
+"""Reader of the history of a thread: from the record alone, and with the graph's help if its code
 can be loaded.
 
-A checkpoint names in its channels the nodes that it triggers (`branch:to:NODE`, a full `join:`, the
+The channels of a checkpoint name the nodes that it triggers (`branch:to:NODE`, a full `join:`, the
 sent tasks), and a call names the checkpoints, of every enclosing graph, that its step started from.
-So a history can be read where the code is gone, and of a thread that the user's own program made
-with `store.checkpointer`. Where the code is there, it is asked what comes next: it also knows
-deferred nodes and the functional API. `StateSnapshot.next` is not used, since it leaves out tasks
-that have finished in a step that has not; `tasks` does not.
+So a history can be read without the code, also for a thread that the user's own program made with
+`store.checkpointer`. If the code exists, it is asked for the next nodes: it also knows deferred
+nodes and the functional API. `StateSnapshot.next` is not used, since it leaves out tasks that have
+finished in an unfinished step; `tasks` does not.
 
-Who looks at the course of a run and not at its state (`values=False`) is told by the record alone
-of built-in graphs, whose channels name all that comes next, and of threads without a graph:
-LangGraph takes most of a second to import.
+Without states (`values=False`), only the record is read for built-in graphs, whose channels name
+all next nodes, and for threads without a graph: LangGraph takes most of a second to import.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ def history(
     branches: bool = True,
     values: bool = True,
 ) -> History:
-    """The history of a thread, named by its id or by its trajectory's. Raises `RunError` if there
-    is none.
+    """History of a thread, named by its id or by its trajectory's. Raises `RunError` if there is
+    none.
 
-    `graph` is asked what comes next; if None, the trajectory's is, where it can be loaded.
-    `branches`: threads that were forked from this one are read too. `values`: False leaves the
-    moments without the values of their channels.
+    `graph`: asked for the next nodes (None: the trajectory's, if it can be loaded). `branches`:
+    also read threads that were forked from this one. `values`: False leaves the moments without the
+    values of their channels.
     """
     trajectory = store.journal.find_trajectory(thread)
     thread_id = trajectory.thread_id if trajectory else thread
@@ -123,7 +122,7 @@ def _moments(
 def _outlined_moments(
     store: RunStore, thread_id: str, trajectory: Trajectory | None
 ) -> tuple[Moment, ...] | None:
-    """The moments without values; None where the record alone does not tell all of them."""
+    """Moments without values (None if the record alone does not show all of them)."""
     if trajectory is not None and trajectory.graph not in BUILTIN_GRAPHS:
         return None
     try:
@@ -140,7 +139,9 @@ def _outlined_moments(
 
 
 def trajectory_id_of(thread_id: str) -> str:
-    """What `Episode.trajectory_id` is, also for a thread that no episode made."""
+    """Id of a thread's trajectory, as `Episode.trajectory_id`, also for a thread that no episode
+    made.
+    """
     return content_hash("trajectory", thread_id)[:16]
 
 
@@ -152,7 +153,7 @@ def _branches(store: RunStore, thread_id: str, values: bool) -> Iterator[Branch]
 
 
 class HistoryReader:
-    """Makes moments of the checkpoints of one thread."""
+    """Builder of the moments of one thread from its checkpoints."""
 
     def __init__(
         self,
@@ -168,8 +169,8 @@ class HistoryReader:
         self._thread_id, self._asked, self._values = thread_id, asked, values
         self._by_id = {_id(found): found for found in listed}
         self._within = _grouped(listed, _around)
-        """Checkpoint id -> checkpoints of the subgraphs that its step ran; empty id: those of the
-        graph itself.
+        """Checkpoint id -> checkpoints of the subgraphs that its step ran (empty id: those of the
+        graph itself).
         """
         self._ended = {_parent(found) for found in listed if found.metadata.get("source") == "loop"}
         """Ids of checkpoints whose step is over."""
@@ -181,10 +182,9 @@ class HistoryReader:
         return self._numbered(self._within.get("", []), "")
 
     def some(self, numbers: Mapping[str, int], ids: Iterable[str]) -> list[Moment]:
-        """The moments of some of the checkpoints, where only these and their neighbours were
-        listed.
+        """Moments of some of the checkpoints, if only these and their neighbours were listed.
 
-        `numbers`: of each checkpoint of the graph itself its number among all.
+        `numbers`: id of each checkpoint of the graph itself -> its number among all.
         """
         self._index |= {id_: str(numbers[id_]) for id_ in self._by_id if id_ in numbers}
         return [self._moment(self._by_id[id_]) for id_ in ids if id_ in self._by_id]
@@ -194,9 +194,7 @@ class HistoryReader:
         return [self._moment(found) for found in checkpoints]
 
     def _by_start(self, calls: Iterable[C]) -> dict[str, list[C]]:
-        """The calls by the checkpoints, one of each enclosing graph,
-        that their step started from.
-        """
+        """Calls by the checkpoints, one of each enclosing graph, that their step started from."""
         grouped: dict[str, list[C]] = {}
         for call in calls:
             found = self._by_id.get(call.identity.checkpoint_id)
@@ -234,8 +232,8 @@ class HistoryReader:
         )
 
     def _step(self, start: Found, end: Found | None) -> Step:
-        """What ran from `start`; `end` is None while the step is not over (a kill, a failure, a
-        question).
+        """Step from `start`. `end`: its next checkpoint (None while the step is not over: a kill, a
+        failure, a question).
         """
         calls, tool_calls = (
             tuple(self._calls.get(_id(start), ())),
@@ -261,7 +259,7 @@ class HistoryReader:
         )
 
     def _tasks(self, found: Found) -> dict[str, str]:
-        """Task id -> node. Ids that the record does not tell are numbers."""
+        """Task id -> node. Ids that the record does not hold are numbers."""
         asked = self._asked.get(_id(found))
         names = triggered_nodes(found.checkpoint["channel_values"])
         return asked or {str(number): name for number, name in enumerate(names)}
@@ -276,15 +274,15 @@ class HistoryReader:
                     yield PendingInterrupt(asked.id, asked.value, self._node_of(found, task))
 
     def _node_of(self, found: Found, task: str) -> str:
-        """Node of a task, by its id, or since there is no other."""
+        """Node of a task by its id, else the only node."""
         tasks = self._tasks(found)
         names = set(tasks.values())
         return tasks.get(task) or (names.pop() if len(names) == 1 else "")
 
 
 def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
-    """Checkpoint id -> task id -> node, as the graph's code sees it; nothing where it is no longer
-    the same graph.
+    """Checkpoint id -> task id -> node, according to the graph's code; empty if it is no longer the
+    same graph.
     """
     with suppress(Exception):
         snapshots = graph.get_state_history({"configurable": {"thread_id": thread_id}})
@@ -298,8 +296,8 @@ def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
 
 
 def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
-    """Nodes that saw new versions of their channels: what ran,
-    in a graph that names no triggers.
+    """Nodes that saw new versions of their channels: those that ran, in a graph that names no
+    triggers.
     """
     before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
     return tuple(
@@ -310,7 +308,7 @@ def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
 
 
 def _shown(channels: Mapping[str, Any]) -> dict[str, Any]:
-    """The state without what LangGraph keeps beside it."""
+    """State without LangGraph's own channels."""
     return {name: value for name, value in channels.items() if not is_internal(name)}
 
 
@@ -341,13 +339,13 @@ def _namespace(found: Found) -> str:
 
 
 def _parent(found: Found) -> str:
-    """Empty for a root."""
+    """Id of the checkpoint before; empty for a root."""
     return str((found.parent_config or {}).get("configurable", {}).get("checkpoint_id", ""))
 
 
 def _around(found: Found) -> str:
-    """Id of the checkpoint of the graph around this one, whose step this one lies in; empty for the
-    graph itself.
+    """Id of the checkpoint of the enclosing graph whose step contains this one; empty for the graph
+    itself.
     """
     around = found.metadata.get("parents", {})
     innermost = max(around, key=lambda namespace: len(namespace_parts(namespace)), default="")

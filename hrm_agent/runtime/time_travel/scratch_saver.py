@@ -26,13 +26,13 @@ from hrm_agent.store import StoreSaver
 __all__ = ["ScratchSaver", "StopStepReached"]
 
 
-class StopStepReached(Exception):  # no error: the end of what was to be played
-    """The graph has come to the step that it was to stop after."""
+class StopStepReached(Exception):  # not an error: the end of the replayed part
+    """Raised after the step at which the graph is to stop."""
 
 
 class ScratchSaver(InMemorySaver):
-    """Holds a thread from a stored checkpoint on. Numbers versions as the store does: old and new
-    are compared.
+    """Checkpointer that holds a thread from a stored checkpoint on. It numbers versions as the
+    store does, since old and new are compared.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class ScratchSaver(InMemorySaver):
         stop_at: int | None,
         memories: Iterable[CheckpointTuple] = (),
     ) -> None:
-        """`start`, `memories` of subgraphs: checkpoints that stand without ancestors
+        """`start`, `memories` of subgraphs: checkpoints that need no ancestors
         (`StateReader.alone`).
         """
         super().__init__(serde=store.serde)
         self._store = store
         self.stop_at: int | None = None
-        """The step after which the graph is stopped (None: it ends by itself)."""
+        """Step after which the graph is stopped (None: it ends by itself)."""
         self.unread: list[RunnableConfig] = []
-        """Where checkpoints were put that nobody has looked at yet."""
+        """Configs of new checkpoints that are not read yet."""
         self._task_paths: dict[str, str] = {}
         thread_id = start.config.get("configurable", {})["thread_id"]
         self._thread = {"thread_id": str(thread_id), "checkpoint_ns": ""}
@@ -86,7 +86,7 @@ class ScratchSaver(InMemorySaver):
             self._task_paths[task_id] = task_path
 
     def task_path(self, task_id: str) -> str:
-        """LangGraph's name of a task that has written."""
+        """LangGraph's name of a task that has written; empty if unknown."""
         return self._task_paths.get(task_id, "")
 
     def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -111,11 +111,11 @@ class ScratchSaver(InMemorySaver):
         )
 
     def questions(self) -> Iterator[tuple[str, str, str, Interrupt, int]]:
-        """Namespace, checkpoint and task of each `interrupt()` that waits, and how many that task
-        had answered.
+        """Waiting `interrupt()`s as (namespace, checkpoint, task, question, number of answers that
+        the task already had).
 
-        A nested question, of a subgraph or of a called task, is stored with all tasks around it,
-        too. It is answered where it was asked.
+        A nested question, of a subgraph or of a called task, is also stored with all tasks around
+        it. It is answered where it was asked.
         """
         innermost: dict[str, tuple[str, str, str, Interrupt, int]] = {}
         for namespace in self.storage[self._thread["thread_id"]]:

@@ -1,12 +1,11 @@
-"""Edits of a state: what a fork changes before it goes on, written as LangGraph writes it (a
-checkpoint `update`).
+"""Edits of a state at a fork, written as LangGraph writes them (a checkpoint `update`).
 
 An edit replaces: a channel with a reducer gets the new value as it is, not merged into the old one.
-Then the way on is decided anew by the nodes that had run into the moment, as if they had returned
-the edited state: sent tasks carry edited arguments, an edited verdict takes its own turn. That
-needs nodes whose edges say where they lead. A node that returns `Command(goto=...)`, or a graph
-without edges, cannot be asked again. Whether asking works is tried in memory, with nothing changed:
-if it does not lead where the moment leads, the edit is written beside the tasks that stand there.
+Then the nodes that ran into the moment decide the next tasks again, as if they had returned the
+edited state: sent tasks carry edited arguments, an edited verdict takes its own branch. That
+requires nodes whose edges define where they lead. A node that returns `Command(goto=...)`, or a
+graph without edges, cannot be asked again. This is tried in memory first, with nothing changed. If
+it does not lead where the moment leads, the edit is written beside the existing tasks.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Messages = list[BaseMessage]
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What a fork changes of the state that it starts from."""
+    """Changes of a fork to the state that it starts from."""
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Channel -> its new value."""
@@ -61,15 +60,15 @@ class Edit:
     tools: Mapping[str, str] = field(default_factory=dict[str, str])
     """Tool call id -> the text that the model sees as its result."""
     as_node: str | None = None
-    """The node that is taken to have made the edit; None: those that ran into the moment."""
+    """Node that counts as the author of the edit (None: those that ran into the moment)."""
 
     def __bool__(self) -> bool:
         return bool(self.values or self.messages or self.tools)
 
 
 def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
-    """Channel -> its value after `edit`. Raises `ConfigError` for what is not there, or does not
-    fit.
+    """Channel -> its value after `edit`. Raises `ConfigError` for a missing target or an unfit
+    value.
     """
     if START in moment.next:
         raise ConfigError(
@@ -107,8 +106,8 @@ def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
 
 
 def _as_before(name: str, value: Any, old: Any) -> Any:
-    """JSON as what the channel held: a message is `{"role": ..., "content": ...}`, an object its
-    fields.
+    """Convert JSON to the type that the channel held: a message is `{"role": ..., "content": ...}`,
+    an object its fields.
     """
     if isinstance(value, Mapping) and (isinstance(old, BaseModel) or is_dataclass(old)):
         try:
@@ -197,10 +196,10 @@ def write_edit(
     as_node: str | None = None,
     context: Any = None,
 ) -> None:
-    """Write `values` as a checkpoint on `thread_id`, a fork that stands at `moment` of `found`.
+    """Write `values` as a checkpoint on `thread_id`, a fork at `moment` of `found`.
 
-    `graph` is compiled with the store's checkpointer; `context` is its run context, which its edges
-    may look at.
+    `graph`: compiled with the store's checkpointer. `context`: its run context, which its edges may
+    read.
     """
     written = {
         name: Overwrite(value) if _has_reducer(graph, name) else value
@@ -235,9 +234,7 @@ def _as_held(graph: Graph, name: str, value: Any) -> Any:
 
 
 def _arrived_from(found: History, moment: Moment) -> tuple[str, ...]:
-    """The nodes that ran into a moment;
-    an edit or a copy stands where the moment before it stood.
-    """
+    """Nodes that ran into a moment. An edit or a copy has those of the moment before it."""
     for earlier in reversed(found.lineage(moment)):
         if earlier.source not in ("update", "fork"):
             return tuple(dict.fromkeys(earlier.ran.nodes))
@@ -245,8 +242,8 @@ def _arrived_from(found: History, moment: Moment) -> tuple[str, ...]:
 
 
 def _as_returned(values: Mapping[str, Any], nodes: Sequence[str]) -> list[StateUpdate]:
-    """One node returns the edit; those that ran beside it return nothing,
-    and lead on all the same.
+    """Updates by which one node returns the edit; those that ran beside it return nothing, but lead
+    on.
     """
     return [StateUpdate(dict(values) if i == 0 else {}, node) for i, node in enumerate(nodes)]
 
@@ -267,7 +264,7 @@ async def _leads_on(
             graph, start, [StateUpdate({}, step.as_node) for step in steps], runtime
         )
         edited = await _tried(graph, start, steps, runtime)
-    except Exception:  # of whatever kind: a user's edge was asked outside a run
+    except Exception:  # of any kind: a user's edge was asked outside of a run
         return False
     names = sorted(task.name for task in unchanged.tasks)
     return names == sorted(then) and all(
@@ -290,8 +287,8 @@ async def _tried(
 def _put_beside(
     saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values: Mapping[str, Any]
 ) -> None:
-    """The same checkpoint with other values: what it triggers stays triggered, with the arguments
-    that it had.
+    """Write a copy of the checkpoint with other values. Its triggered tasks stay triggered, with
+    their arguments.
     """
     step = int(start.metadata.get("step", -1)) + 1
     checkpoint = copy_checkpoint(start.checkpoint)

@@ -1,5 +1,5 @@
-"""Two moments side by side: where their ways parted, what each way cost,
-and how the states differ.
+"""Comparison of two moments: their last common moment, the cost of each since then, and the
+differences of the states.
 """
 
 from __future__ import annotations
@@ -27,32 +27,34 @@ __all__ = ["Change", "DiffSide", "ThreadDiff", "channel_changes", "thread_diff"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One part of the state that differs."""
+    """Part of the state that differs."""
 
     channel: str
     """Name of the state's channel."""
     part: str
-    """`[3] ai` for a message, empty for a whole channel."""
+    """Part of the channel: `[3] ai` for a message, empty for a whole channel."""
     lines: tuple[str, ...]
-    """A unified diff, without its header: of the text of a message, of the JSON of all else."""
+    """Unified diff, without its header: of the text of a message, of the JSON of any other
+    value.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DiffSide:
-    """One of the two moments, and the way to it since they parted."""
+    """One of the two moments, and the moments on its side only."""
 
     thread_id: str
-    """The thread of the compared moment."""
+    """Thread of the compared moment."""
     moment: Moment
-    """The moment that is compared."""
+    """Compared moment."""
     trajectory: Trajectory | None
-    """Its outcome; None for a thread that was made without an `EpisodeRunner`."""
+    """Recorded run (None for a thread that was made without an `EpisodeRunner`)."""
     steps: tuple[Moment, ...]
-    """The moments since, the compared one at the end."""
+    """Moments since the last common one, with the compared one at the end."""
     calls: tuple[Call, ...]
-    """Model calls since the ways parted, each once."""
+    """Model calls since the last common moment, each once."""
     tool_calls: tuple[ToolCall, ...]
-    """Tool calls since the ways parted, each once."""
+    """Tool calls since the last common moment, each once."""
 
     @property
     def used(self) -> CallUsage:
@@ -62,16 +64,14 @@ class DiffSide:
 
 @dataclass(frozen=True, slots=True)
 class ThreadDiff:
-    """What `thread_diff` found."""
+    """Result of `thread_diff`."""
 
     common: Moment | None
-    """The last moment of both, as the first side numbers it;
-    None for threads that share nothing.
-    """
+    """Last moment of both, as the first side numbers it (None if the threads share nothing)."""
     a: DiffSide
-    """The moment that was named first."""
+    """Moment that was named first."""
     b: DiffSide
-    """The moment that was named second."""
+    """Moment that was named second."""
     changes: tuple[Change, ...]
     """Parts of the state that differ, from `a` to `b`."""
 
@@ -94,7 +94,7 @@ def thread_diff(store: RunStore, a: str, b: str, *, graph: Graph | None = None) 
 
 
 def _named(store: RunStore, name: str, graph: Graph | None) -> tuple[History, Moment]:
-    """A thread's id may itself hold an `@`."""
+    """Find a moment by its name. A thread's id may itself hold an `@`."""
     thread, at, selector = name.rpartition("@")
     whole: Any = {"configurable": {"thread_id": name}}
     if not at or store.journal.find_trajectory(name) or store.checkpointer.get_tuple(whole):
@@ -118,7 +118,7 @@ def _side(found: History, moment: Moment, line: Sequence[Moment], common: str | 
 
 
 def channel_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
-    """How the channels of one state differ from those of another."""
+    """Differences between the channels of two states."""
     for channel in dict.fromkeys((*a, *b)):
         old, new = a.get(channel), b.get(channel)
         if _has_messages(old) or _has_messages(new):
@@ -128,9 +128,7 @@ def channel_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Chan
 
 
 def _message_changes(channel: str, old: list[Any], new: list[Any]) -> Iterator[Change]:
-    """Messages of one id are one message; where ids differ, those that stand at one place are
-    compared.
-    """
+    """Compare messages of the same id; if ids differ, those at the same place."""
     matcher = difflib.SequenceMatcher(
         None, [_key(m) for m in old], [_key(m) for m in new], autojunk=False
     )
@@ -147,7 +145,7 @@ def _key(message: Any) -> str:
 
 
 def _text_lines(message: Any) -> list[str]:
-    """A message as people read it: its thoughts, its text, then the calls that it asks for."""
+    """Lines of a message for people: its thoughts, its text, then the calls that it requests."""
     if not isinstance(message, BaseMessage):
         return [] if message is None else str(message).splitlines()
     head = [f"result of {message.tool_call_id}:"] if isinstance(message, ToolMessage) else []
@@ -170,8 +168,8 @@ def _json_lines(values: Mapping[str, Any], channel: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON, so that equal values look equal: the order of a set, or of keys, is no
-    difference.
+    """Convert `value` to JSON, so that equal values look equal: the order of a set, or of keys,
+    does not count.
     """
     if value is None or isinstance(value, (str, int, float, bool)):
         return value

@@ -1,9 +1,8 @@
-"""Many trajectories at a glance: headers a page at a time, and what their threads used, without
+"""Lists of many trajectories: headers a page at a time, and the use of their threads, without
 tokens and texts.
 
-A list is looked at again and again while a run grows. What a record says is decoded once: a
-record's bytes are looked up among those that were decoded before, so that a changed one is simply
-another. Long ones are not kept.
+A list is read again and again while a run grows. Each record is decoded once: results are cached by
+the record's bytes, so a changed record is a new entry. Long ones are not cached.
 """
 
 from __future__ import annotations
@@ -34,40 +33,40 @@ T = TypeVar("T")
 _AT_ONCE = 500
 """Values in one query."""
 _KEPT_BYTES, _KEPT = 4_096, 12_000
-"""A longer record is not kept when it was decoded; how many are."""
+"""Longest record in bytes whose decoded form is cached, and number of cached forms."""
 
 
 class StoredHeader(NamedTuple):
-    """A trajectory without its calls."""
+    """Trajectory without its calls."""
 
     seq: int
-    """Number of its row, in the order in which trajectories were begun."""
+    """Number of its row, in the order in which trajectories started."""
     header: Trajectory
-    """Its own fields."""
+    """Fields of the trajectory without its calls."""
 
 
 class ThreadUse(NamedTuple):
-    """What a thread's own calls come to."""
+    """Use of model calls and tokens by a thread, without inherited calls."""
 
     model_calls: int
     """Number of model calls."""
     output_tokens: int | None
-    """As `Trajectory.used` counts them; None where nobody reported any."""
+    """Completion tokens, counted as in `Trajectory.used` (None if no call reports any)."""
 
 
 class ToolMark(NamedTuple):
-    """A tool call, as a list shows it."""
+    """Summary of a tool call for a list."""
 
     id: str
-    """Its id."""
+    """Id of the tool call's record."""
     name: str
     """Name of the tool."""
     status: ToolStatus | None
-    """How it ended; None while it is under way."""
+    """Status of the call (None while it is running)."""
     role: str
-    """Who called."""
+    """Role that called the tool."""
     seconds: float
-    """Its duration."""
+    """Duration in seconds."""
 
 
 def headers_page(
@@ -78,8 +77,8 @@ def headers_page(
     *,
     limit: int | None = None,
 ) -> list[StoredHeader]:
-    """Headers of trajectories, in the order in which they were begun. A damaged one is told, and
-    the others follow.
+    """Headers of trajectories, in the order in which they started. `on_damage` is called for a
+    damaged one, which is left out.
     """
     query = f"SELECT seq, id, record FROM trajectories WHERE {where} ORDER BY seq"
     with store.database.read() as cursor:
@@ -105,8 +104,9 @@ def overlays_of(
     step: int | None = None,
     ids: Sequence[str] = (),
 ) -> dict[str, Overlay]:
-    """What a run made of the trajectories of one of its steps, or of those with these ids, by
-    trajectory.
+    """Overlays of a run by trajectory, for one of its steps or for trajectories with these ids.
+
+    `on_damage` is called for a damaged one, which is left out.
     """
     found: dict[str, Overlay] = {}
     with store.database.read() as cursor:
@@ -166,7 +166,9 @@ def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, Thread
 def tool_marks(
     store: RunStore, threads: Sequence[str], on_damage: OnDamage
 ) -> dict[str, list[ToolMark]]:
-    """The tool calls of threads, in the order in which they were started."""
+    """Tool calls of threads, in the order in which they started. `on_damage` is called for a
+    damaged one, which is left out.
+    """
     found: dict[str, list[ToolMark]] = {}
     query = "SELECT seq, thread_id, id, record FROM tool_calls WHERE thread_id IN"
     with store.database.read() as cursor:
@@ -184,7 +186,7 @@ def tool_marks(
 def _in_chunks(
     cursor: Cursor, query: str, values: Sequence[str], before: Sequence[Any] = ()
 ) -> Iterator[Any]:
-    """Rows of `query (?, ?, ...)`, however many values there are."""
+    """Rows of `query (?, ?, ...)`, for any number of values."""
     for start in range(0, len(values), _AT_ONCE):
         some = values[start : start + _AT_ONCE]
         yield from cursor.execute(
@@ -193,10 +195,10 @@ def _in_chunks(
 
 
 def _sampled(store: RunStore, call_id: str, mask: bytes | None) -> int | None:
-    """Completion tokens of a call; None for one without token ids."""
+    """Completion tokens of a call (None if it has no token ids, 0 if it is damaged)."""
     if mask is None:
         return None
-    with suppress(StoreError, *DAMAGED):  # told where the call is shown; a sum goes on without it
+    with suppress(StoreError, *DAMAGED):  # damage is reported where the call is shown
         plain = plain_mask(store.cipher.open(mask, "mask", call_id))
         return plain.count(1) if plain else None
     return 0

@@ -1,7 +1,7 @@
-"""What a model call was sent beyond an earlier one, without reading what both were sent.
+"""Messages of a model call that an earlier one was not sent, without reading the common ones.
 
-Requests are lists of references, and equal messages have equal references. So of two requests of a
-long conversation the lists are compared, and only those messages are read in which they differ.
+Requests are lists of references, and equal messages have equal references. So the lists of two
+requests are compared, and only the messages that differ are read.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ __all__ = ["NewMessages", "message_of", "new_messages"]
 
 _AT_ONCE = 500
 _MOST = 1_000_000
-"""Messages, and nodes, of one request."""
+"""Most messages, and most nodes, of one request."""
 _WITH_TOOLS = (1, 3)
 
 
 class NewMessages(NamedTuple):
-    """The end of a request."""
+    """New messages at the end of a request."""
 
     earlier: int
-    """Messages before these, which the other call was sent, too."""
+    """Number of messages before these: common ones, and new ones beyond the limit."""
     messages: tuple[dict[str, Any], ...]
-    """As dumps; one of an unknown type has `unread`, which names it."""
+    """Messages as dumps. One of an unknown type has `unread`, which names the type."""
     problem: str | None
-    """Why they could not be read; None if they could."""
+    """Reason why the messages cannot be read (None if they can)."""
 
 
 def new_messages(
     store: RunStore, bases: Mapping[str, str | None], most: int
 ) -> dict[str, NewMessages]:
-    """What each call was sent beyond another one, by the call's id; a call without a stored request
-    is left out.
+    """Messages that each call was sent beyond another call, by the call's id. A call without a
+    stored request is left out.
 
-    `bases`: id of a call -> id of the other one, None to begin at the first message. Of more than
-    `most` new ones the last are read.
+    `bases`: the other call's id by the call's id (None to start at the first message). If there are
+    more than `most` new messages, only the last are read.
     """
     ids = list({*bases, *(base for base in bases.values() if base is not None)})
     with store.database.read() as cursor:
@@ -90,7 +90,7 @@ class _Lists:
         }
 
     def _fetch(self, roots: Sequence[Reference]) -> None:
-        """The nodes of lists, level by level."""
+        """Read the nodes of lists, level by level."""
         wanted = [root for root in roots if isinstance(root, bytes)]
         wanted += [
             r
@@ -115,7 +115,7 @@ class _Lists:
     def _flat(self, reference: Reference) -> list[Reference]:
         found: list[Reference] = []
         stack, seen = [reference], 0
-        while stack and len(found) < _MOST and seen < _MOST:  # forged nodes may name each other
+        while stack and len(found) < _MOST and seen < _MOST:  # forged nodes may refer to each other
             here, seen = stack.pop(), seen + 1
             kind, items = (
                 self._nodes[here] if isinstance(here, bytes) else (int(here[0]), _items(here[1]))
@@ -128,7 +128,7 @@ class _Lists:
 
 
 def _items(data: Any) -> list[Reference]:
-    """Of a node that holds anything else, none."""
+    """References in a node (empty if it holds anything else)."""
     try:
         found: Any = ormsgpack.unpackb(data) if isinstance(data, bytes) else data
     except ormsgpack.MsgpackDecodeError:
@@ -143,7 +143,7 @@ def _is_reference(item: Any) -> bool:
 
 
 def _below(kind: int, items: Sequence[Reference]) -> list[bytes]:
-    """Nodes that a node of nodes names."""
+    """Child nodes of a tree node."""
     return [item for item in items if isinstance(item, bytes)] if kind == TREE else []
 
 
@@ -154,9 +154,7 @@ def _common(a: Sequence[Reference], b: Sequence[Reference]) -> int:
 
 
 class _AnyMessages:
-    """A loader that makes no object: a message of a type that it does not know is told by the
-    type's name.
-    """
+    """Loader that makes no objects. A message of an unknown type is replaced by the type's name."""
 
     def loads_typed(self, data: tuple[str, bytes]) -> dict[str, Any]:
         kind, content = data
@@ -177,7 +175,7 @@ class _AnyMessages:
 
 
 def message_of(packed: Packed) -> dict[str, Any]:
-    """The fields of a serialized LangChain message; for any other value `{"unread": reason}`."""
+    """Fields of a serialised LangChain message, or `{"unread": reason}` for any other value."""
     try:
         inside: Any = unpacked(packed.data)
     except NeedsItsType:

@@ -1,15 +1,12 @@
-"""Values of checkpoints for people who look at a store that may be anybody's: no object is made,
-nothing is imported.
+"""Readers of checkpoint values for untrusted stores: no object is made, and nothing is imported.
 
-A message becomes its fields. A value of any other type becomes the type's name and what it was made
-of.
+For display, a message becomes its fields. A value of any other type becomes the type's name and its
+parts.
 
-Checkpoints read without LangChain and LangGraph, for who looks at the course of a run and not at
-its state.
-
-Plain values, sets, sent tasks and questions are read; of a message it is only seen that it is one.
-A value of any other type raises `NeedsItsType`: whoever asked reads the checkpoints by
-`store.checkpointer` then, which knows types, and refuses those that nobody allowed.
+Outlines show the course of a run, not its state. They are read without LangChain and LangGraph.
+Plain values, sets, sent tasks and questions are read. Messages are only recognised. A value of any
+other type raises `NeedsItsType`. The caller then reads the checkpoints by `store.checkpointer`,
+which knows types, and refuses those that are not allowed.
 """
 
 from __future__ import annotations
@@ -59,13 +56,13 @@ __all__ = [
 ]
 
 HIDDEN = object()
-"""Stands for a message, and for a value that an edit has put in place of another."""
+"""Placeholder for a message, or for a value that an edit has put in place of another."""
 _SET, _SEND, _KEYWORDS, _MODEL = 0, 1, 2, 5
-"""Codes of LangGraph's serializer: values made of one argument, of several, of named ones, and
-pydantic models.
+"""Codes of LangGraph's serializer: values made of one argument, of several, of keyword arguments,
+and pydantic models.
 
-A value that it would give back changed is under a code of ours, with the same parts and the way to
-build it.
+A value that it would return changed has a code of this package (`TYPED`), with the same parts and
+the way to build it.
 """
 SNAPSHOT = 7
 """LangGraph's code of a snapshot of a `DeltaChannel`."""
@@ -73,23 +70,23 @@ _MODELS, _NAMED = (_MODEL, TYPED), (_KEYWORDS, TYPED)
 
 
 class SentTask(NamedTuple):
-    """What `Send` asks for."""
+    """Task that `Send` asks for."""
 
     node: str
-    """Its node."""
+    """Name of its node."""
 
 
 class StoredQuestion(NamedTuple):
-    """An interrupt."""
+    """Interrupt of a graph."""
 
     id: str
-    """LangGraph's."""
+    """LangGraph's id of the interrupt."""
     value: Any
-    """What was asked, as a plain value."""
+    """Question as a plain value."""
 
 
 class _Outlined:
-    """A loader (`hrm_agent.store.values.value_reader`) of the values of checkpoints."""
+    """Loader (`hrm_agent.store.values.value_reader`) of the values of checkpoints."""
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         kind, content = data
@@ -101,7 +98,7 @@ class _Outlined:
 
 
 class _Plain:
-    """A loader of values that JSON has a form for."""
+    """Loader of values that JSON can represent."""
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         value = unpacked(data[1]) if data[0] == "msgpack" else None
@@ -111,7 +108,7 @@ class _Plain:
 
 
 def outlines(store: RunStore, thread_id: str) -> list[CheckpointOutline]:
-    """The checkpoints of a thread and of the subgraphs that ran on it, the newest first. Raises
+    """Outlines of the checkpoints of a thread and its subgraphs, newest first. Raises
     `NeedsItsType`.
     """
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? ORDER BY id DESC, seq DESC"
@@ -124,7 +121,7 @@ def outlines(store: RunStore, thread_id: str) -> list[CheckpointOutline]:
 def newest_plain_channels(
     store: RunStore, thread_id: str, names: Collection[str]
 ) -> dict[str, Any]:
-    """The newest values of some channels of a thread; empty without a checkpoint. Raises
+    """Newest values of some channels of a thread (empty without a checkpoint). Raises
     `NeedsItsType`.
     """
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ? ORDER BY id DESC LIMIT 1"
@@ -136,17 +133,17 @@ def newest_plain_channels(
         try:
             _, channels = read_manifest(store.cipher.open(row.manifest, *row[1:4]))
             if any(name in names and ref is None for name, (_, ref) in channels.items()):
-                raise NeedsItsType  # its value may be made of what earlier checkpoints hold
+                raise NeedsItsType  # its value may depend on earlier checkpoints
             wanted = {name: ref for name, (_, ref) in channels.items() if name in names}
             reader = read_values(cursor, store.cipher, _Plain(), shared=False)
             reader.load(wanted.values())
             return {name: reader.value(ref) for name, ref in wanted.items()}
-        except (RefusedValue, *DAMAGED) as error:  # who reads it with its types says what is wrong
+        except (RefusedValue, *DAMAGED) as error:  # reading it with its types reports the error
             raise NeedsItsType from error
 
 
 def _outlined(value: Any) -> Any:
-    """What is inside, too."""
+    """Outline of a value, at all depths."""
     if isinstance(value, Packed):
         return _of_type(value.code, unpacked(value.data))
     if isinstance(value, list):
@@ -170,7 +167,7 @@ def _of_type(code: int, made: Any) -> Any:
             )
             in MESSAGE_FIELDS
         ):
-            _outlined(made[2])  # what it holds is of known types, too
+            _outlined(made[2])  # its contents must be of known types too
             return HIDDEN
         case (_, ["builtins", "set", [*items], *_]) if (
             code in (_SET, TYPED) and is_json(items) and _are_keys(items)
@@ -201,34 +198,34 @@ _DEEPEST = 60
 
 
 class ShownMessage(NamedTuple):
-    """A message."""
+    """LangChain message."""
 
     fields: dict[str, Any]
-    """Its fields, as they are stored."""
+    """Fields of the message, as stored."""
 
 
 class Unread(NamedTuple):
-    """A value of a type that is not loaded."""
+    """Value of a type that is not loaded."""
 
     type: str
     """`package.module.Type`, as the store names it."""
     made_of: Any
-    """What it is made of, as plain values."""
+    """Parts of the value, as plain values."""
 
 
 class Written(NamedTuple):
-    """Parts of a channel's value, which only the graph's reducer could fold; the graph is not
+    """Parts of a channel's value. Only the graph's reducer could fold them, and the graph is not
     loaded.
     """
 
     snapshot: Any
-    """The newest recorded value (None: no value is recorded)."""
+    """Newest recorded value (None if no value is recorded)."""
     writes: list[Any]
     """Later writes, in order."""
 
 
 class _Shown:
-    """A loader (`hrm_agent.store.values.value_reader`) of what can be shown."""
+    """Loader (`hrm_agent.store.values.value_reader`) of values for display."""
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         kind, content = data
@@ -262,7 +259,9 @@ def _shown(value: Any, depth: int) -> Any:
 
 
 def _made(code: int, made: Any, depth: int) -> Any:
-    """LangGraph's serializer names a module and an attribute of it, and arguments."""
+    """Displayed form of a typed value. LangGraph's serializer names a module, an attribute of it,
+    and arguments.
+    """
     if code == SNAPSHOT:
         return _shown(made, depth)
     match made:
@@ -292,16 +291,16 @@ def _made(code: int, made: Any, depth: int) -> Any:
 
 
 class CheckpointLink(NamedTuple):
-    """A checkpoint of the outermost graph, by name only."""
+    """Ids of a checkpoint of the outermost graph and its parent."""
 
     id: str
     """LangGraph's id."""
     parent: str | None
-    """Id of the one before."""
+    """Id of the previous checkpoint (None for the first)."""
 
 
 def checkpoint_links(store: RunStore, thread_id: str) -> list[CheckpointLink]:
-    """The checkpoints of a thread's outermost graph, the oldest first, without reading one."""
+    """Checkpoints of a thread's outermost graph, oldest first, without reading their values."""
     query = "SELECT id, parent_id FROM checkpoints WHERE thread_id = ? AND ns = ? ORDER BY id"
     with store.database.read() as cursor:
         rows = cursor.execute(query, (thread_id, "")).fetchall()
@@ -313,7 +312,7 @@ def checkpoint_links(store: RunStore, thread_id: str) -> list[CheckpointLink]:
 def rows_around(
     store: RunStore, thread_id: str, ids: Collection[str], inside: Collection[str]
 ) -> list[CheckpointRow]:
-    """The rows of outermost checkpoints, and those of subgraphs that ran in the steps from the
+    """Rows of outermost checkpoints, and of subgraphs' checkpoints in the steps from the
     checkpoints `inside`.
     """
     found: list[CheckpointRow] = []
@@ -326,7 +325,7 @@ def rows_around(
         nested = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ?"
         snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
         for ns, id_, metadata in cursor.execute(nested, (thread_id, "")).fetchall():
-            with suppress(StoreError, *DAMAGED):  # one that names no parents stands nowhere
+            with suppress(StoreError, *DAMAGED):  # skip a damaged one, or one without parents
                 facts = snapshot.metadata(CheckpointRow(0, thread_id, ns, id_, None, b"", metadata))
                 if (facts.get("parents") or {}).get("") in inside:
                     found += [
@@ -337,8 +336,8 @@ def rows_around(
 
 
 def outlines_of(store: RunStore, rows: list[CheckpointRow]) -> list[CheckpointOutline]:
-    """Checkpoints without the state: only what LangGraph keeps beside it, which tells what runs
-    next.
+    """Checkpoints without the state. They only have LangGraph's internal channels, which show what
+    runs next.
     """
     with store.database.read() as cursor:
         snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
@@ -352,11 +351,11 @@ def shown_channels(
     namespace: str = "",
     names: Collection[str] = (),
 ) -> CheckpointOutline | None:
-    """A checkpoint with its values, or with those of some channels; by default the newest. None if
-    there is none.
+    """Checkpoint with its values, or with the values of some channels (None if missing). By default
+    it is the newest.
 
-    A channel of which it does not hold the value is `Written`. Raises `StoreError` for a damaged
-    one.
+    A channel whose value is not in the checkpoint is `Written`. Raises `StoreError` for a damaged
+    checkpoint.
     """
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ?"
     values = [thread_id, namespace]

@@ -1,7 +1,6 @@
-"""The calls of one thread in the order of time, without their texts and tokens: what pages of them
-are cut from.
+"""Calls of one thread in order of time, without texts and tokens, for paging.
 
-The tokens that a model saw and gave on the way to one call, call by call, cut to a range.
+Also the tokens that a model saw and generated on the path to one call, by call.
 """
 
 from __future__ import annotations
@@ -28,32 +27,30 @@ _KEPT_BYTES, _KEPT = 8_192, 12_000
 
 
 class CallMark(NamedTuple):
-    """A model call or a tool call."""
+    """Summary of a model call or a tool call."""
 
     kind: str
     """`call` or `tool`."""
     id: str
-    """Its id."""
+    """Id of the call."""
     thread_id: str
-    """The thread that it was made on: a fork's lineage has others than the fork itself."""
+    """Thread of the call. In a fork's lineage it differs from the fork's own thread."""
     at: float
-    """Unix time that it counts from in a transcript: the end of a model call, the start of a tool
+    """Unix time in seconds for ordering a transcript: the end of a model call, the start of a tool
     call.
     """
     role: str
-    """The node of the outermost graph that asked."""
+    """Node of the outermost graph that made the call."""
     status: str | None
-    """Status of an ended tool call; `failed` for a failed model call; None for other model calls
-    and running tools.
+    """Status of an ended tool call, or `failed` for a failed model call (None for other model calls
+    and running tools).
     """
     model: str
-    """The model that answered; empty for a tool call."""
+    """Model that answered. Empty for a tool call."""
     asked: tuple[str, ...]
-    """Ids of the tool calls that a model's message asked for; of a tool call, the one that it
-    answers.
-    """
+    """Ids of the tool calls in a model's message. For a tool call, the id that it answers."""
     used: CallUsage | None
-    """Tokens and cost of a model call, as far as they are known."""
+    """Tokens and cost of a model call, as far as known."""
     parent: str | None
     """Id of the model call that this one extends."""
 
@@ -63,8 +60,8 @@ def call_marks(
 ) -> list[CallMark]:
     """Model calls, then tool calls, each in the order of the threads and of writing.
 
-    `threads`: each with the steps that count, None for all. A damaged record is told, and the
-    others follow.
+    `threads`: thread ids with the steps to include (None for all). `on_damage` is called for a
+    damaged record, which is left out.
     """
     threads = list(threads)
     calls: list[CallMark] = []
@@ -170,7 +167,7 @@ def _tool_mark(plain: bytes) -> CallMark:
 
 
 def _role(identity: dict[str, Any]) -> str:
-    """As `GraphIdentity.role`."""
+    """Role of a call, as in `GraphIdentity.role`."""
     parts = namespace_parts(str(identity.get("checkpoint_ns") or ""))
     return next((part.node for part in parts), str(identity.get("node") or "")) or "none"
 
@@ -183,19 +180,19 @@ _AT_ONCE = 500
 
 
 class CallTokens(NamedTuple):
-    """What one call adds to its parent."""
+    """Tokens that one call adds to its parent."""
 
     token_ids: array[int]
     """Prompt tokens first, then completion tokens."""
     mask: bytes
-    """1 for completion tokens."""
+    """1 for completion tokens, 0 for prompt tokens."""
     logprobs: array[float]
-    """0 for prompt tokens."""
+    """Log probabilities, 0 for prompt tokens."""
 
 
 def path_of_call(store: RunStore, call_id: str) -> list[str]:
-    """Ids of the calls from the root to this one; empty if it is not there.
-    A forged circle is cut.
+    """Ids of the calls from the root to this one (empty if it is missing). A forged cycle is
+    cut.
     """
     parents: dict[str, str | None] = {}
     path: dict[str, None] = {}
@@ -210,8 +207,10 @@ def path_of_call(store: RunStore, call_id: str) -> list[str]:
 
 
 def _learn(cursor: Cursor, call_id: str, parents: dict[str, str | None]) -> bool:
-    """Parents of all calls of the thread of a call: a path lies on one thread, but for what a fork
-    inherited.
+    """Read the parents of all calls on the thread of a call. A path is on one thread, except for
+    inherited calls of a fork.
+
+    False if the call is missing.
     """
     row = cursor.execute("SELECT thread_id FROM calls WHERE id = ?", (call_id,)).fetchone()
     if row is None:
@@ -222,7 +221,7 @@ def _learn(cursor: Cursor, call_id: str, parents: dict[str, str | None]) -> bool
 
 
 def call_tokens(store: RunStore, ids: Sequence[str]) -> dict[str, CallTokens]:
-    """Tokens of calls, by their ids; one without token ids is left out. Raises `StoreError` for a
+    """Tokens of calls by id. A call without token ids is left out. Raises `StoreError` for a
     damaged one.
     """
     found: dict[str, CallTokens] = {}

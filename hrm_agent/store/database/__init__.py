@@ -1,1 +1,3 @@
-"""Databases under a store: SQLite and PostgreSQL, cursors, writes that are committed together."""
+"""Databases of a store: SQLite and PostgreSQL, their cursors, and writes that are committed
+together.
+"""

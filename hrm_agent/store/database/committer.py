@@ -1,5 +1,5 @@
-"""One thread that commits for many, where a commit waits for a disk: what arrives during one wait
-shares the next.
+"""Group commit: while one commit waits for the disk, arriving writes are collected for the next
+one.
 """
 
 from __future__ import annotations
@@ -25,36 +25,35 @@ _IN_ONE_COMMIT = 512
 class _PendingWrite:
     work: Work[Any]
     future: Future[Any]
-    """Done when the work is committed; then it has its result."""
+    """Future that is done when the work is committed. Then it has its result."""
 
 
 class Committer:
-    """One thread that commits for many: all jobs that are waiting go into one transaction.
+    """Thread that commits for many callers: all waiting jobs go into one transaction.
 
-    A caller that will wait for its job commits in its own thread if no commit is under way,
-    together with what was handed in before: the hand-over to another thread and back takes as long
-    as the rest of a small commit. The main thread never does, since an interrupt (Ctrl-C) would be
-    raised in the middle.
+    A caller that will wait for its job commits in its own thread if no commit is running, together
+    with earlier jobs. Handing over to another thread and back takes as long as the rest of a small
+    commit. The main thread never does so, as an interrupt (Ctrl-C) would be raised in the middle.
     """
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
         self._commit = commit
         self._jobs: deque[_PendingWrite] = deque()
         self._changed = threading.Condition()
-        """Guards `_jobs`, `_busy` and `_closed`."""
+        """Lock of `_jobs`, `_busy` and `_closed`."""
         self._busy = False
-        """A commit is under way, in whichever thread."""
+        """True while any thread is committing."""
         self._closed = False
         self._guard = LoopGuard("store-commits")
         self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work[T], *, waits: bool = False) -> Future[T]:
-        """Raises `StoreError` after `close`: nothing would be committed any more. `waits`: the
-        caller will.
+        """Queue a job for commit. Raises `StoreError` after `close`. `waits`: the caller will wait
+        for the job.
         """
         future: Future[T] = Future()
-        # whoever waits may be cancelled; what was handed in is committed
+        # a waiting caller may be cancelled, but its job is committed
         future.set_running_or_notify_cancel()
         with self._changed:
             if self._closed:
@@ -68,7 +67,7 @@ class Committer:
         return future
 
     def close(self) -> None:
-        """Commit what was handed in, and take nothing more."""
+        """Commit the queued jobs, and accept no more."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -81,7 +80,7 @@ class Committer:
     def _finish_taken(self, jobs: Sequence[_PendingWrite]) -> None:
         try:
             self._finish(jobs)
-        # whatever it is, nobody is to wait for ever, and the thread goes on
+        # on any error, no caller may wait forever, and the thread must go on
         except Exception as error:
             self._guard.caught(error)
             for job in jobs:
@@ -105,7 +104,9 @@ class Committer:
                 self._finish_taken(jobs)
 
     def _finish(self, jobs: Sequence[_PendingWrite]) -> None:
-        """One job's failure is not another's: where all together fail, each is tried alone."""
+        """Commit jobs together. If that fails, each is tried alone, so that one job's failure is
+        not another's.
+        """
         try:
             results = self._commit([job.work for job in jobs])
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""What transactions are made of: cursors of either driver, and work that is done with one."""
+"""Protocols of transactions: cursors of both drivers, and work done with one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Cursor(Protocol):
-    """What both drivers have in common for reading. Placeholders are `?`."""
+    """Read interface that both drivers share. Placeholders are `?`."""
 
     def execute(self, query: str, values: Sequence[Any] = ..., /) -> Self: ...
     def fetchone(self) -> Any: ...
@@ -19,7 +19,7 @@ class Cursor(Protocol):
 
 
 class WriteCursor(Cursor, Protocol):
-    """A cursor inside a transaction that writes."""
+    """Cursor inside a transaction that writes."""
 
     def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
 
@@ -28,11 +28,10 @@ Work = Callable[[WriteCursor], T]
 
 
 def answered(cursor: Cursor, query: str, values: Sequence[Any], expected: tuple[Any] | None) -> Any:
-    """The first row of the answer, which has one column.
+    """First row of an answer with one column.
 
-    `expected`: the row that is all but certain, None where it is not known. A cursor for which an
-    answer is a round trip returns it at once; if the answer turns out to differ, the whole
-    transaction is repeated.
+    `expected`: the row that is almost certain (None if unknown). A cursor with a round trip per
+    answer returns it at once. If the real answer differs, the whole transaction is repeated.
     """
     assuming = getattr(cursor, "answered", None) if expected is not None else None
     return (
@@ -43,11 +42,11 @@ def answered(cursor: Cursor, query: str, values: Sequence[Any], expected: tuple[
 
 
 def placeholders(count: int) -> str:
-    """`?, ?, ?`"""
+    """Placeholders for `count` values, such as `?, ?, ?`."""
     return ", ".join("?" * count)
 
 
 def epoch_of(cursor: Cursor) -> str:
-    """The epoch of a store; empty in one that is being made."""
+    """Epoch of a store (empty in a new one)."""
     row = cursor.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
     return str(row[0]) if row else ""

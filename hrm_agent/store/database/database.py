@@ -1,16 +1,15 @@
-"""What checkpoints and journal stand on: transactions over a SQLite file or a PostgreSQL database.
+"""Base of checkpoints and journal: transactions over a SQLite file or a PostgreSQL database.
 
 A write is a function of a cursor. It is committed as a whole before its future is done, or not at
-all, and it is idempotent: where the answer to a commit was lost (a server that restarts), the same
-work is done again. How durable a commit is depends on the subclass (`SqliteDatabase`,
-`PostgresDatabase`).
+all. It is idempotent: if the answer to a commit was lost (a server restart), the same work is done
+again. The durability of a commit depends on the subclass (`SqliteDatabase`, `PostgresDatabase`).
 
-A task's ordinary writes are deferred to the next commit, which is that of the checkpoint that
-follows them, so that a step of a graph is one transaction. Where none follows, they are committed
-on their own some milliseconds later. A run that dies in between does the task again, with the
-recorded answers of its calls.
+A task's ordinary writes are deferred to the next commit, which is that of the following checkpoint,
+so a step of a graph is one transaction. If no checkpoint follows, they are committed on their own
+some milliseconds later. A run that dies in between repeats the task, with the recorded answers of
+its calls.
 
-Where a commit has to wait for a disk, one thread commits for all that comes meanwhile
+If a commit has to wait for a disk, one thread commits for all that arrive meanwhile
 (`hrm_agent.store.database.committer`).
 """
 
@@ -48,60 +47,60 @@ __all__ = ["Database", "committed"]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LATER_SECONDS = 0.005
-"""After how long what is to go with the next commit gets one of its own."""
+"""Longest delay in seconds of a deferred write. It then gets a commit of its own."""
 
 
 class Database(ABC):
-    """One opened store. Thread-safe."""
+    """Opened store. Thread-safe."""
 
     url: str
-    """By which it is opened again, without a password."""
+    """URL that opens the store again, without a password."""
     folder: Path
-    """Where side files of its runs lie."""
+    """Folder for side files of its runs."""
     path: Path | None = None
-    """The file, of a database that is one."""
+    """File of the database, if it is one."""
     is_blocking: bool
-    """A write waits for a disk or a server: worth leaving the event loop for."""
+    """True if a write waits for a disk or a server. Writing should then leave the event loop."""
     level: str
-    """What a commit survives: `process` or `power`."""
+    """Failure that a commit survives: `process` or `power`."""
     server_clock: str = ""
-    """SQL for Unix time in seconds by a clock that all writers share; empty if they share a
-    machine.
+    """SQL for Unix time in seconds by a clock that all writers share (empty if they share a
+    machine).
     """
     epoch: str = ""
-    """As it stands in the transaction under way; it changes whenever blobs are collected."""
+    """Epoch in the current transaction. It changes whenever blobs are collected."""
     transaction: int = 0
-    """Number of the transaction under way."""
+    """Number of the current transaction."""
     joined_seconds: float = 0.05
-    """The same as `_LATER_SECONDS` for a run whose steps join: it is never further ahead of its
-    record.
+    """Longest delay in seconds of a deferred write if a run's steps join. The run is never further
+    ahead of its record.
     """
 
     def __init__(self) -> None:
         self._later: list[DeferredWork] = []
         self._later_lock = threading.Lock()
         self._due = 0.0
-        """When the oldest of them is to be committed at the latest, by the monotonic clock."""
+        """Latest time for committing the deferred writes, on the monotonic clock."""
         self._sleeps = True
-        """The thread that sees to that waits to be told of the next."""
+        """True while the flushing thread waits for the next deferred write."""
         self._committing = threading.RLock()
         self._whole = False
-        """All that is written belongs to one transaction."""
+        """True while all writes belong to one transaction."""
         self._given = threading.Event()
         self._closed = threading.Event()
         self._flusher: threading.Thread | None = None
         self._process = os.getpid()
         self.fence = Fence()
-        """The leases under which this process writes."""
+        """Leases under which this process writes."""
         self.held = HeldThreads(self.fence)
-        """What is known of the threads that this process holds."""
+        """Knowledge about the threads that this process holds."""
         self.heads: dict[str, str] = {}
-        """Newest checkpoint of threads, as of the transaction under way: forgotten when others may
+        """Newest checkpoints by thread in the current transaction. They are forgotten if others may
         have written.
         """
         self.likely_heads: dict[str, str] = {}
-        """The same as of earlier transactions, where asking is dear:
-        others may have written since.
+        """Newest checkpoints by thread as of earlier transactions, for a database with costly
+        queries. Others may have written since.
         """
 
     @abstractmethod
@@ -112,8 +111,8 @@ class Database(ABC):
 
     @abstractmethod
     def exclusive(self, work: Work[T]) -> T:
-        """Do `work` in a transaction while nobody else writes. Deleted rows are overwritten in a
-        file.
+        """Do `work` in a transaction while nothing else writes. In a file, deleted rows are
+        overwritten.
         """
 
     @abstractmethod
@@ -122,40 +121,38 @@ class Database(ABC):
 
     @abstractmethod
     def vacuum(self) -> None:
-        """Give free space back to the file system."""
+        """Return free space to the file system."""
 
     @abstractmethod
     def problems(self) -> list[str]:
-        """What the database itself finds wrong with its files, in words."""
+        """Messages about damage that the database finds in its own files."""
 
     @abstractmethod
     def store_error(self, error: Exception) -> StoreError:
-        """An error of the driver in words that name this store."""
+        """Convert an error of the driver to a `StoreError` that names this store."""
 
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:  # noqa: B027  where one writes at a time, nothing is due
-        """Until the transaction ends, no other does work on this thread that asked to be alone on
-        it.
+        """Lock a thread against other work that locks it, until the transaction ends. A database
+        with one writer at a time needs no lock.
         """
 
     def end_writes_of(self, cursor: Cursor, owner: str) -> None:  # noqa: B027  a file's writer cannot be overtaken
-        """Give up what another process, whose lease has run out,
-        was writing when it was stopped.
-        """
+        """Abort the unfinished writes of a stopped process whose lease has expired."""
 
     @abstractmethod
     def _read(self) -> AbstractContextManager[Cursor]: ...
 
     @abstractmethod
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
-        """Do all of `works` in one transaction, or none; their results in order."""
+        """Do all of `works` in one transaction, or none. Returns their results in order."""
 
     @contextmanager
     def whole(self) -> Generator[None]:
-        """All that is written inside the block is one transaction; where the block fails, nothing
-        of it is there.
+        """Write everything inside the block in one transaction. If the block fails, nothing is
+        written.
 
-        What this process notes of values that it has stored counts for this block's epoch alone, so
-        that it is forgotten where they were not stored after all.
+        Notes of stored values are valid for this block's epoch only. So they are forgotten if the
+        values were not stored after all.
         """
         self.flush()
         with self._committing:  # other threads wait
@@ -177,7 +174,7 @@ class Database(ABC):
 
     @contextmanager
     def _dropping_on_failure(self) -> Generator[None]:
-        """What was put off inside the block goes with it."""
+        """Drop the writes deferred inside the block if it fails."""
         try:
             yield
         except BaseException:
@@ -187,10 +184,10 @@ class Database(ABC):
 
     @abstractmethod
     def _one_transaction(self) -> AbstractContextManager[None]:
-        """A transaction that `_transact` does not end."""
+        """Open a transaction that `_transact` does not end."""
 
     def _at_once(self, work: Work[T]) -> Future[T]:
-        """Do `work` in the thread that asks."""
+        """Do `work` in the calling thread."""
         try:
             return FinishedFuture(self._commit([work])[0])
         except BaseException as error:
@@ -199,11 +196,11 @@ class Database(ABC):
     def submit(
         self, work: Work[T], thread_id: str | None = None, *, waits: bool = False
     ) -> Future[T]:
-        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError`
-        through it.
+        """Do `work` in a transaction. The future is done when it is committed, or has a
+        `StoreError`.
 
-        `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken
-        that over. `waits`: the caller will, so that the commit may be made in its thread.
+        `thread_id`: thread that it writes to. It fails with `LeaseLostError` if another process has
+        taken that over. `waits`: the caller will wait, so the commit may be made in its thread.
         """
         self._refuse_unusable()
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
@@ -220,14 +217,16 @@ class Database(ABC):
             self.fence.lose(error)
 
     def add(self, work: Work[T], thread_id: str | None = None) -> T:
-        """Do `work` in a transaction and wait for it. It deletes nothing. `thread_id`: as for
-        `submit`.
+        """Do `work` in a transaction and wait for it. It must not delete anything.
+
+        `thread_id`: thread that it writes to (see `submit`).
         """
         return self.submit(work, thread_id, waits=True).result()
 
     def write(self, work: Work[T], thread_id: str | None = None) -> T:
-        """Do `work` in a transaction and wait for it. It may delete what it likes. `thread_id`: as
-        for `submit`.
+        """Do `work` in a transaction and wait for it. It may delete.
+
+        `thread_id`: thread that it writes to (see `submit`).
         """
 
         def forgetting(cursor: WriteCursor) -> T:
@@ -240,8 +239,8 @@ class Database(ABC):
             self.held.forget()
 
     def write_once(self, work: Work[None]) -> None:
-        """The same for work that cannot be done twice: its mark tells when the answer to its commit
-        was lost.
+        """Do work that must not be done twice in a transaction, and wait for it. A mark shows if it
+        was committed when the answer to a commit is lost.
         """
         mark = f"done:{secrets.token_hex(8)}"
 
@@ -254,41 +253,41 @@ class Database(ABC):
         self.defer(lambda cursor: cursor.execute("DELETE FROM meta WHERE key = ?", (mark,)))
 
     def read(self) -> AbstractContextManager[Cursor]:
-        """A cursor that sees one moment: everything that was handed in before."""
+        """Cursor on a snapshot with everything that was handed in before."""
         self._refuse_unusable()
         self.flush()
         return self._read()
 
     def peek(self) -> AbstractContextManager[Cursor]:
-        """A cursor that sees what was committed; what is to be committed later may be missing."""
+        """Cursor on the committed state. Deferred writes may be missing."""
         self._refuse_unusable()
         return self._read()
 
     @contextmanager
     def settled(self) -> Generator[Cursor]:
-        """A cursor that sees all that this process has written; no transaction of it is under way
-        in the block.
+        """Cursor that sees all writes of this process. No transaction of it runs during the
+        block.
         """
         self.flush()
         with self._committing, self.peek() as cursor:
             yield cursor
 
     def joins(self, held: HeldThread | None) -> TypeGuard[HeldThread]:
-        """Whether what a thread writes goes with the next commit. While one fails or is late, it
+        """True if a thread's writes go with the next commit. While a commit fails or is late, each
         waits for its own.
         """
         return held is not None and held.joins and not is_late(self._later, self.joined_seconds)
 
     def read_once(self, reading: Callable[[Cursor], T]) -> T:
-        """What `reading` finds in one moment. It is done again where the server was lost in the
-        middle.
+        """Result of `reading` on one snapshot. It is called again if the server was lost
+        meanwhile.
         """
         with self.read() as cursor:
             return reading(cursor)
 
     def rows(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Rows that a cursor of `read` finds, where another store is at work as well: errors are
-        told of this one.
+        """Rows of a query by a cursor of `read`, if another store is used at the same time. Errors
+        are reported for this store.
         """
         try:
             return cursor.execute(query, values).fetchall()
@@ -302,11 +301,10 @@ class Database(ABC):
         on_done: Callable[[Exception | None], object] | None = None,
         seconds: float | None = None,
     ) -> None:
-        """Do `work` with the next commit, at the latest `seconds` (5 ms) from now. `thread_id`: as
-        for `submit`.
+        """Do `work` with the next commit, at most `seconds` (default: 5 ms) from now.
 
-        `on_done`: as for `DeferredWork`; without it a failure is told to whoever commits, or the
-        log.
+        `thread_id`: thread that it writes to (see `submit`). `on_done`: see `DeferredWork`. Without
+        it, a failure is raised by the next commit, or logged.
         """
         self._refuse_unusable()
         deferred = DeferredWork(
@@ -325,28 +323,29 @@ class Database(ABC):
                 self._given.set()
 
     def flush(self) -> None:
-        """Commit what was to be done later."""
+        """Commit the deferred writes."""
         if self._later:
             self.add(_for_nobody)
 
     def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
-        """What was to be done later, and `works`. If the commit fails, what was to be done later
-        still is.
+        """Commit the deferred writes, and `works`. If the commit fails, deferred writes stay
+        deferred.
 
-        Except what fails by itself, and would each time (a damaged row that it has to add to): that
-        is given up, and the commit under way is told why it failed, or the log. Of a thread that
-        another process has taken over, only its own run is told.
+        The exception is a deferred write that fails by itself, and would fail each time (a damaged
+        row that it has to add to). It is given up, and its error is raised by the current commit,
+        or logged. If another process has taken its thread over, only that thread's run gets the
+        error.
 
-        One at a time: no checkpoint may be committed before the writes that led to it, which
-        another thread has taken up. They stay in the list until they are committed, so that whoever
-        reads meanwhile waits for them.
+        Commits run one at a time: no checkpoint may be committed before the writes that led to it,
+        which another thread is committing. Deferred writes stay in the list until they are
+        committed, so readers wait for them meanwhile.
         """
         with self._committing:
             while True:
                 with self._later_lock:
                     before = list(self._later)
                 if not before and all(work is _for_nobody for work in works):
-                    return [None] * len(works)  # another commit has taken it along
+                    return [None] * len(works)  # another commit has included them
                 try:
                     results = self._transact([*before, *works])[len(before) :]
                 except DeferredFailed as error:
@@ -361,14 +360,16 @@ class Database(ABC):
                 if before:
                     with self._later_lock:
                         del self._later[: len(before)]
-                        # of those that came meanwhile
+                        # for writes that arrived meanwhile
                         self._due = time.monotonic() + _LATER_SECONDS
                     for work in before:
                         work.done()
                 return results
 
     def _commit_alone(self, works: Sequence[DeferredWork]) -> None:
-        """One by one, where a row of one of them is refused: which one, a pipeline does not say."""
+        """Commit deferred writes one by one if a row is refused, as a pipeline does not report
+        which one.
+        """
         for work in works:
             try:
                 self._transact([work])
@@ -384,7 +385,7 @@ class Database(ABC):
                 work.done()
 
     def _give_up(self, error: DeferredFailed, works: Sequence[Work[Any]]) -> None:
-        """Leave out of the commit of `works` what was to go with it and cannot, and say so."""
+        """Remove a failed deferred write from the commit of `works`, and report it."""
         self.held.forget()
         with self._later_lock:
             self._later.remove(error.work)
@@ -398,23 +399,23 @@ class Database(ABC):
             return
         if len(works) == 1 and works[0] is not _for_nobody:
             raise error.reason from error
-        # Nobody waits for it, or several do, none of whom it concerns more than another.
+        # no caller waits for it, or several do and none is more concerned than another
         _log.error(
             "The store %s gave up a write: %s", self.url, error.reason, exc_info=error.reason
         )
 
     def _flush_on_time(self) -> None:
-        """What a commit has taken along before it was due is not waited for: under load nothing is
-        left to be done.
+        """Commit deferred writes when they are due. Under load, commits include them earlier, so
+        nothing is left to do.
         """
         guard = LoopGuard("store-flush")
         while not self._closed.is_set():
             self._given.wait()
-            with guard, suppress(StoreError):  # of that, whoever writes next and waits is told
+            with guard, suppress(StoreError):  # the next writer that waits gets the error
                 while self._has_more() and not self._closed.wait(
                     min(self._seconds_left(), _LATER_SECONDS)
                 ):
-                    # else not yet, or others have come in the place of those waited for
+                    # else it is not due yet, or others have replaced the committed ones
                     if self._seconds_left() <= 0:
                         self._flush_or_sleep()
 
@@ -431,7 +432,7 @@ class Database(ABC):
         return max(self._due - time.monotonic(), 0.0)
 
     def _has_more(self) -> bool:
-        """If not, the next that is put off says so."""
+        """True if there are deferred writes. Otherwise the next one wakes the thread."""
         with self._later_lock:
             self._sleeps = not self._later
             if self._sleeps:
@@ -439,11 +440,13 @@ class Database(ABC):
             return not self._sleeps
 
     def close(self) -> None:
-        """Commit what is left. In a forked process nothing: the connections are its parent's."""
+        """Commit the rest and close. A forked process does nothing, as the connections are its
+        parent's.
+        """
         if self._process != os.getpid():
             return
         try:
-            with suppress(StoreError):  # a full disk: what is lost is done again on resume
+            with suppress(StoreError):  # a full disk: lost writes are done again on resume
                 self.flush()
         finally:
             self._closed.set()
@@ -453,8 +456,8 @@ class Database(ABC):
             self._close()
 
     def _refuse_unusable(self) -> None:
-        """Connections and locks do not survive `os.fork`, and the threads that commit are not
-        there.
+        """Raise `StoreError` if the store is closed, or in a forked process. Connections, locks and
+        the committing threads do not survive `os.fork`.
         """
         if self._process != os.getpid():
             raise StoreError(
@@ -467,4 +470,4 @@ class Database(ABC):
 
 
 def _for_nobody(_: WriteCursor) -> None:
-    """Commits what was to be done later, on time."""
+    """Work that does nothing, to commit deferred writes on time."""

@@ -1,6 +1,7 @@
-"""Writes that are deferred to the next commit, whichever caller triggers it.
+"""Deferred writes, which go with the next commit of any caller.
 
-Futures of writes: one that is done when it is made, and how an event loop waits for any.
+Also futures of writes: one that is done from the start, and a way for an event loop to wait for
+any.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _log = logging.getLogger(__name__)
 _NO_LEASES = frozenset[HeldLease]()
 _DRIVERS = ("sqlite3", "psycopg")
 _REFUSED = {"IntegrityError", "DataError"}
-"""Classes of both drivers' errors that say that a row itself is wrong."""
+"""Error classes of both drivers for an invalid row."""
 
 
 class DeferredFailed(Exception):
-    """Work that was to go with a commit, and cannot."""
+    """Error of deferred work that cannot be committed."""
 
     def __init__(self, work: DeferredWork, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -43,9 +44,9 @@ class DeferredFailed(Exception):
 
 
 class DeferredWork:
-    """Work whose own failure can be told from the database's.
+    """Deferred work that separates its own failure from the database's.
 
-    `on_done` is called, in any thread, when it is committed (with None), or given up (with the
+    `on_done` is called in any thread when it is committed (with None), or given up (with the
     reason).
     """
 
@@ -58,11 +59,13 @@ class DeferredWork:
 
     @property
     def tells(self) -> bool:
-        """Somebody is told what comes of it."""
+        """True if a caller is notified of the outcome."""
         return self._on_done is not None
 
     def done(self, error: Exception | None = None) -> None:
-        """Say that it is committed, or why it never will be. What is done then cannot undo that."""
+        """Report that the work is committed, or why it never will be. An error of `on_done` is only
+        logged.
+        """
         if self._on_done is not None:
             try:
                 self._on_done(error)
@@ -79,7 +82,7 @@ class DeferredWork:
 
 
 def is_late(works: Sequence[DeferredWork], seconds: float) -> bool:
-    """Whether the oldest has been waiting for longer: the disk is slow, another process writes, or
+    """True if the oldest work has waited for longer: the disk is slow, another process writes, or
     no thread had time.
 
     `works` may change meanwhile.
@@ -89,12 +92,12 @@ def is_late(works: Sequence[DeferredWork], seconds: float) -> bool:
 
 
 def is_of_driver(error: Exception) -> bool:
-    """Whether the error is the database driver's, rather than one raised by the work itself."""
+    """True for an error of the database driver, False for one of the work itself."""
     return type(error).__module__.partition(".")[0] in _DRIVERS
 
 
 def is_refused(error: BaseException | None) -> bool:
-    """Whether the database refuses a row itself, and would each time."""
+    """True if the database refuses a row itself, and would refuse it each time."""
     return (
         isinstance(error, Exception)
         and is_of_driver(error)
@@ -110,9 +113,7 @@ T = TypeVar("T")
 
 
 class FinishedFuture(Future[T]):
-    """A future that is done when it is made: nobody waits for it, so it has none of the locks that
-    waiting takes.
-    """
+    """Future that is done from the start. It has no locks, as it never blocks."""
 
     def __init__(self, value: T | None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
@@ -145,5 +146,5 @@ class FinishedFuture(Future[T]):
 
 
 async def committed(future: Future[T]) -> T:
-    """The result of `future`, without a round through the event loop where it is done already."""
+    """Result of `future`, without a round through the event loop if it is done already."""
     return future.result() if future.done() else await asyncio.wrap_future(future)

@@ -1,15 +1,13 @@
-"""Fencing: what a process writes to a thread is written only while its leases on that thread are
-its own.
+"""Fencing: a process writes to a thread only while it holds its leases on that thread.
 
-A process may be stopped for longer than its lease is good for, and another one take the thread
-over. When the first wakes, it does not know. So each transaction that writes to a thread asks, in
-the same transaction, for the leases that its process held when the work was handed in: an owner and
-an epoch, which grows each time that a lease changes hands. Where one is not there any more, nothing
-is written, and the run is told (`LeaseLostError`). On PostgreSQL the rows stay locked until the
-commit, so that nobody takes over between the question and the commit.
+A process may be stopped for longer than its lease lasts, and another one may take the thread over.
+When the first continues, it does not know. So each transaction that writes to a thread checks the
+leases that its process held when the work was handed in: an owner, and an epoch that grows each
+time a lease changes hands. If one is missing, nothing is written, and the run gets
+`LeaseLostError`. On PostgreSQL the rows stay locked until the commit, so no process takes over
+between the check and the commit.
 
-Who holds no lease on a thread (a graph that was given the bare checkpointer, an import) is not
-asked.
+Work without a lease on a thread (a graph with the bare checkpointer, an import) is not checked.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class HeldLease(NamedTuple):
-    """A lease as this process took it."""
+    """Lease as this process took it."""
 
     key: str
-    """Its row."""
+    """Key of its row."""
     epoch: int
-    """How often the lease had changed hands when it was taken."""
+    """Number of times the lease had changed hands when it was taken."""
 
 
 _NONE = frozenset[HeldLease]()
@@ -64,7 +62,7 @@ class ThreadWork(Generic[T]):
 
 
 def leases_of(works: Iterable[Any]) -> frozenset[HeldLease]:
-    """All leases that a transaction has to ask for."""
+    """All leases that a transaction has to check."""
     needed = _NONE
     for work in works:
         if (leases := getattr(work, "leases", _NONE)) and leases is not needed:
@@ -73,7 +71,7 @@ def leases_of(works: Iterable[Any]) -> frozenset[HeldLease]:
 
 
 def read_leases(cursor: Cursor, owner: str, leases: Iterable[HeldLease]) -> set[HeldLease]:
-    """Those of `leases` that `owner` has, in the transaction under way."""
+    """Leases of `leases` that `owner` has in the current transaction."""
     wanted = list(leases)
     marks = ", ".join("?" * len(wanted))
     query = f"SELECT thread_id, epoch FROM leases WHERE owner = ? AND thread_id IN ({marks})"
@@ -82,40 +80,40 @@ def read_leases(cursor: Cursor, owner: str, leases: Iterable[HeldLease]) -> set[
 
 
 class Fence:
-    """The leases of one opened store. Thread-safe."""
+    """Leases of one opened store. Thread-safe."""
 
     def __init__(self) -> None:
         self.owner = secrets.token_hex(8)
-        """Names this opened store in the rows of its leases."""
+        """Id of this opened store in the rows of its leases."""
         self.valid: set[HeldLease] = set()
-        """Those that the transaction under way has found to be ours."""
+        """Leases that this process is known to have in the current transaction."""
         self._held: dict[str, dict[HeldLease, Callable[[BaseException], object]]] = {}
         self._runs: dict[str, HeldLease] = {}
-        """Of these the ones under which graphs run, by thread."""
+        """Leases under which graphs run, by thread."""
         self._stopped: dict[HeldLease, BaseException] = {}
-        """Why nothing more is written under a lease."""
+        """Errors that stopped writing, by lease."""
         self._lost: dict[str, dict[str, LeaseLostError]] = {}
-        """By thread and row of the lease: until the thread is taken again, nothing is written to
-        it; nor then while one of these is still held.
+        """Errors of lost leases, by thread and lease key. Nothing is written to the thread until it
+        is taken again, and then not while one of these leases is still held.
         """
         self._lock = threading.Lock()
 
     @property
     def held(self) -> dict[HeldLease, str]:
-        """All that are held, with their threads."""
+        """All held leases, with their threads."""
         with self._lock:
             return {lease: thread for thread, leases in self._held.items() for lease in leases}
 
     def lease_of_run(self, thread_id: str) -> HeldLease | None:
-        """The lease under which a graph of ours runs on a thread; None where none does, or another
-        process took it.
+        """Lease under which this process runs a graph on a thread (None if there is none, or
+        another process took it).
         """
         return None if thread_id in self._lost else self._runs.get(thread_id)
 
     def add(
         self, thread_id: str, lease: HeldLease, on_lost: Callable[[BaseException], object]
     ) -> None:
-        """Hold a lease; `on_lost` is called, in any thread, when it turns out to be another's, or
+        """Hold a lease. `on_lost` is called, in any thread, when another process has the lease, or
         by `stop`.
         """
         with self._lock:
@@ -139,14 +137,16 @@ class Fence:
     def work_on(
         self, thread_id: str, work: Callable[[WriteCursor], T]
     ) -> Callable[[WriteCursor], T]:
-        """The same work, which is done only if the leases that are held now are still held then."""
+        """Work that is done only if the leases held now are still held then."""
         if thread_id not in self._held and thread_id not in self._lost:
             return work
         with self._lock:
             return ThreadWork(self, thread_id, frozenset(self._held.get(thread_id, ())), work)
 
     def refuse_lost(self, cursor: Cursor, work: ThreadWork[Any]) -> None:
-        """Raises `LeaseLostError` where a lease that the work was handed in under is another's."""
+        """Raise `LeaseLostError` if another process has a lease under which the work was handed
+        in.
+        """
         for error in list(self._lost.get(work.thread_id, {}).values()):
             raise error
         for lease in work.leases:
@@ -156,11 +156,10 @@ class Fence:
                 raise lost_error(cursor, work.thread_id, lease)
 
     def stop(self, thread_id: str, lease: HeldLease, error: BaseException) -> None:
-        """Tell who holds a lease, or the log, that what was handed in under it could not be
+        """Report to the holder of a lease, or the log, that work handed in under it could not be
         written.
 
-        Nor is anything else that was handed in under it: no record may go on from a step that is
-        missing.
+        No other work under this lease is written either, as no record may follow a missing step.
         """
         with self._lock:
             if lease in self._stopped:
@@ -169,13 +168,11 @@ class Fence:
             told = self._held.get(thread_id, {}).get(lease)
         if told is not None:
             told(error)
-        elif not isinstance(error, LeaseLostError):  # whose run was told when it lost it
+        elif not isinstance(error, LeaseLostError):  # a lost lease was reported before
             _log.error("A step of thread %s was not written: %s", thread_id, error, exc_info=error)
 
     def stopping(self, thread_id: str, lease: HeldLease) -> Callable[[Exception | None], None]:
-        """What is to be told of a write that goes with the next commit: if it fails, its run is
-        stopped.
-        """
+        """Callback for a write that goes with the next commit. If it fails, its run is stopped."""
 
         def done(error: Exception | None) -> None:
             if error is not None:
@@ -184,13 +181,13 @@ class Fence:
         return done
 
     def has_stopped(self, leases: Iterable[HeldLease]) -> bool:
-        """Whether nothing more is written under one of `leases`, which its run has been told."""
+        """True if writing under one of `leases` has stopped, of which its run was notified."""
         return any(lease in self._stopped for lease in leases)
 
     def lose(self, error: LeaseLostError) -> None:
-        """Note that a lease is another's, and tell who holds it.
+        """Note that another process has a lease, and notify its holder.
 
-        Old work may fail when this process has taken the lease again already: nothing is lost then.
+        Old work may fail when this process has taken the lease again. Then nothing is lost.
         """
         lost = HeldLease(error.key, error.epoch)
         with self._lock:
@@ -207,7 +204,7 @@ class Fence:
 
 
 def lost_error(cursor: Cursor, thread_id: str, lease: HeldLease) -> LeaseLostError:
-    """Who has a lease that was ours, in words."""
+    """Error for a lost lease, which names its new owner."""
     row = cursor.execute(
         "SELECT process, expires_at FROM leases WHERE thread_id = ?", (lease.key,)
     ).fetchone()
@@ -229,6 +226,6 @@ def lost_error(cursor: Cursor, thread_id: str, lease: HeldLease) -> LeaseLostErr
 
 
 def readable(process: str) -> str:
-    """A process as its lease names it, for a person."""
+    """Process of a lease, for display."""
     host, number, *_ = [*process.split("/"), ""]
     return f"{number} on {host}"

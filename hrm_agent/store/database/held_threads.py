@@ -1,13 +1,11 @@
-"""What this process knows to be on record of the threads that it holds, without asking the database
-again.
+"""Cache of records of the threads that this process holds, to avoid database queries.
 
-Who holds the lease of a thread's run is the only run that writes to it
-(`hrm_agent.store.database.fencing`), so what was read once and what was written since is all there
-is: whether a tool was called like this before, which checkpoints led here. (Who holds no lease is
-not asked for one: what a bare checkpointer writes, or deletes, beside a run is not seen by it.) Of
-a thread on which nothing was on record when its lease was taken, what was written since is all
-there is: its calls are kept as they were written, and nothing is asked at all. A thread that nobody
-holds is asked about each time.
+The holder of the lease of a thread's run is the only run that writes to it
+(`hrm_agent.store.database.fencing`). So the rows that were read once and those written since are
+complete: earlier calls of a tool, the checkpoints that led here. (Writers without a lease are not
+stopped: writes or deletes of a bare checkpointer beside a run are not seen here.) If a thread had
+no records when its lease was taken, the rows written since are complete. Its calls are kept as they
+were written, and nothing is queried. Threads without a lease are queried each time.
 """
 
 from __future__ import annotations
@@ -24,64 +22,66 @@ from hrm_agent.trajectory import Call, ToolCall
 __all__ = ["HeldThread", "HeldThreads", "KnownToolCall", "WrittenCall"]
 
 _TOOL_CALLS = 16
-"""Newest ones of a thread that are kept whole: what a tool gave out may be large."""
+"""Number of newest tool calls of a thread that are kept whole, as a tool's output may be large."""
 _CALLS, _TOKENS = 64, 65_536
-"""Up to so many calls and tokens the calls of a new thread are kept."""
+"""Most calls and tokens of a new thread whose calls are kept."""
 _FEWEST = 64
-"""Threads that are kept before those that are held no more are looked for."""
+"""Number of threads above which released ones are removed."""
 
 Dumps = tuple[dict[str, Any], ...]
 
 
 class KnownToolCall(NamedTuple):
-    """What a tool call is found by."""
+    """Keys for finding a tool call."""
 
     id: str
-    """Its record's."""
+    """Id of its record."""
     step: str
-    """The outermost checkpoint that its step started from."""
+    """Outermost checkpoint that its step started from."""
     arguments_hash: str
-    """Of its name and arguments."""
+    """Hash of its name and arguments."""
     key_hash: str | None
-    """Of its idempotency key."""
+    """Hash of its idempotency key (None if it has none)."""
 
 
 class WrittenCall(NamedTuple):
-    """A model call as it was written."""
+    """Model call as it was written."""
 
     row: tuple[bytes, bytes | None, bytes, bytes]
-    """As sealed: record, token ids, mask, log-probs."""
+    """Encrypted columns: record, token ids, mask, log-probs."""
     request: Dumps | None
-    """The messages that were sent, as JSON dumps; None where they are not known."""
+    """Messages that were sent, as JSON dumps (None if they are not known)."""
     tools: Dumps | None
-    """The tools that were offered."""
+    """Tools that were offered, as JSON dumps."""
 
 
 class HeldThread:
-    """What is on record of one thread, as long as its lease is held. Thread-safe."""
+    """Records of one thread while its lease is held. Thread-safe."""
 
     def __init__(
         self, lease: HeldLease, generation: int, *, new: bool = False, joins: bool = False
     ) -> None:
         self.lease, self.generation = lease, generation
         self.new = new
-        """Nothing was on record of it when its lease was taken."""
+        """True if the thread had no records when its lease was taken."""
         self.joins = joins
-        """What can be done again without anybody noticing goes with the next commit: checkpoints,
-        calls of a tool whose effects end with its sandbox.
+        """True if repeatable writes go with the next commit: checkpoints, and calls of a tool whose
+        effects end with its sandbox.
         """
         self.header: bytes | None = None
-        """The fields of its trajectory as they were written, where it is new; without its calls."""
+        """Fields of its trajectory as they were written, without calls, if the thread is new."""
         self.parents: dict[tuple[str, str], str | None] = {}
-        """Namespace and id of checkpoints -> the checkpoint before."""
+        """Id of the previous checkpoint, by namespace and id."""
         self.namespaces: set[str] = set()
-        """Those in which checkpoints or writes were handed in."""
+        """Namespaces in which checkpoints or writes were handed in."""
         self._calls: dict[str, WrittenCall] | None = {} if new else None
-        """Of a new thread all, in the order of their transactions; None where they are too many."""
+        """All calls of a new thread, in the order of their transactions (None if they are too
+        many).
+        """
         self._tokens = 0
         self._written = deque[tuple[KnownToolCall, ToolCall, bytes]]()
-        """In the order of their transactions. What the database is asked for may hold a part of
-        them already.
+        """Written tool calls, in the order of their transactions. Rows read from the database may
+        include some of them.
         """
         self._tools: dict[str, KnownToolCall] = {}
         self._records = BoundedMap[str, tuple[ToolCall, bytes]](_TOOL_CALLS)
@@ -93,17 +93,17 @@ class HeldThread:
 
     @property
     def has_no_calls(self) -> bool:
-        """No model call is on record."""
+        """True if no model call is on record."""
         return self._calls is not None and not self._calls
 
     def add_call(self, call: Call, written: WrittenCall | None) -> None:
-        """Note a model call as it is written, inside the transaction. None: it could not be read
-        back from this.
+        """Note a model call as it is written, inside the transaction. `written` is None if it could
+        not be read back from this.
         """
         with self._lock:
             if self._calls is None:
                 return
-            self._calls.pop(call.id, None)  # a transaction that was done again
+            self._calls.pop(call.id, None)  # the transaction was repeated
             self._tokens += len(call.token_ids)
             if written is None or len(self._calls) >= _CALLS or self._tokens > _TOKENS:
                 self._calls = None
@@ -111,8 +111,8 @@ class HeldThread:
                 self._calls[call.id] = written
 
     def everything(self) -> tuple[bytes, dict[str, WrittenCall], list[tuple[str, bytes]]] | None:
-        """All that was written of a new thread: the header of its trajectory, model calls, tool
-        calls as sealed, each in order; None where it is not all here.
+        """Records of a new thread: the header of its trajectory, model calls, and encrypted tool
+        calls, each in order (None if it is not complete).
         """
         with self._lock:
             self._enter()
@@ -127,16 +127,16 @@ class HeldThread:
     # tool calls
 
     def add_tool_call(self, known: KnownToolCall, record: ToolCall, sealed: bytes) -> None:
-        """Note a tool call as it is written, inside the transaction or as it is handed in for the
+        """Note a tool call as it is written, inside the transaction or when it is handed in for the
         next one.
         """
         self._written.append((known, record, sealed))
 
     def tool_calls(self, load: Callable[[], Sequence[KnownToolCall]]) -> dict[str, KnownToolCall]:
-        """By id, in the order in which they were first written. `load` reads those on record, the
-        first time.
+        """Tool calls by id, in the order in which they were first written. `load` reads the
+        existing ones the first time.
         """
-        # waits for a commit, which waits here
+        # `load` waits for a commit, which needs the lock below
         found = None if self._loaded else {known.id: known for known in load()}
         with self._lock:
             if found is not None and not self._loaded:
@@ -145,14 +145,14 @@ class HeldThread:
             return self._tools
 
     def has_tool_call(self, record_id: str) -> bool:
-        """Whether a tool call is known to be on record."""
+        """True if a tool call is known to be on record."""
         with self._lock:
             self._enter()
             return record_id in self._tools
 
     def record(self, record_id: str) -> tuple[ToolCall, bytes] | None:
-        """A tool call that was written in this time, and its row; None for another, or one of long
-        ago.
+        """Tool call that was written since the lease was taken, and its row (None for another, or
+        an old one).
         """
         with self._lock:
             self._enter()
@@ -166,16 +166,14 @@ class HeldThread:
             self._records[known.id] = (record, sealed)
 
     def inherited(self, load: Callable[[], Sequence[tuple[str, str]]]) -> Sequence[tuple[str, str]]:
-        """Ids and steps of the tool calls of the lineage that a fork left,
-        which does not change.
-        """
+        """Ids and steps of the tool calls in a fork's lineage, which do not change."""
         if self._inherited is None:
             self._inherited = load()
         return self._inherited
 
 
 class HeldThreads:
-    """All that are held."""
+    """All threads that this process holds."""
 
     def __init__(self, fence: Fence) -> None:
         self._fence = fence
@@ -185,7 +183,7 @@ class HeldThreads:
         self._lock = threading.Lock()
 
     def of(self, thread_id: str) -> HeldThread | None:
-        """What is known of a thread; None where its run is not ours."""
+        """Records of a thread (None if this process does not hold its run)."""
         lease = self._fence.lease_of_run(thread_id)
         if lease is None:
             return None
@@ -193,7 +191,7 @@ class HeldThreads:
         return found if self._is_of(found, lease) else self._begin(thread_id, lease)
 
     def begin(self, thread_id: str, generation: int, *, new: bool, joins: bool) -> None:
-        """Start tracking a thread whose lease was just acquired. `generation`: as read before
+        """Start tracking a thread whose lease was just acquired. `generation` was read before
         acquiring it.
         """
         if (lease := self._fence.lease_of_run(thread_id)) is not None:
@@ -223,7 +221,9 @@ class HeldThreads:
 
     @property
     def generation(self) -> int:
-        """Changes whenever something may have been deleted, or was not written after all."""
+        """Counter that changes whenever rows may have been deleted, or were not written after
+        all.
+        """
         return self._generation
 
     def add_checkpoint(
@@ -234,6 +234,6 @@ class HeldThreads:
             held.parents[namespace, checkpoint_id] = parent_id
 
     def forget(self) -> None:
-        """Something may have been deleted, or was not written after all."""
+        """Forget all records, as rows may have been deleted, or were not written after all."""
         with self._lock:
             self._generation += 1

@@ -1,24 +1,23 @@
-"""One run at a time on a thread: a lease in the store, kept alive by a heartbeat.
+"""Leases: one run at a time on a thread, kept alive by a heartbeat.
 
 A run that dies leaves its lease behind. Another process on the same machine sees that the owner is
-gone and takes over at once; where it cannot see that (another machine, another container), it has
-to wait until the lease has run out.
+gone and takes over at once. If it cannot see that (another machine, another container), it has to
+wait until the lease expires.
 
-No machine's wall clock decides when. On PostgreSQL the server's clock writes the time and is asked
-for it. A SQLite file is written on one machine at a time, whose processes share the kernel's
-monotonic clock: a row says beside the time how far the owner's wall clock stood from that one, and
-which boot of the kernel it belongs to. An owner of another boot is gone. A row without these is of
-an earlier version (or of a system without `/proc`) and judged by the wall clock. No lease is good
-for longer than `LEASE_SECONDS` from now: one that claims to be, by a clock that was ahead, is cut
-down to that when somebody asks for it; an owner that lives prolongs it again.
+Expiry does not depend on a machine's wall clock. On PostgreSQL the server's clock writes and
+compares the times. A SQLite file is written on one machine at a time, whose processes share the
+kernel's monotonic clock. A row has the difference between the owner's wall clock and that clock
+beside the time, and the boot id of the kernel. An owner of another boot is gone. A row without
+these was written by an earlier version (or a system without `/proc`) and is judged by the wall
+clock. No lease lasts longer than `LEASE_SECONDS` from now. A longer one, from a clock that was
+ahead, is shortened when another process asks for it. A live owner extends it again.
 
-Each take-over raises the lease's epoch, which every write of the owner asks for
-(`hrm_agent.store.database.fencing`). A lease that is given back keeps its row, with the time 0, so
-that whoever lost it can be told who has had it since; the row goes with its thread. An owner that
-was away is refused then too: there is no row of its, and no epoch comes twice.
+Each take-over raises the lease's epoch, which every write of the owner checks
+(`hrm_agent.store.database.fencing`). A released lease keeps its row, with the time 0, so that a
+loser can be shown who had it since. The row is deleted with its thread. An owner that was away is
+refused then too: its row is missing, and no epoch occurs twice.
 
-Threads that are to be run next, whose leases are taken together
-(`hrm_agent.store.database.leases`).
+Leases of threads that are to run next are taken together (`ComingThreads`).
 """
 
 from __future__ import annotations
@@ -57,35 +56,35 @@ __all__ = [
 ]
 
 _TOGETHER = 64
-"""Leases that are taken in one transaction."""
+"""Number of leases that are taken in one transaction."""
 
 
 class AcquiredLease(NamedTuple):
-    """What has been taken, and may not be used yet."""
+    """Lease that was taken, and may not be used yet."""
 
     epoch: int
-    """How often the lease had changed hands."""
+    """Number of times the lease had changed hands."""
     new: bool
-    """Nothing was on record of the thread."""
+    """True if the thread had no records."""
     generation: int
     """`HeldThreads.generation` before it was acquired."""
     at: float
-    """Time by the monotonic clock."""
+    """Time on the monotonic clock, before it was acquired."""
 
 
 class ComingThreads:
-    """Threads that are to be run, in their order. Not thread-safe."""
+    """Threads that are to run, in their order. Not thread-safe."""
 
     def __init__(self, thread_ids: Sequence[str]) -> None:
         self._waiting = dict.fromkeys(thread_ids)
         self.asked_for: set[str] = set()
-        """Those whose leases were asked for, and are not used yet."""
+        """Threads whose leases were asked for, and are not used yet."""
 
     def __contains__(self, thread_id: str) -> bool:
         return thread_id in self._waiting or thread_id in self.asked_for
 
     def ask_for(self, thread_id: str) -> list[str]:
-        """The next ones, whose leases are to be taken with that of `thread_id`."""
+        """Next threads, whose leases are to be taken with that of `thread_id`."""
         self._waiting.pop(thread_id, None)
         found = list(islice(self._waiting, _TOGETHER - 1))
         for name in found:
@@ -95,14 +94,14 @@ class ComingThreads:
 
 
 LEASE_SECONDS = 30.0
-"""How long a lease is good for without a heartbeat."""
+"""Lifetime of a lease in seconds without a heartbeat."""
 HEARTBEAT_SECONDS = 5.0
 RUN = "run"
-"""A graph runs on the thread."""
+"""Purpose of a lease: a graph runs on the thread."""
 CHAT = "talked on"
-"""A conversation is open on it."""
+"""Purpose of a lease: a conversation is open on the thread."""
 COMMAND = "worked on"
-"""A command keeps its options, then runs it."""
+"""Purpose of a lease: a command keeps the thread's options, then runs it."""
 
 
 _WITH_THREADS = ("trajectories", "checkpoints", "writes", "calls", "tool_calls")
@@ -114,15 +113,13 @@ _ON_RECORD = (
 
 
 class Lease:
-    """A lease that is held. `on_lost` may be set; it is called in any thread, once."""
+    """Lease that is held."""
 
     def __init__(self) -> None:
         self.new = False
-        """Nothing was on record of the thread when it was taken."""
+        """True if the thread had no records when the lease was taken."""
         self.error: BaseException | None = None
-        """Why it is not held any more, or why what was written under it could not be; None while
-        all is well.
-        """
+        """Error that ended the lease, or stopped its writes (None if there is none)."""
         self._on_lost: Callable[[], object] = lambda: None
 
     def lose(self, error: BaseException) -> None:
@@ -135,11 +132,10 @@ class Lease:
 
     @asynccontextmanager
     async def stops_when_lost(self) -> AsyncGenerator[None]:
-        """Cancels what runs inside the block when the lease is lost, and raises `LeaseLostError` in
-        its place.
+        """Cancel the work inside the block when the lease is lost, and raise `LeaseLostError`
+        instead.
 
-        Where something that was handed in to be written later could not be written, it raises the
-        reason of that.
+        If a deferred write could not be written, its error is raised.
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
@@ -174,30 +170,29 @@ class Lease:
 
 
 class Leases:
-    """The leases that this process holds on threads of one store."""
+    """Leases that this process holds on threads of one store."""
 
     def __init__(self, database: Database) -> None:
         self._database, self._fence = database, database.fence
         self._held: set[str] = set()
         self._ahead: dict[str, AcquiredLease] = {}
-        """Taken, and not used yet."""
+        """Leases that were taken, and are not used yet."""
         self._renewed_at = 0.0
-        """Time of the last renewal of all, by the monotonic clock."""
+        """Time of the last renewal of all leases, on the monotonic clock."""
         self._coming: list[ComingThreads] = []
         self._epoch = 0
-        """The highest that this owner has had, of any lease."""
+        """Highest epoch that this owner has had, of any lease."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
 
     @contextmanager
     def hold(self, thread_id: str, doing: str = RUN, *, joins: bool = False) -> Generator[Lease]:
-        """Hold the lease of a thread inside the block. Raises `RunError` if somebody else does.
+        """Hold the lease of a thread inside the block. Raises `RunError` if it is held already.
 
-        `doing`: what it is held for (`RUN`, `CHAT`, `COMMAND`). Each has a lease of its own: who
-        talks on a thread holds one for as long as the conversation is open, and another while a
-        turn of it is run. `joins`: what is written of a run's steps goes with the next commit
-        (`HeldThread.joins`).
+        `doing`: purpose (`RUN`, `CHAT`, `COMMAND`). Each has a lease of its own: a conversation
+        holds one while it is open, and another while one of its turns runs. `joins`: writes of a
+        run's steps go with the next commit (`HeldThread.joins`).
         """
         key = _key(thread_id, doing)
         with self._lock:
@@ -226,11 +221,10 @@ class Leases:
 
     @contextmanager
     def ahead(self, thread_ids: Sequence[str]) -> Generator[None]:
-        """Threads that are run inside the block, in about this order: their leases are taken many
-        at a time.
+        """Take leases in batches for threads that run inside the block, in about this order.
 
-        Whoever holds one takes those of the next with it, in one transaction, as far as nothing is
-        on record of them. What nobody has used is given back at the end.
+        Taking one also takes those of the next threads, in one transaction, if they have no
+        records. Unused leases are released at the end.
         """
         coming = ComingThreads(thread_ids)
         with self._lock:
@@ -281,7 +275,7 @@ class Leases:
             expected = (
                 coming.asked_for if coming is not None and coming in self._coming else set[str]()
             )
-            # meanwhile one may have been taken by itself
+            # one of them may have been taken separately meanwhile
             kept = more.keys() & expected - self._held
             self._ahead |= {name: AcquiredLease(more[name], True, generation, now) for name in kept}
             unused, last = more.keys() - kept - self._held, max(more.values(), default=0)
@@ -289,8 +283,8 @@ class Leases:
         return AcquiredLease(epoch, new, generation, now)
 
     def _give_back(self, thread_ids: Collection[str], epoch: int) -> None:
-        """Leases that nobody has used, up to `epoch`: of one that is taken again meanwhile it is
-        higher.
+        """Release unused leases up to `epoch`. A lease that is taken again meanwhile has a higher
+        one.
         """
         query = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ? AND epoch <= ?"
         rows = [(name, self._fence.owner, epoch) for name in thread_ids]
@@ -298,8 +292,8 @@ class Leases:
             self._database.defer(lambda cursor: cursor.executemany(query, rows))
 
     def take_from(self, owner: str) -> None:
-        """Give back, in its place, what an owner holds that is known to be dead; if it lives, it
-        has lost it all.
+        """Release the leases of an owner that is known to be dead. If it is alive, it has lost them
+        all.
         """
         query = (
             "UPDATE leases SET owner = ?, epoch = epoch + 1, expires_at = 0 WHERE owner = ? AND"
@@ -313,7 +307,9 @@ class Leases:
         self._database.add(take)
 
     def _acquire_new(self, cursor: WriteCursor, thread_ids: Sequence[str]) -> dict[str, int]:
-        """Thread -> epoch, of those that nobody has ever run."""
+        """Take the leases of threads without any records or leases. Returns their epochs by
+        thread.
+        """
         some, known = f"({placeholders(len(thread_ids))})", set[str]()
         for table in (*_WITH_THREADS, "leases"):
             rows = cursor.execute(
@@ -337,9 +333,10 @@ class Leases:
     def _acquire(
         self, cursor: Cursor, key: str, thread_id: str, doing: str
     ) -> tuple[int, bool] | RunError:
-        """The lease's epoch, and whether it is the first one of a run on a thread without records.
+        """Take a lease. Returns its epoch, and True if it is the first one of a run on a thread
+        without records.
 
-        If another owner has it, an error that is returned, not raised, so that the transaction is
+        If another owner has it, an error is returned, not raised, so that the transaction is
         committed.
         """
         owner = self._fence.owner
@@ -363,14 +360,14 @@ class Leases:
                 self._cut_down(cursor, key, had_by, epoch_before, expires_at)
             return _taken(thread_id, doing, f"process {readable(process)}")
         if had_by != owner:
-            self._database.likely_heads.pop(thread_id, None)  # it may have gone on since we had it
+            self._database.likely_heads.pop(thread_id, None)  # may be outdated
         if had_by != owner and expires_at > 0:
             self._database.end_writes_of(cursor, had_by)
-        # Higher than any that we have had, also where the row was deleted since: what we lost is
-        # not had again by it.
+        # The epoch is higher than any that this owner has had, even if the row was deleted since,
+        # so lost leases do not become valid again.
         epoch = max(epoch_before, self._epoch) + 1
-        # On a server another transaction may have taken it since it was looked at: only what was
-        # seen is taken over.
+        # On a server, another transaction may have taken it since it was read: only the row that
+        # was read is taken over.
         cursor.execute(
             "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?,"
             f" {now} + ?, ?) ON CONFLICT (thread_id) DO UPDATE SET owner = excluded.owner, process"
@@ -401,9 +398,7 @@ class Leases:
     def _cut_down(
         self, cursor: Cursor, key: str, owner: str, epoch: int, expires_at: float
     ) -> None:
-        """Shorten a lease that is good for longer than its length: a clock that was ahead has
-        written it.
-        """
+        """Shorten a lease that lasts too long, as a clock that was ahead has written it."""
         now, at = _now(self._database)
         cursor.execute(
             f"UPDATE leases SET expires_at = {now} + ? "
@@ -412,9 +407,7 @@ class Leases:
         )
 
     def _release(self, cursor: Cursor, key: str, held: HeldLease | None) -> None:
-        """Give back what was held; with None, what may have been taken by a commit whose answer was
-        lost.
-        """
+        """Release a lease. `held` is None if a commit whose answer was lost may have taken it."""
         query, values = (
             "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ?",
             (
@@ -428,7 +421,7 @@ class Leases:
             cursor.execute(f"{query} AND epoch = ?", (*values, held.epoch))
 
     def _beat(self) -> None:
-        """Start the heartbeat, once; it ends with the store, or with the process."""
+        """Start the heartbeat, once. It ends with the store or the process."""
         with self._lock:
             if self._heart is None:
                 self._heart = threading.Thread(target=self._keep, name="store-leases", daemon=True)
@@ -440,11 +433,11 @@ class Leases:
             with (
                 guard,
                 suppress(StoreError),
-            ):  # tried again at the next beat, also where other work of the commit failed
+            ):  # the next beat tries again, even if other work of the commit failed
                 self.renew()
 
     def renew(self) -> None:
-        """Prolong all that are held, and stop those who hold what was lost."""
+        """Extend all held leases, and stop the holders of lost ones."""
         if (held := self._fence.held) or self._ahead:
             now = time.monotonic()
             lost, ours = self._database.add(lambda cursor: self._renew(cursor, held))
@@ -461,7 +454,7 @@ class Leases:
     def _renew(
         self, cursor: WriteCursor, held: dict[HeldLease, str]
     ) -> tuple[list[LeaseLostError], set[HeldLease]]:
-        """What is to be said of those that were lost, and those that are ours."""
+        """Extend all leases of this owner. Returns errors for lost ones, and the valid leases."""
         now, at = _now(self._database)
         cursor.execute(
             f"UPDATE leases SET expires_at = {now} + ?, process = ? WHERE owner = ? AND expires_at"
@@ -485,22 +478,22 @@ def _key(thread_id: str, doing: str) -> str:
 
 
 def _now(database: Database) -> tuple[str, tuple[float, ...]]:
-    """Current time by the clock of `expires_at` in SQL, with its values: the server's, else this
+    """Current time by the clock of `expires_at` in SQL, with its values: the server's, or else this
     machine's.
     """
     return (database.server_clock, ()) if database.server_clock else ("?", (time.time(),))
 
 
 def _seconds_left(database: Database, process: str, expires_at: float, by_wall: float) -> float:
-    """Seconds until a lease ends; 0 or less if it has ended. `by_wall`: the same by the clock of
-    `_now`.
+    """Seconds until a lease ends (0 or less if it has ended). `by_wall`: seconds left by the clock
+    of `_now`.
     """
     if expires_at <= 0 or _is_gone(process):
         return 0.0
     _, _, _, boot, _, ahead = _parts(process)
     if database.server_clock or not boot or not (here := _processes_of()[0]):
         return by_wall
-    if boot != here:  # the machine that writes to the file was restarted since
+    if boot != here:  # the machine was restarted since
         return 0.0
     try:
         return expires_at - float(ahead) - time.monotonic()
@@ -509,7 +502,7 @@ def _seconds_left(database: Database, process: str, expires_at: float, by_wall: 
 
 
 def leased(database: Database, cursor: Cursor) -> set[str]:
-    """The threads that a live process, this one included, is running, talking on or working on."""
+    """Threads that a live process has a lease on, this process included."""
     now, at = _now(database)
     query = (
         f"SELECT thread_id, process, expires_at, expires_at - {now} FROM leases WHERE"
@@ -525,7 +518,7 @@ def leased(database: Database, cursor: Cursor) -> set[str]:
 
 
 def forget_leases(cursor: Cursor, thread_id: str, *, given_back: bool = False) -> None:
-    """Delete the leases of a thread that is deleted; with `given_back` not those that are held."""
+    """Delete the leases of a deleted thread. With `given_back`, held ones are kept."""
     but = " AND expires_at = 0" if given_back else ""
     for doing in (RUN, CHAT, COMMAND):
         cursor.execute(f"DELETE FROM leases WHERE thread_id = ?{but}", (_key(thread_id, doing),))
@@ -548,14 +541,14 @@ def _taken(thread_id: str, doing: str, by: str) -> RunError:
 
 
 def _this_process() -> str:
-    """Host, number, start, and what the number means something in: this boot of the kernel, this
-    PID namespace.
+    """Host, number and start of this process, and the context of the number: kernel boot and PID
+    namespace.
     """
     return _named(os.getpid())
 
 
 def _noted_process(database: Database) -> str:
-    """This process as a row names it; in a file with the difference between wall clock and
+    """Name of this process in a row. For a file, with the difference between wall clock and
     monotonic clock.
     """
     process = _this_process()
@@ -563,8 +556,8 @@ def _noted_process(database: Database) -> str:
 
 
 def _parts(process: str) -> list[str]:
-    """Host, number, start, boot, PID namespace and clock difference of a process; empty if not
-    noted.
+    """Host, number, start, boot, PID namespace and clock difference of a process (empty if not
+    noted).
     """
     return [*process.split("/"), "", "", "", "", ""][:6]
 
@@ -578,10 +571,10 @@ os.register_at_fork(after_in_child=_named.cache_clear)
 
 
 def _is_gone(process: str) -> bool:
-    """True if a process does not live any more, its number given to another included.
+    """True if a process is dead, even if its number was reused.
 
-    Numbers of processes are compared only within one boot of the kernel and one PID namespace: two
-    containers may have one host name. Of others nothing can be seen, and only time decides.
+    Process numbers are compared only within one boot of the kernel and one PID namespace, as two
+    containers may have one host name. Other processes cannot be seen, and only time decides.
     """
     _, number, started, *place = _parts(process)[:5]
     if not number.isdecimal() or not started or tuple(place) != _processes_of() or "" in place:
@@ -590,13 +583,13 @@ def _is_gone(process: str) -> bool:
 
 
 def _processes_of() -> tuple[str, str]:
-    """The boot of the kernel, and the PID namespace; empty where it cannot be told what `/proc`
-    shows.
+    """Boot id of the kernel, and PID namespace (empty if `/proc` does not show this process's
+    own).
     """
     boot = ""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # of another namespace than ours
+        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # of another namespace
             return boot, ""
         return boot, str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
@@ -604,7 +597,7 @@ def _processes_of() -> tuple[str, str]:
 
 
 def _started(process: str) -> str:
-    """When a process was started, as Linux counts it; empty if there is none."""
+    """Start time of a process in Linux clock ticks (empty if it does not run)."""
     try:
         fields = (
             Path(f"/proc/{process}/stat")

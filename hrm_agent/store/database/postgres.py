@@ -1,19 +1,17 @@
-"""A store in PostgreSQL: for more than one machine, or for many writers at once.
+"""Store in PostgreSQL, for more than one machine or for many parallel writers.
 
-Every commit survives a power failure of the server (its `synchronous_commit`, on unless somebody
-turned it off). One connection writes for the whole process, and what waits is committed together
-(`Committer`); reads have connections of their own (`Readers`). Statements go out in pipeline mode,
-without waiting for each answer. Where an answer is all but certain (the epoch, a lease, the newest
-checkpoint of a thread that this process writes, that a row is new) the transaction asserts it
-instead of asking. Most transactions are thus one round trip; where an assertion fails, the
-transaction is rolled back and repeated with real questions
-(`hrm_agent.store.database.postgres_cursors`). That is an error in the server's log, so what can be
-known to have changed is asked about at once: whoever collects values, or takes over what another
-held, tells all that are connected (`NOTIFY`).
+Every commit survives a power failure of the server (its `synchronous_commit`, on by default). One
+connection writes for the whole process, and waiting writes are committed together (`Committer`).
+Reads have connections of their own (`Readers`). Statements are sent in pipeline mode, without
+waiting for each answer. If an answer is almost certain (the epoch, a lease, the newest checkpoint
+of a thread that this process writes, a new row), the transaction asserts it instead of asking. So
+most transactions are one round trip. If an assertion fails, the transaction is rolled back and
+repeated with real queries (`hrm_agent.store.database.postgres_cursors`). That is an error in the
+server's log, so known changes are queried at once: a process that collects values, or takes over a
+lease, notifies all connected ones (`NOTIFY`).
 
-A server that restarts in the middle is waited for: each write is idempotent, so work whose commit
-was not confirmed is done again on a new connection. Blobs are collected under an advisory lock that
-every writer shares.
+A server that restarts is waited for. Each write is idempotent, so unconfirmed work is done again on
+a new connection. Blobs are collected under an advisory lock that every writer shares.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ __all__ = ["PostgresDatabase"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
+_LOCK = 0x68726D  # "hrm": shared by writers, exclusive for collecting values
 _EPOCH = "SELECT value, ARRAY[]::text[] FROM meta WHERE key = 'epoch'"
 _STATE = (
     "SELECT (SELECT value FROM meta WHERE key = 'epoch'), ARRAY(SELECT epoch || ' ' || thread_id"
     " FROM leases WHERE owner = %s AND thread_id = ANY(%s) FOR SHARE)"
 )
-"""What a transaction begins with: the epoch of values, and which of the leases that it needs are
-ours. Nobody takes those over until it ends.
+"""Query at the start of a transaction: the epoch of values, and the needed leases that this process
+has. No other process takes those over until it ends.
 """
 _SAME_EPOCH = "SELECT 1 / count(*) FROM meta WHERE key = 'epoch' AND value = %s"
 _SAME_STATE = (
@@ -63,17 +61,17 @@ _SAME_STATE = (
     " unnest(%s::text[], %s::bigint[])) FOR SHARE OF leases) SELECT 1 / coalesce((SELECT count(*)"
     " FROM ours) = %s AND value = %s, false)::int FROM meta WHERE key = 'epoch'"
 )
-"""Assertions of the same: division by zero where the epoch has changed, or a lease is not ours any
-more.
+"""Assertions of the epoch and the leases. They divide by zero if the epoch has changed, or a lease
+is lost.
 """
 _CHANGED = "hrm_agent_changed"
-"""Channel of notifications that another process changed rows which this one may rely on."""
+"""Channel for notifications that another process changed rows on which this one may rely."""
 _WRITER = "hrm-agent "
 """Prefix of the owner of leases in the name of its writing connection."""
 
 
 class PostgresDatabase(PostgresReading):
-    """One that is written to."""
+    """PostgreSQL store for writing."""
 
     def __init__(self, url: str, *, create: bool = True) -> None:
         super().__init__(url)
@@ -96,11 +94,11 @@ class PostgresDatabase(PostgresReading):
         return connection
 
     def _ask_next(self) -> None:
-        """Have the next transaction assert nothing: rows of others may have changed."""
+        """Make the next transaction assert nothing, as rows of others may have changed."""
         self._notified = True
 
     def _expects(self) -> bool:
-        """Whether a transaction may assert what this process knows."""
+        """True if a transaction may assert what this process knows."""
         self._writer.pgconn.consume_input()  # notifications since the last transaction
         if self._writer.pgconn.notifies() is not None:
             self._ask_next()
@@ -112,8 +110,8 @@ class PostgresDatabase(PostgresReading):
         return bool(self.epoch) and not notified
 
     def end_writes_of(self, cursor: Cursor, owner: str) -> None:
-        """Notify all, and end the owner's session if it was stopped in a transaction, which holds
-        locks.
+        """Notify all processes, and end the owner's session if it was stopped in a transaction,
+        which holds locks.
         """
         cursor.execute(f"NOTIFY {_CHANGED}")
         cursor.execute(
@@ -123,11 +121,11 @@ class PostgresDatabase(PostgresReading):
         )
 
     def _prepare(self, create: bool) -> None:
-        """Make the tables in a new database; refuse one of another version. Two processes may do so
-        at once.
+        """Create the tables in a new database, or refuse one of another version. Two processes may
+        do so at once.
 
-        Where nothing is to be made, no lock is asked for: a process that was stopped in a
-        transaction holds it shared, and behind one that waits for it alone all writers would wait.
+        No lock is taken if the tables exist. A process that was stopped in a transaction holds it
+        shared, and all writers would wait behind one that waits for exclusive access.
         """
         try:
             with self._writer.transaction(), self._writer.cursor() as cursor:
@@ -142,7 +140,7 @@ class PostgresDatabase(PostgresReading):
             if version is None or not is_ready:
                 with self._writer.transaction(), self._writer.cursor() as cursor:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                    found = stored_version(cursor)  # read again: another process may have done it
+                    found = stored_version(cursor)  # another process may have done it
                     version = bring_forward(cursor)
                 note_brought_forward(self.url, found or 0)
         except psycopg.Error as error:
@@ -180,8 +178,8 @@ class PostgresDatabase(PostgresReading):
     def _attempt(
         self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], *, assuming: bool
     ) -> list[Any]:
-        """One transaction. `assuming`: go on with expected answers, which the server compares; else
-        wait for each.
+        """Run one transaction. `assuming`: continue with expected answers, which the server checks.
+        Otherwise wait for each.
         """
 
         def work_all(cursor: psycopg.Cursor[Any]) -> list[Any]:
@@ -189,8 +187,8 @@ class PostgresDatabase(PostgresReading):
             self.heads = {}
             cursor.execute("BEGIN")
             cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
-            # A statement of its own: it sees what was committed before the lock was had, not before
-            # it was asked for.
+            # A separate statement, so that it sees commits from before the lock was granted, not
+            # only from before it was requested.
             self._ask_state(cursor, needed, assuming=assuming)
             results = [work(PostgresCursor(cursor, assuming=assuming)) for work in works]
             cursor.execute("COMMIT")
@@ -199,7 +197,7 @@ class PostgresDatabase(PostgresReading):
         try:
             results = self._in_pipeline(work_all)
         except BaseException as error:
-            self.held.forget()  # what was noted was not written
+            self.held.forget()  # noted rows were not written
             with suppress(psycopg.Error):
                 self._writer.rollback()
             self._broken = isinstance(error, LOST) or self._writer.closed
@@ -215,7 +213,7 @@ class PostgresDatabase(PostgresReading):
     def _ask_state(
         self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], *, assuming: bool
     ) -> None:
-        """The epoch of values, and which of the leases that are needed are ours."""
+        """Query or assert the epoch of values, and the needed leases that this process has."""
         owner, keys = self.fence.owner, [lease.key for lease in needed]
         if assuming:
             self.fence.valid = set(needed)
@@ -237,8 +235,8 @@ class PostgresDatabase(PostgresReading):
         return self._in_pipeline(lambda cursor: [work(PostgresCursor(cursor)) for work in works])
 
     def _in_pipeline(self, work: Callable[[psycopg.Cursor[Any]], T]) -> T:
-        """Raises the error of `work`, not that of an earlier statement, which comes when the
-        pipeline ends and which psycopg would print; that one only if the connection is lost.
+        """Raise the error of `work`. The error of an earlier statement, which comes when the
+        pipeline ends and which psycopg would print, is raised only if the connection is lost.
         """
         failed: Exception | None = None
         try:
@@ -267,8 +265,8 @@ class PostgresDatabase(PostgresReading):
             self.heads = {}
 
     def doubt_all(self) -> None:
-        """Where one connection was lost, all may be: who reads next connects, who writes next asks
-        first.
+        """Doubt all connections after one was lost. The next reader connects again, the next writer
+        checks first.
         """
         self._doubted = True
         self.readers.forget()

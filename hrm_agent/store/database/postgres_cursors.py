@@ -1,10 +1,10 @@
-"""Cursors of PostgreSQL that are asked as SQLite's are, in transactions of one round trip.
+"""PostgreSQL cursors with the interface of SQLite's, for transactions of one round trip.
 
-Each answer that a transaction waits for is a round trip to the server. Most are known beforehand: a
-row is new, the newest checkpoint of a thread is the one that this process wrote last. So the client
-goes on with the expected answer and sends the query as an assertion, which aborts the transaction
-on the server where the answer differs (`hrm_agent.store.database.cursors.answered`). The client
-waits for the commit only.
+Each answer that a transaction waits for is a round trip to the server. Most are known in advance: a
+row is new, or the newest checkpoint of a thread is the one that this process wrote last. So the
+client continues with the expected answer and sends the query as an assertion, which aborts the
+transaction on the server if the answer differs (`hrm_agent.store.database.cursors.answered`). The
+client waits for the commit only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["PostgresCursor", "ReadTransaction", "sum_of"]
 
 @lru_cache(maxsize=256)
 def _translated(query: str) -> Any:
-    """With psycopg's placeholders."""
+    """Query with psycopg's placeholders."""
     return query.replace("?", "%s").encode()
 
 
 @lru_cache(maxsize=256)
 def _asserting(query: str) -> Any:
-    """Assertion that a query of one row and column finds the value of the last parameter: else
-    division by zero.
+    """Assertion that a query of one row and column finds the value of the last parameter. Otherwise
+    it divides by zero.
     """
     return _translated(
         f"WITH found (value) AS ({query}) SELECT 1 / count(*) FROM found WHERE value IS NOT"
@@ -36,7 +36,7 @@ def _asserting(query: str) -> Any:
 
 
 class PostgresCursor:
-    """A psycopg cursor that is asked as a SQLite one is.
+    """psycopg cursor with the interface of a SQLite cursor.
 
     `assuming`: `answered` asserts the expected answer instead of waiting for the real one.
     """
@@ -53,7 +53,7 @@ class PostgresCursor:
         return self
 
     def answered(self, query: str, values: Sequence[Any], expected: tuple[Any]) -> Any:
-        """The first row of the answer, or the one that is expected."""
+        """First row of the answer, or the expected one."""
         if not self._assuming:
             return self.execute(query, values).fetchone()
         self._cursor.execute(_asserting(query), (*values, *expected))
@@ -67,9 +67,9 @@ class PostgresCursor:
 
 
 class ReadTransaction:
-    """A cursor of a transaction that begins with its first statement.
+    """Cursor of a transaction that begins with its first statement.
 
-    `ask`: executes a statement of that transaction, whose answer has a cursor of its own.
+    `ask` executes a statement of that transaction. Its answer has a cursor of its own.
     """
 
     def __init__(self, ask: Callable[[bytes, Sequence[Any]], psycopg.Cursor[Any]]) -> None:

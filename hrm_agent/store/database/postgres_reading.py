@@ -1,8 +1,7 @@
-"""Reading a PostgreSQL store: transactions that see one moment, and a server that is away for a
-while.
+"""Reading of a PostgreSQL store: snapshot transactions, and retries while the server is away.
 
-A store that is opened for reading only has no connection that writes, and its server refuses what
-would (`default_transaction_read_only`).
+A store that is opened read-only has no writing connection, and its server refuses writes
+(`default_transaction_read_only`).
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ __all__ = ["LOST", "PostgresReading", "ReadOnlyPostgres"]
 T = TypeVar("T")
 _READERS = 4
 _PATIENCE_SECONDS = 60.0
-"""How long a server that is gone is waited for."""
+"""Longest wait in seconds for a server that is away."""
 _LOOKING_SECONDS = 1.0
-"""How long by who only looks."""
+"""Longest wait in seconds in a read-only store."""
 _ANSWER_SECONDS = 10.0
-"""How long one attempt to reach it may take."""
+"""Longest duration in seconds of one attempt to connect."""
 _BRIEFLY_SECONDS = 2.0
-"""The same after the server was waited for in vain."""
+"""Longest duration in seconds of one attempt to connect after the server was given up."""
 _SILENT_SECONDS = LEASE_SECONDS / 3
-"""Silence after which a new connection checks that the server is there. A statement may take
-longer.
+"""Silence in seconds after which a new connection checks that the server is alive. A statement may
+take longer.
 """
 _WAYS: dict[str, int] = {
     "keepalives": 1,
@@ -63,19 +62,19 @@ _WAYS: dict[str, int] = {
     "keepalives_count": 4,
     "tcp_user_timeout": round(LEASE_SECONDS * 1000),
 }
-"""Defaults of a connection, with which one whose packets are lost is given up within a lease."""
+"""Default options of a connection. If its packets are lost, it is given up within a lease."""
 _QUERY_SECONDS = 30
-"""How long one query of who only looks may take."""
+"""Longest duration in seconds of one query in a read-only store."""
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
-"""Errors of a connection that is lost."""
+"""Errors of a lost connection."""
 
 
 class WatchedConnection(psycopg.Connection[Any]):
-    """A connection that does not wait for ever for a server that is silently gone.
+    """Connection that does not wait forever for a server that has silently gone.
 
-    The kernel gives up a connection on which nothing is acknowledged. If something in between still
-    acknowledges (a proxy, a host with stopped processes), only a new connection tells a lost server
-    from a slow statement.
+    The kernel gives up a connection without acknowledgements. If something in between still
+    acknowledges (a proxy, a host with stopped processes), only a new connection distinguishes a
+    lost server from a slow statement.
     """
 
     is_there: Callable[[], bool] = staticmethod(lambda: True)
@@ -99,7 +98,7 @@ class WatchedConnection(psycopg.Connection[Any]):
 
 
 class PostgresReading(Database):
-    """A PostgreSQL database with this project's tables in its search path, as it is read."""
+    """Read access to a PostgreSQL database with this project's tables in its search path."""
 
     is_blocking = True
     level = "power"
@@ -119,7 +118,7 @@ class PostgresReading(Database):
         return _PATIENCE_SECONDS
 
     def _connect(self) -> psycopg.Connection[Any]:
-        """Connect with defaults for options that the URL does not give."""
+        """Connect with defaults for options that the URL does not set."""
         options = {name: value for name, value in _WAYS.items() if name not in self._named}
         if "connect_timeout" not in self._named:
             options["connect_timeout"] = round(self._seconds_to_connect())
@@ -135,7 +134,7 @@ class PostgresReading(Database):
         return min(max(left, _BRIEFLY_SECONDS), _ANSWER_SECONDS) if left > 0 else _ANSWER_SECONDS
 
     def _is_there(self) -> bool:
-        """Whether the server answers a new connection, if only by a refusal."""
+        """True if the server answers a new connection, even by a refusal."""
         try:
             PostgresReading._connect(self).close()
         except psycopg.Error as error:
@@ -144,7 +143,7 @@ class PostgresReading(Database):
 
     @abstractmethod
     def doubt_all(self) -> None:
-        """One connection was lost: all may be."""
+        """Doubt all connections after one was lost."""
 
     def _refuse_newer(self, version: int) -> None:
         if version > STORE_VERSION:
@@ -156,11 +155,11 @@ class PostgresReading(Database):
             )
 
     def patiently(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, made again while the server is away. Raises `StoreError` after a
-        minute.
+        """Result of `attempt`, repeated while the server is away. Raises `StoreError` after a
+        minute, or after a second in a read-only store.
 
-        Whoever still asks after that minute finds out at once whether the server is back: a run
-        that ends for want of its store has much to close.
+        After that, later calls try only once: a run that ends as its store is missing has much to
+        close.
         """
         deadline = self._patient_until = time.monotonic() + (
             0 if self._given_up else self._patience_seconds
@@ -201,7 +200,9 @@ class PostgresReading(Database):
 
     @contextmanager
     def _begun(self, *, goes_on: bool) -> Generator[ReadTransaction]:
-        """`goes_on`: repeat the read on another connection if this one is lost."""
+        """Begin a snapshot. `goes_on`: repeat the read on another connection if this one is
+        lost.
+        """
         moment = _Moment(self, goes_on=goes_on)
         try:
             yield ReadTransaction(moment.ask)
@@ -241,11 +242,11 @@ class PostgresReading(Database):
 
 
 class _Moment:
-    """A snapshot transaction on a connection of its own, which begins with the first statement.
+    """Snapshot transaction on a connection of its own. It begins with the first statement.
 
-    If the connection is lost later, it starts again on another one: all statements are repeated,
-    and their answers have to be equal. Then the reader cannot tell the new snapshot from the old
-    one.
+    If the connection is lost later, it starts again on another one. All statements are repeated,
+    and their answers must be equal. Then the new snapshot is equivalent to the old one for the
+    reader.
     """
 
     def __init__(self, database: PostgresReading, *, goes_on: bool) -> None:
@@ -253,7 +254,7 @@ class _Moment:
         self._connection: psycopg.Connection[Any] | None = None
         self._asked: list[tuple[bytes, Sequence[Any], tuple[int, int]]] = []
         self._newest: tuple[bytes, Sequence[Any], psycopg.Cursor[Any]] | None = None
-        """The newest statement with its answer, which is hashed when another one follows."""
+        """Newest statement with its answer, which is hashed when another one follows."""
 
     def ask(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
         if self._newest is not None and self._goes_on:
@@ -267,7 +268,7 @@ class _Moment:
             try:
                 return self._connection.cursor().execute(query, values)
             except LOST:
-                if not self._goes_on:  # its reader begins anew
+                if not self._goes_on:  # its reader starts again
                     raise
                 self._database.doubt_all()
         return self._database.patiently(lambda: self._begin(query, values))
@@ -292,7 +293,7 @@ class _Moment:
         return cursor
 
     def end(self) -> None:
-        """Give the connection back."""
+        """Return the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):
@@ -301,14 +302,14 @@ class _Moment:
 
 
 class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
-    """One that is looked at. A read inside a read of the same thread is of the same moment."""
+    """PostgreSQL store for reading. A read inside a read of the same thread shares its snapshot."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._within = threading.local()
         self._missing = list[str]()
-        """Statements that make temporary tables for those that an earlier version's store lacks, on
-        each connection.
+        """Statements for temporary tables on each connection, which replace tables that an earlier
+        version's store lacks.
         """
         try:
             with self._connect() as connection:
@@ -348,8 +349,8 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
         self.readers.forget()
 
     def change_mark(self) -> Hashable:
-        """The server's transactions: it changes with every commit, also one to another database of
-        the server.
+        """Transactions of the server. They change with every commit, including those to other
+        databases of the server.
         """
         return self.read_once(
             lambda cursor: cursor.execute("SELECT pg_current_snapshot()::text").fetchone()
@@ -377,7 +378,7 @@ def _words(error: Exception) -> str:
 
 
 def _is_final(error: Exception) -> bool:
-    """True for what waiting does not mend: a wrong password or name, a full disk."""
+    """True for an error that waiting does not fix: a wrong password or name, a full disk."""
     return isinstance(
         error,
         psycopg.errors.InvalidPassword
@@ -391,7 +392,7 @@ def _without_password(url: str) -> str:
     try:
         named = conninfo_to_dict(url)
     except psycopg.Error as error:
-        why = str(error).partition('"')[0].strip(" :\n")  # what is quoted may be the password
+        why = str(error).partition('"')[0].strip(" :\n")  # the quoted part may be the password
         raise StoreError(
             f"The URL of the store is not a PostgreSQL URL: {why}.", "postgresql://USER@HOST/NAME"
         ) from None

@@ -1,4 +1,4 @@
-"""A store that is looked at and never written to, whoever else writes to it meanwhile."""
+"""Base of read-only stores, which other processes may write to meanwhile."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ T = TypeVar("T")
 
 
 class ReadOnlyDatabase(Database):
-    """Reads as every database does. What would write raises `StoreError`."""
+    """Database for reading. Any write raises `StoreError`."""
 
     is_blocking = True
 
     @abstractmethod
     def change_mark(self) -> Hashable:
-        """Another value whenever something was committed since; it may also differ where nothing
-        was.
-        """
+        """Value that differs after every commit. It may also differ without one."""
 
     def is_gone(self) -> bool:
-        """Whether what was opened is not what stands in its place now: it is to be opened again."""
+        """True if the opened database was removed or replaced. It has to be opened again."""
         return False
 
     def submit(
@@ -69,7 +67,7 @@ class ReadOnlyDatabase(Database):
 
 
 def made_earlier(name: object) -> StoreVersionError:
-    """The error for a store that lacks tables of this version and allows no temporary ones."""
+    """Error for a store that lacks tables of this version and allows no temporary ones."""
     return StoreVersionError(
         f"The store {name} was made by an earlier version of this program, and was opened for"
         " reading only.",

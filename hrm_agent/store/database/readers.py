@@ -1,9 +1,9 @@
-"""The connections on which a PostgreSQL store reads.
+"""Connections for reading a PostgreSQL store.
 
-Whoever reads takes one that is idle, or connects in its own thread. So a server that is away
-refuses the reader at once, and the store decides how long to retry, as with its writer. A pool that
-connects in a thread of its own, at times of its own choosing, lets the asker wait for a whole
-time-out to learn that, and for the rest of a pause that has grown when the server is back.
+A reader takes an idle connection, or connects in its own thread. So an unreachable server refuses
+the reader at once, and the store decides how long to retry, as with its writer. A pool that
+connects in its own thread, at its own times, would delay the reader by a whole timeout, and by the
+rest of a grown pause when the server is back.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Connection = psycopg.Connection[Any]
 
 
 class Readers:
-    """At most so many connections at a time; they stay open for the next reader."""
+    """Pool of at most `most` connections. They stay open for the next reader."""
 
     def __init__(self, connect: Callable[[], Connection], most: int, seconds: float) -> None:
-        """`seconds`: how long a reader waits where all are taken."""
+        """`seconds`: time limit for a reader to wait if all connections are taken."""
         self._connect, self._most, self._seconds = connect, most, seconds
         self._places = threading.BoundedSemaphore(most)
         self._idle: list[Connection] = []
@@ -34,9 +34,7 @@ class Readers:
         self._closed = False
 
     def take(self) -> Connection:
-        """A connection that nobody else has, until `give`. Raises what connecting raises, or
-        `StoreError`.
-        """
+        """Take a connection until `give`. Raises the errors of connecting, or `StoreError`."""
         if not self._places.acquire(timeout=self._seconds):
             raise StoreError(
                 f"All {self._most} connections for reading have been taken for {self._seconds:.0f}"
@@ -54,7 +52,7 @@ class Readers:
             raise
 
     def give(self, connection: Connection) -> None:
-        """Take back. What is lost, or in the middle of something, is closed."""
+        """Return a connection. It is closed if it is lost or inside a transaction."""
         with self._lock:
             usable = (
                 connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
@@ -67,14 +65,14 @@ class Readers:
         self._places.release()
 
     def forget(self) -> None:
-        """Close those that are idle: where one was lost, all may be."""
+        """Close idle connections. If one was lost, all may be."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             _end(connection)
 
     def close(self) -> None:
-        """Close them all; those that are taken when they are given back."""
+        """Close all connections. Taken ones are closed when they are returned."""
         self._closed = True
         self.forget()
 

@@ -1,16 +1,16 @@
-"""A store in one SQLite file: nothing to install, one writer at a time, readers beside it.
+"""Store in one SQLite file, without installation: one writer at a time, with parallel readers.
 
-In WAL, by level (`sqlite:///runs/x.db?level=power`):
+WAL mode is used, at one of two levels (`sqlite:///runs/x.db?level=power`):
 
 * `process`, the default (`synchronous=NORMAL`): every commit survives the death of the process at
-  any moment. After a power failure the newest commits can be missing, never half of one: what was
-  lost is run again on resume. A commit takes some 30 microseconds, less than handing it to another
-  thread would, so it is done where it is asked for.
+  any moment. After a power failure the newest commits can be missing, but none is partial. Lost
+  work runs again on resume. A commit takes some 30 microseconds, less than a hand-over to another
+  thread, so it is done in the calling thread.
 * `power` (`synchronous=FULL`): every commit survives a power failure. It waits for the disk, so one
   thread commits for all (`Committer`).
 
-A transaction takes the write lock when it begins. One that only asked for it at its first write
-could be refused by a writer in between, whatever the time-out: the "database is locked" that other
+A transaction takes the write lock when it begins. If it asked only at its first write, a writer in
+between could make it fail, regardless of the timeout, with the "database is locked" that other
 programs report.
 """
 
@@ -53,11 +53,13 @@ T = TypeVar("T")
 _LEVELS = {"process": "NORMAL", "power": "FULL"}
 _CACHE_KILOBYTES = 16_000
 _REMEMBERED = 1024
-"""Leases that were found to be ours; nobody asks again while no other process has written."""
+"""Number of valid leases that are remembered. They are not queried again until another process
+writes.
+"""
 
 
 class SqliteDatabase(SqliteFile):
-    """A file that is written to: one connection to write and one to read."""
+    """SQLite store for writing: one connection to write and one to read."""
 
     def __init__(self, path: Path, *, create: bool = True, level: str = "process") -> None:
         if level not in _LEVELS:
@@ -83,7 +85,7 @@ class SqliteDatabase(SqliteFile):
         self._committer = Committer(self._commit) if self.is_blocking else None
 
     def _look(self, create: bool) -> None:
-        # A journal that a crash left behind has to be played back before anybody can read the file.
+        # A journal left by a crash has to be rolled back before the file can be read.
         mode = "rw" if Path(f"{self._file}-journal").exists() else "ro"
         uri = f"{self._file.absolute().as_uri()}?mode={mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
@@ -103,14 +105,12 @@ class SqliteDatabase(SqliteFile):
         return connection
 
     def _prepare(self) -> None:
-        """Make the tables in a new file, and what this version has gained since an older file was
-        made.
-        """
+        """Create the tables in a new file, and add those that an older file lacks."""
         writer, version = self._writer, version_in(self._writer)
         if version == STORE_VERSION and not (lacks_table(writer) or lacks_index(writer)):
             return
         with self._transaction() as cursor:
-            # another process may have brought it forward meanwhile
+            # another process may have upgraded it meanwhile
             self._refuse_newer(version_in(cursor))
             for statement in schema(**SQLITE_TYPES):
                 cursor.execute(statement)
@@ -172,7 +172,7 @@ class SqliteDatabase(SqliteFile):
                 if unknown := leases_of(works) - self.fence.valid:
                     self.fence.valid |= read_leases(cursor, self.fence.owner, unknown)
                 return [work(cursor) for work in works]
-        except BaseException:  # a commit that failed included: nothing of it is remembered
+        except BaseException:  # even if the commit failed, nothing is remembered
             self._data_version = None
             raise
 
@@ -188,7 +188,7 @@ class SqliteDatabase(SqliteFile):
                 result = work(cursor)
             finally:
                 cursor.execute("PRAGMA secure_delete=OFF")
-            # What shares the commit comes after it, and is to know.
+            # Later work in the same commit must notice.
             self.transaction += 1
             self.epoch, self._data_version = epoch_of(cursor), None
             return result
@@ -199,8 +199,8 @@ class SqliteDatabase(SqliteFile):
             self._shed_log()
 
     def _shed_log(self) -> None:
-        """Remove deleted text from the log, too; while another process has it open, that has to
-        wait.
+        """Remove deleted text from the log too. It has to wait while another process has the log
+        open.
         """
         with self._writing, self._reading, suppress(sqlite3.Error):
             self._writer.execute("PRAGMA busy_timeout=0")
@@ -212,7 +212,7 @@ class SqliteDatabase(SqliteFile):
     @contextmanager
     def _read(self) -> Generator[Cursor]:
         with self._reading, closing(self._reader.cursor()) as cursor:
-            within = self._reader.in_transaction  # a read inside a read is of the same moment
+            within = self._reader.in_transaction  # a nested read shares the snapshot
             try:
                 if not within:
                     cursor.execute("BEGIN")
@@ -233,10 +233,9 @@ class SqliteDatabase(SqliteFile):
                 raise self.store_error(error) from error
 
     def empty_log(self) -> None:
-        """Put all that is committed into the file itself, so that it can be taken away without the
-        log beside it.
+        """Move all committed rows into the file itself, so that it can be copied without its log.
 
-        Closing does so too, and is silent where it cannot.
+        Closing does so too, but silently fails if it cannot.
         """
         self.flush()
         with self._writing, self._reading:
@@ -251,16 +250,16 @@ class SqliteDatabase(SqliteFile):
             self._committer.close()
         with self._writing, self._reading:
             self._reader.close()
-            # The last connection puts the log into the file by itself, unless somebody reads at
-            # that moment.
+            # The last connection moves the log into the file by itself, unless another process
+            # reads at that moment.
             with suppress(sqlite3.Error):
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self._writer.close()
 
 
 def _into_wal(connection: sqlite3.Connection) -> None:
-    """The change of mode does not wait for other processes that open the file, as everything else
-    does.
+    """Set WAL mode, with retries. Unlike other statements, the change of mode does not wait for
+    other processes that open the file.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -274,11 +273,11 @@ def _into_wal(connection: sqlite3.Connection) -> None:
 
 
 def _make_private(path: Path) -> None:
-    """A file that only its owner reads, whatever the umask. SQLite gives the files that it makes
-    beside it its mode.
+    """Create a file that only its owner can read, regardless of the umask. SQLite gives the files
+    beside it the same mode.
     """
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     for suffix in ("", "-wal", "-shm"):
-        # somebody else's file, which we were let into
+        # a file of another user, to which access was given
         with suppress(FileNotFoundError, PermissionError):
             Path(f"{path}{suffix}").chmod(0o600)

@@ -1,7 +1,6 @@
-"""What is asked of a store's SQLite file, whether it is opened for writing or for reading alone.
+"""Base of a store's SQLite file, for writing and for reading only.
 
-A file that is not ours, or of another version, is refused before anything that may write to it is
-done.
+A foreign file, or one of another version, is refused before any operation that may write to it.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ SQLITE_TYPES = {
     "binary": "",
     "clustered": "WITHOUT ROWID",
 }
-"""Types of columns, as `tables.schema` takes them."""
+"""Types of columns for `tables.schema`."""
 
 
 class SqliteFile(Database):
-    """A SQLite file with this project's tables."""
+    """SQLite file with this project's tables."""
 
     def __init__(self, path: Path, options: str = "") -> None:
         super().__init__()
@@ -54,9 +53,7 @@ class SqliteFile(Database):
         self.url = sqlite_url(path, options)
 
     def _refuse_foreign(self, connection: sqlite3.Connection, *, create: bool) -> int:
-        """Refuse a file that is not ours, or of a version that is not brought forward; returns its
-        version.
-        """
+        """Refuse a foreign file, or one of a version that is not upgraded. Returns its version."""
         version, tables = version_in(connection), _names(connection, "table")
         self._refuse_newer(version)
         if 0 < version < FIRST_FORWARD and FIRST_TABLE in tables:
@@ -128,19 +125,21 @@ class SqliteFile(Database):
 
 
 def sqlite_url(path: Path, options: str = "") -> str:
-    """What a URL gives a meaning to is written `%3F` and `%25`."""
+    """URL of a store's file. Question marks and percent signs in the path are escaped as `%3F` and
+    `%25`.
+    """
     return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}" + (
         f"?{options}" if options else ""
     )
 
 
 def version_in(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
-    """The schema version; 0 in a file that is new or another program's."""
+    """Schema version (0 in a new file or another program's)."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def lacks_table(connection: sqlite3.Connection) -> bool:
-    """Whether a table or a column is missing that this version reads."""
+    """True if a table or a column that this version reads is missing."""
     if missing_tables(connection):
         return True
     return any(column not in columns_of(connection, table) for table, column, _ in LATER_COLUMNS)
@@ -152,12 +151,12 @@ def missing_tables(connection: sqlite3.Connection) -> set[str]:
 
 
 def lacks_index(connection: sqlite3.Connection) -> bool:
-    """Whether an index is missing, without which all is there to be read, only slower."""
+    """True if an index is missing. Without it reading works, but is slower."""
     return not _names(connection, "index").issuperset(LATER_INDEXES)
 
 
 def columns_of(connection: sqlite3.Connection | sqlite3.Cursor, table: str) -> set[str]:
-    """The columns of a table."""
+    """Columns of a table."""
     return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}
 
 

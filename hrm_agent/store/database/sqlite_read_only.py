@@ -1,19 +1,19 @@
-"""A SQLite store opened read-only: readers make no files beside it and do not block writers.
+"""Read-only SQLite store: readers create no files beside it and do not block writers.
 
-SQLite's own read-only mode keeps neither promise. A connection to a file in WAL makes `-wal` and
-`-shm` beside it and cannot remove them; while it is open, a writer that closes cannot empty its log
-into the file, and a copy of the file alone lacks what is in there. So:
+SQLite's own read-only mode does neither. A connection to a file in WAL mode creates `-wal` and
+`-shm` beside it and cannot remove them. While it is open, a writer that closes cannot move its log
+into the file, and a copy of the file alone lacks the log's rows. So:
 
-* Each read has a connection of its own, which takes 0.3 ms: between two reads nothing is held. A
-  read inside a read of the same thread shares its connection and snapshot, so several reads belong
-  inside one `read()`. A command that ends soon keeps a connection for each of its threads instead
-  (`keeps_connections`).
+* Each read has a connection of its own, which takes 0.3 ms. Between two reads nothing is held.
+  A read inside a read of the same thread shares its connection and snapshot, so several reads
+  belong inside one `read()`. A command that ends soon keeps a connection for each of its threads
+  instead (`keeps_connections`).
 * If the log is missing or empty, the file is opened as immutable, without locks and without files
-  beside it. A writer that begins meanwhile writes to a new log, which this reader does not read. If
-  the log is copied into the file during the read, the result may be a mixture, and `StoreError` is
-  raised.
+  beside it. A writer that starts meanwhile writes to a new log, which this reader does not read.
+  If the log is moved into the file during the read, the result may be a mixture, and `StoreError`
+  is raised.
 * If the log has rows, the files exist already, of a running writer or a killed one. The file is
-  opened with `mode=ro`; the first connection after a crash rebuilds the log's index, in `-shm`.
+  opened with `mode=ro`. The first connection after a crash rebuilds the log's index, in `-shm`.
 
 A store of an earlier version is read unchanged. Tables that it lacks count as empty: each
 connection has temporary ones in memory in their place.
@@ -40,7 +40,9 @@ __all__ = ["ReadOnlySqlite", "change_mark_of", "is_run_store", "no_store_at"]
 _BUSY_SECONDS = 10.0
 _CACHE_KILOBYTES = 8_000
 _SETTLED_SECONDS = 0.1
-"""A time stamp of a file can be some milliseconds older than a change that follows it."""
+"""Age in seconds above which a file's time stamp is reliable. It can be some milliseconds older
+than a later change.
+"""
 
 _Stamp = tuple[int, ...]
 
@@ -48,7 +50,7 @@ _MOST_NAMED = 4
 
 
 class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
-    """A SQLite file with this project's tables, opened for each read."""
+    """SQLite file with this project's tables, opened for each read."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -58,7 +60,7 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
         self._identity = _stamp(path)[:2]
         self._within = threading.local()
         self.keeps_connections = False
-        """Whether a thread's connection stays open for its next read."""
+        """True if a thread's connection stays open for its next read."""
         self._kept: list[sqlite3.Connection] = []
         self._missing = list[str]()
         with self._connected() as connection:
@@ -108,7 +110,9 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
 
     @contextmanager
     def _opened(self, stamp: _Stamp) -> Generator[sqlite3.Connection]:
-        """`stamp`: state of a file that is opened as immutable; empty if its log is read, too."""
+        """Open a connection. `stamp`: state of a file to open as immutable (empty to read its log
+        too).
+        """
         kept: tuple[_Stamp, sqlite3.Connection] | None = getattr(self._within, "kept", None)
         self._within.kept = None
         if kept is not None and kept[0] != stamp:
@@ -137,7 +141,7 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
             for statement in self._missing:
                 connection.execute(statement)
         connection.execute("PRAGMA query_only=1")
-        # views and triggers of a foreign file call nothing
+        # views and triggers of a foreign file must not call functions
         connection.execute("PRAGMA trusted_schema=0")
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KILOBYTES}")
         return connection
@@ -172,8 +176,8 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
 
 
 def change_mark_of(path: Path) -> Hashable:
-    """Differs whenever a writer has committed to the file, without opening it. One commit may
-    change it twice.
+    """Value that differs after every commit to a file, without opening it. One commit may change it
+    twice.
     """
     stamps = [_stamp(Path(f"{path}{suffix}")) for suffix in ("", "-wal")]
     now = time.time_ns()
@@ -182,10 +186,10 @@ def change_mark_of(path: Path) -> Hashable:
 
 
 def is_run_store(path: Path) -> bool:
-    """Whether a file is a run store of any version, as far as can be told without a word about why
-    not.
+    """True if a file is a run store of any version. An unreadable file gives False, without an
+    error.
     """
-    if not path.is_file():  # opening a pipe waits for whoever writes to it
+    if not path.is_file():  # opening a pipe would wait for its writer
         return False
     try:
         with closing(_connection(path, immutable=_has_no_log(path))) as connection:
@@ -196,7 +200,7 @@ def is_run_store(path: Path) -> bool:
 
 
 def no_store_at(path: Path) -> StoreError:
-    """An error that names the stores beside the place where none is."""
+    """Error for a missing store, which names the stores beside it."""
     what = ": it is no file" if path.exists() else ""
     beside = [each for each in sorted(path.parent.glob("*.db")) if is_run_store(each)]
     beside += [each.parent for each in sorted(path.parent.glob("*/store.db"))]
@@ -210,7 +214,7 @@ def no_store_at(path: Path) -> StoreError:
 
 
 def _stamp(path: Path) -> _Stamp:
-    """Device, number, size and time of change of a file; empty where there is none."""
+    """Device, number, size and modification time of a file (empty if it is missing)."""
     try:
         found = os.stat(path)  # noqa: PTH116 - many times a second
     except OSError:
@@ -219,7 +223,7 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def _has_no_log(path: Path) -> bool:
-    """Whether all that is committed stands in the file itself."""
+    """True if all committed rows are in the file itself."""
     return all(
         _stamp(Path(f"{path}{suffix}"))[2:3] in ((), (0,)) for suffix in ("-wal", "-journal")
     )

@@ -1,10 +1,10 @@
-"""The tables, for both bodies. What varies between SQLite and PostgreSQL is four type names.
+"""Tables of a store, for SQLite and PostgreSQL. They differ only in type names and two clauses.
 
-Every value of a graph's state is a row of `blobs`, under the hash of its bytes; a checkpoint is a
-short manifest that names them. What may hold a person's words is bytes (`manifest`, `metadata`,
-`data`, `record`), so that it can be sealed; what is looked up by stands beside it in the clear.
+Every value of a graph's state is a row of `blobs`, under the hash of its bytes. A checkpoint is a
+short manifest that refers to them. Columns that may contain users' text are bytes (`manifest`,
+`metadata`, `data`, `record`), so that they can be encrypted. Columns for lookups are plain.
 
-The tables of a PostgreSQL store: making them, and adding what one that was made earlier lacks.
+For PostgreSQL, also functions that create the tables, and add those that an earlier store lacks.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 STORE_VERSION = 6
-"""Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their
-own: a program of that time would not see the calls of hosted models, and would collect the values
-that requests name. Version 3 had no tools in requests: a program of that time would take them for
-messages. Version 4 had no packed records: a program of that time would call them damaged.
+"""Current schema version. Version 1 kept LangGraph's own tables beside the journal's. Version 2 had
+no separate requests: its programs would not see the calls of hosted models, and would collect the
+values of requests. Version 3 had no tools in requests: its programs would take them for messages.
+Version 4 had no packed records: its programs would report them as damaged.
 """
 FIRST_FORWARD = 2
-"""Oldest version that is brought forward when a store is opened for writing. Only tables and
-columns were added since; a reader takes missing ones for empty.
+"""Oldest version that is upgraded when a store is opened for writing. Only tables and columns were
+added since. Readers treat missing ones as empty.
 """
 
 FIRST_TABLE = "trajectories"
-"""A store of any version has it, even one whose making was cut short."""
+"""Table in a store of any version, even if its creation was interrupted."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS trajectories (
@@ -111,20 +111,20 @@ CREATE TABLE IF NOT EXISTS options (thread_id TEXT PRIMARY KEY, record {bytes} N
 """
 
 LATER_COLUMNS = (("leases", "epoch", "{integer} NOT NULL DEFAULT 0"),)
-"""Table, column and type of what version 2 did not have from the start: added when a store is
-opened.
+"""Table, column and type of columns that version 2 first lacked. They are added when a store is
+opened for writing.
 """
 LATER_INDEXES = ("overlays_step",)
-"""Those that version 6 did not have from the start: made when a store is opened for writing.
-Readers do without.
+"""Indexes that version 6 first lacked. They are created when a store is opened for writing. Readers
+do not need them.
 """
 
 
 def schema(**types: str) -> list[str]:
-    """The statements that make the tables.
+    """Statements that create the tables.
 
-    `types`: `serial`, `bytes`, `integer`, `real`; `binary`, a collation; `clustered`, for a table
-    that is its index.
+    `types`: column types `serial`, `bytes`, `integer` and `real`, a collation `binary`, and
+    `clustered` for a table that is its own index.
     """
     return [
         statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()
@@ -132,7 +132,7 @@ def schema(**types: str) -> list[str]:
 
 
 def temporary_tables(names: Collection[str], **types: str) -> list[str]:
-    """The statements that make some of the tables for one connection, beside those of the store."""
+    """Statements that create some of the tables for one connection, beside those of the store."""
     every = zip(
         table_names(),
         [each for each in schema(**types) if each.startswith("CREATE TABLE")],
@@ -146,7 +146,9 @@ def temporary_tables(names: Collection[str], **types: str) -> list[str]:
 
 
 def note_brought_forward(url: str, version: int) -> None:
-    """Log that a store has this version now. `version`: its former one; 0 for a new store."""
+    """Log that a store was upgraded to this version. `version`: its previous one (0 for a new
+    store).
+    """
     if FIRST_FORWARD <= version < STORE_VERSION:
         _log.warning(
             "The store %s had schema version %d and has version %d now: earlier versions of"
@@ -158,7 +160,7 @@ def note_brought_forward(url: str, version: int) -> None:
 
 
 def table_names() -> list[str]:
-    """All tables, in the order in which they are made."""
+    """All tables, in the order in which they are created."""
     return [
         statement.split()[5]
         for statement in _TABLES.split(";")
@@ -174,13 +176,13 @@ POSTGRES_TYPES = {
     "binary": 'COLLATE "C"',
     "clustered": "",
 }
-"""Types of columns, as `tables.schema` takes them."""
+"""Types of columns for `tables.schema`."""
 
 
 def stored_version(cursor: psycopg.Cursor[Any]) -> int | None:
-    """The schema version of the store that a database holds; None where it holds none."""
-    # Not by `to_regclass`: within one transaction it goes on saying no, after another process has
-    # made the table.
+    """Schema version of the store in a database (None if it has no store)."""
+    # `to_regclass` is no use here: within one transaction it does not see a table that another
+    # process has created meanwhile.
     found = "SELECT 1 FROM pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
     if cursor.execute(found, (FIRST_TABLE,)).fetchone() is None:
         return None
@@ -190,10 +192,10 @@ def stored_version(cursor: psycopg.Cursor[Any]) -> int | None:
 
 
 def bring_forward(cursor: psycopg.Cursor[Any]) -> int:
-    """Make the tables in a new database, and what this version has gained since; returns the
-    version that is stored.
+    """Create the tables in a new database, or add those that an older store lacks. Returns the
+    stored version.
 
-    One of a newer version is left as it is.
+    A store of a newer version is unchanged.
     """
     version = stored_version(cursor)
     if version is None:
@@ -222,7 +224,7 @@ def _make_tables(cursor: psycopg.Cursor[Any]) -> None:
 
 
 def is_complete(cursor: psycopg.Cursor[Any]) -> bool:
-    """Whether all tables, columns and indexes are there; no lock on a table is asked for."""
+    """True if all tables, columns and indexes exist. No table is locked."""
     wanted = [
         *((name, "") for name in LATER_INDEXES),
         *((table, column) for table, column, _ in LATER_COLUMNS),

@@ -1,7 +1,7 @@
-"""One store into another: to another body, under another key, or both.
+"""Copying of a store into another database, under another key, or both.
 
-Names of values depend on the key, and nodes hold names. So values are copied leaves first, and
-whatever names them is written anew; where the keys are equal, that comes out as it was.
+Names of values depend on the key, and nodes contain names. So values are copied leaves first, and
+references are rewritten. With equal keys they stay the same.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ _ORDERS = {
     "options": "thread_id",
     "draws": "thread_id, task_id, attempt",
 }
-"""Of tables without a `seq`."""
+"""Orders of tables without a `seq`."""
 """Table -> its columns; of each sealed one, what it is bound to: a word, then the columns that say
 where it stands.
 """
 
 
 def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:
-    """Copy all that `source` holds into the empty store `target`; returns rows by table.
+    """Copy all rows of `source` into the empty store `target`. Returns the number of rows by table.
 
-    In one transaction: a copy that fails leaves nothing. Raises `StoreError` if `target` holds
-    anything.
+    One transaction is used, so a failed copy leaves nothing. Raises `StoreError` if `target` is not
+    empty.
     """
     with source.database.read() as cursor:
-        # here: the target may do the work in a thread of its own
+        # read here, as the target may do the work in another thread
         tool_calls = source.journal.tool_calls()
 
         def work(into: Cursor) -> dict[str, int]:
@@ -106,10 +106,10 @@ class _Copy:
     def __init__(
         self, source: Callable[..., list[Any]], opening: Cipher, target: Cursor, sealing: Cipher
     ) -> None:
-        """`source`: gives the rows that a query finds."""
+        """`source` returns the rows of a query."""
         self._source, self._opening, self._target, self._sealing = source, opening, target, sealing
         self._names: dict[bytes, bytes] = {}
-        """Of each value that was copied, its name there -> its name here."""
+        """Names in the target of copied values, by their names in the source."""
 
     def all(
         self, source: RunStore, target: RunStore, tool_calls: Iterable[ToolCall]
@@ -144,7 +144,7 @@ class _Copy:
         return len(rows)
 
     def _options_in_files(self, source: RunStore, target: RunStore) -> int:
-        """Options that an earlier version kept beside the source."""
+        """Copy options that an earlier version kept beside the source. Returns their number."""
         count = 0
         query = (
             "SELECT thread_id, id FROM trajectories WHERE thread_id NOT IN (SELECT thread_id FROM"
@@ -210,7 +210,7 @@ class _Copy:
         return len(rows)
 
     def _values(self, wanted: Iterable[Any]) -> None:
-        """Copy values with all that they name, what is named before what names it."""
+        """Copy values with all values that they refer to, referenced ones first."""
         levels: list[list[tuple[bytes, int, bytes]]] = []
         missing = _missing(wanted, self._names)
         while missing:
@@ -240,7 +240,7 @@ class _Copy:
         return name
 
     def _node(self, kind: int, data: bytes) -> bytes:
-        """The bytes of a value with the names that it holds exchanged."""
+        """Bytes of a value with its references replaced."""
         if kind < LIST:
             return data
         held: list[Any] = ormsgpack.unpackb(data)

@@ -1,12 +1,12 @@
 """Maintenance of a store: contents, deletion, garbage collection.
 `hrm_agent.store.upkeep.verification` checks it.
 
-Deleting threads removes their rows and, in the same transaction, values without references, found
-by marking the references of checkpoints, writes and model requests. If a damaged row may refer to
+Deleting threads removes their rows and, in the same transaction, values without references.
+References are marked from checkpoints, writes and model requests. If a damaged row may refer to
 values, the threads are deleted, the values are kept until the next collection, and that is
-reported. A parallel writer waits, or finds another epoch and hands its values in again
+reported. A parallel writer waits, or finds another epoch and hands in its values again
 (`hrm_agent.store.values.blobs`). Runs that a training run has judged are kept unless they are
-named, since its overlays refer to them. So are runs that a kept run was forked from.
+named, as its overlays refer to them. So are the origins of kept forks.
 """
 
 from __future__ import annotations
@@ -58,39 +58,39 @@ _BYTES = {
     "scorings": ("scorings", ("record",)),
     "options": ("options", ("record",)),
 }
-"""Kind -> its table and the columns that hold its contents."""
+"""Table and columns of the contents, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a store holds."""
+    """Contents of a store."""
 
     rows: dict[str, int]
     """Number of rows by kind."""
     bytes: dict[str, int]
-    """By kind: contents only, without keys and indexes."""
+    """Bytes by kind: contents only, without keys and indexes."""
     size: int
-    """Bytes on disk, all included."""
+    """Bytes on disk, everything included."""
     threads: int
     """Number of threads."""
     by_status: dict[str, int]
-    """Trajectories by their status."""
+    """Number of trajectories by status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What pruning took, or would take."""
+    """Result of pruning, or of a dry run."""
 
     thread_ids: tuple[str, ...]
     """Threads that were deleted, or would be."""
     kept: dict[str, int]
-    """Reason -> threads that were due and stay."""
+    """Number of due threads that are kept, by reason."""
     freed: int
-    """Values that were collected; 0 where nothing was done yet."""
+    """Number of values that were collected (0 in a dry run)."""
 
 
 def stats(store: RunStore) -> Stats:
-    """Rows and bytes by kind."""
+    """Rows and bytes of a store by kind."""
     rows: dict[str, int] = {}
     sizes: dict[str, int] = {}
     with store.database.read() as cursor:
@@ -105,7 +105,7 @@ def stats(store: RunStore) -> Stats:
     return Stats(rows, sizes, store.database.size(), len(store.threads()), by_status)
 
 
-# what may go
+# pruning and deletion
 
 
 def prune(
@@ -118,8 +118,8 @@ def prune(
 ) -> Pruned:
     """Delete the runs that ended before a time, or with a status, and collect their values.
 
-    A run that is still under way stays, as does what a training run judged (`keep_trained`), and
-    what a run that stays was forked from.
+    Runs of live processes are kept. So are interrupted runs with status `running`, unless `status`
+    includes it, runs that a training run judged (`keep_trained`), and the origins of kept forks.
     """
     damaged: list[str] = []
     headers = store.journal.headers(on_damage=lambda id_, _: damaged.append(id_))
@@ -147,18 +147,18 @@ def prune(
 
     if dry_run:
         return store.database.read_once(choose)
-    pruned, freed = _collecting(store, choose)  # a run may have been resumed since it was looked at
+    pruned, freed = _collecting(store, choose)  # a run may have been resumed since it was read
     return replace(pruned, freed=freed)
 
 
 def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
-    """Delete the checkpoints of all rollouts of trainings but those of each one's newest `keep`
+    """Delete the checkpoints of training rollouts, except those of each training's newest `keep`
     steps.
 
-    What a training learns from stays: calls, tokens, tool calls, trajectories, judgements; the
-    records of calls are packed. Those rollouts can no longer be replayed, forked or gone through
-    step by step. One that is being run stays whole, and so does what a fork has for its origin, and
-    a fork: by its checkpoints it has its origin's calls.
+    The data for learning remains: calls, tokens, tool calls, trajectories, judgements. The records
+    of calls are packed. These rollouts can no longer be replayed, forked or inspected step by step.
+    Running rollouts, forks and their origins are kept whole: a fork finds its origin's calls by
+    checkpoints.
     """
     damaged: list[str] = []
     found = [
@@ -207,7 +207,7 @@ _PACKED = (
     ("tokens", "call_id", "mask", "mask", packed_mask),
     ("tokens", "call_id", "logprobs", "logprobs", packed_numbers),
 )
-"""What is packed of a thread: table, key, column, what it is sealed as, and how."""
+"""Columns to pack for a thread: table, key, column, name for encryption, and packing function."""
 
 
 def _pack(store: RunStore, cursor: Cursor, thread_id: str) -> None:
@@ -227,7 +227,7 @@ def _pack(store: RunStore, cursor: Cursor, thread_id: str) -> None:
 
 
 def _step_of(header: Trajectory) -> int:
-    """The step of a training that a rollout belongs to; -1 for any other run."""
+    """Training step of a rollout (-1 for any other run)."""
     step = step_in_name(header.thread_id, header.run_id)
     return -1 if step is None else step
 
@@ -247,7 +247,7 @@ def _judged(cursor: Cursor) -> set[str]:
 
 
 def _origins(cursor: Cursor, leaving: Iterable[str]) -> set[str]:
-    """Ids of all that the trajectories which stay were forked from, over any number of forks."""
+    """Ids of all origins of the remaining trajectories, over any number of forks."""
     origins = dict(cursor.execute("SELECT id, origin FROM trajectories").fetchall())
     found: set[str] = set()
     for id_ in origins.keys() - set(leaving):
@@ -259,13 +259,13 @@ def _origins(cursor: Cursor, leaving: Iterable[str]) -> set[str]:
 
 
 def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
-    """Delete threads with all that is on record of them, judgements included; returns how many
-    values were freed.
+    """Delete threads with all their records, including judgements. Returns the number of freed
+    values.
 
-    Raises `StoreError` for a thread that is not there, for one that is being run, and for one that
-    a fork which stays begins with.
+    Raises `StoreError` for a thread that is missing, running, or the origin of a fork that is not
+    deleted.
     """
-    with store.database.read() as cursor:  # columns only: what is damaged can be deleted too
+    with store.database.read() as cursor:  # columns only, so that damaged rows can be deleted too
         rows = cursor.execute("SELECT id, thread_id, origin FROM trajectories").fetchall()
         due = {id_: thread for id_, thread, _ in rows if thread in thread_ids or id_ in thread_ids}
         needed = _origins(cursor, due) & due.keys()
@@ -293,7 +293,7 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
 
 
 def _delete(cursor: Cursor, trajectory_ids: Iterable[str], thread_ids: Iterable[str]) -> None:
-    """Delete trajectories, and threads with all that is on record of them."""
+    """Delete trajectories, and threads with all their records."""
     for id_ in trajectory_ids:
         cursor.execute("DELETE FROM trajectories WHERE id = ?", (id_,))
         for table in ("overlays", "scorings"):
@@ -307,7 +307,7 @@ def _delete(cursor: Cursor, trajectory_ids: Iterable[str], thread_ids: Iterable[
 def _collecting(store: RunStore, delete: Callable[[Cursor], T]) -> tuple[T, int]:
     """Result of `delete` and the number of values collected with it, in one transaction.
 
-    Raises `StoreError` as `collect_values` does; the deletion is then committed.
+    Raises `StoreError` as `collect_values` does. The deletion is then committed.
     """
 
     def both(cursor: Cursor) -> tuple[T, int, StoreError | None]:
@@ -324,10 +324,11 @@ def _collecting(store: RunStore, delete: Callable[[Cursor], T]) -> tuple[T, int]
 
 
 def collect_values(store: RunStore) -> int:
-    """Delete the values that no checkpoint, no write and no request names; returns how many.
+    """Delete the values without a reference from any checkpoint, write or request. Returns their
+    number.
 
-    Raises `StoreError` where something is damaged that may name values: they might be all that is
-    left of it.
+    Raises `StoreError` if a damaged row may refer to values, as they might be all that is left of
+    it.
     """
     return store.database.exclusive(lambda cursor: _collect(store, cursor))
 

@@ -1,11 +1,11 @@
-"""Into a store of this version: from version 1, and from the databases of LangGraph's own savers.
+"""Migration to a store of this version, from version 1 or from databases of LangGraph's own savers.
 
-The source is read, never written to; LangGraph's tables are read by LangGraph's savers, which have
-to be installed for that. Deserialisation is as strict as ever: a type of one's own in a state has
-to be allowed by name.
+The source is read, never written to. LangGraph's tables are read by LangGraph's savers, which must
+be installed. Deserialisation is as strict as usual: custom types in a state must be allowed by
+name.
 
-What LangGraph's savers did not keep is not invented: a thread of theirs has checkpoints and writes,
-and no trajectory.
+Data that LangGraph's savers did not keep is not invented: their threads have checkpoints and
+writes, but no trajectory.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = ["Migrated", "check_source", "migrate"]
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What was taken over."""
+    """Numbers of migrated items."""
 
     threads: int
     """Number of threads."""
     checkpoints: int
-    """Number of checkpoints, those of subgraphs included."""
+    """Number of checkpoints, including those of subgraphs."""
     trajectories: int
-    """Number of trajectories; 0 from a saver of LangGraph's."""
+    """Number of trajectories (0 for LangGraph's savers)."""
 
 
 def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrated:
     """Copy `source` (a SQLite file or a PostgreSQL URL) into `target`, in one transaction.
 
-    Doing it again changes nothing. Raises `StoreError` naming what cannot be read.
+    Repeating it changes nothing. Raises `StoreError` that names the unreadable part.
     """
     with _opened(source, StrictSerializer(allowed_types(allow))) as stock, target.database.whole():
         threads, checkpoints = _checkpoints(stock, target)
@@ -58,7 +58,7 @@ def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrate
 
 
 def check_source(source: str) -> None:
-    """Raises `StoreError` for what cannot be migrated, before there is a target."""
+    """Raise `StoreError` for a source that cannot be migrated, before a target is created."""
     with _opened(source, StrictSerializer()):
         pass
 
@@ -74,18 +74,18 @@ Query = Callable[[str, Sequence[Any]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Stock:
-    """An opened database of one of LangGraph's savers."""
+    """Opened database of one of LangGraph's savers."""
 
     saver: BaseCheckpointSaver[Any]
-    """Reads its checkpoints."""
+    """Saver that reads its checkpoints."""
     query: Query
-    """Runs a statement on it; returns the rows."""
+    """Function that runs a statement on it and returns the rows."""
     writes: str
-    """Its table of pending writes."""
+    """Name of its table of pending writes."""
     journal: bool = False
-    """A store of version 1, which has a journal besides."""
+    """True for a store of version 1, which also has a journal."""
     folder: Path = Path()
-    """Of such a store: options of its threads lie there."""
+    """Folder of a store of version 1, with the options of its threads."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
                     "It has this version already, or is of another program.",
                 )
             saver = SqliteSaver(connection, serde=serializer)
-            saver.is_setup = True  # what its set-up changes, a reader does not need
+            saver.is_setup = True  # its set-up changes are not needed for reading
 
             def query(text: str, values: Sequence[Any]) -> list[Any]:
                 return connection.execute(text, values).fetchall()
@@ -160,14 +160,14 @@ def _postgres(url: str, serializer: StrictSerializer) -> Generator[_Stock]:
 
 
 def _checkpoints(stock: _Stock, target: RunStore) -> tuple[int, int]:
-    """Threads and checkpoints that were taken over."""
+    """Migrate all checkpoints. Returns the numbers of threads and checkpoints."""
     count = 0
     threads = [
         str(row[0])
         for row in stock.query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY 1", ())
     ]
     for thread_id in threads:
-        # Where each task stood in its step: LangGraph orders what parallel tasks wrote by it.
+        # Path of each task in its step, by which LangGraph orders the writes of parallel tasks.
         query = f"SELECT task_id, task_path FROM {stock.writes} WHERE thread_id = ?"
         paths = dict(stock.query(query, (thread_id,)))
         found = sorted(_read(stock.saver, thread_id), key=lambda c: c.checkpoint["id"])
@@ -188,7 +188,9 @@ def _read(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterable[Checkpoin
 
 
 def _journal(query: Query, target: RunStore, folder: Path) -> int:
-    """The journal of a version 1 store, and the options that are kept beside it."""
+    """Migrate the journal of a version 1 store, and the options beside it. Returns the number of
+    trajectories.
+    """
     journal = target.journal
     for (record,) in query("SELECT record FROM trajectories ORDER BY rowid", ()):
         header: dict[str, Any] = json.loads(record)

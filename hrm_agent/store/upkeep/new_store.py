@@ -1,8 +1,8 @@
-"""A new store that is filled by one command: it is there as a whole, or not at all.
+"""Creation of a store by one command, as a whole or not at all.
 
-A file is filled in a folder beside its place, which its maker holds locked, and renamed at the end.
-In a database on a server its tables are there at once, and their rows when the transaction of
-whoever fills them is committed.
+A file is filled in a folder beside its destination, which its creator keeps locked, and renamed at
+the end. In a database on a server, the tables exist at once, and the rows when the transaction that
+fills them is committed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BESIDE = ("-wal", "-shm", "-journal")
 def new_store(
     where: str, *, key: str | bytes | None = None, allow: Sequence[str] = ()
 ) -> Generator[RunStore]:
-    """A store to be filled inside the block. One that is there already is opened as it is."""
+    """Open a new store to be filled inside the block. An existing one is opened as it is."""
     path = file_of(where)
     if path is None or _is_there(path):
         with open_store(where, key=key, allow=allow) as store:
@@ -50,14 +50,14 @@ def new_store(
 
 def _move(part: Path, path: Path) -> None:
     if (log := Path(f"{part}-wal")).exists() and log.stat().st_size > 0:
-        raise _full(path)  # rows are in the log alone, and closing says nothing of that
+        raise _full(path)  # rows are only in the log, and closing does not report that
     with locked_folder(path.parent):
         if _is_there(path):
             raise StoreError(
                 f"{path} was made by another process meanwhile.",
                 "Nothing was written. Name another.",
             )
-        # of an earlier file of this name: SQLite would play them back into the new one
+        # files of an earlier store of this name, which SQLite would apply to the new one
         for suffix in _BESIDE:
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         part.replace(path)
@@ -69,13 +69,13 @@ def _is_there(path: Path) -> bool:
 
 @contextmanager
 def _folder_beside(path: Path) -> Generator[Path]:
-    """A new folder on the same disk, removed at the end; those of makers that were killed are
-    removed at the start.
+    """Create a folder on the same disk, removed at the end. Folders of killed processes are removed
+    first.
     """
     prefix = f"{path.name}.part-"
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        # nobody takes the folder for a left one before it is locked
+        # no other process may remove the folder before it is locked
         with locked_folder(path.parent):
             _remove_left(path.parent, prefix)
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))

@@ -1,4 +1,4 @@
-"""Going over all rows of a store: tables a part at a time, and where they name values."""
+"""Scans of all rows of a store: tables in parts, and rows that refer to values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["UNREADABLE", "rows_of", "stored_references"]
 
 _AT_ONCE = 500
 UNREADABLE = (HrmError, RefusedValue, *DAMAGED)
-"""What reading a damaged row comes to."""
+"""Errors of reading a damaged row."""
 
 
 def rows_of(cursor: Cursor, query: str) -> Iterator[Sequence[Any]]:
-    """Rows of a table whose first column is `seq`, some at a time."""
+    """Rows of a table whose first column is `seq`, in batches and without that column."""
     last = -1
     while found := cursor.execute(
         f"{query} WHERE seq > ? ORDER BY seq LIMIT {_AT_ONCE}", (last,)
@@ -34,8 +34,8 @@ def rows_of(cursor: Cursor, query: str) -> Iterator[Sequence[Any]]:
 
 
 def stored_references(cipher: Cipher, cursor: Cursor) -> Iterator[tuple[str, list[bytes] | None]]:
-    """Where values are named: the hashes of each checkpoint, task's writes and request; None if it
-    cannot be read.
+    """Hashes of the values to which each checkpoint, task's writes and request refers, with its
+    description (None if it cannot be read).
     """
     for thread, ns, id_, manifest in rows_of(
         cursor, "SELECT seq, thread_id, ns, id, manifest FROM checkpoints"

@@ -1,9 +1,8 @@
-"""Whether a store is sound: everything in it is read as a resume, a replay or a trainer would read
-it.
+"""Verification of a store: everything is read as a resume, a replay or a trainer would read it.
 
-Hashes and references say whether bytes are what they were. They do not say that a thread can be
-opened, so every checkpoint is made into objects, by the same code and as strictly; every record is
-read; and what checkpoints show of tool calls and model calls is held against the records of these.
+Hashes and references show whether bytes are unchanged, but not that a thread can be opened. So
+every checkpoint is made into objects, by the same code and as strictly. Every record is read, and
+the tool calls and model calls in checkpoints are compared with their records.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ __all__ = ["ValueCount", "verify"]
 
 _AT_ONCE = 500
 _CALL_ID = "call_id"
-"""Key in a message's `response_metadata` under which the id of its model call stands."""
+"""Key in a message's `response_metadata` for the id of its model call."""
 _OUR_GRAPH = re.compile(r"(tool_loop|reasoning|research)$|hrm_agent\.graphs\.")
 
 
 @dataclass(slots=True)
 class ValueCount:
-    """Distinct values that were read as a resumed run reads them; items of lists and dicts count
-    each.
+    """Distinct values that were read as a resumed run reads them. Items of lists and dicts count
+    individually.
     """
 
     made: set[int] = field(default_factory=set[int])
     """Hashes of values that could be read."""
     refused: dict[int, str] = field(default_factory=dict[int, str])
-    """Hash -> reason, for values that could not be read."""
+    """Reasons of values that could not be read, by hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counting:
-    """A loader that counts."""
+    """Loader that counts values."""
 
     serializer: StrictSerializer
     count: ValueCount
@@ -73,12 +72,12 @@ class _Counting:
 def verify(
     store: RunStore, allow: Iterable[tuple[str, ...]] = (), count: ValueCount | None = None
 ) -> Iterator[str]:
-    """Problems of a store, in words; empty if it is sound.
+    """Problems of a store, as messages (empty if there are none).
 
-    Runs the database's own check; checks every value against its hash and every reference of
-    checkpoints, writes, requests and calls; opens every checkpoint, reads every record and compares
-    the two; checks the invariants of every ended trajectory. `allow`: (module, name) of own types
-    in the states of graphs. `count` collects the values read.
+    Runs the database's own check. Checks every value against its hash, and every reference of
+    checkpoints, writes, requests and calls. Opens every checkpoint, reads every record and compares
+    the two. Checks the invariants of every ended trajectory. `allow`: custom types in the states of
+    graphs, as (module, name). `count` collects the values read.
     """
     count = ValueCount() if count is None else count
     loader = _Counting(store.checkpointer.with_allowlist(list(allow)).serializer, count)
@@ -98,7 +97,7 @@ def verify(
 
 
 def _told(what: str, find: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """A page that cannot be read is a finding too, and the end of what it was needed for."""
+    """Findings of a check. An unreadable database page is a finding too, and ends the check."""
     try:
         yield from find()
     except StoreDamagedError as error:
@@ -143,7 +142,7 @@ def _values(store: RunStore, cursor: Cursor, known: set[bytes], loader: _Countin
         if hash_of(int(kind), opened, store.cipher.hash_key) != name:
             yield f"value {name.hex()}: its bytes do not have this hash"
         elif kind == MSGPACK:
-            with suppress(RefusedValue):  # what it is needed for says so
+            with suppress(RefusedValue):  # it is reported where the value is needed
                 loader.loads_typed(("msgpack", opened))
         nested.extend((name, child) for child in held)
     yield from (
@@ -154,11 +153,11 @@ def _values(store: RunStore, cursor: Cursor, known: set[bytes], loader: _Countin
 
 
 def _dangling(cursor: Cursor) -> Iterator[str]:
-    """Rows that refer to rows that are not there.
+    """Rows that refer to missing rows.
 
-    A run does not wait for a checkpoint to be stored before it goes on: where it is killed or
-    refused, its tasks may have written to one that never was. Lost is one that another names as its
-    parent.
+    A run continues before a checkpoint is stored. If it is killed or refused, its tasks may have
+    written to a checkpoint that was never stored. A missing checkpoint is lost only if another one
+    names it as its parent.
     """
     checks = {
         "model call {}: has neither tokens nor a request": (
@@ -186,7 +185,7 @@ def _dangling(cursor: Cursor) -> Iterator[str]:
 
 
 def _records(store: RunStore) -> Iterator[str]:
-    """Records that cannot be read, each by itself: one that is damaged does not hide another."""
+    """Records that cannot be read, each on its own, so that a damaged one does not hide another."""
     journal = store.journal
     with store.database.read() as cursor:
         calls = [
@@ -241,7 +240,7 @@ def _trajectories(store: RunStore) -> Iterator[str]:
 
 
 class _Thread:
-    """One thread, opened from its first checkpoint to its last."""
+    """Verification of one thread, opened from its first checkpoint to its last."""
 
     def __init__(self, store: RunStore, thread_id: str, loader: _Counting) -> None:
         self._store, self._id, self._loader = store, thread_id, loader
@@ -251,9 +250,9 @@ class _Thread:
         """A recorder was at work: what its messages name is on record."""
         headers = store.journal.headers("thread_id = ?", (thread_id,), on_damage=lambda *_: None)
         self._word_for_word = any(_OUR_GRAPH.match(header.graph) for header in headers)
-        """Its graph shows tools' answers as they were; another may shorten them."""
+        """True if its graph shows tools' answers unchanged. Other graphs may shorten them."""
         self._seen: set[str] = set()
-        """Ids of messages that an earlier checkpoint showed: an edit may change them later."""
+        """Ids of messages in earlier checkpoints. An edit may change them later."""
 
     def findings(self) -> Iterator[str]:
         closed: list[tuple[str, StoreError]] = []
@@ -302,7 +301,9 @@ class _Thread:
         return f"thread {self._id!r}: {shut}; {id_}: {reason}"
 
     def _opened(self, closed: list[tuple[str, StoreError]]) -> Iterator[CheckpointTuple]:
-        """Its checkpoints, as they were written; those that cannot be opened go to `closed`."""
+        """Checkpoints of the thread in the order of writing. Unreadable ones are added to
+        `closed`.
+        """
         query = (
             f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND seq > ? ORDER BY seq LIMIT"
             f" {_AT_ONCE}"
@@ -330,7 +331,7 @@ class _Thread:
                 closed.append((rows[0].id, error))
                 self._count_each(cursor, rows[0])
                 return []
-        middle = len(rows) // 2  # one that is damaged among many is found in few steps
+        middle = len(rows) // 2  # a damaged one among many is found in few steps
         return self._open(cursor, rows[:middle], closed) + self._open(cursor, rows[middle:], closed)
 
     def _count_each(self, cursor: Cursor, row: CheckpointRow) -> None:
@@ -348,12 +349,14 @@ class _Thread:
         reader = self._store.blobs.reader(cursor, self._loader, shared=True)
         return StoreSnapshot(cursor, reader, self._store.cipher, lambda *_: None)
 
-    # messages against records
+    # comparison of messages with records
 
     def _messages(
         self, values: Iterable[Any], checkpoint_id: str, *, compared: bool
     ) -> Iterator[str]:
-        """`compared`: a graph has written them, and nobody has edited them."""
+        """Compare messages with records. `compared`: a graph has written them, and they were not
+        edited.
+        """
         for message in _messages_in(values):
             if message.id is None or message.id in self._seen:
                 continue
@@ -382,7 +385,7 @@ class _Thread:
 
     def _tool_problem(self, message: ToolMessage, record_id: str, status: Any) -> str:
         name = f"the tool call {message.tool_call_id}"
-        with suppress(HrmError):  # one that cannot be read is told by itself
+        with suppress(HrmError):  # an unreadable one is reported separately
             record = self._store.journal.find_tool_call(record_id)
             if record is None:
                 return (

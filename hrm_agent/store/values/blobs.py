@@ -1,8 +1,8 @@
 """Writing and reading of values in transactions.
 
-A process remembers which blobs it has seen in the store, and does not hand them in again. Whoever
-collects blobs that nothing refers to changes the store's epoch in the same transaction: a writer
-that finds another epoch than its own forgets what it knew and encodes once more.
+A process remembers which blobs it has seen in the store, and does not hand them in again. A process
+that collects blobs without references changes the store's epoch in the same transaction. A writer
+that finds another epoch forgets what it knew and encodes again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Blobs:
-    """The values of a store, as one process knows them."""
+    """Values of a store, as known to one process."""
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class Blobs:
 
     @property
     def epoch(self) -> str:
-        """The newest that this process has met."""
+        """Newest epoch that this process has seen."""
         return self._known.epoch
 
     def write(
@@ -48,10 +48,10 @@ class Blobs:
         *,
         waits: bool = False,
     ) -> Future[T]:
-        """Store what `encode` refers to, and the rows that `insert` makes of it for a thread, in
-        one transaction.
+        """Store the values that `encode` refers to, and the rows that `insert` makes from it for a
+        thread, in one transaction.
 
-        `waits`: as for `Database.submit`.
+        For `waits` see `Database.submit`.
         """
         work, stored = self._work(serializer, encode, insert)
         future = self._database.submit(work, thread_id, waits=waits)
@@ -69,10 +69,10 @@ class Blobs:
         on_done: Callable[[Exception | None], object] | None = None,
         seconds: float | None = None,
     ) -> None:
-        """The same with the next commit. Whoever refers to these blobs before then hands them in
-        once more.
+        """Store values and rows with the next commit (see `write`). Work that refers to these blobs
+        before then hands them in again.
 
-        `on_done`: as for `DeferredWork`; `seconds`: as for `Database.defer`.
+        For `on_done` see `DeferredWork`, for `seconds` see `Database.defer`.
         """
         work, stored = self._work(serializer, encode, insert)
 
@@ -90,8 +90,8 @@ class Blobs:
         encode: Callable[[ValueWriter], E],
         insert: Callable[[WriteCursor, E], T],
     ) -> tuple[Work[T], list[tuple[str, list[bytes]]]]:
-        """A transaction's work, and of each time it was done the epoch and what is stored if that
-        was committed.
+        """Work of a transaction. For each time it was done, the list has the epoch and the hashes
+        that are stored if it was committed.
         """
         known, stored = self._known, list[tuple[str, list[bytes]]]()
         began = known.epoch
@@ -100,7 +100,7 @@ class Blobs:
 
         def work(cursor: WriteCursor) -> T:
             epoch, writer, found = self._database.epoch, first, encoded
-            if epoch != began:  # not what is known now: another write may have noticed since
+            if epoch != began:  # `known.epoch` may have changed since
                 known.forget(epoch)
                 writer = ValueWriter(serializer, known, self.cipher.hash_key, epoch=epoch)
                 found = encode(writer)
@@ -112,8 +112,8 @@ class Blobs:
         return work, stored
 
     def _insert(self, cursor: WriteCursor, new: dict[bytes, Blob]) -> None:
-        """Insert what this transaction has not inserted yet: a checkpoint repeats the writes that
-        led to it.
+        """Insert the blobs that this transaction has not inserted yet, as a checkpoint repeats the
+        writes that led to it.
         """
         if self._transaction != self._database.transaction:
             self._transaction, self._inserted = self._database.transaction, set()
@@ -131,5 +131,5 @@ class Blobs:
             cursor.executemany(query, rows)
 
     def reader(self, cursor: Cursor, serializer: Loader, *, shared: bool) -> ValueReader:
-        """Reads values as they are at the moment of `cursor`."""
+        """Reader of values in the snapshot of `cursor`."""
         return read_values(cursor, self.cipher, serializer, shared=shared, most=None)

@@ -1,8 +1,7 @@
-"""Rows of checkpoints and writes: LangGraph's structures as they are stored.
+"""Encoding of LangGraph's checkpoints and writes as rows.
 
-A manifest holds, besides what a checkpoint says of itself, one reference for each channel. A
-channel whose version is its parent's has its parent's reference: neither is the value serialised
-again nor stored again.
+A manifest has a checkpoint's own fields and one reference for each channel. A channel with its
+parent's version has its parent's reference: its value is neither serialised nor stored again.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ __all__ = [
 
 _EXCLUDED = frozenset(EXCLUDED_METADATA_KEYS)
 REGULAR = 0
-"""Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have a slot
+"""Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have one slot
 each, below 0.
 """
 
 
 def place_of(config: RunnableConfig) -> CheckpointKey:
-    """Thread, namespace and checkpoint that a config names."""
+    """Thread, namespace and checkpoint of a config."""
     named: Mapping[str, Any] = config.get("configurable", {})
     checkpoint_id = named.get("checkpoint_id")
     return CheckpointKey(
@@ -55,11 +54,11 @@ def place_of(config: RunnableConfig) -> CheckpointKey:
 
 
 def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of a checkpoint's metadata: LangGraph's own, and the run-level facts in
+    """Metadata of a checkpoint to store: LangGraph's own, and the run-level values in
     `config["metadata"]`.
 
-    LangChain copies whatever scalars stand in `configurable` into that metadata. They are where
-    callers keep keys and user names, so none of them is stored.
+    LangChain copies any scalars in `configurable` into that metadata. Callers keep keys and user
+    names there, so none of them is stored.
     """
     configurable: Mapping[str, Any] = config.get("configurable", {})
     kept: dict[str, Any] = {
@@ -84,7 +83,7 @@ _HINT = (
 
 @contextmanager
 def refusing(place: CheckpointKey) -> Generator[None]:
-    """Raises `StoreError` for a type that is not allowed, `UnstorableError` for a value that would
+    """Raise `StoreError` for a type that is not allowed, `UnstorableError` for a value that would
     change.
     """
     try:
@@ -103,7 +102,7 @@ def refusing(place: CheckpointKey) -> Generator[None]:
 def manifest_of(
     checkpoint: Checkpoint, writer: ValueWriter, new_versions: ChannelVersions, parent: Channels
 ) -> tuple[bytes, Channels]:
-    """A checkpoint as it is stored, and the references of its channels."""
+    """Stored form of a checkpoint, and the references of its channels."""
     channels: Channels = {}
     values = checkpoint["channel_values"]
     versions = checkpoint["channel_versions"]
@@ -125,13 +124,13 @@ def manifest_of(
 
 
 def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int, list[list[Any]]]:
-    """Slot -> `[index, channel, reference]` of its writes.
+    """Writes as `[index, channel, reference]`, by slot.
 
-    Of a task that failed or was cancelled the ordinary writes are left out. A node writes to the
-    state before its conditional edges are asked where to go, and LangGraph takes a task with any
-    ordinary write on record for one that has ended: a run that was cancelled in between, and
-    resumed, would go nowhere and end without an error. So the task is run again. Where a node of
-    the graph handles the error, that one goes on from the writes.
+    Ordinary writes of a task that failed or was cancelled are left out. A node writes to the state
+    before its conditional edges run, and LangGraph considers a task with any recorded ordinary
+    write as ended. A run that was cancelled in between, and resumed, would stop there without an
+    error. So the task runs again. If a node of the graph handles the error, it continues from the
+    writes, and they are kept.
     """
     slots: dict[int, list[list[Any]]] = {}
     channels = {channel for channel, _ in writes}
@@ -141,7 +140,7 @@ def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int
         if again and index >= REGULAR:
             continue
         if channel == ERROR and isinstance(value, BaseException):
-            value = repr(value)  # as LangGraph's savers have it
+            value = repr(value)  # as in LangGraph's savers
         slots.setdefault(min(index, REGULAR), []).append(
             [index, channel, _reference(channel, value, writer)]
         )
@@ -157,7 +156,9 @@ def _reference(channel: str, value: Any, writer: ValueWriter) -> Reference:
 
 
 def merged_writes(stored: bytes, given: list[list[Any]]) -> bytes:
-    """The ordinary writes of a task that was saved before: what is stored under an index stands."""
+    """Merge the ordinary writes of a task with those stored before. Stored ones are kept for their
+    index.
+    """
     held: list[list[Any]] = ormsgpack.unpackb(stored)
     taken = {index for index, *_ in held}
     return ormsgpack.packb(

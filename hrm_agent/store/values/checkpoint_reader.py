@@ -1,8 +1,8 @@
-"""Reading checkpoints: rows to LangGraph's tuples, however many at once.
+"""Reading of checkpoints: rows to LangGraph's tuples, any number at once.
 
 All values that the rows refer to are fetched together. A value that must not be made into an object
-(a type that nobody allowed, bytes that are not what their name says) is refused with the thread and
-checkpoint that mention it.
+(a type that is not allowed, bytes that do not match their hash) is refused with its thread and
+checkpoint.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
 MEMORY = "__memory__"
 """Prefix of the task id of writes that hold items for a LangGraph store, not values of channels."""
 _FEW = 300
-"""Checkpoints whose writes are asked for one by one; of more,
-all writes of their threads are read.
+"""Number of checkpoints up to which writes are queried one by one. For more, all writes of their
+threads are read.
 """
 _NOTHING = [NULL, b""]
-"""The reference of None."""
+"""Reference of None."""
 
 
 class CheckpointRow(NamedTuple):
-    """A row of `checkpoints`."""
+    """Row of `checkpoints`."""
 
     seq: int
     """Number of the row, in the order of writing."""
     thread_id: str
-    """LangGraph's thread."""
+    """LangGraph's thread id."""
     ns: str
-    """Namespace of the subgraph; empty for the outermost graph."""
+    """Namespace of the subgraph. Empty for the outermost graph."""
     id: str
     """LangGraph's id of the checkpoint."""
     parent_id: str | None
-    """Id of the checkpoint before; None for the first."""
+    """Id of the previous checkpoint (None for the first)."""
     manifest: bytes
-    """The checkpoint without its values, which stand as references; sealed where the store is
-    encrypted.
+    """Packed checkpoint with references instead of values. It is encrypted in an encrypted
+    store.
     """
     metadata: bytes
-    """LangGraph's metadata, packed; sealed where the store is encrypted."""
+    """Packed metadata of LangGraph. It is encrypted in an encrypted store."""
 
     @property
     def place(self) -> CheckpointKey:
@@ -77,24 +77,24 @@ class CheckpointRow(NamedTuple):
 
 
 class CheckpointOutline(NamedTuple):
-    """What LangGraph's `CheckpointTuple` has, without LangGraph. Its values are what the reader's
-    loader makes.
+    """Contents of LangGraph's `CheckpointTuple`, without LangGraph. Its values are made by the
+    reader's loader.
     """
 
     config: RunnableConfig
-    """Names it."""
+    """Config that names the checkpoint."""
     checkpoint: Checkpoint
     """Channel values, channel versions, id and timestamp."""
     metadata: CheckpointMetadata
-    """How it came about."""
+    """Metadata, such as source and step."""
     parent_config: RunnableConfig | None
-    """Names the one before; None for the first."""
+    """Config that names the previous checkpoint (None for the first)."""
     pending_writes: list[PendingWrite]
-    """Task, channel and value of what was written after it."""
+    """Later writes as (task, channel, value)."""
 
 
 class StoreSnapshot:
-    """One read of the store, of one moment."""
+    """Read access to checkpoints in one snapshot of the store."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class StoreSnapshot:
         self._cursor, self._reader, self._cipher, self._remember = cursor, reader, cipher, remember
 
     def tuples(self, rows: Sequence[CheckpointRow]) -> list[CheckpointTuple]:
-        """LangGraph's view of `rows`. Raises `StoreError`, naming thread and checkpoint, for what
-        must not be read.
+        """LangGraph's tuples of `rows`. Raises `StoreError`, which names thread and checkpoint, for
+        values that must not be read.
         """
-        # most of a second, which who looks at outlines is spared
+        # an import of most of a second, which readers of outlines do not need
         from langgraph.checkpoint.base import CheckpointTuple
 
         return [CheckpointTuple(*found) for found in self.outlines(rows)]
@@ -117,8 +117,10 @@ class StoreSnapshot:
     def outlines(
         self, rows: Sequence[CheckpointRow], wanted: Callable[[str], bool] = lambda _: True
     ) -> list[CheckpointOutline]:
-        """The same without LangGraph. Values are read of the channels that are `wanted`; of other
-        writes it is None.
+        """Outlines of `rows`, without LangGraph. Only channels that are `wanted` have values. Other
+        writes have None.
+
+        Raises `StoreError`, which names thread and checkpoint, for values that must not be read.
         """
         place = rows[0].place if rows else None
         try:
@@ -223,14 +225,14 @@ def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
 def conditions(
     config: RunnableConfig | None, before: RunnableConfig | None
 ) -> tuple[str, list[Any]]:
-    """The WHERE clause of a listing, and its values."""
+    """WHERE clause of a listing, and its values."""
     named: dict[str, Any] = dict((config or {}).get("configurable", {}))
     columns = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "id"}
     given = {
         column: str(named[name]) for name, column in columns.items() if named.get(name) is not None
     }
     clauses, values = [f"{column} = ?" for column in given], list(given.values())
-    # LangGraph's replay names nothing else
+    # LangGraph's replay gives nothing else
     earlier = (before or {}).get("configurable", {}).get("checkpoint_id")
     if earlier:
         clauses.append("id < ?")
@@ -239,5 +241,5 @@ def conditions(
 
 
 def matches(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether a checkpoint's metadata says all that is wanted."""
+    """True if a checkpoint's metadata has all wanted values."""
     return all(name in metadata and metadata[name] == value for name, value in wanted.items())

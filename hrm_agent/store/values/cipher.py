@@ -1,10 +1,9 @@
-"""Encryption at rest: AES-256-GCM over everything that may hold a person's words.
+"""Encryption at rest: AES-256-GCM over everything that may contain users' text.
 
-Sealed are values, manifests, metadata, records and tokens. In the clear stay what rows are found
-by: ids of threads, checkpoints, tasks, runs and groups, statuses, seeds, times and sizes. Each row
-is bound to its place by additional data, so that one cannot be put where another was; a row that is
-not sealed is refused. Names of values are keyed hashes: they do not betray a content to those who
-guess at it.
+Values, manifests, metadata, records and tokens are encrypted. Lookup columns are plain: ids of
+threads, checkpoints, tasks, runs and groups, statuses, seeds, times and sizes. Each row is bound to
+its place by additional data, so it cannot be moved to another. A row that is not encrypted is
+refused. Names of values are keyed hashes, so guesses of a content cannot be confirmed.
 """
 
 from __future__ import annotations
@@ -24,22 +23,24 @@ _NONCE_BYTES = 12
 
 
 class Cipher(Protocol):
-    """How bytes are kept in a row."""
+    """Encryption of the bytes in a row."""
 
     name: str
-    """What the store is on record as sealed with."""
+    """Name of the encryption, as recorded in the store."""
     hash_key: bytes
-    """Keys the names of values; empty where nothing is sealed."""
+    """Key for the names of values. Empty without encryption."""
 
     def seal(self, data: bytes, *place: str | bytes) -> bytes: ...
 
     def open(self, data: bytes, *place: str | bytes) -> bytes:
-        """Raises `StoreError` for bytes that were not sealed for this place with this key."""
+        """Decrypt bytes. Raises `StoreError` if they were not encrypted for this place with this
+        key.
+        """
         ...
 
 
 class Plain:
-    """No encryption."""
+    """Cipher without encryption."""
 
     name = "none"
     hash_key = b""
@@ -48,12 +49,12 @@ class Plain:
         return data
 
     def open(self, data: bytes, *place: str | bytes) -> bytes:
-        return bytes(memoryview(data))  # `bytes` of a forged number would be as many zeros
+        return bytes(memoryview(data))  # `bytes` of a forged number would be that many zeros
 
 
 class AesCipher:
-    """AES-256-GCM; key and hash key are derived from one secret of 32 bytes. Needs the extra
-    `encryption`.
+    """AES-256-GCM cipher. Key and hash key are derived from one secret of 32 bytes. Requires the
+    extra `encryption`.
     """
 
     name = "aes-256-gcm"
@@ -93,8 +94,8 @@ class AesCipher:
 
 
 def cipher_of(key: str | bytes | None) -> Cipher:
-    """The cipher for a key: base64 text, 32 raw bytes, or the variable `HRM_AGENT_STORE_KEY`; none
-    without one.
+    """Cipher for a key: base64 text, 32 raw bytes, or the variable `HRM_AGENT_STORE_KEY`. Without a
+    key it does not encrypt.
     """
     given = key if key is not None else os.environ.get(KEY_VARIABLE)
     if not given:
@@ -115,7 +116,7 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def _place(parts: tuple[str | bytes, ...]) -> bytes:
-    """Unambiguous: each part with its length before it."""
+    """Unambiguous encoding of a place: each part with its length before it."""
     raw = [
         part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts
     ]

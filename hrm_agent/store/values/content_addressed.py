@@ -1,16 +1,16 @@
-"""Content-addressed values: what a thousand checkpoints mention is stored once.
+"""Content-addressed values: a value is stored once, even if a thousand checkpoints refer to it.
 
-A value becomes a *reference*: the hash of its stored form, or the form itself where it is no longer
-than a hash is worth. A list is stored as the references of its items, in chunks of `FANOUT`, and
-chunks of chunks above: a conversation that grows by a message changes one chunk on each level, so
-that a checkpoint costs a logarithm of the conversation's length instead of the whole of it. A large
-dict is stored by its entries. Anything else is a leaf, in LangGraph's own serialised form.
+A value becomes a *reference*: the hash of its stored form, or the form itself if it is short. A
+list is stored as the references of its items, in chunks of `FANOUT`, with chunks of chunks above. A
+conversation that grows by a message changes one chunk on each level. So a checkpoint costs the
+logarithm of the conversation's length, not the whole of it. A large dict is stored by its entries.
+Anything else is a leaf, in LangGraph's own serialised form.
 
-Serialising is what a step costs, and most of a conversation has been serialised before. A message
-that was seen is recognised by identity *and* by its fields in packed form, which costs a tenth of
-that and tells 1 from True. So one changed in place is not mistaken for what it was; one that holds
-an object of a class is serialised every time. Of a list, the messages of a chunk are looked at
-together: those that were seen together before cost that comparison only.
+Serialising is the main cost of a step, and most of a conversation was serialised before. A known
+message is recognised by identity *and* by its packed fields. That costs a tenth of serialising it,
+and distinguishes 1 from True. So a message that was changed in place is noticed. A message with an
+object of a class is serialised every time. The messages of a chunk are compared together, so a
+known chunk costs only that comparison.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "Valu
 
 FANOUT = 32
 CHANNEL_BYTES = 256
-"""A channel's own value is kept in place up to here. What lists hold is not: their chunks are
-written often.
+"""Longest inline form of a channel's own value in bytes. Items of lists have a lower limit, as
+their chunks are written often.
 """
 _INLINE_BYTES = 64
 _SPLIT_DICT_BYTES = 512
 _REMEMBERED = 8192
 _DEEPEST = 128
-"""Levels of lists and dicts that are stored one by one. More could be written, and not be read back
-where the reader stands deeper in Python's stack than the writer did.
+"""Most levels of lists and dicts that are stored one by one. Deeper ones could be written, but not
+be read back if the reader is deeper in Python's stack than the writer.
 """
 
 _SCALARS = frozenset({str, int, float, bool, NoneType})
@@ -64,28 +64,28 @@ _TOO_DEEP = f"a value nested more than {_DEEPEST} levels deep, which could not b
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One stored value."""
+    """Stored value."""
 
     hash: bytes
-    """Hash of kind and data: the value's name."""
+    """Hash of kind and data, which is the value's name."""
     kind: int
-    """Number of the form that the data is in: a leaf's type, a list, a dict."""
+    """Form of the data: a leaf's type, a list, a dict."""
     data: bytes
-    """The stored form, before encryption."""
+    """Stored form, before encryption."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SeenChunk:
-    """Messages that stood side by side in a list, all of plain values."""
+    """Adjacent messages in a list, all of plain values."""
 
     messages: list[BaseMessage]
-    """The messages themselves, so that their ids stay taken."""
+    """Messages, kept alive so that their ids stay unique."""
     fields: list[bytes]
-    """Of each its fields in packed form."""
+    """Packed fields of each message."""
     blobs: list[Blob]
-    """Their stored forms."""
+    """Stored forms of the messages."""
     hashes: list[bytes]
-    """The references of their stored forms."""
+    """References of the stored forms."""
 
 
 _NOTHING = _SeenChunk([], [], [], [])
@@ -93,30 +93,28 @@ _NOTHING = _SeenChunk([], [], [], [])
 
 @dataclass(slots=True)
 class KnownBlobs:
-    """What this process knows of the blobs in the store: which are there, and the hashes of
-    messages it has seen.
+    """Knowledge of a process about the blobs in the store: existing ones, and the hashes of
+    messages.
     """
 
     epoch: str = ""
-    """Changes when blobs are collected: then nothing is known to be there."""
+    """Epoch of the store. When it changes, blobs were collected, and none is known to exist."""
     stored: set[bytes] = field(default_factory=set[bytes])
     """Hashes of blobs that are in the store."""
     messages: dict[int, tuple[BaseMessage, bytes, Blob]] = field(
         default_factory=dict[int, tuple[BaseMessage, bytes, Blob]]
     )
-    """id -> the message itself (so that its id stays taken), its fields in packed form, and its
-    stored form.
+    """Messages by id, with their packed fields and stored form. They are kept alive so that their
+    ids stay unique.
     """
     chunks: dict[int, _SeenChunk] = field(default_factory=dict[int, "_SeenChunk"])
-    """id of a chunk's first message -> its messages and their stored forms when it was last
-    written.
-    """
+    """Chunks by the id of their first message, as they were last written."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while these change: several threads write checkpoints."""
+    """Lock for changes, as several threads write checkpoints."""
 
     def add(self, epoch: str, hashes: Iterable[bytes]) -> None:
-        """Note what was stored in an epoch; what was stored in an earlier one may have been
-        collected since.
+        """Note the hashes that were stored in an epoch. Those of an earlier epoch are ignored, as
+        they may have been collected since.
         """
         with self.lock:
             if epoch != self.epoch:
@@ -131,7 +129,7 @@ class KnownBlobs:
 
 
 class ValueWriter:
-    """Turns the values of one transaction into references and the blobs that are not known to be
+    """Encoder of the values of one transaction, as references and as blobs that are not known to be
     stored.
     """
 
@@ -140,13 +138,13 @@ class ValueWriter:
     ) -> None:
         self._serializer, self._known, self._key = serializer, known, key
         self.epoch = epoch
-        """What a checkpoint refers to that was read or written in this epoch may be taken for
+        """Epoch of the transaction. References that were read or written in it may be assumed to be
         stored.
         """
         self.new: dict[bytes, Blob] = {}
 
     def reference(self, value: Any, inline: int = _INLINE_BYTES, level: int = 0) -> Reference:
-        """The reference of `value`, in place up to `inline` bytes; its blobs are added to `new`.
+        """Reference of `value`, inline up to `inline` bytes. Its blobs are added to `new`.
 
         Raises `RefusedValue` for a value that would be read back changed. `level`: number of lists
         and dicts around it.
@@ -189,9 +187,7 @@ class ValueWriter:
         return found
 
     def messages(self, items: Sequence[Any]) -> list[Reference] | None:
-        """The references of messages that hold plain values only; None where there is something
-        else among them.
-        """
+        """References of messages with plain values only (None if any item is something else)."""
         found: list[Reference] = []
         for start in range(0, len(items), FANOUT):
             chunk = self._chunk(items[start : start + FANOUT])
@@ -228,7 +224,7 @@ class ValueWriter:
         return seen.hashes
 
     def plain_message(self, message: BaseMessage) -> Reference | None:
-        """The reference of a message that holds plain values only; None for another."""
+        """Reference of a message with plain values only (None for another)."""
         fields = _packed_fields(message)
         seen = self._known.messages.get(id(message))
         if (
@@ -241,7 +237,9 @@ class ValueWriter:
         return None if fields is None else self._message(message, fields)
 
     def listed(self, references: list[Reference]) -> Reference:
-        """The reference of the list whose items have these: the same as that of the list itself."""
+        """Reference of the list whose items have these references. It equals the reference of the
+        list itself.
+        """
         return self._list(references) if references else self.reference([])
 
     def _dump(self, value: Any) -> tuple[int, bytes]:
@@ -249,7 +247,7 @@ class ValueWriter:
         return KINDS[name], data
 
     def _list(self, references: list[Reference]) -> Reference:
-        """A tree over `references`, whose shape depends on their number alone: equal lists have
+        """Tree over `references`. Its shape depends on their number alone, so equal lists have
         equal hashes.
         """
         packed = ormsgpack.packb(references[:FANOUT])
@@ -301,9 +299,7 @@ def _forget_half(remembered: dict[int, Any]) -> None:
 
 
 def _packed_fields(message: BaseMessage) -> bytes | None:
-    """Serialised fields of a message; None if it holds more than plain values and its class's
-    fields.
-    """
+    """Packed fields of a message (None if it has more than plain values and its class's fields)."""
     try:
         return None if _more_of(message) else _packed(_fields_of(message))
     except TypeError:
@@ -311,7 +307,9 @@ def _packed_fields(message: BaseMessage) -> bytes | None:
 
 
 def _is_kept(message: BaseMessage, fields: bytes) -> bool:
-    """Whether LangGraph's form of a message of plain values surely keeps it; a quick check."""
+    """True if LangGraph's form of a message of plain values surely keeps it. This is a quick
+    check.
+    """
     held: Mapping[str, Any] = message.__dict__
     return (
         _SOUND.get(type(message)) == held.get("type")

@@ -1,4 +1,4 @@
-"""What reading a damaged row comes to: one line that names the row, and what to do."""
+"""Errors for damaged rows: one line that names the row, and a remedy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hrm_agent.errors import StoreError
 __all__ = ["DAMAGED", "OnDamage", "in_a_line", "reading"]
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""What code that takes a row for sound runs into where it is not."""
+"""Errors of code that reads a damaged row as if it were valid."""
 OnDamage = Callable[[str, StoreError], object]
-"""Called with the id of a trajectory that cannot be read, and why."""
+"""Function called with the id of an unreadable record, and the error."""
 
 
 @contextmanager
 def reading(what: str, id_: str) -> Generator[None]:
-    """Raises `StoreError` for a record that is not what it should be."""
+    """Raise `StoreError` for an invalid record that is read inside the block."""
     try:
         yield
     except (ValueError, TypeError, OverflowError) as error:
@@ -31,7 +31,7 @@ def reading(what: str, id_: str) -> Generator[None]:
 
 
 def in_a_line(error: Exception) -> str:
-    """An error in few words."""
+    """Short form of an error, in one line."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))

@@ -1,7 +1,7 @@
-"""The kinds of stored values, and the hashes that name them.
+"""Kinds of stored values, and the hashes that name them.
 
-The hash is BLAKE2b over kind and bytes: values are written by models, so it has to withstand those
-who look for collisions.
+The hash is BLAKE2b over kind and bytes. Models write the values, so it has to resist attempts at
+collisions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HASH_BYTES = 20
 
 
 def hash_of(kind: int, data: bytes, key: bytes = b"") -> bytes:
-    """The name of a value. With a key (an encrypted store) it tells nothing to those who guess at
-    contents.
+    """Name of a value. With a key (an encrypted store), guesses of a content cannot be
+    confirmed.
     """
     return hashlib.blake2b(data, digest_size=_HASH_BYTES, key=key, person=bytes([kind])).digest()

@@ -1,4 +1,4 @@
-"""Reads manifests of checkpoints, which `hrm_agent.store.values.checkpoint_codec` writes."""
+"""Reading of checkpoint manifests, which `hrm_agent.store.values.checkpoint_codec` writes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 __all__ = ["Channels", "CheckpointKey", "read_checkpoint", "read_manifest"]
 
 Channels = dict[str, tuple[Any, Reference]]
-"""Channel -> version and reference; None as reference where it has no value."""
+"""Version and reference by channel. The reference is None if the channel has no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKey:
-    """What a config names."""
+    """Thread, namespace and checkpoint of a config."""
 
     thread_id: str
-    """LangGraph's thread."""
+    """LangGraph's thread id."""
     ns: str
-    """Namespace of the subgraph; empty for the outermost graph."""
+    """Namespace of the subgraph. Empty for the outermost graph."""
     checkpoint_id: str | None
-    """LangGraph's id of the checkpoint; None: the newest one."""
+    """LangGraph's id of the checkpoint (None for the newest one)."""
 
     def config(self, checkpoint_id: str) -> RunnableConfig:
-        """The config of another checkpoint at this place."""
+        """Config of another checkpoint in the same thread and namespace."""
         named = {
             "thread_id": self.thread_id,
             "checkpoint_ns": self.ns,
@@ -41,13 +41,13 @@ class CheckpointKey:
 
 
 def read_manifest(data: bytes) -> tuple[dict[str, Any], Channels]:
-    """What a checkpoint says of itself, and its channels."""
+    """Own fields of a checkpoint, and its channels."""
     rest, channels = ormsgpack.unpackb(data)
     return rest, {name: (version, reference) for name, version, reference in channels}
 
 
 def read_checkpoint(rest: dict[str, Any], channels: Channels, reader: ValueReader) -> Checkpoint:
-    """A checkpoint whose references are loaded. A channel without a version was stored with a value
+    """Checkpoint whose references are loaded. A channel without a version was stored with a value
     only.
     """
     checkpoint: dict[str, Any] = {

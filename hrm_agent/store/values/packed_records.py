@@ -1,16 +1,15 @@
-"""Records in a sixth of their bytes, and tokens in a third, for runs that are only read from now
-on.
+"""Compression of finished runs that will only be read: records to a sixth, tokens to a third.
 
-Most of a record is what every record has: names of fields, and values that are nearly always the
-same. So it is deflated against a dictionary of these, one for calls and one for trajectories. A
-record that is written is not packed: that would cost as much time as the rest of writing it.
-`hrm-agent store prune --keep-steps` packs what it leaves of a training's older rollouts.
+Most of a record is common to all records: names of fields, and values that are nearly always the
+same. So it is deflated with a dictionary of these, one for calls and one for trajectories. Records
+are not packed when they are written, as that would double the time of writing.
+`hrm-agent store prune --keep-steps` packs the remaining records of a training's older rollouts.
 
-Of token ids and log-probs the first bytes of all come first, then the second bytes, and so on: most
-of the higher ones are alike.
+Token ids and log-probs are stored by byte planes: all first bytes, then all second bytes, and so
+on, as most of the higher ones are alike.
 
-The dictionaries are part of the store's format: a byte changed in one makes what was packed with it
-unreadable.
+The dictionaries are part of the store's format. A changed byte in one makes all records that were
+packed with it unreadable.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import zlib
 __all__ = ["packed", "packed_mask", "packed_numbers", "plain_mask", "plain_numbers", "plain_record"]
 
 _MOST_BYTES = 1 << 26
-"""Of what is packed: something small that claims to be larger was not made here."""
+"""Most unpacked bytes. Packed data that claims more was not made here."""
 _CALLS = (
     b'{"idempotency_key":null,"repeated_of":null,"session":null,"status":"error","content":"Trac'
     b'eback (most recent call last):\\n  File \\"<python>\\", line 1, in <module>\\nNameError:'
@@ -56,19 +55,18 @@ _TRAJECTORIES = (
     b't":17,"ended_at":17}'
 )
 _DICTIONARIES = {b"\x01": _CALLS, b"\x02": _TRAJECTORIES}
-"""By the first byte of a packed record; one that is not packed begins with a brace."""
+"""Dictionaries by the first byte of a packed record. Other records begin with a brace."""
 _MARK_OF = {"call": b"\x01", "tool": b"\x01", "trajectory": b"\x02"}
 _MASK = b"\x02"
-"""The first byte of a packed mask; one that is not packed begins with 0 or 1."""
+"""First byte of a packed mask. Other masks begin with 0 or 1."""
 _NUMBERS = (b"\x01", b"\x02\x00")
-"""What a packed array begins with: that of the two which makes its length no multiple of four. A
-plain one's is.
+"""Prefixes of a packed array. The one is used that makes its length no multiple of four, as a plain
+one's is.
 """
 
 
 def packed(record: bytes, kind: str) -> bytes:
-    """A record as it is kept in a run that is only read. One that is packed already, or huge, stays
-    as it is.
+    """Packed form of a record, for a run that is only read. A packed or huge record is unchanged.
 
     `kind`: `call`, `tool` or `trajectory`.
     """
@@ -79,13 +77,13 @@ def packed(record: bytes, kind: str) -> bytes:
 
 
 def plain_record(stored: bytes) -> bytes:
-    """The record, packed or not. Raises `ValueError` for one that is damaged."""
+    """Record, whether packed or not. Raises `ValueError` for a damaged one."""
     dictionary = _DICTIONARIES.get(stored[:1])
     return stored if dictionary is None else _inflated(stored[1:], dictionary)
 
 
 def packed_numbers(array: bytes) -> bytes:
-    """An array of numbers of four bytes each."""
+    """Packed form of an array of four-byte numbers. A packed, empty or huge array is unchanged."""
     if not array or len(array) % 4 or len(array) > _MOST_BYTES:
         return array
     deflated = _deflated(b"".join(array[byte::4] for byte in range(4)))
@@ -93,7 +91,7 @@ def packed_numbers(array: bytes) -> bytes:
 
 
 def plain_numbers(stored: bytes) -> bytes:
-    """The array, packed or not. Raises `ValueError` for one that is damaged."""
+    """Array, whether packed or not. Raises `ValueError` for a damaged one."""
     if len(stored) % 4 == 0:
         return stored
     mark = next((mark for mark in _NUMBERS if stored.startswith(mark)), None)
@@ -110,7 +108,7 @@ def plain_numbers(stored: bytes) -> bytes:
 
 
 def packed_mask(mask: bytes) -> bytes:
-    """A mask, a byte of 0 or 1 for each token."""
+    """Packed form of a mask, with a byte of 0 or 1 for each token."""
     return (
         mask
         if not mask or mask.startswith(_MASK) or len(mask) > _MOST_BYTES
@@ -119,7 +117,7 @@ def packed_mask(mask: bytes) -> bytes:
 
 
 def plain_mask(stored: bytes) -> bytes:
-    """The mask, packed or not. Raises `ValueError` for one that is damaged."""
+    """Mask, whether packed or not. Raises `ValueError` for a damaged one."""
     return _inflated(stored[1:]) if stored.startswith(_MASK) else stored
 
 

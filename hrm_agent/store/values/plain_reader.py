@@ -1,9 +1,8 @@
-"""Messages as the store has them, read without LangChain.
+"""Reader of stored messages without LangChain.
 
-LangGraph's serializer stores a message as its class and its fields. For the four common classes the
-fields, if they hold plain values only, are what `message_dump` would show of the message again.
-Everything else, whatever is unusual about it, raises `NeedsItsType`, and is left to the serializer:
-what is read here is never another thing than there.
+LangGraph's serializer stores a message as its class and its fields. For the four common classes,
+fields with plain values only equal `message_dump` of the message. Anything unusual raises
+`NeedsItsType` and is left to the serializer. So the result never differs from the serializer's.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MESSAGE_FIELDS = {
         (*_COMMON, "tool_call_id", "artifact", "status"),
     ),
 }
-"""Module and class -> `type` of such a message, and its fields in their order."""
+"""`type` of such a message and its fields in order, by module and class."""
 _CALL = ("name", "args", "id", "type")
 _INVALID_CALL = ("type", "id", "name", "args", "error")
 _COUNTS = ("input_tokens", "output_tokens", "total_tokens")
@@ -49,37 +48,37 @@ DETAILS = {
     "input_token_details": ("audio", "cache_creation", "cache_read"),
     "output_token_details": ("audio", "reasoning"),
 }
-"""Parts of `usage_metadata` -> the counts that they may have."""
+"""Allowed counts by part of `usage_metadata`."""
 TYPED = 100
 """Code of the extension for values that LangGraph's form does not keep
 (`hrm_agent.store.values.typed_values`).
 """
 _PYDANTIC = 5
-"""Code of the extension type as which LangGraph's serializer packs a model of pydantic."""
+"""Extension code of LangGraph's serializer for a pydantic model."""
 
 
 class NeedsItsType(Exception):
-    """A value that cannot be shown without the class that it is of."""
+    """Error for a value that cannot be shown without its class."""
 
 
 class StoredMessage(NamedTuple):
-    """A message."""
+    """Message without its class."""
 
     dump: dict[str, Any]
-    """Its fields, as JSON values."""
+    """Fields as JSON values."""
 
 
 class Packed(NamedTuple):
-    """A value of a type that msgpack has no form for."""
+    """Value of a type that msgpack does not support."""
 
     code: int
-    """LangGraph's number of how it is made."""
+    """LangGraph's code of how the value is built."""
     data: bytes
-    """What it is made of, packed."""
+    """Packed parts of the value."""
 
 
 class PlainMessages:
-    """A loader (`hrm_agent.store.values.value_reader`) of what requests name: messages, and the
+    """Loader (`hrm_agent.store.values.value_reader`) of the values in requests: messages, and the
     JSON of others.
     """
 
@@ -96,9 +95,7 @@ class PlainMessages:
 
 
 def unpacked(data: bytes) -> Any:
-    """A packed value, with `Packed` where an object would be. Raises `NeedsItsType` for what is not
-    valid.
-    """
+    """Unpacked value, with `Packed` in place of objects. Raises `NeedsItsType` for invalid data."""
     try:
         return ormsgpack.unpackb(data, ext_hook=Packed, option=ormsgpack.OPT_NON_STR_KEYS)
     except ValueError as error:
@@ -106,7 +103,7 @@ def unpacked(data: bytes) -> Any:
 
 
 def _fields(model: Any) -> dict[str, Any]:
-    """The fields of a packed message."""
+    """Fields of a packed message."""
     match model:
         case [str(module), str(name), dict(), _] if (module, name) in MESSAGE_FIELDS:
             type_, names = MESSAGE_FIELDS[module, name]
@@ -128,7 +125,7 @@ def _fields(model: Any) -> dict[str, Any]:
 
 
 def is_json(value: Any) -> bool:
-    """Whether a value is its own form in JSON."""
+    """True if JSON can represent a value exactly."""
     if value is None or isinstance(value, (str, bool, int)):
         return True
     if isinstance(value, float):
@@ -140,7 +137,7 @@ def is_json(value: Any) -> bool:
 
 
 def is_sound(fields: Mapping[str, Any]) -> bool:
-    """Whether LangChain, given these fields, would keep each as it is."""
+    """True if LangChain would keep each of these fields unchanged."""
     content, calls = fields["content"], fields.get("tool_calls", [])
     invalid = fields.get("invalid_tool_calls", [])
     return (
@@ -152,7 +149,7 @@ def is_sound(fields: Mapping[str, Any]) -> bool:
         and all(map(_is_call, cast("list[Any]", calls)))
         and isinstance(invalid, list)
         and all(map(_is_invalid_call, cast("list[Any]", invalid)))
-        # these it would parse
+        # LangChain would parse these
         and bool(calls or invalid or not fields["additional_kwargs"].get("tool_calls"))
         and _is_usage(fields.get("usage_metadata"))
         and isinstance(fields.get("tool_call_id", ""), str)

@@ -1,7 +1,7 @@
-"""Why a stored value is not made into an object, or a value is not stored.
+"""Errors for stored values that are not made into objects, and for values that are not stored.
 
-A module of its own, so that reading a store does not import LangGraph, which the serializer that
-raises them needs.
+This is a separate module, so that reading a store does not import LangGraph, which the serializer
+needs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ _MOST_SHOWN = 200
 
 
 class RefusedValue(Exception):
-    """A stored value that must not be built, or a value that must not be stored. The message names
-    it.
+    """Error for a stored value that must not be built, or a value that must not be stored. The
+    message names it.
     """
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(what)
         self.place = place
-        """Path to it within the value that was to be stored: `visited[3].pairs`."""
+        """Path of the refused part in the value to be stored, such as `visited[3].pairs`."""
 
     def within(self, part: str) -> None:
-        """Put the part of an outer value before the place."""
+        """Prepend the part of an outer value to the place."""
         self.place = part + self.place
 
     def __str__(self) -> str:
@@ -32,10 +32,10 @@ class RefusedValue(Exception):
 
 
 class Unstorable(RefusedValue):
-    """A value without a stored form, or one that would come back changed."""
+    """Error for a value without a stored form, or one that would come back changed."""
 
 
 class UnknownType(RefusedValue):
-    """One of a type that nobody allowed: whether it is damaged,
-    only who knows the type can tell.
+    """Error for a value of a type that is not allowed. Without its type, damage cannot be
+    detected.
     """

@@ -1,12 +1,12 @@
-"""What model calls were sent, as references to values: a conversation of n turns costs n messages
-and not n^2.
+"""Requests of model calls, as references to values: a conversation of n turns costs n messages, not
+n^2.
 
-A request is mostly what the checkpoint before it holds, so its messages are the checkpoint's own
-values. It is stored as two lists, the system turns at its front and the rest: a graph that sends a
-system turn and its state's messages sends, in the second, a list that the checkpoint has stored
-already. A message that would not come back as it is (of a class of one's own, or with objects
-inside) is stored as the JSON that `Call.request` shows of it. The tools that were offered are a
-third list, of their JSON: every call that offers them names the same one.
+A request is mostly the contents of the checkpoint before it, so its messages are the checkpoint's
+own values. It is stored as two lists: the leading system messages, and the rest. If a graph sends a
+system message and its state's messages, the second list is already stored by the checkpoint. A
+message that would not come back unchanged (of a custom class, or with objects inside) is stored as
+JSON, as `Call.request` shows it. The offered tools are a third list, of their JSON. Calls that
+offer the same tools refer to the same list.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ __all__ = ["RequestStore", "SentRow", "write_request"]
 
 T = TypeVar("T")
 Dumps = dict[bytes, Dump]
-"""Hash of a stored message -> its JSON dump."""
+"""JSON dumps by the hash of a stored message, or by the JSON text of a tool."""
 _MOST_CHARACTERS = 16_384
-"""Of a message that is kept so."""
+"""Most characters of a message whose dump is kept."""
 _OWN = "langchain_core.messages."
-"""Package of the message classes that a checkpoint may always hold."""
+"""Package of the message classes that a checkpoint may always contain."""
 
 
 class SentRow(NamedTuple):
-    """A request as it is stored."""
+    """Stored form of a request."""
 
     data: bytes
-    """Its row."""
+    """Packed references, as the contents of its row."""
     has_messages: bool
-    """The messages that were sent are known."""
+    """True if the messages that were sent are known."""
     messages: tuple[Dump, ...] | None
-    """They, as they will be read back, where that is plain to see."""
+    """Messages as they will be read back (None if that is not certain)."""
     tools: tuple[Dump, ...] | None
-    """The tools that were offered."""
+    """Tools that were offered (None if they are not known)."""
 
 
 def write_request(
@@ -62,12 +62,11 @@ def write_request(
     writer: ValueWriter,
     dumps: Dumps | None = None,
 ) -> SentRow:
-    """The row of a request; what it names is added to the writer. A mapping is a message's JSON
-    dump, None unknown.
+    """Row of a request. Its values are added to the writer. A mapping is a message's JSON dump, and
+    `messages` is None if they are unknown.
 
     Two references are the messages', one is the tools', three are both. Rows of an earlier version
-    have two. `dumps`: of messages and tools that were shown before, to which those of this request
-    are added.
+    have two. `dumps`: cache of messages and tools, to which those of this request are added.
     """
     parts: list[list[Reference]] = []
     dumps = {} if dumps is None else dumps
@@ -88,8 +87,8 @@ def write_request(
 
 
 def _read_back(text: bytes, dumps: Dumps) -> Dump:
-    """A tool as it will be read: its JSON has lists for tuples, and shares nothing with the
-    caller's.
+    """Tool as it will be read back. Its JSON has lists for tuples, and is independent of the
+    caller's object.
     """
     if (dump := dumps.get(text)) is None:
         dump = json.loads(text)
@@ -102,7 +101,7 @@ def _shown(
     references: Sequence[Reference],
     dumps: Dumps,
 ) -> tuple[Dump, ...] | None:
-    """The messages as they will be read back; None where that is not plain to see."""
+    """Messages as they will be read back (None if that is not certain)."""
     if messages is None or not all(isinstance(reference, bytes) for reference in references):
         return None
     found: list[Dump] = []
@@ -113,7 +112,7 @@ def _shown(
                 return None
             try:
                 dump = message_dump(message)
-            # an object in it, of which its type's name will be read back
+            # an object in it, which will be read back as its type's name
             except (ValueError, RecursionError):
                 return None
             if not _is_text(dump):
@@ -124,7 +123,7 @@ def _shown(
 
 
 def _is_text(dump: Dump) -> bool:
-    """It has no half characters, which are stored as others."""
+    """True if texts have no lone surrogates, which are stored as other characters."""
     try:
         ormsgpack.packb(dump)
     except ormsgpack.MsgpackEncodeError:
@@ -144,9 +143,9 @@ def _references(
 
 
 def _is_plain(message: BaseMessage) -> bool:
-    """It is read back as it stands, and not large."""
+    """True if a message is read back unchanged, and is not large."""
     text = message.content
-    # of which LangChain makes others when it reads them
+    # LangChain changes these when it reads them
     calls = "tool_calls" in message.additional_kwargs
     return (
         _is_own(type(message))
@@ -179,7 +178,7 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 class RequestStore:
-    """Requests as they are stored."""
+    """Store of requests."""
 
     def __init__(self, blobs: Blobs, serializer: StrictSerializer) -> None:
         self.blobs, self.serializer = blobs, serializer
@@ -192,8 +191,10 @@ class RequestStore:
         insert: Callable[[WriteCursor, SentRow], T],
         thread_id: str,
     ) -> Future[T]:
-        """Do `insert` with the row of a request of a thread, in one transaction with the values
-        that it names.
+        """Call `insert` with the row of a request of a thread, in one transaction with its values.
+
+        The future has the result of `insert`. Raises `UnstorableError` for a message that cannot be
+        stored.
         """
         try:
             encode = partial(write_request, messages, tools, dumps=self._dumps)
@@ -205,7 +206,7 @@ class RequestStore:
             ) from error
 
     def read(self, cursor: Cursor, rows: Mapping[str, bytes]) -> Sent:
-        """What the calls were sent whose rows these are, with messages of any class."""
+        """Requests of calls by their rows, with messages of any class."""
         if not rows:
             return {}
         reader = self.blobs.reader(cursor, self.serializer, shared=True)

@@ -1,4 +1,4 @@
-"""Reads what model calls were sent: `hrm_agent.store.values.requests` writes it."""
+"""Reading of the requests that `hrm_agent.store.values.requests` writes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ __all__ = ["Dump", "Sent", "copies_of", "json_dump", "read_request", "read_reque
 
 Dump = dict[str, Any]
 Sent = dict[str, dict[str, tuple[Dump, ...]]]
-"""Call's id -> its `request` and `tools`, as far as they are known, as JSON dumps."""
+"""Known `request` and `tools` by call id, as JSON dumps."""
 _WITH_TOOLS = (1, 3)
 """Numbers of references in a row whose last one is that of the tools."""
 
 
 def read_request(data: bytes) -> list[Reference]:
-    """The references in a row of a request."""
+    """References in a row of a request."""
     return cast("list[Reference]", ormsgpack.unpackb(data))
 
 
 def read_requests(
     reader: ValueReader, cipher: Cipher, rows: Mapping[str, bytes], dump: Callable[[Any], Dump]
 ) -> Sent:
-    """What the calls were sent whose rows these are, by their ids. `dump`: of a value that `reader`
-    gives.
+    """Requests of calls by their rows, by call id. `dump` converts a value of `reader`.
 
-    What several calls sent is read once, and is one object.
+    Messages that several calls sent are read once, and are one object.
     """
     dumps: dict[int | bytes, Dump] = {}
     found: Sent = {}
     here = ""
 
     def dumped(message: Any) -> Dump:
-        """The dump of a message, which the reader keeps meanwhile: its id is its own."""
+        """Dump of a message. The reader keeps the message alive meanwhile, so its id is unique."""
         key = message if isinstance(message, bytes) else id(message)
         if key not in dumps:
             dumps[key] = dump(message)
@@ -70,7 +69,7 @@ def read_requests(
 
 
 def json_dump(message: Any) -> Dump:
-    """The dump of a message that was read without LangChain, or is stored as JSON."""
+    """Dump of a message that was read without LangChain, or is stored as JSON."""
     if isinstance(message, StoredMessage):
         return message.dump
     found = json.loads(message) if isinstance(message, bytes) else None
@@ -82,8 +81,8 @@ def json_dump(message: Any) -> Dump:
 def copies_of(
     dumps: Iterable[dict[str, Any]], copied: dict[int, Any]
 ) -> tuple[dict[str, Any], ...]:
-    """Copies of JSON objects, one of each; `copied` has those that were made before, by the ids of
-    their originals.
+    """Copies of JSON objects, one for each. `copied` has earlier copies by the ids of their
+    originals.
     """
     found: list[dict[str, Any]] = []
     for dump in dumps:
@@ -94,7 +93,7 @@ def copies_of(
 
 
 def _copy(value: Any) -> Any:
-    """`copy.deepcopy` of a JSON value, in a fifth of its time."""
+    """Deep copy of a JSON value, five times as fast as `copy.deepcopy`."""
     if type(value) is dict:
         return {name: _copy(item) for name, item in cast("dict[str, Any]", value).items()}
     if type(value) is list:

@@ -1,13 +1,14 @@
-"""LangGraph's serializer, strict: values come back unchanged, and only of allowed types.
+"""Strict version of LangGraph's serializer: values come back unchanged, and only of allowed types.
 
 LangGraph's own strict mode returns the raw arguments of a refused type, or of an object that cannot
-be rebuilt, and logs a line. Here both raise `RefusedValue`, since a silently changed state is worse
+be rebuilt, and logs a line. Here both raise `RefusedValue`, as a silently changed state is worse
 than an error. Allowed are LangGraph's own list of plain and LangChain types, the types that a
-graph's state declares (`StoreSaver.allowing`), and those that `open_store(allow=...)` names.
+graph's state declares (`StoreSaver.allowing`), and those in `open_store(allow=...)`.
 
-A value is written in plain msgpack if its types are msgpack's; in LangGraph's form if that keeps it
-unchanged; else in a form of ours (`hrm_agent.store.values.typed_values`). A value that would come
-back changed, in type or value, is refused when it is written.
+A value is written in plain msgpack if it has only msgpack's types, or in LangGraph's form if that
+keeps it unchanged. Otherwise it is written in this package's form
+(`hrm_agent.store.values.typed_values`). A value that would come back changed, in type or value, is
+refused when it is written.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _ONE, _SEVERAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """Reads msgpack of allowed types and plain bytes, nothing else: no pickle, no JSON
+    """Serializer that only reads plain bytes and msgpack of allowed types: no pickle, no JSON
     constructors.
     """
 
@@ -72,7 +73,7 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(allowed_msgpack_modules=tuple(allow) or None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Raises `Unstorable` for a value that would come back changed, `UnknownType` for a
+        """Serialise a value. Raises `Unstorable` if it would come back changed, `UnknownType` for a
         forbidden type.
         """
         type_ = type(obj)
@@ -92,14 +93,14 @@ class StrictSerializer(JsonPlusSerializer):
             ) from error
 
     def dumps_numbers(self, obj: list[Any]) -> tuple[str, bytes]:
-        """Like `dumps_typed`, for a list of numbers, booleans and None."""
+        """Serialise a list of numbers, booleans and None."""
         try:
             return "msgpack", ormsgpack.packb(obj, option=EXACT)
         except ormsgpack.MsgpackEncodeError:  # a number that is too large
             return self.dumps_typed(obj)
 
     def _exactly(self, obj: Any) -> bytes:
-        if is_plain(obj):  # with keys that are no texts
+        if is_plain(obj):  # with keys that are not texts
             try:
                 return ormsgpack.packb(obj, option=_ANY_KEYS)
             except ormsgpack.MsgpackEncodeError:
@@ -121,7 +122,7 @@ class StrictSerializer(JsonPlusSerializer):
         return data
 
     def _as_stock(self, obj: Any) -> bytes | None:
-        """LangGraph's form of a value; None if it would change the value."""
+        """LangGraph's form of a value (None if it would change the value)."""
         try:
             kind, data = super().dumps_typed(obj)
             data = _with_natural_names(data) if kind == "msgpack" else b""
@@ -135,8 +136,9 @@ class StrictSerializer(JsonPlusSerializer):
         return found if isinstance(found, ormsgpack.Ext) else None
 
     def dumps_allowed(self, obj: Any) -> tuple[str, bytes]:
-        """Like `dumps_typed`, for values known to be of allowed types and kept by LangGraph's
-        form.
+        """Serialise a value that is known to be of allowed types and kept by LangGraph's form.
+
+        Raises `Unstorable` if it cannot be stored.
         """
         try:
             return super().dumps_typed(obj)
@@ -150,8 +152,8 @@ class StrictSerializer(JsonPlusSerializer):
             ) from error
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Raises `UnknownType` for a type that is not allowed, `RefusedValue` for a value that
-        cannot be rebuilt.
+        """Load a value. Raises `UnknownType` for a type that is not allowed, `RefusedValue` for a
+        value that cannot be rebuilt.
         """
         kind, content = data
         if kind not in _KINDS:
@@ -159,9 +161,9 @@ class StrictSerializer(JsonPlusSerializer):
         return self._made(content) if kind == "msgpack" else super().loads_typed(data)
 
     def as_stock_reads(self, obj: Any) -> Any:
-        """A value as earlier versions of the store gave it back, from LangGraph's form.
+        """Value as earlier versions of the store returned it, from LangGraph's form.
 
-        The value itself if there is no such form, or it keeps the value.
+        It is unchanged if there is no such form, or the form keeps it.
         """
         try:
             found = JsonPlusSerializer.loads_typed(self, JsonPlusSerializer.dumps_typed(self, obj))
@@ -178,9 +180,7 @@ class StrictSerializer(JsonPlusSerializer):
             raise RefusedValue(f"a value that is not valid msgpack: {error}") from error
 
     def _noted(self, code: int, data: bytes) -> Any:
-        """The object of an extension. Errors are kept here, since `ormsgpack` does not pass them
-        on.
-        """
+        """Object of an extension. Errors are kept here, as `ormsgpack` does not pass them on."""
         try:
             return self._object(code, data)
         except RefusedValue as error:
@@ -207,14 +207,14 @@ class StrictSerializer(JsonPlusSerializer):
             )
         except RefusedValue:
             raise
-        except Exception as error:  # whatever a foreign class raises
+        except Exception as error:  # any error of a foreign class
             reason = f"{type(error).__name__}: {error}"
             raise RefusedValue(
                 f"a value of the type {module}.{name}, which cannot be made again: {reason}"
             ) from error
 
     def _refuse(self, obj: Any) -> None:
-        """Raises the reason why LangGraph's form does not keep a value of a type without another
+        """Raise the reason why LangGraph's form does not keep a value of a type without another
         form.
         """
         _, data = self.dumps_allowed(obj)
@@ -222,7 +222,7 @@ class StrictSerializer(JsonPlusSerializer):
         raise Unstorable(f"a value ({type(obj).__name__}) that would come back as another")
 
     def _may_read(self, module: str, name: str) -> None:
-        """Raises `RefusedValue`."""
+        """Raise `RefusedValue` if a type may not be read."""
         try:
             self._named(module, name)
         except (ImportError, AttributeError) as error:
@@ -231,7 +231,7 @@ class StrictSerializer(JsonPlusSerializer):
             ) from error
 
     def _named(self, module: str, name: str) -> Any:
-        """The type that a store names; its module may have another name in this process."""
+        """Type by its stored name. Its module may have another name in this process."""
         if is_safe_type(module, name) or (module, name) in OWN_TYPES:
             return _safe_type(module, name)
         if (
@@ -253,7 +253,7 @@ class StrictSerializer(JsonPlusSerializer):
         return _attribute(places[0], name)
 
     def _places(self, module: str, name: str) -> Sequence[str]:
-        """Modules of this process that a stored name may mean and whose type of this name is
+        """Modules of this process that a stored name may refer to, and whose type of this name is
         allowed.
         """
         allowed = cast("Iterable[tuple[str, ...]]", self._allowed_msgpack_modules or ())
@@ -266,8 +266,8 @@ class StrictSerializer(JsonPlusSerializer):
             return local
         if module in found:
             return here[:1] if here and not _is_loaded(module) else [module]
-        # the project lies in another folder of a larger one, or an earlier version has stored a
-        # local name
+        # the project is in another folder of a larger one, or an earlier version has stored a local
+        # name
         stem = stem_of(module)
         return [
             place
@@ -309,14 +309,14 @@ def _attribute(module: str, name: str) -> Any:
     try:
         return attrgetter(name)(home)
     except AttributeError:
-        # a generic model's class for its arguments: no module has it, and its name may be of two
+        # a generic model's class for its arguments: no module has it, and its name may be ambiguous
         if "[" in name:
             made = attrgetter(name.partition("[")[0])(home).__subclasses__()
             found = [each for each in made if each.__qualname__ == name]
             if len(found) != 1:
                 raise
             return found[0]
-        # LangGraph names a class within a class by its own name only
+        # LangGraph names a nested class by its own name only
         held = [vars(each).get(name) for each in vars(home).values() if isinstance(each, type)]
         found = [each for each in held if isinstance(each, type) and each.__module__ == module]
         if len(found) != 1:
@@ -338,7 +338,7 @@ def _of_one(cls: Any, given: Any) -> Any:
 
 
 def _hashable(item: Any) -> Any:
-    """Turn a list back into the tuple that it was within a set."""
+    """Restore tuples in a set, which were stored as lists."""
     return tuple(map(_hashable, cast("list[Any]", item))) if type(item) is list else item
 
 
@@ -359,7 +359,7 @@ def _of_keywords(cls: Any, given: dict[str, Any]) -> Any:
         )
         if names != [*given]:
             raise
-    made: Any = object.__new__(cast("Any", cls))  # some of its fields are none of its arguments
+    made: Any = object.__new__(cast("Any", cls))  # some fields are not arguments
     for name, value in given.items():
         object.__setattr__(made, name, value)
     return made
@@ -368,7 +368,7 @@ def _of_keywords(cls: Any, given: dict[str, Any]) -> Any:
 def _of_fields(cls: Any, given: dict[str, Any], *_: Any) -> Any:
     try:
         return cls(**given)
-    except Exception:  # of a validator: the values were valid, or were put there unseen
+    except Exception:  # a validator failed: the values were valid, or were set without validation
         return (
             cls.model_construct(**given) if issubclass(cls, BaseModel) else cls.construct(**given)
         )
@@ -385,12 +385,12 @@ _STOCK_MAKERS: dict[int, Callable[..., Any]] = {
 
 
 _DEEP = 200
-"""Levels at which msgpack is about to give up."""
+"""Number of levels near msgpack's limit."""
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether containers are nested too deeply;
-    called only for a value that could not be stored.
+    """True if containers are nested too deeply. It is called only for a value that could not be
+    stored.
     """
     level, seen = [value], 0
     while level and seen < _DEEP:
@@ -410,7 +410,7 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """`package.module:Class` as LangGraph's allow-list has it."""
+    """Entries of LangGraph's allow-list for `package.module:Class` names."""
     return [(module, name) for module, _, name in (text.partition(":") for text in names)]
 
 
@@ -422,8 +422,8 @@ _WITHOUT_HINTS = (
 
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
-    """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes
-    send each other.
+    """Types in the state of a graph and its subgraphs, and in what nodes send each other, as
+    (module, name).
     """
     found = set[tuple[str, ...]]()
     seen = dict[int, Any]()
@@ -439,7 +439,7 @@ def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ..
 
 
 def _schemas_sent(graph: Pregel[Any, Any, Any, Any]) -> list[Any]:
-    """Input schemas that nodes declare, which are types of what `Send` gives them."""
+    """Input schemas that nodes declare, which are types of `Send` arguments."""
     nodes: dict[str, Any] = getattr(getattr(graph, "builder", None), "nodes", {})
     return [
         schema
@@ -449,7 +449,7 @@ def _schemas_sent(graph: Pregel[Any, Any, Any, Any]) -> list[Any]:
 
 
 def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any]) -> None:
-    """Collect classes that LangGraph overlooks: named tuples, nested classes, classes in general
+    """Collect classes that LangGraph misses: named tuples, nested classes, classes in generic
     types, errors.
     """
     if id(hint) in seen:
@@ -473,6 +473,6 @@ def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any
         ):
             found.add((hint.__module__, hint.__qualname__))
     if held:
-        with suppress(Exception):  # names that are not there when the program runs
+        with suppress(Exception):  # names that are missing at run time
             for part in get_type_hints(hint, include_extras=True).values():
                 _collect_classes(part, found, seen)

@@ -1,8 +1,8 @@
-"""Exact serialised form of values, in type and value; and the difference between two values.
+"""Exact serialised form of values, in type and value, and the difference between two values.
 
-msgpack knows texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would
+msgpack supports texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would
 change (a tuple, a `Counter`, a model with a private attribute) is written as an extension of
-msgpack: module, name, parts, and the way in which the value is built of its parts.
+msgpack: module, name, parts, and the way in which the value is built from its parts.
 `hrm_agent.store.values.serializer` decides which types may be read.
 """
 
@@ -54,8 +54,8 @@ EXACT = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-"""Options that refuse all but plain types, and keys that are not texts. They cannot tell bytes from
-similar types.
+"""Options that refuse all but plain types, and keys that are not texts. They do not distinguish
+bytes from similar types.
 """
 _SCALARS = frozenset({str, int, float, bool, NoneType, bytes})
 OWN_TYPES: dict[tuple[str, str], type] = {
@@ -79,7 +79,7 @@ OWN_TYPES: dict[tuple[str, str], type] = {
         *(Fraction, PurePath, PurePosixPath, PureWindowsPath, dt.datetime, dt.time, _DeltaSnapshot),
     )
 }
-"""Types that need no permission, beside those that LangGraph takes for safe."""
+"""Types that are always allowed, besides those that LangGraph considers safe."""
 _BASES: tuple[Any, ...] = (str, bool, int, float, bytes, tuple, list, dict, set, frozenset)
 _FACTORIES = (
     list,
@@ -98,11 +98,11 @@ _FACTORIES = (
 )
 _MOST_BITS = 64
 _DEEPEST = 128
-"""Most levels of nesting in this form: reading each takes several nested Python calls."""
+"""Most levels of nesting in this form, as reading each takes several nested Python calls."""
 
 
 def has_bytes(data: bytes) -> bool:
-    """True if packed data may hold bytes, the only type that msgpack packs in place of others
+    """True if packed data may contain bytes, the only type that msgpack packs in place of others
     (`bytearray`).
     """
     return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
@@ -129,7 +129,7 @@ def _is_key(key: Any) -> bool:
 
 
 class TypedEncoder:
-    """Builds the form of one value for `ormsgpack` to pack."""
+    """Encoder of one value into a form that `ormsgpack` can pack."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class TypedEncoder:
         may_read: Callable[[str, str], None],
         refuse: Callable[[Any], None],
     ) -> None:
-        """`stock`: LangGraph's form of a value; None if it does not keep the value.
+        """`stock`: LangGraph's form of a value (None if it does not keep the value).
 
         `may_read` raises `RefusedValue` for a type that is not allowed, `refuse` for a value that
         has no other form.
@@ -147,7 +147,9 @@ class TypedEncoder:
         """Ids of the containers and objects around the value that is being written."""
 
     def encode(self, value: Any) -> bytes:
-        """Raises `RefusedValue`, which names the place, for a value that has no such form."""
+        """Encode a value. Raises `RefusedValue`, which names the place, for a value without such a
+        form.
+        """
         return _pack(self._form(value))
 
     def _form(self, value: Any) -> Any:
@@ -308,7 +310,7 @@ def _fits(number: int) -> bool:
 
 
 def _is_short(key: Any) -> bool:
-    """Whether msgpack can hold a key's texts and numbers."""
+    """True if msgpack can represent a key's texts and numbers."""
     if type(key) is tuple:
         return all(map(_is_short, cast("tuple[Any]", key)))
     return _is_text(key) if type(key) is str else type(key) is not int or _fits(key)
@@ -334,7 +336,7 @@ def _clock(value: Any) -> list[Any]:
 
 
 def _way(value: Any, type_: type) -> str | None:
-    """The way in which a value of a class is rebuilt; None if there is none."""
+    """Way in which a value of a class is rebuilt (None if there is none)."""
     if isinstance(value, Enum):
         return "member" if value.name in type_.__members__ else None  # pyright: ignore[reportAttributeAccessIssue]
     if issubclass(type_, BaseModel):
@@ -353,7 +355,7 @@ def _way(value: Any, type_: type) -> str | None:
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
-    """The `__dict__` without values of a `cached_property`, which are made again, and without
+    """`__dict__` without values of a `cached_property`, which are computed again, and without
     `typing`'s note.
     """
     held: dict[str, Any] = getattr(value, "__dict__", {})
@@ -379,16 +381,14 @@ def _made_of(value: Any) -> dict[str, Any]:
 
 
 def _is_all_attributes(cls: type) -> bool:
-    """True for a class of Python code without an equality of its own, so that attributes are
-    compared.
-    """
+    """True for a class of Python code without its own equality, so that attributes are compared."""
     in_python = all(each.__flags__ & _HEAP_TYPE for each in cls.__mro__ if each is not object)
     return in_python and cls.__eq__ is object.__eq__
 
 
 def _raised_with(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and attributes of an error, from its built-in class, since `args` and `__dict__`
-    lack some.
+    """Arguments and attributes of an error, from its built-in class, as `args` and `__dict__` lack
+    some.
     """
     _, arguments, *state = cast(
         "tuple[Any, tuple[Any, ...]]", _builtin(type(error)).__reduce__(error)
@@ -401,7 +401,7 @@ def _builtin(cls: type) -> Any:
 
 
 def difference(given: Any, found: Any) -> str | None:
-    """Place at which two values differ in type or value: "" if as a whole, None if they are equal.
+    """Place at which two values differ in type or value ("" for the whole, None if they are equal).
 
     The order of a dict counts, that of a set does not. NaN equals NaN, and -0.0 differs from 0.0.
     """
@@ -436,7 +436,7 @@ def _compare_enums(given: Any, found: Any) -> str | None:
 
 
 def _compare_numbers_and_texts(given: Any, found: Any) -> str | None:
-    """Compare by the built-in base, since a subclass may have an equality of its own."""
+    """Compare by the built-in base, as a subclass may have its own equality."""
     base = next(each for each in type(given).__mro__ if each in _BASES)
     one, other = base(given), base(found)
     return None if repr(one) == repr(other) else ""
@@ -463,7 +463,7 @@ def _compare_errors(given: Any, found: Any) -> str | None:
 
 
 def _differ(given: Any, found: Any) -> bool:
-    """Whether objects of foreign types differ, by their own comparison."""
+    """True if objects of foreign types differ, by their own comparison."""
     try:
         return (
             type(given) is not type(found) or repr(given) != repr(found) or not bool(given == found)
@@ -540,8 +540,8 @@ def _compare_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | N
 
 
 _HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: set for classes of `class` statements,
-and rarely for those of C extensions.
+"""Py_TPFLAGS_HEAPTYPE: set for classes of `class` statements, and rarely for those of C
+extensions.
 """
 _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
     (Enum, _compare_enums),
@@ -556,11 +556,11 @@ _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
     (Send, lambda given, found: None),
     (Item, lambda given, found: None),
 )
-"""Comparison by type, before that of the attributes; the first match counts."""
+"""Comparisons by type, before that of the attributes. The first match counts."""
 
 
 def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:
-    """Rebuild a value. Raises whatever its class does."""
+    """Rebuild a value. Raises the errors of its class."""
     maker, is_own = _MAKERS[how]
     if is_own and cls not in _OWN:
         raise RefusedValue(
@@ -571,7 +571,7 @@ def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:
 
 
 def made_array(dtype: str, shape: Sequence[int], held: bytes, order: Any = "C") -> Any:
-    """A writable array."""
+    """Writable array."""
     import numpy as np
 
     kind = np.dtype(dtype)
@@ -673,4 +673,6 @@ _MAKERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "error": (_error, False),
     "based on": (_based, False),
 }
-"""Way -> function that rebuilds a value, and whether it takes only types that are known here."""
+"""Functions that rebuild a value by its way. The flag is True if only types known here are
+accepted.
+"""

@@ -1,7 +1,7 @@
-"""Reads content-addressed values: what `hrm_agent.store.values.content_addressed` has written.
+"""Reader of content-addressed values, which `hrm_agent.store.values.content_addressed` writes.
 
-What becomes of a leaf is the loader's business. So the values of a store are also read by those who
-make no objects of them, without LangChain and LangGraph, which take most of a second to import.
+A loader converts the leaves. So values can also be read without making objects, without LangChain
+and LangGraph, which take most of a second to import.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from hrm_agent.store.values.refusals import RefusedValue
 __all__ = ["KINDS", "MOST_PARTS", "Loader", "Reference", "ValueReader", "read_values", "references"]
 
 KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
-"""The kinds of leaves, by the names that LangGraph's serializer has for them."""
+"""Kinds of leaves by their names in LangGraph's serializer."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
 MOST_PARTS = 2_000_000
-"""Of one value that is read without its types: so many messages and tables in one state are
-nobody's.
+"""Most parts of one value that is read without its types. No real state has more messages and
+tables.
 """
 _AT_ONCE = 500
 """Hashes in one query."""
 
 Reference = Any
-"""The hash as bytes, or `[kind, data]` in place."""
+"""Hash as bytes, or inline `[kind, data]`."""
 Fetch = Callable[[Sequence[bytes]], Iterable[tuple[bytes, int, bytes]]]
 
 
 class Loader(Protocol):
-    """Makes a value of a leaf: LangGraph's serializer, or one that makes less of it."""
+    """Converter of leaves to values: LangGraph's serializer, or a simpler one."""
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """The value of a leaf, given the name of its kind and its bytes. Raises `RefusedValue`."""
+        """Value of a leaf, from the name of its kind and its bytes. Raises `RefusedValue`."""
         ...
 
 
 def read_values(
     cursor: Cursor, cipher: Cipher, loader: Loader, *, shared: bool, most: int | None = MOST_PARTS
 ) -> ValueReader:
-    """Reads values as they are at the moment of `cursor`. `most`: as for `ValueReader`."""
+    """Reader of values in the snapshot of `cursor`. For `most` see `ValueReader`."""
 
     def fetch(hashes: Sequence[bytes]) -> Iterable[tuple[bytes, int, bytes]]:
         for start in range(0, len(hashes), _AT_ONCE):
@@ -70,15 +70,14 @@ def read_values(
 
 
 class ValueReader:
-    """Turns references back into values. All blobs that they need are fetched level by level, each
-    once.
+    """Decoder of references to values. All needed blobs are fetched level by level, each once.
 
     With `shared`, equal leaves become one object: a history of a thousand checkpoints is a thousand
-    lists over the same messages. Without, every value is an object of its own, which its reader may
+    lists over the same messages. Otherwise every value is a separate object, which its reader may
     change.
 
-    A value of more than `most` parts is refused: forty forged rows, each of which names the next
-    one ten times, stand for more than any memory holds.
+    A value of more than `most` parts is refused: forty forged rows, each of which refers to the
+    next one ten times, would exceed any memory.
     """
 
     def __init__(
@@ -93,12 +92,15 @@ class ValueReader:
         self._serializer, self._fetch, self._key, self._shared = serializer, fetch, key, shared
         self._most, self._parts = most, dict[bytes, int]()
         self._blobs: dict[bytes, tuple[int, Any]] = {}
-        """Hash -> kind and bytes; of nodes, what they hold."""
+        """Kind and bytes by hash. Nodes have their contents instead of bytes."""
         self._leaves: dict[bytes, Any] = {}
         self._items: dict[bytes, list[Any]] = {}
 
     def load(self, references_: Iterable[Reference]) -> None:
-        """Fetch what `references_` need, before `value` is asked for each."""
+        """Fetch the blobs that `references_` need. To be called before `value`.
+
+        Raises `RefusedValue` for missing, damaged or too large values.
+        """
         roots = list(references_)
         wanted = _hashes(roots)
         while missing := [hash_ for hash_ in dict.fromkeys(wanted) if hash_ not in self._blobs]:
@@ -117,7 +119,7 @@ class ValueReader:
             raise RefusedValue(f"a value of more than {self._most:,} parts")
 
     def _count(self, reference: Reference) -> int:
-        """The parts of a value, without making it."""
+        """Number of parts of a value, without making it."""
         if isinstance(reference, bytes) and reference in self._parts:
             return self._parts[reference]
         kind, content = (
@@ -134,7 +136,7 @@ class ValueReader:
         return count
 
     def value(self, reference: Reference) -> Any:
-        """The value of a reference that was loaded."""
+        """Value of a reference that was loaded."""
         if isinstance(reference, bytes):
             kind, content = self._blobs[reference]
         else:
@@ -167,7 +169,7 @@ class ValueReader:
 
 
 def references(kind: int, content: Any) -> list[bytes]:
-    """The hashes that a stored value names; `content` is its bytes, or what they hold."""
+    """Hashes to which a stored value refers. `content` is its bytes, or their contents."""
     if kind < LIST:
         return []
     held: Any = _unpack(content) if isinstance(content, bytes) else content
@@ -175,7 +177,7 @@ def references(kind: int, content: Any) -> list[bytes]:
 
 
 def _hashes(found: Iterable[Reference]) -> list[bytes]:
-    """Hashes among references, those of nodes kept in place included."""
+    """Hashes among references, including those in inline nodes."""
     hashes: list[bytes] = []
     for reference in found:
         if isinstance(reference, bytes):

@@ -1,10 +1,10 @@
-"""Any MediaWiki as a source: search its texts, read a page, cite it at a revision.
+"""Client for any MediaWiki: search its texts, read a page, cite it at a revision.
 
     wiki = open_wiki("en", user_agent="whales/1.0 (ann@example.org)", cache="runs/wiki")
     page = wiki.page("Blue whale")
 
 `open_wiki` takes the URL of an `api.php`, or a language for its Wikipedia. Threads and event loops
-may share what it gives: every method has an async twin, and both go one way.
+may share its result. Every method has an async twin with the same implementation.
 """
 
 from hrm_agent.tools.mediawiki.client import MediaWiki, open_wiki

@@ -1,7 +1,7 @@
-"""The shape of a MediaWiki's answers (formatversion 2), as far as they are read.
+"""Schema of the parts of a MediaWiki's answers (formatversion 2) that are read.
 
-A wiki may say anything. This is where it is checked: what is no title, no URL or no number goes no
-further.
+A wiki's answers are untrusted, and this is where they are checked. Invalid titles, URLs and numbers
+are refused.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["ApiRow", "PageRow", "Parsed", "Query", "QueryReply", "in_shape"]
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 _LONGEST_TITLE = 512
-"""Characters. A title has 255 bytes, and a namespace before it."""
+"""Most characters of a title. A title has 255 bytes, and a namespace before it."""
 _LONGEST_URL = 8_192
 _NOT_IN_A_URL = re.compile(r'[ <>"\\^`{|}]')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""What begins a line or commands a terminal. Joiners are letters' business: Persian titles have
+"""Characters that break lines or control a terminal. Joiners are allowed, as Persian titles have
 them.
 """
 
@@ -50,7 +50,7 @@ def _of_the_web(value: str) -> str:
 
 
 def _storable(value: str) -> str:
-    """NUL bytes are in no text, and databases refuse them."""
+    """Text without NUL bytes, which databases refuse."""
     return value.replace("\0", "\ufffd")
 
 
@@ -60,10 +60,10 @@ Text = Annotated[str, AfterValidator(_storable)]
 
 
 class ApiRow(BaseModel):
-    """A hit of a search."""
+    """Search hit."""
 
     pageid: int
-    """The wiki's number of the page."""
+    """MediaWiki's page id."""
     title: Title
     """Title of the page."""
     snippet: Text = ""
@@ -71,28 +71,30 @@ class ApiRow(BaseModel):
 
 
 class PageRow(BaseModel):
-    """A page, or why there is none."""
+    """Page, or the reason why it is missing."""
 
     title: str = ""
-    """Title of the page; the requested title if the page does not exist."""
+    """Title of the page, or the requested title if the page does not exist."""
     pageid: int | None = None
-    """MediaWiki's page id; None if the page does not exist."""
+    """MediaWiki's page id (None if the page does not exist)."""
     lastrevid: int | None = None
     """MediaWiki's id of the newest revision."""
     canonicalurl: URL | None = None
-    """Its address."""
+    """URL of the page."""
     extract: Text | None = None
-    """Its text, or the beginning of it, where that was asked for."""
+    """Text of the page or its introduction, if requested."""
     missing: bool = False
-    """The wiki has no page of this title."""
+    """True if the wiki has no page of this title."""
     invalid: bool = False
-    """No page can have this title."""
+    """True if no page can have this title."""
     invalidreason: str = ""
-    """Why it cannot, in the wiki's words."""
+    """Reason why the title is invalid, in the wiki's words."""
 
     @model_validator(mode="after")
     def _a_page_has_a_title(self) -> Self:
-        """What is no page is called as it was asked for."""
+        """Check the title of a page. A missing page has the requested title, which is not
+        checked.
+        """
         if self.pageid is not None:
             _titled(self.title)
         return self
@@ -109,25 +111,25 @@ class _Elsewhere(BaseModel):
 
 
 class Query(BaseModel):
-    """What `action=query` gives."""
+    """Result of `action=query`."""
 
     search: list[ApiRow] = []
     """Hits, best first."""
     pages: list[PageRow] = []
-    """Pages that were asked for."""
+    """Requested pages."""
     redirects: list[_Redirect] = []
-    """Redirects that were followed on the way."""
+    """Redirects that were followed."""
     interwiki: list[_Elsewhere] = []
     """Titles that lead to another wiki."""
 
 
 class QueryReply(BaseModel):
-    """An answer to `action=query`."""
+    """Answer to `action=query`."""
 
     query: Query = Query()
-    """What was found; empty where nothing was."""
+    """Query result. Empty if nothing was found."""
     more: dict[str, str | int] | None = Field(default=None, alias="continue")
-    """Parameters that give what is still missing; None if nothing is."""
+    """Parameters that request the missing rest (None if the answer is complete)."""
 
 
 class _Parse(BaseModel):
@@ -136,14 +138,14 @@ class _Parse(BaseModel):
 
 
 class Parsed(BaseModel):
-    """An answer to `action=parse`."""
+    """Answer to `action=parse`."""
 
     parse: _Parse
-    """The page as HTML."""
+    """Page as HTML."""
 
 
 def in_shape(shape: type[_Shape], answer: dict[str, Any], url: str) -> _Shape:
-    """The answer, checked."""
+    """Answer checked against a schema. Raises `ToolFailure` if it is invalid."""
     try:
         return shape.model_validate(answer)
     except ValidationError as error:

@@ -1,9 +1,9 @@
-"""Answers of a wiki on disk, shared by processes.
+"""Disk cache for the answers of a wiki, shared by processes.
 
-A folder that others may write to is no way into this process: only JSON is read, and only files of
-the cache's own are removed. (diskcache by itself unpickles a row that says it is a pickle, with its
-JSONDisk as well, and removes whatever file a row names.) Who can write to it can still put words
-into the wiki's mouth: keep it where your other data is.
+A folder that others may write to must not give access to this process. So only JSON is read, and
+only the cache's own files are removed. (diskcache itself unpickles a row that is marked as a
+pickle, even with its JSONDisk, and removes any file that a row names.) An author of such a row can
+still forge answers of the wiki: keep the cache with your other data.
 
 A cache that is damaged, locked or full never costs an answer: the wiki is asked again.
 """
@@ -29,13 +29,13 @@ _LOG = logging.getLogger(__name__)
 _MAX_BYTES = 256 * 2**20
 _SECONDS_FOR_A_LOCK = 5
 _MODE_PICKLE = 4
-"""diskcache's mark of a row that is a pickle."""
+"""diskcache's mode of a row that is a pickle."""
 _FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]+\.val")
 _DAMAGE = (OSError, sqlite3.Error, Timeout, zlib.error, ValueError, TypeError, RecursionError)
 
 
 class _OnlyJSON(JSONDisk):
-    """Reads what JSONDisk wrote, and touches no files but those."""
+    """Disk format that reads JSONDisk's rows, and accesses no other files."""
 
     def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
         if mode == _MODE_PICKLE or not (filename is None or _FILE.fullmatch(str(filename))):
@@ -53,7 +53,7 @@ class _OnlyJSON(JSONDisk):
 
 
 class AnswerCache:
-    """JSON objects by key, for so many seconds, in at most 256 MiB: the oldest are dropped."""
+    """Cache of JSON objects by key, for `seconds` each. At 256 MiB the oldest are dropped."""
 
     def __init__(self, folder: Path | str, seconds: float) -> None:
         self._seconds, self._warned = seconds, False
@@ -68,7 +68,7 @@ class AnswerCache:
             ) from error
 
     async def get(self, key: str) -> dict[str, Any] | None:
-        """An answer that is there and not too old."""
+        """Cached answer (None if missing or expired)."""
         kept = await self._try(lambda: self._cache.get(key))
         return cast("dict[str, Any]", kept) if isinstance(kept, dict) else None
 
@@ -79,7 +79,7 @@ class AnswerCache:
         self._cache.close()
 
     async def _try(self, step: Callable[[], Any]) -> Any:
-        """In a thread: a lock on the disk is not to keep other requests waiting."""
+        """Run a step in a thread, as a lock on the disk must not block other requests."""
         try:
             return await asyncio.to_thread(step)
         except _DAMAGE as error:

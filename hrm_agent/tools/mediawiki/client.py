@@ -1,15 +1,13 @@
-"""One wiki: search, and read.
+"""Client of one wiki: search, and read.
 
-Its API is asked for what it says of itself: a page's own title behind redirects, its canonical URL,
-its newest revision, and its text by the extension TextExtracts, which leaves out tables and notes;
-where that is missing, or gives nothing, the text is that of the page's HTML. Only whole answers
-without an error are cached.
+The API gives a page's own title behind redirects, its canonical URL, its newest revision, and its
+text by the extension TextExtracts, which leaves out tables and notes. If the extension is missing
+or returns nothing, the text is made from the page's HTML. Only whole answers without an error are
+cached.
 
-A wiki as two tools of a model.
-
-A page can be longer than a conversation: it is shown in stretches, and what is said of the rest
-lets a model go where it wants to. The artifact of each answer says in JSON what was shown, for a
-graph that cites.
+`wiki_tools` makes a wiki into two tools for a model. A page can be longer than a conversation, so
+it is shown in parts, with an outline of the rest. The artifact of each answer has the shown part as
+JSON, for a graph that cites.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ __all__ = ["MediaWiki", "open_wiki", "wiki_tools"]
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 _MOST_FOUND = 50
-"""A wiki gives no more at once."""
+"""Most hits in one answer of a wiki."""
 _LONGEST_QUERY = 300
-"""Characters. The search of Wikipedia takes no more."""
+"""Most characters of a query, as in Wikipedia's search."""
 _CONTINUED = 10
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,12})*|simple")
 _HOST = re.compile(r"[\w.:-]+")
@@ -62,7 +60,9 @@ _HEADING = re.compile(r"<(/?)h([2-6])(\b[^<>]*)>", re.IGNORECASE)
 
 
 class MediaWiki:
-    """The API of one wiki. Threads and event loops may share it; every method has an async twin."""
+    """Client of the API of one wiki. Threads and event loops may share it. Every method has an
+    async twin.
+    """
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class MediaWiki:
         attempts: int = 4,
         patience: float = 60.0,
     ) -> None:
-        """`url`: of `api.php`. `timeout`: seconds for one request; `patience`: for all attempts and
-        their waits.
+        """`url` is that of `api.php`. `timeout` is in seconds for one request, `patience` for all
+        attempts with their waits.
 
-        `tables`: read pages from their HTML always, tables and notes included.
+        `tables`: always read pages from their HTML, including tables and notes.
         """
         _check_contact(user_agent)
         self.url, self._tables = url, tables
@@ -90,7 +90,7 @@ class MediaWiki:
 
     @classmethod
     def wikipedia(cls, language: str = "en", **options: Any) -> MediaWiki:
-        """Wikipedia in a language."""
+        """Wikipedia in a language. Raises `ConfigError` for an invalid language."""
         if not _LANGUAGE.fullmatch(language):
             raise ConfigError(
                 f"{language!r} is not a language of a Wikipedia.",
@@ -99,47 +99,49 @@ class MediaWiki:
         return cls(f"https://{language}.wikipedia.org/w/api.php", **options)
 
     def close(self) -> None:
-        """Let go of connections and files. The next question opens them again."""
+        """Close connections and files. The next request opens them again."""
         the_loop().run(self._asker.close())
         if self._cache is not None:
             self._cache.close()
 
     def search(self, query: str, limit: int = 5) -> list[SearchHit]:
-        """Pages whose text has the words, or whose title nearly is the query, best first; empty if
-        there are none.
+        """Pages whose text has the words, or else whose title nearly matches the query, best first
+        (empty if there are none).
 
-        At most 50.
+        `limit` is at most 50.
         """
         return the_loop().run(self.asearch(query, limit))
 
     async def asearch(self, query: str, limit: int = 5) -> list[SearchHit]:
-        """`search`, for an event loop."""
+        """Async version of `search`."""
         return await the_loop().run_async(
             self._search(_words(query), max(1, min(limit, _MOST_FOUND)))
         )
 
     def page(self, title: str) -> Page:
-        """A page by its title. Raises `ToolFailure` if there is none."""
+        """Page by its title. Raises `ToolFailure` if it is missing."""
         return the_loop().run(self.apage(title))
 
     async def apage(self, title: str) -> Page:
-        """`page`, for an event loop."""
+        """Async version of `page`."""
         return await the_loop().run_async(self._page(_title(title)))
 
     def tools(self, page_characters: int = 8_000) -> list[BaseTool]:
-        """`wiki_search` and `wiki_page`, for a model, which is shown so much of a page at once."""
+        """Tools `wiki_search` and `wiki_page` for a model. `page_characters` limits the part of a
+        page in one answer.
+        """
         return wiki_tools(self, page_characters)
 
     async def _search(self, words: str, limit: int) -> list[SearchHit]:
         asked = _searching(words, limit)
         rows = (await self._query(asked | {"srwhat": "text"})).search
-        # The search that comes with MediaWiki looks for titles in titles only.
+        # MediaWiki's built-in search finds titles only in a title search.
         rows = rows or (await self._query(asked | {"srwhat": "nearmatch"})).search
         return await self._described(rows[:limit]) if rows else []
 
     async def _described(self, rows: list[ApiRow]) -> list[SearchHit]:
-        """Rows with their pages' URLs and beginnings; one for each page, however many redirects to
-        it were found.
+        """Rows with the URLs and introductions of their pages, one per page even if several
+        redirects to it were found.
         """
         asked = {
             "action": "query",
@@ -181,7 +183,7 @@ class MediaWiki:
         return Page(page.title, page.canonicalurl, page.lastrevid, text)
 
     async def _advice(self, title: str) -> str:
-        """Titles differ by case, which is easily mistaken."""
+        """Advice for a missing page. Titles that differ only in case are easily confused."""
         with suppress(ToolFailure):
             near = await self._query(
                 _searching(title[:_LONGEST_QUERY], 1) | {"srwhat": "nearmatch"}
@@ -199,7 +201,7 @@ class MediaWiki:
         return (await asyncio.to_thread(html_to_text, marked, headings=False)).strip()
 
     async def _query(self, asked: dict[str, str]) -> Query:
-        """A whole answer: what comes in several parts is put together."""
+        """Whole result of a query, joined from its parts."""
         answer = await self._ask(QueryReply, asked)
         whole, more = answer.query, answer.more
         for _ in range(_CONTINUED):
@@ -212,9 +214,9 @@ class MediaWiki:
         return whole
 
     async def _ask(self, shape: type[_Shape], asked: dict[str, str]) -> _Shape:
-        """One answer of the API, from the cache if it is there."""
+        """One answer of the API, from the cache if possible."""
         shown, question = self._asker.shown, json.dumps([self.url, sorted(asked.items())])
-        # A hash, since there may be a password in the URL.
+        # The key is a hash, as the URL may contain a password.
         key = hashlib.sha256(question.encode()).hexdigest()
         kept = await self._cache.get(key) if self._cache is not None else None
         if kept is not None:
@@ -228,9 +230,9 @@ class MediaWiki:
 
 
 def open_wiki(wiki: str, user_agent: str, cache: str | None = None) -> MediaWiki:
-    """The wiki at the URL of its `api.php`, or the Wikipedia in a language ("en").
+    """Wiki at the URL of its `api.php`, or the Wikipedia in a language ("en").
 
-    The same words give the same wiki throughout a process, with its connections.
+    The same arguments give the same wiki throughout a process, with its connections.
     """
     return _opened(wiki.strip(), user_agent, cache)
 
@@ -293,7 +295,7 @@ def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None
 
 
 def _cannot_be_sent(text: str) -> bool:
-    """A model may write NUL and lone surrogates, and no URL can hold them."""
+    """True if a text has NUL or lone surrogates, which a model may write and no URL can contain."""
     return "\0" in text or find_surrogate(text) is not None
 
 
@@ -342,14 +344,14 @@ def _only(answer: Query, title: str) -> PageRow:
 
 
 def _end_of(title: str, redirects: dict[str, str]) -> str:
-    """Where redirects lead. They may go in a circle."""
+    """Title after following redirects, which may form a cycle."""
     for _ in range(len(redirects)):
         title = redirects.get(title, title)
     return title
 
 
 def _add(whole: Query, part: Query) -> None:
-    """Each part names all pages; what is new in it is an extract that was missing."""
+    """Add a part of a result. Each part lists all pages, and only adds missing extracts."""
     for row in part.pages:
         for page in whole.pages:
             if page.title == row.title and page.extract is None:
@@ -357,7 +359,7 @@ def _add(whole: Query, part: Query) -> None:
 
 
 def _marked(tag: re.Match[str]) -> str:
-    """A heading of HTML, with the signs that it has in an extract."""
+    """Heading in HTML with the signs that it has in an extract."""
     signs = "=" * int(tag[2])
     return f" {signs}{tag[0]}" if tag[1] else f"{tag[0]}{signs} "
 
@@ -368,7 +370,7 @@ _SECTIONS_NAMED = 40
 
 
 def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
-    """`wiki_search` and `wiki_page`."""
+    """Tools `wiki_search` and `wiki_page` for a wiki."""
 
     async def wiki_search(query: str) -> tuple[str, list[dict[str, Any]]]:
         """Search a wiki for pages whose text has all words of the query. Few words find more."""
@@ -405,7 +407,7 @@ def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
 
 
 def _tool(function: Callable[..., Coroutine[Any, Any, Any]]) -> BaseTool:
-    """For threads as well: they wait for the same coroutine."""
+    """Tool from a coroutine. Sync callers wait for the same coroutine."""
     tool = StructuredTool.from_function(coroutine=function, response_format="content_and_artifact")
     tool.func = lambda **arguments: the_loop().run(function(**arguments))
     return tool
@@ -419,7 +421,7 @@ def _listed(found: list[SearchHit]) -> str:
 
 
 def _rest(page: Page, start: int, end: int) -> str:
-    """What there is besides the stretch that is shown; nothing if it is all."""
+    """Outline of the rest of a page (empty if all of it is shown)."""
     if end - start == len(page.text):
         return ""
     sections = [

@@ -1,8 +1,7 @@
-"""The event loop that all connections to wikis live on.
+"""Event loop of all connections to wikis.
 
-A connection belongs to the event loop it was opened on, and so does a queue for it. On one loop,
-threads and other event loops share both, and a caller that is cancelled gives its place in the
-queue back at once.
+A connection and a queue for it belong to the event loop on which they were created. On one loop,
+threads and other event loops share both. A cancelled caller leaves the queue at once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _loop: BackgroundLoop | None = None
 
 
 def the_loop() -> BackgroundLoop:
-    """The loop, which is started when it is first asked for."""
+    """Event loop for wikis, started on first use."""
     global _loop
     with _lock:
         if _loop is None:
@@ -28,7 +27,7 @@ def the_loop() -> BackgroundLoop:
 
 
 def _forget() -> None:
-    """A child of a fork has no thread but its own."""
+    """Reset the loop in a forked child, which has only its own thread."""
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
 

@@ -1,9 +1,7 @@
-"""What a wiki gives: pages that were found, and the text of one at a revision, into which citations
-point.
+"""Pages of a wiki: search hits, and the text of a page at a revision, into which citations point.
 
-Positions count characters of `Page.text`, which is as the wiki gave it: nothing is normalised, so
-that a quote is found where it stands. Headings are lines `== so ==`, with as many signs as their
-level.
+Positions count characters of `Page.text`. The text is exactly as the wiki returned it, so a quote
+is found at its position. Headings are lines `== Title ==`, with as many signs as their level.
 """
 
 from __future__ import annotations
@@ -16,74 +14,76 @@ __all__ = ["Page", "Passage", "SearchHit", "Section"]
 
 _HEADING = re.compile(r"^(={2,6})([^=\n].*)\1$", re.MULTILINE)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
-"""Chinese and Japanese are written without spaces: each sign is a word."""
+"""Words of a text. Chinese and Japanese are written without spaces, so each of their signs is a
+word.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A page that a search found."""
+    """Page that a search found."""
 
     title: str
-    """The page's own: a redirect that was found has been followed."""
+    """Title of the page, after redirects."""
     url: str
-    """Address of the page."""
+    """URL of the page."""
     snippet: str
-    """Around the words that were found, with the markup of the page's source; empty where the wiki
-    gives none.
+    """Text around the words that were found, with the markup of the page's source. Empty if the
+    wiki returns none.
     """
     intro: str = ""
-    """The text before the page's first heading;
-    empty where the wiki has no extension TextExtracts.
-    """
+    """Text before the page's first heading. Empty if the wiki lacks the extension TextExtracts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A stretch of a page: `page.text[start:end] == text`."""
+    """Part of a page: `page.text[start:end] == text`."""
 
     start: int
-    """First character in the page's text."""
+    """Position of the first character in the page's text."""
     end: int
-    """One past the last character."""
+    """Position after the last character."""
     text: str
-    """`page.text[start:end]`, to the character."""
+    """Exact text, `page.text[start:end]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what follows up to the next heading of any level: `page.text[start:end]`."""
+    """Heading and the text up to the next heading of any level: `page.text[start:end]`."""
 
     title: str
-    """Empty for what stands before the first heading."""
+    """Text of the heading. Empty for the text before the first heading."""
     level: int
-    """2 for a section, 3 for a part of one; 1 for what stands before the first heading."""
+    """Level of the heading: 2 for a section, 3 for a part of one, 1 for the text before the first
+    heading.
+    """
     start: int
-    """Where the heading begins in the page's text."""
+    """Position of the heading in the page's text."""
     end: int
-    """Where the next heading begins, or the text ends."""
+    """Position of the next heading, or of the end of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page as it was at one revision."""
+    """Snapshot of a page at one revision."""
 
     title: str
-    """The page's own title: a redirect has been followed."""
+    """Title of the page, after redirects."""
     url: str
-    """Address of the page, whose text may change."""
+    """URL of the page, whose text may change."""
     revision: int
-    """The wiki's number of the revision."""
+    """MediaWiki's id of the revision."""
     text: str
     """Plain text of the whole page."""
 
     @property
     def permanent_url(self) -> str:
-        """The page at this revision, whatever becomes of it."""
+        """URL of the page at this revision."""
         return f"{self.url}{'&' if '?' in self.url else '?'}oldid={self.revision}"
 
     @property
     def sections(self) -> list[Section]:
-        """Side by side over the whole text, in its order."""
+        """Sections of the page in order. Together they cover the whole text."""
         found = list(_HEADING.finditer(self.text))
         ends = [heading.start() for heading in found] + [len(self.text)]
         intro = [Section("", 1, 0, ends[0])] if ends[0] else []
@@ -93,10 +93,10 @@ class Page:
         ]
 
     def passage(self, words: str, size: int = 600) -> Passage:
-        """The stretch of at most about `size` characters that has most of the `words`; the
-        beginning if it has none.
+        """Passage of at most about `size` characters with most of the `words`. It is the start of
+        the page if no word occurs.
 
-        `words`: a query, or the snippet of a search. It ends where a word does.
+        `words`: a query, or the snippet of a search. The passage ends at the end of a word.
         """
         wanted = {word.casefold() for word in _WORD.findall(words)}
         places = [(m.start(), m.group().casefold()) for m in _WORD.finditer(self.text)]
@@ -105,7 +105,9 @@ class Page:
         return self._around(first, last, size)
 
     def _around(self, first: int, last: int, size: int) -> Passage:
-        """From the beginning of the line to the end of the section, as far as there is room."""
+        """Passage around two positions, from the start of the line to the end of the section, if
+        there is room.
+        """
         spare = max(0, size - (last - first)) // 2
         start = max(self.text.rfind("\n", 0, first) + 1, _at_space(self.text, first - spare, -1))
         heading, room = _HEADING.search(self.text, last), start + max(size, last - start)
@@ -115,9 +117,7 @@ class Page:
 
 
 def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
-    """Start and end of where most different words stand within `size` characters,
-    closest together.
-    """
+    """Start and end of the shortest span with most different words within `size` characters."""
     best, where, window, counts = (0, 0), (0, 0), deque[tuple[int, str]](), Counter[str]()
     for at, word in hits:
         window.append((at, word))
@@ -133,7 +133,9 @@ def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
 
 
 def _at_space(text: str, at: int, step: int) -> int:
-    """To the edge of a word, by at most 40 characters: not every script has spaces."""
+    """Position of the next word edge in direction `step`, at most 40 characters away. Not every
+    script has spaces.
+    """
     at = min(max(at, 0), len(text))
     for moved in range(at, at + 40 * step, step):
         if not 0 < moved < len(text):

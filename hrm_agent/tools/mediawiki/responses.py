@@ -1,9 +1,7 @@
-"""What an answer over HTTP means: an object of the API, a reason to come back later, or a typed
-failure.
+"""Meaning of an HTTP answer: an object of the API, a reason to retry later, or a typed failure.
 
-A MediaWiki's errors come as HTTP 200 with an `error` in the JSON; proxies before it answer in HTML;
-and another service may answer in JSON that is none of a MediaWiki's, which is not to be taken for
-"nothing found".
+A MediaWiki returns errors as HTTP 200 with an `error` in the JSON. Proxies before it answer in
+HTML. Another service may answer in foreign JSON, which must not be taken for "nothing found".
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ __all__ = ["RetryLater", "meaning", "read_body"]
 _NOBODYS = ToolStatus.INFRASTRUCTURE
 MAX_BYTES = 32 * 2**20
 _LONGEST_PAUSE = 3600.0
-"""Seconds. Who asks for more is asked once an hour:
-such a wish is a mistake more often than not.
+"""Longest pause in seconds. A wiki that asks for more is asked once an hour, as a longer pause is
+usually a mistake.
 """
 _SHOWN = 300
-"""Characters of a wiki's own words in a failure."""
+"""Most characters of a wiki's own words in a failure."""
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _FORBIDDEN = (401, 403)
 _TOO_LONG = (413, 414, 431)
@@ -39,17 +37,17 @@ _GONE = ("missingtitle", "nosuchrevid", "nosuchpageid")
 
 
 class RetryLater(Exception):
-    """The wiki asks for it, or it could not be reached."""
+    """Exception for a wiki that asks to retry later, or could not be reached."""
 
     def __init__(self, failure: ToolFailure, seconds: float | None = None) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.seconds = seconds
-        """For so long the wiki wants to be left alone; None if it does not say."""
+        """Pause in seconds that the wiki asked for (None if unknown)."""
 
 
 async def read_body(response: httpx.Response) -> bytes:
-    """The whole body, within the limit."""
+    """Whole body, within the size limit."""
     too_large = ToolFailure(f"The answer is over {MAX_BYTES:,} bytes.", ToolStatus.OUTPUT_LIMIT)
     return b"".join(
         [part async for part in bounded_body(_unpacked(response), MAX_BYTES, too_large)]
@@ -57,7 +55,7 @@ async def read_body(response: httpx.Response) -> bytes:
 
 
 async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Not left to httpx, which would unpack first and let us count afterwards."""
+    """Pieces of the body, decompressed here. httpx would decompress before the size is checked."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", ""):
         raise ToolFailure(
@@ -75,7 +73,7 @@ async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-    """The object of the API. Raises `RetryLater` or `ToolFailure` where it is none."""
+    """Object of the API. Raises `RetryLater` or `ToolFailure` if there is none."""
     later = retry_after(headers.get("Retry-After"), _LONGEST_PAUSE)
     if status in _PASSING:
         raise RetryLater(ToolFailure(f"{url} is not available (HTTP {status}).", _NOBODYS), later)
@@ -106,8 +104,8 @@ def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> d
 
 
 def _object(body: bytes) -> dict[str, Any] | None:
-    """Strict about Unicode and depth, which `json` is not: half a surrogate cannot be stored, nor
-    searched for.
+    """JSON object (None if invalid). The parser is strict about Unicode and depth, unlike `json`,
+    as lone surrogates cannot be stored or searched for.
     """
     try:
         answer: Any = from_json(body, allow_inf_nan=False)
@@ -121,7 +119,7 @@ def _kind(headers: Mapping[str, str]) -> str:
 
 
 def _refusal(error: Any, later: float | None) -> Exception:
-    """What an `error` in the JSON means: to come back later, or whose fault it is."""
+    """Exception for an `error` in the JSON: `RetryLater`, or a typed failure."""
     known = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
     code, what = str(known.get("code", "unknown"))[:60], str(known.get("info", error))[:_SHOWN]
     if code in _BUSY:

@@ -1,13 +1,13 @@
-"""Asking a wiki, which is somebody's server, as its owners ask to be asked.
+"""HTTP requests to a wiki, within its operators' rules.
 
-It is told who asks and whom to write to, asked three things at a time by all of this process
-together, not asked while it is behind (`maxlag`), and left alone by all of this process for as long
-as its `Retry-After` says. Who comes again comes later each time, and not in step with others.
+Each request identifies its sender and a contact. This process makes at most three requests to a
+host at a time, none while the wiki lags (`maxlag`), and none during its `Retry-After`. Waits
+between attempts grow, with jitter.
 
-A redirect is followed on the same host only, and never from https down to http: an address inside
-the network of this machine is not for a wiki to name. Nothing takes longer than `patience`, the
-wait for one's turn included. A wiki that is slow is out of order (`infrastructure`), and not
-something that the model asked too much of (`timeout`).
+A redirect is followed only on the same host, and never from https to http: a wiki must not choose
+an address inside this machine's network. Nothing takes longer than `patience`, including the wait
+for a turn. A slow wiki is an `infrastructure` failure, not a `timeout`, which would blame the
+model's request.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _LAG_SECONDS = 5
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 8.0
 _REDIRECTS = 5
 _now, _sleep = time.monotonic, asyncio.sleep
-"""The clock of all pauses. Tests replace them by a clock that only sleeping moves on."""
+"""Clock of all pauses. Tests replace both by a clock that only sleeping advances."""
 
 
 @dataclass(slots=True)
 class _Host:
-    """What all of this process owes to one server."""
+    """Limits of this process for one host."""
 
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
-    """Bounds the requests that are under way at a time."""
+    """Limit of parallel requests."""
     quiet_until: float = 0.0
-    """On the monotonic clock: nothing is asked before."""
+    """Time on the monotonic clock before which no request is made."""
 
 
 _hosts: dict[str, _Host] = {}
@@ -55,22 +55,22 @@ os.register_at_fork(after_in_child=_hosts.clear)
 
 
 class Asker:
-    """Requests to one API. Lives on the loop of `io_loop`; its connections are opened when they are
-    needed.
-    """
+    """Client of one API, on the loop of `io_loop`. Its connections are opened on demand."""
 
     def __init__(
         self, url: httpx.URL, user_agent: str, *, timeout: float, attempts: int, patience: float
     ) -> None:
         self._url, self._timeout, self._attempts, self._patience = url, timeout, attempts, patience
         self.shown = str(url.copy_with(username=None, password=None))
-        """The URL without a password in it."""
+        """URL without its password."""
         self._headers = {"User-Agent": user_agent, "Accept-Encoding": "gzip"}
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     async def ask(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """One answer. Tries until there is one, the attempts are used up, or the wait would outlast
-        the patience.
+        """One answer. It retries until one arrives, the attempts are used up, or the wait would
+        exceed the patience.
+
+        Raises `ToolFailure`.
         """
         host, deadline, attempt = (
             _hosts.setdefault(self._url.netloc.decode(), _Host()),
@@ -92,7 +92,7 @@ class Asker:
                 await _sleep(wait)
 
     async def close(self) -> None:
-        """Let go of the connections. Another request opens them again."""
+        """Close the connections. Another request opens them again."""
         held, self._client = self._client, None
         if held is not None and held[0] is asyncio.get_running_loop():
             await held[1].aclose()
@@ -102,7 +102,7 @@ class Asker:
 
     @asynccontextmanager
     async def _turn(self, host: _Host, deadline: float) -> AsyncGenerator[None]:
-        """One of the three places, at a time at which the wiki may be asked."""
+        """Hold one of the three places, at a time when the wiki may be asked."""
         try:
             async with asyncio.timeout(deadline - _now()):
                 await host.turns.acquire()
@@ -161,18 +161,20 @@ class Asker:
             f"{self.shown} cannot be reached: {error or type(error).__name__}",
             ToolStatus.INFRASTRUCTURE,
         )
-        # A wrong certificate is no better the next time.
+        # A wrong certificate does not change with a retry.
         return failure if "SSL" in str(error) else RetryLater(failure)
 
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """Of all authorities: reading them takes longer than a request."""
+    """TLS context with all certificate authorities, cached as reading them takes longer than a
+    request.
+    """
     return httpx.create_ssl_context()
 
 
 def _next(url: httpx.URL, location: str) -> httpx.URL:
-    """Where a redirect leads, if it may be followed."""
+    """Target of a redirect. Raises `ToolFailure` if it may not be followed."""
     try:
         target = url.join(location)
     except httpx.InvalidURL:

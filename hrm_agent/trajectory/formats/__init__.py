@@ -1,11 +1,11 @@
-"""Trajectories to files that other programs read, and back.
+"""Export of trajectories to files of other programs, and import.
 
-Two formats hold a whole trajectory and are read back as equal ones: `jsonl`, one trajectory a line
-as published, and `parquet`, for many. The others are other programs' own: `trl` and the two of
-`verifiers` carry tokens, masks, log-probs and rewards, which is what a trainer needs, and are read
-back as that; `atif` carries all but what tokens were rendered from, and is read from other agents,
-too; `chat` carries messages only, `verl` tasks and `otel` spans, and there is no way back from them
-to a run; logs of `inspect` are only read. docs/formats.md is the table of what each keeps.
+Two formats hold whole trajectories and are read back as equal ones: `jsonl`, one trajectory a line
+as published, and `parquet`, for many. The others belong to other programs. `trl` and the two of
+`verifiers` carry tokens, masks, log-probs and rewards, which a trainer needs, and are read back as
+that. `atif` carries everything except the messages from which tokens were rendered, and is also
+read from other agents. `chat` carries messages only, `verl` tasks and `otel` spans; none of them is
+read back. Logs of `inspect` are only read. docs/formats.md lists what each format keeps.
 
 A file appears under its name only when it is complete. Trajectories are read and written one at a
 time.
@@ -61,22 +61,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One kind of file."""
+    """File format."""
 
     holds: str
-    """A row, in words."""
+    """Description of a row."""
     back: str
-    """What is read back."""
+    """Description of what is read back."""
     rows: Callable[[RequestHints, float | None, Collection[str]], RowMaker] | None = None
-    """Made of what is known of requests, a least reward and the roles that are wanted. None: there
-    is nothing to write, or a writer of its own.
+    """Row maker for known request data, a least reward and the wanted roles (None: the format is
+    not written, or by `write`).
     """
     write: Callable[[Iterable[Trajectory], Path, RequestHints], Report] | None = None
-    """A writer of its own, for files that are not a JSON object a line."""
+    """Writer for files that are not a JSON object a line."""
     read: Callable[[Path, Origin], Iterator[Trajectory]] | None = None
-    """None: there is no way back."""
+    """Reader (None: the format cannot be read back)."""
     keys: frozenset[str] = frozenset()
-    """By these a row is known as one of this format."""
+    """Keys by which a row of this format is recognised."""
 
 
 def _whole(count: int) -> Report:
@@ -159,9 +159,9 @@ FORMATS: dict[str, Format] = {
         keys=frozenset({"eval", "status"}),
     ),
 }
-"""Name -> what it is."""
+"""Format by name."""
 _NO_RUNS = {"chat": "conversations", "otel": "spans", "verl": "tasks"}
-"""Formats without a way back -> what they hold."""
+"""Contents of the formats that cannot be read back."""
 
 
 def export_to(
@@ -172,7 +172,7 @@ def export_to(
     least_reward: float | None = None,
     roles: Collection[str] = (),
 ) -> Report:
-    """Write a file of the format `name`.
+    """Write a file in the format `name`.
 
     `least_reward`, `roles`: only conversations of runs with at least this reward, and of these
     roles (`chat`).
@@ -190,9 +190,7 @@ def export_to(
 def import_from(
     path: Path, name: str | None = None, origin: Origin | None = None
 ) -> Iterator[Trajectory]:
-    """The trajectories of a file; of the format `name`,
-    else of the one that its first row shows.
-    """
+    """Trajectories of a file in the format `name` (None: detected from the file)."""
     found = format_of(path, name) if name else _shown(path)
     read = FORMATS[found].read
     if read is None:
@@ -208,8 +206,8 @@ def import_from(
 
 
 def format_of(path: Path, name: str | None) -> str:
-    """The format called `name`, else the one that the suffix of `path` says. Raises `ConfigError`
-    if there is none.
+    """Name of the format: `name`, else by the suffix of `path`. Raises `ConfigError` if there is
+    none.
     """
     wanted = name or path.suffix.removeprefix(".")
     if wanted in FORMATS:
@@ -223,7 +221,7 @@ def format_of(path: Path, name: str | None) -> str:
 
 
 def _shown(path: Path) -> str:
-    """The format of an unnamed file, by its suffix or its first row."""
+    """Format of a file, detected from its suffix or its first row."""
     if path.suffix == ".parquet":
         return "parquet"
     if is_archive(path):

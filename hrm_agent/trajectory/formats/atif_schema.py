@@ -1,6 +1,6 @@
-"""The documents of ATIF, as strictly as the format is: keys that it does not have are refused.
+"""ATIF documents, validated strictly: unknown keys are refused.
 
-Field names and rules are those of ATIF 1.0 to 1.8; each version added fields and took none away.
+Field names and rules are those of ATIF 1.0 to 1.8. Each version added fields and removed none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 NEWEST = 8
 """Minor version of the newest documents that are read."""
 MOST_STEPS = 5000
-"""Most steps of one document, those of its subagents not counted: a request is kept for each."""
+"""Maximum number of steps of one document, without its subagents: a request is kept for each."""
 _MOST_SUBAGENTS = 1000
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -35,25 +35,25 @@ class _Part(BaseModel):
 
 
 class AtifSource(_Part):
-    """Where an image or a recording lies."""
+    """Location of an image or a recording."""
 
     media_type: str
-    """Its type, such as `image/png`."""
+    """Media type, such as `image/png`."""
     path: str
-    """A path or an address. It is never opened here."""
+    """Path or address. It is never opened here."""
     duration_sec: float | None = Field(default=None, ge=0)
     """Length of a recording in seconds."""
 
 
 class AtifPart(_Part):
-    """A part of a message: text, or where something else lies."""
+    """Part of a message: text, or the location of other content."""
 
     type: Literal["text", "image", "audio"]
-    """What it is."""
+    """Type of the part."""
     text: str | None = None
-    """The text of a text part."""
+    """Text of a text part."""
     source: AtifSource | None = None
-    """Where the content of another part lies."""
+    """Location of another part's content."""
 
     @model_validator(mode="after")
     def _has_one(self) -> AtifPart:
@@ -67,53 +67,53 @@ class AtifPart(_Part):
 
 
 class AtifToolUse(_Part):
-    """A tool call, as the model made it."""
+    """Tool call, as the model made it."""
 
     tool_call_id: str
-    """By which its result names it."""
+    """Id by which its result names it."""
     function_name: str
-    """The tool."""
+    """Name of the tool."""
     arguments: dict[str, Any]
-    """As the model gave them."""
+    """Arguments as the model gave them."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
 
 
 class AtifReference(_Part):
-    """Where the document of a subagent is."""
+    """Location of a subagent's document."""
 
     trajectory_id: str | None = None
-    """Id of one in `subagent_trajectories`."""
+    """Id of a document in `subagent_trajectories`."""
     trajectory_path: str | None = None
-    """Another file. It is never opened here."""
+    """Path of another file. It is never opened here."""
     session_id: str | None = None
-    """The run, for people."""
+    """Name of the run, for readers."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
 
 
 class AtifResult(_Part):
-    """What a step led to."""
+    """Result of a step."""
 
     source_call_id: str | None = None
-    """The tool call of the same step that it is the result of."""
+    """Id of the tool call of the same step that gave the result."""
     content: str | list[AtifPart] | None = None
-    """What the agent was shown."""
+    """Content that the agent was shown."""
     subagent_trajectory_ref: list[AtifReference] | None = None
-    """The subagents that did it."""
+    """Subagents that produced the result."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
 
 
 class AtifObservation(_Part):
-    """The results of a step."""
+    """Results of a step."""
 
     results: list[AtifResult]
-    """In order."""
+    """Results in order."""
 
 
 class AtifMetrics(_Part):
-    """What a model call took."""
+    """Usage of a model call."""
 
     prompt_tokens: Count | None = None
     """Tokens of the whole prompt."""
@@ -124,13 +124,13 @@ class AtifMetrics(_Part):
     cost_usd: float | None = Field(default=None, ge=0)
     """Price in US dollars."""
     prompt_token_ids: list[Token] | None = None
-    """The whole prompt."""
+    """Token ids of the whole prompt."""
     completion_token_ids: list[Token] | None = None
-    """The answer."""
+    """Token ids of the answer."""
     logprobs: list[float] | None = None
-    """Natural logs, one for each token of the answer."""
+    """Natural log-probs, one for each token of the answer."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
 
     @model_validator(mode="after")
     def _are_aligned(self) -> AtifMetrics:
@@ -142,34 +142,34 @@ class AtifMetrics(_Part):
 
 
 class AtifStep(_Part):
-    """One turn: of the system, of the user, or of the agent with what came of it."""
+    """Turn of the system, of the user, or of the agent with its results."""
 
     step_id: int
-    """Its number, from 1."""
+    """Number of the step, from 1."""
     source: Literal["system", "user", "agent"]
-    """Whose turn it is."""
+    """Author of the turn."""
     message: str | list[AtifPart]
-    """What was said."""
+    """Message of the turn."""
     timestamp: str | None = None
-    """ISO 8601."""
+    """Time in ISO 8601."""
     model_name: str | None = None
-    """The model, where it is not the document's."""
+    """Model of the step, if it is not the document's."""
     reasoning_effort: str | float | None = None
-    """As the model was told."""
+    """Reasoning effort sent to the model."""
     reasoning_content: str | None = None
-    """What the model thought apart from its answer."""
+    """Thoughts of the model apart from its answer."""
     tool_calls: list[AtifToolUse] | None = None
-    """In order."""
+    """Tool calls in order."""
     observation: AtifObservation | None = None
-    """What came of the step."""
+    """Results of the step."""
     metrics: AtifMetrics | None = None
-    """What the model call took."""
+    """Usage of the model call."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
     llm_call_count: Count | None = None
-    """Model calls of this step; 0 for one without a model."""
+    """Number of model calls of this step; 0 for a step without a model."""
     is_copied_context: bool | None = None
-    """It belongs to another document, and stands here for its context."""
+    """True if the step belongs to another document and is repeated for context."""
 
     @field_validator("timestamp")
     @classmethod
@@ -210,23 +210,23 @@ class AtifStep(_Part):
 
     @property
     def seconds(self) -> float | None:
-        """`timestamp` as Unix time; None without one. A time without a zone is taken as UTC."""
+        """`timestamp` as Unix time (None without one). A time without a zone is taken as UTC."""
         return None if self.timestamp is None else _seconds(self.timestamp)
 
 
 class AtifAgent(_Part):
-    """The program that acted."""
+    """Program that acted."""
 
     name: str
-    """Its name."""
+    """Name of the program."""
     version: str
-    """Its version."""
+    """Version of the program."""
     model_name: str | None = None
-    """Its model, where a step names no other."""
+    """Default model of the steps."""
     tool_definitions: list[dict[str, Any]] | None = None
-    """The tools that it had, in OpenAI's form."""
+    """Tools that it had, in OpenAI's form."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
 
 
 class AtifTotals(_Part):
@@ -241,36 +241,36 @@ class AtifTotals(_Part):
     total_cost_usd: float | None = Field(default=None, ge=0)
     """Price in US dollars."""
     total_steps: Count | None = None
-    """Steps."""
+    """Number of steps."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
 
 
 class AtifDocument(_Part):
-    """One run, or the part of one that a subagent did."""
+    """Run, or a subagent's part of one."""
 
     schema_version: str = Field(pattern=r"^ATIF-v1\.\d{1,3}$")
-    """Such as `ATIF-v1.8`."""
+    """Version of the format, such as `ATIF-v1.8`."""
     agent: AtifAgent
-    """Who acted."""
+    """Agent that acted."""
     steps: list[AtifStep] = Field(min_length=1, max_length=MOST_STEPS)
-    """In order."""
+    """Steps in order."""
     session_id: str | None = None
-    """The run, which documents may share."""
+    """Id of the run, which documents may share."""
     trajectory_id: str | None = None
-    """This document."""
+    """Id of this document."""
     notes: str | None = None
-    """For people."""
+    """Notes for readers."""
     final_metrics: AtifTotals | None = None
-    """Sums."""
+    """Sums over the document."""
     continued_trajectory_ref: str | None = None
-    """Where the run goes on. It is never opened here."""
+    """Location of the run's continuation. It is never opened here."""
     extra: Extra = None
-    """What the format has no field for."""
+    """Data that the format has no field for."""
     subagent_trajectories: list[AtifDocument] | None = Field(
         default=None, max_length=_MOST_SUBAGENTS
     )
-    """What subagents did."""
+    """Documents of subagents."""
 
     @model_validator(mode="after")
     def _is_in_order(self) -> AtifDocument:

@@ -1,22 +1,21 @@
-"""Conversations to fine-tune on: `{"messages": [...], "tools": [...]}`, as chat templates, trl and
-`train sft` read it.
+"""Conversations to fine-tune on: `{"messages": [...], "tools": [...]}`, as read by chat templates,
+trl and `train sft`.
 
-Of every call of every role, whichever model answered it. One row for each path of the message
-forest that ends in an answer of the run's own, and in no longer conversation of the same role; a
-call without token ids is a path by itself. Beside the conversation stand `role` (the node of the
-outermost graph that asked), `model`, the run's `answer` and `reward` (null where it was not
-verified) and its `trajectory_id`. Only completed runs are taken, and of an answer whose
-conversation cannot be proved to be what the model saw (see `messages`) there is no row. Calls stand
-in OpenAI's form with their arguments as an object, which is how templates write them; an answer
-with a call that could not be decoded has no such form, so that its conversation is left out. What
-is left out is counted with its reason. Thoughts of an answer are its `reasoning_content`.
+Calls of every role are included, whichever model answered. There is one row for each path of the
+message forest that ends in an own answer of the run and is not part of a longer conversation of the
+same role. A call without token ids is a path by itself. Each row also has `role` (the node of the
+outermost graph that asked), `model`, the run's `answer` and `reward` (null if it was not verified)
+and its `trajectory_id`. Only completed runs are taken. An answer whose conversation cannot be
+proved to be what the model saw (see `messages`) gives no row. Calls are in OpenAI's form with their
+arguments as an object, as templates write them. An answer with a call that could not be decoded has
+no such form, so that its conversation is left out. Everything left out is counted with its reason.
+Thoughts of an answer are its `reasoning_content`.
 
-Each answer is learned once, and by the role that gave it: where conversations fork, where the
-template broke one in two, or where a run was forked off another, an answer that another row teaches
-carries `"weight": 0`, and so does one that no recorded call of this role gave, or gave with these
-tools. It is context. So is an answer that was cut off at its limit on tokens: it would be learned
-as a whole one. `hrm-agent train sft` heeds the weight; a trainer that does not will count these
-answers again.
+Each answer is learned once, and by the role that gave it. If conversations fork, the template broke
+one in two, or a run was forked off another, an answer that another row teaches carries `"weight":
+0` and is context. So does an answer that no recorded call of this role gave, or gave with these
+tools, and an answer that was cut off at its token limit, which would be learned as a whole one.
+`hrm-agent train sft` respects the weight; a trainer that ignores it counts these answers again.
 """
 
 from __future__ import annotations
@@ -40,16 +39,14 @@ from hrm_agent.trajectory.words import REASONING, thoughts_of
 __all__ = ["chat_message", "chat_rows"]
 
 _Given = tuple[str, str, str]
-"""An answer as it can be learned: the role that gave it, the tools it had, and its conversation,
-both hashed.
-"""
+"""Learnable answer as (role that gave it, hash of its tools, hash of its conversation)."""
 
 
 def chat_rows(
     known: RequestHints, *, least_reward: float | None = None, roles: Collection[str] = ()
 ) -> RowMaker:
-    """The conversations of completed runs; of those with at least this reward, and of these roles,
-    if any are given.
+    """Row maker for the conversations of completed runs, with at least this reward and of these
+    roles if given.
     """
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
@@ -134,7 +131,7 @@ def _answers(messages: Sequence[BaseMessage]) -> list[int]:
 
 
 def chat_message(message: BaseMessage) -> dict[str, Any]:
-    """A message by its role, in OpenAI's form with the arguments of calls as an object."""
+    """Message by its role, in OpenAI's form with the arguments of calls as an object."""
     match message:
         case SystemMessage():
             return {"role": "system", "content": _content(message)}
@@ -169,7 +166,7 @@ def chat_message(message: BaseMessage) -> dict[str, Any]:
 
 
 def _content(message: BaseMessage) -> Any:
-    """Text where it is text only; else the parts as they are, images included."""
+    """Text if there is only text, else the parts unchanged, images included."""
     content: Any = message.content
     if isinstance(content, str):
         return content

@@ -1,6 +1,4 @@
-"""Of the logs of inspect_ai, the documented fields that become a trajectory. Other fields are
-passed over.
-"""
+"""Documented fields of inspect_ai logs that become a trajectory. Other fields are ignored."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ NEWEST = 2
 
 
 def _seconds(value: Any) -> Any:
-    """Unix time of an ISO 8601 text; a time without a zone is taken as UTC."""
+    """Unix time of an ISO 8601 text. A time without a zone is taken as UTC."""
     if not isinstance(value, str):
         return value
     try:
@@ -45,218 +43,218 @@ class _Part(BaseModel):
 
 
 class InspectToolError(_Part):
-    """Why a tool call failed."""
+    """Error of a tool call."""
 
     type: str
-    """A word for it, such as `timeout`."""
+    """Kind of error, such as `timeout`."""
     message: str = ""
-    """In words."""
+    """Description of the error."""
 
 
 class InspectToolUse(_Part):
-    """A tool call, as the model made it."""
+    """Tool call, as the model made it."""
 
     id: str
-    """By which its result names it."""
+    """Id by which its result names it."""
     function: str
-    """The tool."""
+    """Name of the tool."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """As the model gave them."""
+    """Arguments as the model gave them."""
     parse_error: str | None = None
-    """Why they could not be decoded."""
+    """Reason why the arguments could not be decoded."""
 
 
 class InspectMessage(_Part):
-    """A message of any role."""
+    """Message of any role."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    """Who said it."""
+    """Role of the author."""
     content: str | list[dict[str, Any]]
     """Text, or parts with a `type`."""
     tool_calls: list[InspectToolUse] | None = None
-    """Of an assistant's message."""
+    """Tool calls of an assistant's message."""
     tool_call_id: str | list[str] | None = None
-    """The call that a tool's message answers."""
+    """Id of the call that a tool's message answers."""
     function: str | None = None
-    """The tool that answers."""
+    """Name of the tool that answers."""
     error: InspectToolError | None = None
-    """Of a tool's message: why the call failed."""
+    """Error of a tool's message."""
 
 
 class InspectUsage(_Part):
-    """Tokens of a call. Those that were cached are not among `input_tokens`."""
+    """Tokens of a call. Cached ones are not among `input_tokens`."""
 
     input_tokens: Count = 0
     """Tokens of the prompt that were not cached."""
     output_tokens: Count = 0
     """Tokens of the answer."""
     input_tokens_cache_write: Count | None = None
-    """Tokens of the prompt that were cached for later."""
+    """Tokens of the prompt that were written to the cache."""
     input_tokens_cache_read: Count | None = None
-    """Tokens of the prompt that had been cached before."""
+    """Tokens of the prompt that were read from the cache."""
     total_cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Price in US dollars."""
 
 
 class InspectChoice(_Part):
-    """One answer."""
+    """Answer of a model."""
 
     message: InspectMessage
-    """The answer."""
+    """Message of the answer."""
     stop_reason: str = "unknown"
-    """Why it ended."""
+    """Reason why the answer ended."""
 
 
 class InspectOutput(_Part):
-    """The answers to one request."""
+    """Answers to one request."""
 
     choices: list[InspectChoice] = Field(default_factory=list[InspectChoice])
-    """The answers; the first is the one that the run went on with."""
+    """Answers. The run continued with the first."""
     usage: InspectUsage | None = None
-    """What they took."""
+    """Usage of the request."""
 
 
 class InspectConfig(_Part):
-    """How a call was sampled; None where the provider's own value held."""
+    """Sampling parameters of a call (None: the provider's default)."""
 
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Sampling temperature."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Nucleus sampling."""
     max_tokens: Annotated[int, Field(ge=1, lt=2**53)] | None = None
-    """Most tokens of the answer."""
+    """Maximum number of tokens of the answer."""
     seed: int | None = None
     """Seed."""
 
 
 class InspectModelEvent(_Part):
-    """A model call."""
+    """Model call."""
 
     model: str
     """Name of the model."""
     input: list[InspectMessage] = Field(default_factory=list[InspectMessage])
-    """What was sent, after what `input_refs` names."""
+    """Messages sent, after those of `input_refs`."""
     input_refs: list[list[int]] | None = None
-    """Ranges of the sample's pool of messages, which were sent."""
+    """Ranges of the sample's message pool that were sent."""
     tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    """The tools offered: name, description and parameters."""
+    """Tools offered: name, description and parameters."""
     config: InspectConfig = InspectConfig()
-    """How it was sampled."""
+    """Sampling parameters."""
     output: InspectOutput = InspectOutput()
-    """What came of it."""
+    """Answers of the model."""
     error: str | None = None
-    """Why nothing came of it."""
+    """Error of a failed call."""
     pending: bool | None = None
-    """It was under way."""
+    """True if the call was in progress."""
     timestamp: Moment | None = None
-    """When it began."""
+    """Start of the call."""
     completed: Moment | None = None
-    """When it ended."""
+    """End of the call."""
 
 
 class InspectToolEvent(_Part):
-    """A tool call with its outcome."""
+    """Tool call with its outcome."""
 
     id: str
-    """By which the model's message names it."""
+    """Id by which the model's message names it."""
     function: str
-    """The tool."""
+    """Name of the tool."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """As the model gave them."""
+    """Arguments as the model gave them."""
     result: Any = ""
-    """What came of it."""
+    """Result of the tool."""
     error: InspectToolError | None = None
-    """Why it failed."""
+    """Error of a failed call."""
     pending: bool | None = None
-    """It was under way."""
+    """True if the call was in progress."""
     timestamp: Moment | None = None
-    """When it began."""
+    """Start of the call."""
     completed: Moment | None = None
-    """When it ended."""
+    """End of the call."""
 
 
 class InspectScore(_Part):
-    """What a scorer made of a sample."""
+    """Score of a sample by one scorer."""
 
     value: Any
-    """A word, a number, or several by name; NaN where it is not scored."""
+    """Word, number, or several values by name; NaN if unscored."""
 
 
 class InspectLimit(_Part):
-    """A limit that ended a sample."""
+    """Limit that ended a sample."""
 
     type: str
-    """What was limited, such as `token`."""
+    """Limited quantity, such as `token`."""
 
 
 class InspectError(_Part):
-    """What ended a sample."""
+    """Error that ended a sample."""
 
     message: str
-    """In words."""
+    """Message of the error."""
 
 
 class InspectPools(_Part):
-    """What the events of a sample refer to."""
+    """Data that the events of a sample refer to."""
 
     messages: list[InspectMessage] = Field(default_factory=list[InspectMessage])
     """All messages that were sent to a model."""
 
 
 class InspectSample(_Part):
-    """One run of one task."""
+    """Run of one task."""
 
     id: int | str
-    """The task."""
+    """Id of the task."""
     epoch: Annotated[int, Field(ge=1, lt=2**31)]
-    """Which of its runs, from 1."""
+    """Number of the run of this task, from 1."""
     input: str | list[InspectMessage]
-    """The task's text, or the messages that it begins with."""
+    """Text of the task, or its first messages."""
     target: str | list[str] = ""
-    """The reference answer, or several that are right."""
+    """Reference answer, or several that are right."""
     messages: list[InspectMessage] = Field(default_factory=list[InspectMessage])
-    """The conversation at its end."""
+    """Conversation at the end of the sample."""
     scores: dict[str, InspectScore] | None = None
-    """By the name of the scorer."""
+    """Scores by the name of the scorer."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """What else the data set says of the task."""
+    """Further data about the task from the data set."""
     events: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    """What happened, in order."""
+    """Events in order."""
     events_data: InspectPools | None = None
-    """What the events refer to."""
+    """Data that the events refer to."""
     attachments: dict[str, str] = Field(default_factory=dict)
-    """Long texts, which stand elsewhere as `attachment://` and their key."""
+    """Long texts by key, referenced elsewhere as `attachment://KEY`."""
     started_at: Moment | None = None
     """Start of the run."""
     completed_at: Moment | None = None
     """End of the run."""
     uuid: str | None = None
-    """The run."""
+    """Id of the run."""
     limit: InspectLimit | None = None
-    """The limit that ended it."""
+    """Limit that ended the run."""
     error: InspectError | None = None
-    """What it failed of."""
+    """Error that the run failed with."""
 
 
 class InspectEval(_Part):
-    """What was evaluated."""
+    """Evaluation that was run."""
 
     task: str
     """Name of the task."""
     model: str
     """Name of the model."""
     eval_id: str = ""
-    """The evaluation."""
+    """Id of the evaluation."""
     run_id: str = ""
-    """The command that it was part of."""
+    """Id of the command that it was part of."""
     created: Moment = 0.0
-    """When it began."""
+    """Start of the evaluation."""
 
 
 class InspectHeader(_Part):
-    """A log without its samples."""
+    """Log without its samples."""
 
     version: Annotated[int, Field(ge=1)] = 2
-    """Of the format."""
+    """Version of the log format."""
     eval: InspectEval
-    """What was evaluated."""
+    """Evaluation that the log describes."""

@@ -1,9 +1,8 @@
-"""The two formats of whole trajectories, JSON lines and Parquet: writers, readers, and the checks
-of what is read.
+"""Formats of whole trajectories, JSON lines and Parquet: writers, readers, and checks on reading.
 
-In Parquet the columns that one filters by stand beside the record, and tokens are stored as bytes,
-since a list of numbers costs a multiple of that in any other column type. Log-probs are 32-bit
-numbers there, as in the store.
+In Parquet, columns to filter by are beside the record. Tokens are stored as bytes, since a list of
+numbers costs a multiple in any other column type. Log-probs are 32-bit numbers there, as in the
+store.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _ROWS_PER_GROUP = 256
 
 
 def write_jsonl(trajectories: Iterable[Trajectory], path: Path) -> int:
-    """One trajectory a line; returns how many."""
+    """Write one trajectory a line. Return their number."""
     count = 0
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         for trajectory in trajectories:
@@ -63,9 +62,7 @@ def write_jsonl(trajectories: Iterable[Trajectory], path: Path) -> int:
 
 
 def read_jsonl(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a JSONL export.
-    Raises `StoreError` naming the line that cannot be read.
-    """
+    """Trajectories of a JSONL export. Raises `StoreError` naming the line that cannot be read."""
     with _open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -84,7 +81,7 @@ def _open_text(path: Path) -> Generator[Iterable[str]]:
 
 
 def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
-    """One trajectory a row; returns how many. Needs pyarrow. Raises `StoreError` without it."""
+    """Write one trajectory a row. Return their number. Raises `StoreError` without pyarrow."""
     pa, parquet = pyarrow()
     count, remaining = 0, iter(trajectories)
     with (
@@ -98,7 +95,7 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
 
 
 def read_parquet(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a Parquet export. Raises `StoreError` for a file that is none."""
+    """Trajectories of a Parquet export. Raises `StoreError` for any other file."""
     pa, parquet = pyarrow()
     wanted = ["record", "token_ids", "mask", "logprobs"]
     try:
@@ -189,7 +186,7 @@ def _arrow_schema(pa: Any) -> Any:
 
 
 def pyarrow() -> tuple[Any, Any]:
-    """Pyarrow and its `parquet`. Raises `StoreError` where it is not installed."""
+    """Return pyarrow and its `parquet`. Raises `StoreError` if it is not installed."""
     try:
         import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
         from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]

@@ -1,11 +1,11 @@
-"""The rollouts of `verifiers` before its traces, its `legacy` interface.
+"""Rollouts of `verifiers` before its traces, in its `legacy` interface.
 
-A step of `trajectory` is one model call with the whole of what it saw, so that a file grows with
-the square of a conversation's length; `verifiers` is the format to prefer. `completion_mask` is off
-for calls that are not the run's own or cannot be trained on.
+A step of `trajectory` is one model call with its whole prompt, so that a file grows with the square
+of a conversation's length; `verifiers` is the format to prefer. `completion_mask` is 0 for calls
+that are not the run's own or cannot be trained on.
 
-Read back, a step whose prompt begins with what an earlier step saw and answered extends that one;
-any other is a root.
+On import, a step whose prompt begins with the prompt and answer of an earlier step extends that
+one; any other step is a root.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from hrm_agent.trajectory.schema import (
 __all__ = ["read_rollouts", "rollout_rows"]
 
 Seen = tuple[tuple[int, ...], str]
-"""Everything up to and with an answer, and its call."""
+"""All tokens up to an answer, inclusive, and the id of its call."""
 
 
 def rollout_rows(known: RequestHints) -> RowMaker:
-    """One rollout a trajectory."""
+    """Row maker with one rollout per trajectory."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped | Lacks]:
         if (gap := incomplete(trajectory)) is not None:
@@ -101,7 +101,7 @@ def _has_failed(trajectory: Trajectory) -> bool:
 
 
 def _completion(steps: list[Row]) -> list[Row]:
-    """The messages after the first prompt in the last conversation that went on from it."""
+    """Messages after the first prompt in the last conversation that continues it."""
     first = steps[0]["prompt"]
     last = next(step for step in reversed(steps) if step["prompt"][: len(first)] == first)
     return [*last["prompt"][len(first) :], *last["completion"]]
@@ -150,7 +150,7 @@ def _tokens(call: Call, trajectory: Trajectory) -> Row:
 
 
 def read_rollouts(path: Path, origin: Origin) -> Iterator[Trajectory]:
-    """The trajectories of a file of rollouts that kept their `trajectory`."""
+    """Trajectories of a file of rollouts that kept their `trajectory`."""
     for place, row in read_rows(path):
         checked(row, ("trajectory",), place)
         try:

@@ -1,21 +1,21 @@
-"""TRL's rollouts: the rows of what a `rollout_func` of `GRPOTrainer` returns.
+"""Rollouts of TRL: the rows of what a `rollout_func` of `GRPOTrainer` returns.
 
-`prompt_ids` is what a conversation began with, `completion_ids` everything after it, and `env_mask`
-is 1 on the tokens that the policy sampled and is to learn; `logprobs` is aligned with the
-completion. Every other key is handed to TRL's reward functions. One row for each path of the
-message forest that has something to learn, cut after the last such token: a trajectory of several
-paths gives several rows with one `trajectory_id`, and each token is learned in one of them. Calls
-that a fork inherited, and untrainable ones, are context. TRL's trainer has one temperature, so
-calls of a path that were sampled at several are learned in a row for each; `temperature` and
-`logprob_kind` say what a row has.
+`prompt_ids` is the beginning of a conversation, `completion_ids` everything after it. `env_mask` is
+1 on the tokens that the policy sampled and is to learn; `logprobs` is aligned with the completion.
+Every other key is passed to TRL's reward functions. There is one row for each path of the message
+forest that has something to learn, cut after the last such token. A trajectory of several paths
+gives several rows with one `trajectory_id`, and each token is learned in one of them. Inherited
+calls of a fork, and untrainable ones, are context. TRL's trainer has one temperature, so that calls
+of a path with several temperatures are learned in a row for each; `temperature` and `logprob_kind`
+describe a row.
 
     from hrm_agent.trajectory.formats.trl import rollout_columns
 
     rollouts = rollout_columns(Path("rollouts.jsonl"))
     GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward, **_: reward)
 
-Read back, the tokens, masks and log-probs are a trajectory that can be trained on; what the run was
-besides (messages, tool calls, times) stands in no rollout.
+On import, the tokens, masks and log-probs are a trajectory that can be trained on. Rollouts do not
+contain the rest of the run (messages, tool calls, times).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NEEDED = ("prompt_ids", "completion_ids")
 
 
 def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
-    """The rollouts of one trajectory."""
+    """Rollouts of one trajectory."""
     if (gap := incomplete(trajectory)) is not None:
         yield gap
         return
@@ -72,9 +72,7 @@ def _why_not(trajectory: Trajectory) -> str:
 
 
 def _row(trajectory: Trajectory, path: tuple[Call, ...], learned: Sequence[Call]) -> Row:
-    """The path up to the last of the calls that are `learned` in this row,
-    all of one temperature.
-    """
+    """Row of the path up to the last of the `learned` calls, which all have one temperature."""
     ids, kinds = {call.id for call in learned}, {call.logprob_kind for call in learned}
     path = path[: max(index for index, call in enumerate(path) if call.id in ids) + 1]
     begin = path_mask(path).index(True)
@@ -100,21 +98,25 @@ def _row(trajectory: Trajectory, path: tuple[Call, ...], learned: Sequence[Call]
 
 
 def rollout_columns(path: Path) -> dict[str, list[Any]]:
-    """The rows of a file as the dict of lists that a `rollout_func` returns."""
+    """Rows of a file as the dict of lists that a `rollout_func` returns."""
     rows = [row for _, row in read_rows(path)]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def read_trl(path: Path, origin: Origin) -> Iterator[Trajectory]:
-    """The trajectories of a file of rollouts; adjoining rows with one `trajectory_id` are one."""
+    """Trajectories of a file of rollouts. Adjoining rows with one `trajectory_id` are one
+    trajectory.
+    """
     placed = ((place, checked(row, _NEEDED, place)) for place, row in read_rows(path))
     for id_, group in groupby(placed, key=lambda item: _id(item[1])):
         yield _trajectory(id_, list(group), origin)
 
 
 def _id(row: Row) -> str:
-    """Of a row that names no trajectory, its content: read twice, it is the same one."""
+    """Id of a row's trajectory: the one it names, else a hash of its content, equal on each
+    import.
+    """
     return str(row.get("trajectory_id") or content_hash("trl", row))
 
 

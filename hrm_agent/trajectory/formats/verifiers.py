@@ -1,17 +1,16 @@
-"""The traces of the `verifiers` library (version 1 of its trace schema): one run a line, as a graph
-of messages.
+"""Traces of the `verifiers` library (version 1 of its trace schema): one run a line, as a graph of
+messages.
 
 A trace is close to a message forest: its nodes are messages, each with the tokens that it adds to
-its parent. What one of our calls adds stands on the node of its answer, prompt tokens before
-completion tokens, and the nodes of the messages between two answers carry none: the record does not
-tell where one of them ends, and along a path the tokens are the same. Conversations that begin
-alike share the nodes of their beginning, if these have no tokens. Messages that cannot be proved
-(see `messages`) have no node: how many calls are without theirs, or without their tools, is
-counted.
+its parent. The tokens added by a call of ours are on the node of its answer, prompt tokens before
+completion tokens. Nodes of messages between two answers have none: the record does not contain
+where one of them ends, and along a path the tokens are the same. Conversations with a common
+beginning share its nodes, if these have no tokens. Messages that cannot be proved (see `messages`)
+have no node; calls without their messages or tools are counted.
 
-Tokens, masks, log-probs, rewards and times survive a round trip; tool outcomes, graph identities
-and seeds do not, as a trace has no place for them. `mask` is on where this run's own trainable
-calls sampled, so that a fork trains nothing of the run that it left.
+Tokens, masks, log-probs, rewards and times survive a round trip. Tool outcomes, graph identities
+and seeds do not, as a trace has no place for them. `mask` is on for tokens sampled by this run's
+own trainable calls, so that a fork trains nothing of its origin.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ __all__ = [
 
 TRACE_VERSION = 1
 _OURS = "hrm_agent"
-"""Key of `info` under which stands what a trace has no field for."""
+"""Key of `info` for data that a trace has no field for."""
 _NEUTRAL = {
     "top_k": (0, -1),
     "min_p": (0,),
@@ -83,11 +82,11 @@ _NEUTRAL = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
 }
-"""Sampling parameters that the record has no field for -> values with which they change nothing."""
+"""Sampling parameters that the record has no field for -> values that change nothing."""
 
 
 def verifiers_rows(known: RequestHints) -> RowMaker:
-    """One trace a trajectory."""
+    """Row maker with one trace per trajectory."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped | Lacks]:
         if (gap := incomplete(trajectory)) is not None:
@@ -135,7 +134,7 @@ NEVER_ASKED = "no model was asked"
 
 
 def lacks(trajectory: Trajectory, known: RequestHints) -> Iterator[Lacks]:
-    """What rows of this trajectory do without, call by call."""
+    """Missing messages and tools in rows of this trajectory, call by call."""
     for call in used_calls(trajectory):
         if messages_of(call, trajectory, known) is None:
             yield Lacks(NO_MESSAGES)
@@ -144,7 +143,7 @@ def lacks(trajectory: Trajectory, known: RequestHints) -> Iterator[Lacks]:
 
 
 def used_calls(trajectory: Trajectory) -> list[Call]:
-    """The run's own calls, and the inherited ones that they extend."""
+    """Own calls of the run, and the inherited ones that they extend."""
     by_id = {call.id: call for call in trajectory.calls}
     used: set[str] = set()
     for call in trajectory.own_calls:
@@ -186,7 +185,7 @@ def _tool(tool: dict[str, Any]) -> Row:
 def _graph(
     trajectory: Trajectory, known: RequestHints
 ) -> tuple[list[Row], list[Row], tuple[dict[str, Any], ...]]:
-    """Nodes, each after its parent; model calls; and the longest list of tools that was offered."""
+    """Nodes, each after its parent; model calls; and the longest list of tools offered."""
     nodes: list[Row] = []
     calls: list[Row] = []
     tools: tuple[dict[str, Any], ...] = ()
@@ -212,7 +211,7 @@ def _graph(
 
 
 def _key(node: Row) -> tuple[int | None, str]:
-    """By which a message is known again: where it stands, and what it says."""
+    """Key of a message node: its parent and its content."""
     return node["parent"], json.dumps(node["message"], sort_keys=True, default=str)
 
 
@@ -243,13 +242,15 @@ def _model_call(call: Call, node: int) -> Row:
 
 
 def sampling_of(call: Call) -> Row:
-    """The parameters of a call; null where a request to another program's model named none."""
+    """Sampling parameters of a call (None for those that a request to another program's model did
+    not name).
+    """
     held = call.sampling or call.sampling_sent
     return {name: getattr(held, name, None) for name in ("temperature", "top_p", "max_tokens")}
 
 
 def flat_message(message: BaseMessage) -> Row:
-    """A message with its calls as verifiers has them: flat, with their arguments as JSON text."""
+    """Message with its calls in the form of verifiers: flat, with arguments as JSON text."""
     row = chat_message(message)
     if isinstance(message, AIMessage):
         asked = [
@@ -269,7 +270,7 @@ def flat_message(message: BaseMessage) -> Row:
 
 
 def read_verifiers(path: Path, origin: Origin) -> Iterator[Trajectory]:
-    """The trajectories of a file of traces."""
+    """Trajectories of a file of traces."""
     for place, row in read_rows(path):
         checked(row, ("id", "task", "nodes"), place)
         if row.get("version", TRACE_VERSION) != TRACE_VERSION:
@@ -321,7 +322,7 @@ def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
 
 
 def _rewards(scores: dict[str, Any]) -> dict[str, float]:
-    """Each score, and under `correct` the weighted sum that verifiers trains on."""
+    """Rewards by name, and under `correct` the weighted sum that verifiers trains on."""
     if not scores:
         return {}
     total = sum(reward["score"] * reward.get("weight", 1.0) for reward in scores.values())
@@ -369,8 +370,8 @@ def _why_untrainable(sampling: Row) -> str | None:
 
 
 def ai_message(message: Row) -> AIMessage:
-    """The answer with its calls; the text of one whose arguments are no JSON object is kept as
-    undecodable.
+    """Answer with its calls. A call whose arguments are no JSON object is kept as
+    undecodable text.
     """
     thoughts = message.get(REASONING)
     answer = AIMessage(
@@ -399,7 +400,9 @@ def ai_message(message: Row) -> AIMessage:
 
 
 def ending(row: Row, status: str | None = None) -> dict[str, Any]:
-    """How a run ended, in our words. Limits are what verifiers calls `max_...`."""
+    """Status, stop reason and error of a run. Limits are the stop conditions `max_...` of
+    verifiers.
+    """
     said = str(row.get("stop_condition") or "")
     errors = row.get("errors") or ([row["error"]] if row.get("error") else [])
     if status == RunStatus.RUNNING or (status is None and not row.get("is_completed", True)):
@@ -420,7 +423,7 @@ def ending(row: Row, status: str | None = None) -> dict[str, Any]:
 
 
 def _stop_of(said: str, *, truncated: bool = False) -> StopReason:
-    """A stop condition's nearest stop reason; a limit is one."""
+    """Nearest stop reason of a stop condition. A limit remains a limit."""
     limits = {
         StopReason.RECURSION_LIMIT,
         StopReason.INTERRUPT,

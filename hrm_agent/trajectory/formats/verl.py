@@ -1,15 +1,14 @@
-"""The tasks of runs as verl's trainer reads them: a Parquet file of prompts, each with what its
-answer is checked by.
+"""Tasks of runs for verl's trainer: a Parquet file of prompts, each with its reference answer.
 
-A row is a task, not a run: verl samples answers of its own, so that several runs of one task give
-one row. `prompt` is the task as the user's turn, after the system turn where the first model call
-is proved to have had just these two. A task without a reference answer has nothing to be checked
-by, and is left out.
+A row is a task, not a run: verl samples its own answers, so that several runs of one task give one
+row. `prompt` is the task as the user's turn, after the system turn if the first model call is
+proved to have had just these two. A task without a reference answer cannot be checked and is left
+out.
 
-`data_source` names the family, by which a `compute_score` of one's own tells tasks apart; verl's
-own knows its own names only. `ability` is the task's `metadata["ability"]`, else `agent`;
-`extra_info.split` is `metadata["split"]`, else `train`. Runs are not read back: tokens, answers and
-rewards stand in no such file.
+`data_source` names the family, by which a custom `compute_score` distinguishes tasks; verl's own
+knows only its own names. `ability` is the task's `metadata["ability"]`, else `agent`;
+`extra_info.split` is `metadata["split"]`, else `train`. Runs are not read back: such files contain
+no tokens, answers of runs or rewards.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _ROWS_PER_GROUP = 1024
 
 
 def write_verl(trajectories: Iterable[Trajectory], path: Path, known: RequestHints) -> Report:
-    """One task a row. Without a row no file is written. Needs pyarrow. Raises `StoreError` without
-    it.
+    """Write one task a row. Without a row no file is written. Raises `StoreError` without
+    pyarrow.
     """
     pa, parquet = pyarrow()
     report = Report()
@@ -96,7 +95,7 @@ def _row(trajectory: Trajectory, known: RequestHints, index: int) -> Row | Skipp
 
 
 def _system(trajectory: Trajectory, known: RequestHints) -> list[Row]:
-    """The system turn of a run that began with it and the task."""
+    """System turn of a run that began with it and the task; empty otherwise."""
     first = next(iter(trajectory.calls), None)
     found = None if first is None else conversation_of(first, trajectory, known)
     match found.messages[:-1] if isinstance(found, ConversationOfCall) else ():

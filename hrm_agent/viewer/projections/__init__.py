@@ -1,5 +1,5 @@
-"""What pages are made of: functions from a place to JSON. Who serves them parses query values and
-answers.
+"""Projections: functions from a place to the JSON of pages. The server parses query values and
+sends answers.
 """
 
 from __future__ import annotations
@@ -82,4 +82,4 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "compare": Endpoint(compare, {"a": _NEEDED, "b": _NEEDED}),
     "blob": Endpoint(blob, {"item": _NEEDED, "field": _NEEDED, "from": _NUMBER}),
 }
-"""By name, as in `GET /api/v1/NAME`."""
+"""Endpoints by name, as in `GET /api/v1/NAME`."""

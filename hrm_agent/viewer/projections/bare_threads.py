@@ -1,5 +1,5 @@
-"""Threads that have checkpoints alone: of a program with a store's checkpointer, which recorded no
-trajectory.
+"""Threads with checkpoints but no trajectory, of a program that uses only a store's
+checkpointer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BARE = (
     "AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = t.id AND c.ns = '')"
 )
 _AT, _ID = "COALESCE(CAST(t.updated_at AS DOUBLE PRECISION), 0)", "CAST(t.id AS TEXT)"
-"""A forged row may hold any value there: numbers are all below texts, and pages would begin with
-them for ever.
+"""Sort keys of threads. They are cast since a forged row may hold any value: texts sort above all
+numbers, so that every page would begin with them.
 """
 
 
 def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, Any]:
-    """`GET threads`: those without a trajectory, newest first. `after`: what the page before told
-    as `next`.
+    """`GET threads`: threads without a trajectory, newest first. `after`: `next` of the previous
+    page.
     """
     store, where, values = place.store(), "", list[Any]()
     if after:
@@ -74,6 +74,6 @@ def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, A
 
 
 def count_bare_threads(store: RunStore) -> int:
-    """How many there are."""
+    """Number of threads without a trajectory."""
     with store.database.read() as cursor:
         return int(cursor.execute(f"SELECT count(*) FROM {_BARE}").fetchone()[0])

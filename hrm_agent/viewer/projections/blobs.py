@@ -1,4 +1,4 @@
-"""The rest of a text that was cut, in pieces."""
+"""Rest of a text that was cut, in pieces."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ __all__ = ["blob", "whole_text"]
 
 _ALL = 10**9
 _REASONING = "/reasoning"
-"""Ends the field of a message's thoughts."""
+"""Suffix of the field of a message's thoughts."""
 
 
 def blob(place: Place, item: str, field: str, from_: int = 0) -> dict[str, Any]:
-    """`GET blob`: characters `from` to at most `from` + 65,536 of a text that another answer
-    names.
-    """
+    """`GET blob`: up to 65,536 characters, from `from` on, of a text that another answer names."""
     text = whole_text(place, item, field)
     piece = text[from_ : from_ + PIECE]
     following = from_ + len(piece)
@@ -45,7 +43,7 @@ def blob(place: Place, item: str, field: str, from_: int = 0) -> dict[str, Any]:
 
 
 def whole_text(place: Place, item: str, field: str) -> str:
-    """The whole of a text. Raises `NotThere`."""
+    """Whole text. Raises `NotThere` if it is missing."""
     kind, _, rest = item.partition(":")
     read = _READERS.get(kind)
     try:
@@ -165,7 +163,9 @@ def _of_state(place: Place, rest: str, field: str) -> str | None:
 
 
 def _of_message(values: dict[str, Any], field: str) -> str | None:
-    """`CHANNEL/NUMBER`, `CHANNEL/NUMBER/reasoning` or `CHANNEL/NUMBER/arguments/NUMBER`."""
+    """Text of a message by `CHANNEL/NUMBER`, `CHANNEL/NUMBER/reasoning` or
+    `CHANNEL/NUMBER/arguments/NUMBER`.
+    """
     before, asked, number = field.rpartition("/arguments/")
     spoken = (before if asked else field).removesuffix(_REASONING)
     channel, _, place = spoken.rpartition("/")

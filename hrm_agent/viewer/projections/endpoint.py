@@ -1,4 +1,4 @@
-"""What can be asked for by name, and with which query values."""
+"""Named endpoints and their query values."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from hrm_agent.errors import ConfigError, nearest
 __all__ = ["PLACE", "Endpoint", "Parameter"]
 
 PLACE = "place"
-"""The query value that names the place; who serves reads it, and no endpoint lists it."""
+"""Query value that names the place. The server reads it, and no endpoint lists it."""
 _LONGEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A query value."""
+    """Query value."""
 
     type: type[str] | type[int] = str
-    """What it is read as."""
+    """Type of the value."""
     default: str | int | None = None
-    """Taken where it is not given."""
+    """Default value."""
     required: bool = False
-    """It has to be given."""
+    """True if the value must be given."""
     least: int = 0
     """Lower bound of a number."""
     most: int = 2**53 - 1
     """Upper bound of a number."""
 
     def read(self, name: str, text: str) -> str | int:
-        """The value of a text. Raises `ConfigError`."""
+        """Parse the text of a value. Raises `ConfigError` if it is invalid."""
         if self.type is str:
             if len(text) > _LONGEST:
                 raise ConfigError(f"{name} has {len(text)} characters.", f"At most {_LONGEST}.")
@@ -49,18 +49,18 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One projection."""
+    """Projection with its query values."""
 
     function: Callable[..., dict[str, Any]]
-    """Called with a place, or all of them, and the query values by name."""
+    """Function that is called with a place, or all of them, and the query values by name."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
-    """Its query values, without the place."""
+    """Query values without the place."""
     everywhere: bool = False
-    """The function takes all places."""
+    """True if the function takes all places."""
 
     def read(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The arguments of the function. Raises `ConfigError` for what is unknown, malformed or
-        lacking.
+        """Arguments of the function. Raises `ConfigError` for an unknown, malformed or missing
+        value.
         """
         for name in query:
             if name not in self.parameters and (name != PLACE or self.everywhere):
@@ -81,5 +81,5 @@ class Endpoint:
 
 
 def _argument(name: str) -> str:
-    """`from` is a word of Python."""
+    """Argument name of a query value: `from` is a Python keyword."""
     return f"{name}_" if name == "from" else name

@@ -1,6 +1,4 @@
-"""Groups of rollouts: what a step made of each sibling, with its reason and the outcomes of its
-tools.
-"""
+"""Groups of rollouts: judgement of each sibling by a step, with its reason and tool outcomes."""
 
 from __future__ import annotations
 
@@ -29,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["Damaged", "groups", "overlay_data", "step", "step_begun_for", "task_data"]
 
 _MOST_ROLLOUTS = 20_000
-"""Of a step."""
+"""Maximum rollouts of a step."""
 
 
 def step_begun_for(run: str, group: str) -> int | None:
-    """The step, from 1, that a training run began a group for, by the group's name; None for any
-    other group.
+    """Step, from 1, for which a training run began a group, by the group's name (None for other
+    groups).
     """
     number = step_in_name(group, run)
     return None if number is None else number + 1
 
 
 class Damaged:
-    """Rows that cannot be read, to be told beside those that can."""
+    """Rows that cannot be read, reported beside the others."""
 
     def __init__(self) -> None:
         self.rows: dict[str, str] = {}
@@ -51,7 +49,7 @@ class Damaged:
             self.rows[id_] = error.message
 
     def data(self) -> list[dict[str, str]]:
-        """As JSON."""
+        """Damaged rows as JSON."""
         return [{"id": short(id_), "message": short(message)} for id_, message in self.rows.items()]
 
 
@@ -105,7 +103,7 @@ def groups(place: Place, run: str, after: int = 0, limit: int = 50) -> dict[str,
 def _headers_of_step(
     store: RunStore, run: str, number: int, judged: dict[str, Overlay], damaged: Damaged
 ) -> list[Trajectory]:
-    """Those that were judged for the step, wherever they were made, and those that were begun for
+    """Headers of trajectories that were judged for the step, wherever they were made, or begun for
     it.
     """
     prefix = f"{run}/step-{number}/"
@@ -172,7 +170,7 @@ def _group(
 
 
 def task_data(trajectory: Trajectory) -> dict[str, Any]:
-    """The task of a trajectory."""
+    """Task of a trajectory as JSON."""
     task, item = trajectory.task, f"trajectory:{trajectory.id}"
     return {
         "id": short(task.id),
@@ -233,7 +231,7 @@ _UNJUDGED = {
 
 
 def overlay_data(overlay: Overlay | None) -> dict[str, Any]:
-    """What a run made of a trajectory; all null where it was not judged."""
+    """Judgement of a trajectory by a run; all null if it was not judged."""
     if overlay is None:
         return _UNJUDGED
     by_role = overlay.penalty_by_role

@@ -1,4 +1,4 @@
-"""The runs of all places, newest first."""
+"""Runs of all places, newest first."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["held_out_of", "is_own_run", "place_runs", "runs", "step_base"]
 
 _LIVE_SECONDS = 60.0
-"""A run that wrote within them, or that holds a thread, is live."""
+"""Seconds after the last write in which an unfinished run is live. A run that holds a thread is
+live, too.
+"""
 _SPARK = 60
 _MOST_AVERAGED = 20_000
-"""Of a run without metrics, trajectories whose rewards are read for its accuracy."""
+"""Maximum number of trajectories whose rewards are read for the accuracy of a run without
+metrics.
+"""
 _outcomes: BoundedMap[tuple[str, str], tuple[tuple[int, int, int], float | None]] = BoundedMap(
     1_000
 )
@@ -44,7 +48,7 @@ _HELD = (
 
 
 def runs(places: Sequence[Place]) -> dict[str, Any]:
-    """`GET runs`."""
+    """`GET runs`: runs of all places, newest first."""
     found: list[dict[str, Any]] = []
     bare: list[dict[str, Any]] = []
     problems: list[dict[str, Any]] = []
@@ -70,7 +74,7 @@ def runs(places: Sequence[Place]) -> dict[str, Any]:
 
 
 def place_runs(place: Place) -> list[dict[str, Any]]:
-    """The runs of one place. Raises what opening its store raises."""
+    """Runs of one place. Raises the errors of opening its store."""
     store = place.store()
     with store.database.read() as cursor:
         rows = {str(row[0]): row[1:] for row in cursor.execute(_RUNS).fetchall()}
@@ -83,7 +87,7 @@ def place_runs(place: Place) -> list[dict[str, Any]]:
     own = own_run_id(place.folder) if place.folder is not None and config_of(place.folder) else None
     names = [*rows, *([own] if own is not None and own not in rows else [])]
     if not names and seen:
-        names = [""]  # threads of a program of one's own
+        names = [""]  # threads of a user's program
     return [
         _run(place, store, name, rows.get(name), seen.get(name), name in held, name == own)
         for name in names
@@ -91,7 +95,7 @@ def place_runs(place: Place) -> list[dict[str, Any]]:
 
 
 def is_own_run(place: Place, run: str) -> bool:
-    """Whether the files of the place's folder are those of this run."""
+    """True if the files of the place's folder belong to this run."""
     return place.folder is not None and own_run_id(place.folder) == run
 
 
@@ -146,8 +150,8 @@ def _run(
 
 
 def step_base(kind: str) -> int:
-    """What the console adds to the number of a row's step: training by rollouts counts from 0,
-    fine-tuning from 1.
+    """Offset from a row's step to the console's: training by rollouts counts from 0, fine-tuning
+    from 1.
     """
     return 0 if kind == "train sft" else 1
 
@@ -192,11 +196,11 @@ def _accuracy(
 
 
 def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> float | None:
-    """Share of the scored trajectories that are right. Kept as long as none is begun, ends or gets
-    other rewards.
+    """Mean outcome of the scored trajectories, cached until one is begun, ends or gets other
+    rewards.
 
-    `counts`: trajectories, those that are running, and the bytes of all records: `score` gives
-    rewards after the end.
+    `counts`: trajectories, running ones, and the bytes of all records, since `score` adds rewards
+    after the end.
     """
     if not 0 < counts[0] <= _MOST_AVERAGED:
         return None
@@ -214,8 +218,8 @@ def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> fl
 
 
 def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]:
-    """Accuracy on held-out problems by step, each with its 95 % interval, as the run itself has
-    told it.
+    """Accuracy on held-out problems by step, each with its 95 % interval, as recorded by
+    the run.
     """
     from hrm_agent.basics.intervals import wilson_interval
 
@@ -256,7 +260,7 @@ def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]
 
 
 def _evaluated_problems(store: RunStore, run: str) -> dict[int, int]:
-    """Updates taken -> problems of the evaluation that was made then."""
+    """Updates taken -> number of problems of the evaluation made then."""
     prefix = f"{run}/eval-"
     query = (
         "SELECT DISTINCT group_id FROM trajectories WHERE run_id = ? AND substr(group_id, 1, ?) = ?"

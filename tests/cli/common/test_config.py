@@ -1,4 +1,4 @@
-"""Configurations: file, then flags; what is saved can be given back; mistakes are named."""
+"""Configurations: file, then flags. Saved files can be loaded again, and mistakes are named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Outer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = 'quote " and \\ and \n'
-    """What it is called."""
+    """Name of the object."""
     count: int | None = 3
     rate: float = 0.5
     fast: bool = False
@@ -106,7 +106,7 @@ def test_mistakes_in_flags(words: tuple[str, ...], message: str, hint: str) -> N
     [
         ("cuont = 3", "There is no key 'cuont'", "Did you mean 'count'?"),
         ("[inner]\nstps = 3", "There is no key 'inner.stps'", "Did you mean 'steps'?"),
-        ("name = 3", "name (", "What it is called."),
+        ("name = 3", "name (", "Name of the object."),
         ("count = ", "cannot be read as TOML", "toml.io"),
         ('command = "other"', "is for `hrm-agent other`", "Run `hrm-agent other --config"),
     ],

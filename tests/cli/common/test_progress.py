@@ -1,5 +1,5 @@
-"""How a long command says where it stands, on a terminal of 80 columns and in a log; and what a
-run's steps show.
+"""Progress of a long command, on a terminal of 80 columns and in a log, and remarks on a run's
+steps.
 """
 
 from __future__ import annotations

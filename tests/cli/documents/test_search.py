@@ -44,7 +44,7 @@ def test_hits_have_their_places(hrm: Command, docs: Path) -> None:
 
 
 def test_documents_are_printed_as_they_are(hrm: Command, docs: Path) -> None:
-    """No mark in them is taken for one of the terminal's."""
+    """Markup in documents is not interpreted by the terminal."""
     text = "Press :x: or :smile: for [bold]help[/bold] [/nothing] \\[red]."
     (docs / "marks :x: [b].txt").write_text(text)
     (docs / "skipped :x: [i].txt").touch()

@@ -18,7 +18,7 @@ TEXT = "The models learn words from words, and the words are counted by 12 model
 
 @pytest.fixture(autouse=True)
 def nothing_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the vocabularies that the person at this machine has."""
+    """Hide the vocabularies that are cached on this machine."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "no"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "no"))
 

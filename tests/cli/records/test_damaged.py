@@ -1,5 +1,5 @@
-"""One trajectory that cannot be read, among others: the commands name it in a line and go on with
-the rest.
+"""One unreadable trajectory among others: the commands report it in a line and continue with the
+rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.trajectory.samples import make_trajectory
 
 @pytest.fixture
 def damaged(store: str) -> str:
-    """The sample's store with two more trajectories, one of them no trajectory."""
+    """Store of the sample with two more trajectories, one of which is invalid."""
     with open_store(store) as opened:
         for number in (2, 3):
             made = make_trajectory(
@@ -88,8 +88,8 @@ def test_a_configuration_that_cannot_be_read_is_no_reason_to_fail(
     ],
 )
 def test_a_secret_is_not_recorded(option: str, hrm: Command) -> None:
-    """Options are kept with the run: one that is named like a secret is refused,
-    and not repeated.
+    """Options are stored with the run. An option named like a secret is refused, and its value is
+    not repeated.
     """
     done = hrm("run", "What is 6 * 7?", "--context", option)
     told = "is named like a secret, or holds an address with a password: options are recorded"

@@ -67,7 +67,7 @@ def test_an_answer_of_no_weight_is_not_learned(ran: Path, hrm: Command, tmp_path
 
 
 def test_a_graph_of_ones_own(scripted: str, hrm: Command, tmp_path: Path) -> None:
-    """Its model reports no tokens; what it was sent, its tools among it, is on record."""
+    """The graph's model reports no tokens. Its messages and tools are on record."""
     hrm("run", TASK, "--policy", scripted, "--graph", "tests.support.graphs.own_agent:graph")
     assert "1 rows of 1 trajectories" in hrm("export", "runs", "--out", "x.chat").out
     row = json.loads((tmp_path / "x.chat").read_text())
@@ -144,7 +144,7 @@ def test_a_trace_has_the_messages_and_the_tools(ran: Path, hrm: Command, tmp_pat
 
 @pytest.fixture
 def forked(hrm: Command, tmp_path: Path) -> Path:
-    """A store with a run, and another way on from after its tool call."""
+    """Store with a run, and a fork of it after its tool call."""
     answers = (*SCRIPT, r"<reason>forked</reason><answer>\boxed{42}</answer>")
     (tmp_path / "forked.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     assert (
@@ -220,7 +220,7 @@ def test_the_format_is_seen_from_the_file(ran: Path, hrm: Command) -> None:
 def test_another_by_the_same_name_is_refused(
     changed: dict, where: str, store: str, hrm: Command, tmp_path: Path
 ) -> None:
-    """Nothing of the file is written, not even what stands before it."""
+    """The whole file is refused, including the trajectories before the conflict."""
     first = make_trajectory(id="new", thread_id="new", calls=(), tool_calls=())
     write_jsonl([first, make_trajectory(**changed)], tmp_path / "x.jsonl")
     done = hrm("import", "x.jsonl", "--store", store)
@@ -239,7 +239,9 @@ def test_a_bad_line_at_the_end_keeps_the_store_as_it_was(
 
 
 def test_an_import_that_was_cut_short_is_gone_on_with(hrm: Command, tmp_path: Path) -> None:
-    """Calls come before the trajectory's own fields, so that half of one is none."""
+    """Calls are written before the trajectory's own fields, so that an incomplete trajectory is not
+    counted.
+    """
     whole = make_trajectory()
     write_jsonl([whole], tmp_path / "x.jsonl")
     with open_store("half.db") as half:

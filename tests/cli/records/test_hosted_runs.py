@@ -1,5 +1,5 @@
-"""A run that a provider's model answered, as `run`, `show`, `history`, `diff` and the exports tell
-it.
+"""Runs answered by a provider's model, as `run`, `show`, `history`, `diff` and the exports report
+them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ USED = CallUsage(input_tokens=10, output_tokens=6, cached_tokens=2, reasoning_to
 
 @pytest.fixture
 def ended(hrm: Command, scripted: str, tmp_path: Path) -> Iterator[Any]:
-    """The last event of the run; it asked the provider twice, and its policy never."""
+    """Last event of the run, which called the provider twice and its policy never."""
     with ProviderServer(cost=0.0021) as server:
         (tmp_path / "hosted.py").write_text(PROGRAM.format(url=server.url))
         done = hrm(

@@ -1,4 +1,6 @@
-"""Real runs out to ATIF and in again, and runs of other agents in, through the command line."""
+"""Real runs exported to ATIF and imported again, and imports of other agents' runs, on the command
+line.
+"""
 
 from __future__ import annotations
 

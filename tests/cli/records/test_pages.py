@@ -1,4 +1,4 @@
-"""`show --html` and `plot`, as they are typed."""
+"""`show --html` and `plot` on the command line."""
 
 from __future__ import annotations
 

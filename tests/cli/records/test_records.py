@@ -69,7 +69,7 @@ def test_history_has_a_line_for_each_run_at_80_columns(
 
 
 def corrupt(store: str) -> str:
-    """Adds a call whose log-probs are positive."""
+    """Add a call whose log-probs are positive."""
     bad = make_call("task-bad", logprobs=(0.0, 0.0, 1.5, -0.25))
     with open_store(store) as opened:
         opened.journal.write_call(bad)
@@ -159,7 +159,7 @@ def test_history_lists_the_runs(store: str, hrm: Command) -> None:
 
 
 def test_history_lists_the_newest_and_says_what_it_leaves_out(tmp_path: Path, hrm: Command) -> None:
-    """As JSON it is whole, or says on stderr that it is not."""
+    """JSON output is complete, or a message on stderr reports that it is not."""
     path = str(tmp_path / "many.db")
     with open_store(path) as opened:
         for number in range(60):

@@ -1,4 +1,4 @@
-"""`hrm-agent store`: every action, in words and as JSON, and what is said of mistakes."""
+"""`hrm-agent store`: every action, as text and as JSON, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ TABLES = (
 def test_a_page_that_is_damaged_is_a_finding_and_no_failure(
     table: str, kept: str, hrm: Command
 ) -> None:
-    """Whatever the file cannot give any more; and a copy says which of two files it is that is
-    damaged.
-    """
+    """Any table may be unreadable. A copy reports which of the two files is damaged."""
     spoil(kept, table)
     done = hrm("store", "verify", kept, "--json")
     assert (done.code, done.json["sound"]) == (1, False), done.err

@@ -1,5 +1,5 @@
 """Thoughts on record, as commands, pages and the viewer show them: beside the answer and never as
-it.
+part of it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ def chat(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 def test_an_index_that_cannot_be_searched_is_said_before_the_conversation(
     chat: Command, hrm: Command, tmp_path: Path
 ) -> None:
-    """Not by an answer that the sources have none. What is on record is read without the index."""
+    """The error is not reported as an answer that the sources have none. Recorded turns are read
+    without the index.
+    """
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "whale.txt").write_text("The blue whale eats krill.")
     (tmp_path / "text.db").write_text("not an index " * 100)
@@ -355,7 +357,7 @@ def test_citations_and_the_cited_span(
 
 
 def test_a_wrong_wiki_is_told_and_mended(chat: Command, hrm: Command, tmp_path: Path) -> None:
-    """The turn that it cut short is not resumed by other options, unless that is wanted."""
+    """The interrupted turn is not resumed with other options, unless requested."""
     (tmp_path / "wiki").mkdir()
     plan = json.dumps({"questions": [{"question": "How long is it?", "queries": []}]})
     search = '<tool_call>{"name": "wiki_search", "arguments": {"query": "whale"}}</tool_call>'
@@ -396,7 +398,7 @@ def test_a_wrong_wiki_is_told_and_mended(chat: Command, hrm: Command, tmp_path: 
 
 
 class Terminal:
-    """A program at a pseudo-terminal, typed to as a person types."""
+    """Program at a pseudo-terminal, with typed input."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.shown = ""
@@ -417,7 +419,7 @@ class Terminal:
         os.write(self._screen, text.encode())
 
     def until(self, pattern: str, seconds: float = 120.0) -> str:
-        """Read until it is shown; what was shown until then is read and gone."""
+        """Read until the pattern is shown, and return the output up to it, which is consumed."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.shown)):
             assert time.monotonic() < deadline, f"{pattern!r} was not shown: {self.shown!r}"
@@ -427,9 +429,7 @@ class Terminal:
         return before
 
     def waits(self) -> None:
-        """Until its main thread has slept for a while without being woken: it waits for what is
-        typed.
-        """
+        """Wait until the main thread has slept undisturbed for a while, so that it waits for input."""
         status, still, seen = Path(f"/proc/{self.process}/task/{self.process}/status"), 0, ""
         while still < 10:
             found = "".join(re.findall(r"(?m)^(?:State|\w*ctxt_switches):.*$", status.read_text()))
@@ -438,7 +438,7 @@ class Terminal:
             time.sleep(0.02)
 
     def ends(self) -> int:
-        """The exit code, once it has ended."""
+        """Wait for the end of the program and return its exit code."""
         while True:
             try:
                 os.read(self._screen, 65536)
@@ -449,7 +449,9 @@ class Terminal:
 
 
 def test_at_a_terminal(tmp_path: Path, hrm: Command) -> None:
-    """Typed, edited, stopped, gone back and killed; then opened again, and left by Ctrl-D."""
+    """Input is typed, edited, stopped, taken back and killed. The chat is then opened again, and
+    left by Ctrl-D.
+    """
     policy = script(tmp_path / "s", SCRIPT[0], SCRIPT[1], SLEEP, "<answer>gone on</answer>", SLEEP)
     words = ("chat", "--policy", policy, "--thread", "t", "--seed", "1")
     one = Terminal(tmp_path, *words)
@@ -540,8 +542,8 @@ def test_one_conversation_at_a_time_on_a_server(
 def test_a_conversation_that_another_process_took_over(
     chat: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was away is told before adding to what the other said,
-    and goes on when it has seen that.
+    """The session that lost the thread is warned before it adds to the other's turns, and goes on
+    once it has seen them.
     """
     url, say = f"sqlite:///{tmp_path}/s.db", ChatSession.say
     policy = ("--policy", script(tmp_path / "s", "Hello.", "And again."))

@@ -1,5 +1,5 @@
-"""A reader that goes away, an interrupt, a slow start: what becomes of the run, and what a person
-is told.
+"""A reader that disconnects, an interrupt, a slow start: the state of the run, and the messages for
+the user.
 """
 
 from __future__ import annotations

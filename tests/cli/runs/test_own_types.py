@@ -1,4 +1,4 @@
-"""Threads whose states hold types of the user's own: opened by who names the types, or a graph that
+"""Threads whose states hold users' own types: opened if the types are named, or with a graph that
 declares them.
 """
 
@@ -61,7 +61,7 @@ LAMP = "lamps_of_mine:Lamp"
 
 @pytest.fixture
 def thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A thread that a program of the user made with the store's checkpointer."""
+    """Thread that a user's program made with the store's checkpointer."""
     (tmp_path / "lamps_of_mine.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`hrm-agent replay`: one run, all runs of a store, and what stays out of memory."""
+"""`hrm-agent replay`: one run, all runs of a store, and data that is not loaded into memory."""
 
 from __future__ import annotations
 

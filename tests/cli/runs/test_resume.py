@@ -1,5 +1,5 @@
-"""`hrm-agent resume`: runs that stopped before their graph had ended, and what a resumed run is
-given.
+"""`hrm-agent resume`: runs that stopped before their graph had ended, and the options of a resumed
+run.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ topics = of_topics.compile()
 
 @pytest.fixture
 def stopping(hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the graphs; a file named after a thread tells that what `once` wrote is on
+    """Folder of the graphs. A file named after a thread indicates that the output of `once` is on
     record.
     """
     (tmp_path / "stopping.py").write_text(STOPPING)
@@ -356,7 +356,9 @@ Given = Callable[..., None]
 
 @pytest.fixture
 def recorded(stopping: Path) -> Given:
-    """Runs the graph `options` as a program does, with options of its own, into the thread `t`."""
+    """Function that runs the graph `options` like a program, with options of its own, in the thread
+    `t`.
+    """
     from hrm_agent import record
     from hrm_agent.runtime.execution.loading import load_graph
 
@@ -537,8 +539,8 @@ def test_all_that_is_under_way_is_resumed_at_once(stopping: Path, hrm: Command) 
 
 
 def test_where_no_node_is_run_it_is_said(stopping: Path, hrm: Command) -> None:
-    """A thread that waits asks its question again, and one that has ended is not told from a new
-    run by its answer.
+    """A waiting thread asks its question again. The answer of an ended one looks like that of a new
+    run.
     """
     words = ("run", "x", "--thread", "t", "--graph", "./stopping.py:options")
     asked = [line for line in hrm(*words).out.splitlines() if line.startswith("asks:")]

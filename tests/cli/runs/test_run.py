@@ -87,7 +87,7 @@ def test_a_thread_keeps_its_task_and_its_options(scripted: str, hrm: Command) ->
 def test_what_an_earlier_version_kept_as_its_defaults_is_no_other_configuration(
     scripted: str, hrm: Command
 ) -> None:
-    """It had no none: the values stand there."""
+    """The earlier version had no `none` and stored the values themselves."""
     hrm(
         "run",
         TASK,
@@ -165,7 +165,9 @@ def test_a_limit_is_no_failure(scripted: str, hrm: Command) -> None:
 
 
 class Lesser(LocalEnvironment):
-    """As on a machine without namespaces: underneath it is strong."""
+    """Environment that reports L1, as on a machine without namespaces. The actual isolation is
+    strong.
+    """
 
     def __init__(self, *, isolation: Isolation, spare_seconds: float | None) -> None:
         if not Isolation.L1.holds(isolation):
@@ -414,7 +416,7 @@ def test_what_cannot_be_resumed(hrm: Command, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_then_room_again(tasks: str, tmp_path: Path) -> None:
-    """On a tmpfs of its own: the run stops with one paragraph, and goes on when there is room."""
+    """The run is on its own tmpfs. It stops with one paragraph, and goes on when there is room."""
     disk = tmp_path / "disk"
     disk.mkdir()
     many = f"scripted:{tmp_path / 'many.jsonl'}"

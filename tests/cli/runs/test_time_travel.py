@@ -255,7 +255,7 @@ def test_a_breakpoint_is_passed(asking: tuple[str, ...], hrm: Command) -> None:
 def test_a_fork_that_is_cut_short_has_its_options(
     thread: str, answers: str, hrm: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is on record of a fork can be resumed, whenever the command that made it died."""
+    """Forks on record can be resumed, whenever the command that made them died."""
     written = StoreJournal.write_trajectory
 
     def dies(journal: StoreJournal, trajectory: Trajectory) -> None:
@@ -360,8 +360,8 @@ if __name__ == "__main__":
 def test_a_moment_is_gone_on_from_with_what_its_turn_was_given(
     hrm: Command, tmp_path: Path
 ) -> None:
-    """A program may give each turn its own context and configuration; the newest are another
-    turn's.
+    """A program may give each turn its own context and configuration. The newest belong to another
+    turn.
     """
     (tmp_path / "given.py").write_text(GIVEN)
     subprocess.run([sys.executable, "given.py"], check=True, cwd=tmp_path)

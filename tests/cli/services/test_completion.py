@@ -1,4 +1,4 @@
-"""What the Tab key offers."""
+"""Completion with the Tab key."""
 
 from __future__ import annotations
 

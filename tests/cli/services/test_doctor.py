@@ -1,4 +1,4 @@
-"""`doctor`: what the kernel gives is found by trying, here and where something is missing."""
+"""`doctor`: kernel features are found by trying them, here and on machines that lack some."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_layer_is_told(words: tuple[str, ...], hrm: Command) -> None:
 
 def test_a_cost_is_what_a_step_adds_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     def step() -> None:
-        """Nothing: it is not taken here."""
+        """Do nothing, since the step is not run here."""
 
     seconds = {
         True: iter([900.0, 350.0, *[500.0] * 100]),

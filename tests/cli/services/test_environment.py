@@ -1,6 +1,4 @@
-"""`hrm-agent environment`: serving for real, in a process of its own;
-and what is said of mistakes.
-"""
+"""`hrm-agent environment`: a real server in its own process, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts a server; gives its process and the first lines that it prints."""
+    """Function that starts a server, and returns its process and its first lines of output."""
     started: list[subprocess.Popen[str]] = []
 
     def start(

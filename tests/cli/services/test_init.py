@@ -1,4 +1,4 @@
-"""The project that `init` writes runs as it stands."""
+"""The project written by `init` runs unchanged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`hrm-agent serve` as a process: what it announces, how it goes down, what it refuses at its
-start.
-"""
+"""`hrm-agent serve` as a process: its first output, its shutdown, and refusals at its start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`hrm-agent view` as a process: what it prints, how it ends, what it refuses at its start, and
-what it costs.
-"""
+"""`hrm-agent view` as a process: its output, its end, refusals at its start, and its cost."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def test_memory_stays_where_it_is_with_many_listeners(runs: Path) -> None:
         list_path = "trajectories?place=store.db"
 
         def round_(number: int) -> None:
-            """A change that every page is told of, and asks about."""
+            """Make a change of which every page is notified and about which it asks."""
             trajectory = make_trajectory().model_copy(
                 update={"id": f"{number}", "thread_id": f"{number}", "answer": "word " * 2000}
             )
@@ -119,7 +117,7 @@ def test_what_it_refuses(
 
 
 def test_help_is_there_at_once() -> None:
-    """Neither the server nor what reads stores is imported for it."""
+    """Neither the server nor the code that reads stores is imported for it."""
     heavy = {"aiohttp", "langgraph", "numpy", "torch"}
     program = (
         "import sys\nfrom hrm_agent.cli.main import main\n"

@@ -42,7 +42,7 @@ class Page(HTMLParser):
         self.text += data
 
     def check(self) -> None:
-        """Nothing in it runs or is loaded."""
+        """Check that the page runs no code, and loads nothing but embedded images."""
         assert not {"script", "iframe", "object", "link", "form"} & set(self.tags)
         assert not [name for name, _ in self.attributes if name.startswith("on")]
         loaded = [

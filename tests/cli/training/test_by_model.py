@@ -1,5 +1,5 @@
-"""Training commands say what they leave to the model, keep it with the run, and go on with what was
-kept.
+"""Training commands report the settings that they derive from the model, store them with the run,
+and reuse them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def policy(folder: Path, name: str, *answers: str) -> str:
 def test_answers_without_the_box_that_the_verifier_reads_are_told(
     hrm: Command, tmp_path: Path
 ) -> None:
-    """A score of 0 for the form of the answer alone is not taken for one of its content."""
+    """A score of 0 for the form of an answer is not counted as one for its content."""
     graph = "from langgraph.graph import START, MessagesState, StateGraph\n"
     graph += "def say(state):\n    return {'messages': [('ai', 'They have 226 legs.')]}\n"
     graph += (
@@ -147,7 +147,7 @@ def test_wrong_words_are_named(
 def test_the_harness_on_tasks_far_beyond_the_policy(
     graph: str, hrm: Command, shared_data: Path, tmp_path: Path
 ) -> None:
-    """Every run is stored, ends by type, and can be trained on, however badly it goes."""
+    """Every run is stored, ends with a typed outcome and can be trained on, however poor it is."""
     tasks = f"mix:1*arc_agi,1*jsonl:{shared_data}/gsm8k/test.jsonl"
     words = (
         "--tasks",

@@ -1,6 +1,4 @@
-"""A training, and an evaluation, in which something fails in every rollout: its words and its exit
-code.
-"""
+"""Trainings and evaluations in which every rollout fails: their messages and exit codes."""
 
 from __future__ import annotations
 

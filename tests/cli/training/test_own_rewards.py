@@ -1,4 +1,4 @@
-"""A rubric that cannot be loaded is told before anything is run."""
+"""Rubrics that cannot be loaded are reported before any run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`collect`, `eval` and `train rl` on tasks of one's own, in files of one's own."""
+"""`collect`, `eval` and `train rl` on users' own tasks, in users' own files."""
 
 from __future__ import annotations
 

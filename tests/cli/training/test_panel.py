@@ -1,4 +1,4 @@
-"""The lines that a terminal shows while a training goes on."""
+"""Lines that a terminal shows during a training."""
 
 from __future__ import annotations
 

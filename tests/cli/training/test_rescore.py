@@ -1,5 +1,5 @@
-"""`hrm-agent rescore`: stored runs scored again, beside what they have; two rubrics compared; a
-call that is killed.
+"""`hrm-agent rescore`: stored runs scored again beside their recorded scores, comparison of two
+rubrics, and a killed command.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def slow(text):
 
 
 def sample(number: int, **changes: Any) -> Trajectory:
-    """Every second one is right; two of a group."""
+    """Sample of a group of two. Every second one is right."""
     facts: dict[str, Any] = {
         "id": f"t{number}",
         "thread_id": f"thread-{number}",
@@ -405,7 +405,7 @@ def test_tasks_of_a_users_own_module_are_verified_by_its_code(hrm: Command, tmp_
 
 
 def test_the_tasks_own_verifier_gives_what_a_run_was_recorded_with(hrm: Command) -> None:
-    """On rollouts of the policy that is shipped: right ones, wrong ones, truncated ones."""
+    """Rollouts are from the shipped policy: right, wrong and truncated ones."""
     words = ("--tasks", "mix:3*word_problems,1*reasoning_gym:gcd", "--count", "4", "--samples", "2")
     collected = hrm("collect", *words, "--context", "max_turns=4", "max_tokens=160", "--out", "run")
     assert collected.code == 0, collected.err

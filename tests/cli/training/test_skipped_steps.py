@@ -1,4 +1,4 @@
-"""`train sft` says how many steps it has left out, and fails where it has left out all."""
+"""`train sft` reports the number of skipped steps, and fails if it has skipped all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--track`: metrics of a command that are sent on as it goes."""
+"""`--track`: metrics of a command that are sent to a tracker while it runs."""
 
 from __future__ import annotations
 

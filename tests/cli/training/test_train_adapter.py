@@ -1,4 +1,4 @@
-"""Training an adapter on, by the commands."""
+"""Continued training of an adapter on the command line."""
 
 from __future__ import annotations
 

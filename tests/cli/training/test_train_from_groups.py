@@ -1,4 +1,4 @@
-"""`hrm-agent train rl --from`: training on what is on record, told, resumed, prolonged."""
+"""`hrm-agent train rl --from`: training on recorded groups, its reports, resuming and prolonging."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def rows_of(path: Path) -> list[Any]:
 
 
 def taught(rows: list[Any]) -> Counter[tuple[str, str]]:
-    """Answers by role, without those that are context."""
+    """Answers by role, without those that are only context."""
     return Counter(
         (row["role"], message["content"])
         for row in rows
@@ -170,7 +170,7 @@ def test_a_resumed_run_learns_from_the_same(
 def test_processes_side_by_side_are_fitted_by_what_the_first_one_wrote(
     solved: Trajectory, hrm: Command, tmp_path: Path
 ) -> None:
-    """Only the first one knows the conversations, on which batches and steps depend."""
+    """Conversations, on which batches and steps depend, are known to the first process only."""
     words = [
         "train",
         "sft",

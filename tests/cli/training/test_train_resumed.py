@@ -133,15 +133,15 @@ RL = GrpoConfig.of(
     checkpoint_every=4,
     max_tokens=16,
 )
-"""The rate falls in the second half of the steps."""
+"""Configuration whose rate falls in the second half of the steps."""
 
 
 class Killed(Exception):
-    """The moment at which a test ends a run."""
+    """Exception with which a test ends a run."""
 
 
 def taken_until(step: int, config: GrpoConfig, folder: Path) -> None:
-    """Start the run, or go on, and end it in this step, before its checkpoint."""
+    """Start or resume the run, and end it in this step, before its checkpoint."""
 
     def end(row: dict[str, Any]) -> None:
         if row["step"] == step:
@@ -154,7 +154,9 @@ def taken_until(step: int, config: GrpoConfig, folder: Path) -> None:
 def test_rollouts_after_the_newest_checkpoint_count_where_a_run_is_prolonged(
     hrm: Command, tmp_path: Path
 ) -> None:
-    """They were sampled from weights that the old rates made, and are not sampled again."""
+    """Rollouts after the checkpoint were sampled from weights trained at the old rates, and are not
+    sampled again.
+    """
     folder = tmp_path / "run"
     begun, longer = (fit(RL.model_copy(update={"steps": steps})) for steps in (8, 16))
     config = save_config(begun, "train rl", folder)
@@ -169,7 +171,9 @@ def test_rollouts_after_the_newest_checkpoint_count_where_a_run_is_prolonged(
 
 
 def test_a_run_that_was_prolonged_goes_on_between_checkpoints(hrm: Command, tmp_path: Path) -> None:
-    """The newest checkpoint is of the shorter run, the rollouts after it are of the longer one."""
+    """The newest checkpoint is from the shorter run, and the rollouts after it are from the longer
+    one.
+    """
     folder, longer = tmp_path / "run", RL.model_copy(update={"steps": 8})
     taken_until(2, RL, folder)
     taken_until(6, longer, folder)

@@ -53,7 +53,7 @@ async def opened(over: str, slots: int, isolation: Isolation) -> AsyncGenerator[
 async def run(
     snippets: list[Snippet], over: str, slots: int, late: float, isolation: Isolation
 ) -> int:
-    """Exit code: 1 if one was not contained."""
+    """Exit code: 1 if any attack was not contained."""
     failed, counts, began = 0, Counter[str](), time.monotonic()
     async with _entered(Host()) as host, opened(over, slots, isolation) as environment:
         who = f"uid {os.getuid()}, {over}, isolation {environment.isolation}, {slots} slots"

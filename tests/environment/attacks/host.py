@@ -53,7 +53,7 @@ SHARED_FOLDERS = (
 )
 SHARED_MEMORY_KEY = 0x48524D
 PATIENCE_SECONDS = 60.0
-"""For what was killed to be gone, and for a slot that was given up to be replaced."""
+"""Longest wait for killed processes to be gone, and for a lost slot to be replaced, in seconds."""
 
 
 def _stat_fields(pid: int) -> list[str]:
@@ -70,12 +70,12 @@ def _processes() -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """Its letter; empty if it is gone."""
+    """State letter of a process (empty if it is gone)."""
     return "".join(_stat_fields(pid)[:1])
 
 
 def is_running(pid: int) -> bool:
-    """True unless the process is gone, or only waited for."""
+    """True unless the process is gone or a zombie."""
     return _stat_fields(pid)[:1] not in ([], ["Z"], ["X"])
 
 
@@ -107,7 +107,7 @@ def orphans() -> set[int]:
 
 
 def open_descriptors(pid: int | str = "self") -> int:
-    """How many a process has open."""
+    """Number of open file descriptors of a process (0 if it cannot be read)."""
     try:
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:
@@ -115,7 +115,7 @@ def open_descriptors(pid: int | str = "self") -> int:
 
 
 def resident_bytes(pid: int | str = "self") -> int:
-    """Of a process; what it shares with others counts in full."""
+    """Resident memory of a process in bytes (0 if it cannot be read). Shared memory counts in full."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -181,7 +181,7 @@ class Host:
         os.chdir(self.scratch / "work")
 
     def _listen(self) -> None:
-        """On loopback only, and nothing that anybody else uses."""
+        """Open listeners on the loopback and on sockets of this machine that nothing else uses."""
         kinds = {
             "tcp": (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
             "udp": (socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
@@ -198,7 +198,7 @@ class Host:
         (self.scratch / "socket").chmod(0o777)
 
     def words(self) -> dict[str, str]:
-        """What stands for `@WORD@` in an attack."""
+        """Replacements of `@WORD@` in an attack."""
         return {
             "SCRATCH": str(self.scratch),
             "HOME": str(self.scratch / "home"),
@@ -217,8 +217,8 @@ class Host:
         }
 
     def settle(self) -> None:
-        """What there is now is what there is to be after each attack: call it once the environment
-        is warm.
+        """Take the current state as the one expected after each attack. Call it once the
+        environment is warm.
         """
         self._files = dict(self._snapshot())
         self._processes = len(descendants(os.getpid()))
@@ -226,7 +226,9 @@ class Host:
         self._orphans = orphans()
 
     def complaints(self) -> list[str]:
-        """What is not as it was. Waits a little for what is on its way out."""
+        """Differences from the expected state. Waits a little for processes and files that are
+        going away.
+        """
         end = time.monotonic() + PATIENCE_SECONDS
         while (found := self._complaints()) and time.monotonic() < end:
             time.sleep(0.1)  # a look reads every process of the machine

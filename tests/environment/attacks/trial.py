@@ -20,27 +20,27 @@ from tests.support.environment.contract import gauge
 __all__ = ["LATE_SECONDS", "Trial", "health", "judge", "try_attack", "warm_up"]
 
 LATE_SECONDS = 60.0
-"""How late a call may end: only one that nobody ends is later, however slow and loaded the machine
-is.
+"""Seconds by which a call may exceed its wall-clock limit, however slow and loaded the machine is.
+Only a call that nothing ends is later.
 """
 SOON_SECONDS = 2.0
-"""Where the wall clock is over before, a slow machine may not have begun the call: then it is run
-once more.
+"""Wall-clock limit in seconds below which a slow machine may not have begun the call in time. Such
+a call may run once more.
 """
 NOTE_BYTES = 400
-"""Of what is put between the head and the tail of what was cut, or below it."""
+"""Size of the note between the head and the tail of output that was cut, or below it."""
 HEALTHY = "import os, time\ntime.sleep({})\nprint(40 + 2)\nsorted(os.listdir('/tmp'))"
 _numbers = count(1)
 
 
 @dataclass(slots=True)
 class Trial:
-    """What came of one attack."""
+    """Outcome of one attack."""
 
     snippet: Snippet
     results: list[ExecutionResult] = field(default_factory=list[ExecutionResult])
     complaints: list[str] = field(default_factory=list[str])
-    """Empty if it was contained."""
+    """Faults that were found (empty if the attack was contained)."""
 
 
 async def try_attack(
@@ -80,7 +80,7 @@ def judge(
     words: Mapping[str, str],
     late: float = LATE_SECONDS,
 ) -> list[str]:
-    """What is wrong with an outcome: with what the attack was to come to, and with what holds for
+    """Faults of an outcome: deviations from what the attack may end with, and from what holds for
     every outcome.
     """
     value = result.value or ""
@@ -139,7 +139,7 @@ def _wrong_always(limits: Limits, result: ExecutionResult, late: float) -> list[
 
 
 async def health(environment: Environment, slots: int, seconds: float = 0.02) -> list[str]:
-    """What is wrong with healthy calls: one on every slot at once, and one in a session."""
+    """Faults of healthy calls: one on every slot at once, and one in a session."""
     code, limits, session = HEALTHY.format(seconds), Limits(200, 200), f"healthy {next(_numbers)}"
     results = await asyncio.gather(
         *(environment.execute(code, limits=limits) for _ in range(slots))

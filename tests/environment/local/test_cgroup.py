@@ -63,7 +63,7 @@ def environment(
 
 
 def groups_of(environment: LocalEnvironment) -> list[Path]:
-    """Of the calls of its slots."""
+    """Cgroups of the calls of an environment's slots."""
     return sorted(Path(environment._workers._place_of_zygotes.groups).glob("slot-*/call"))
 
 
@@ -280,7 +280,7 @@ class TestContract(EnvironmentContract):
 
 
 def a_cgroup(folder: Path, controllers: str = "cpu memory pids") -> Path:
-    """As far as its files go."""
+    """Folder with the files of a cgroup."""
     folder.mkdir()
     for name, text in {"controllers": controllers, "procs": "", "subtree_control": ""}.items():
         (folder / f"cgroup.{name}").write_text(text)

@@ -31,7 +31,9 @@ pytestmark = pytest.mark.whole
 
 PROJECT = Path(__file__).resolve().parents[3]
 HOST_PROCESSES = 6
-"""Of an environment with two calls under way: the starter, the zygote, two slots, what they run."""
+"""Number of processes of an environment with two calls under way: the starter, the zygote, two
+slots, and their two children.
+"""
 
 
 def _runs(pid: int) -> bool:
@@ -92,7 +94,7 @@ async def test_no_step_of_a_call_blocks_the_event_loop_of_its_caller(
 
 
 async def test_what_is_warm_starts_no_process_for_a_call() -> None:
-    """But that of the call itself."""
+    """Processes of the calls themselves are the only new ones."""
 
     def parents() -> set[int]:
         """Fork servers, and slots that have made the child of their next call."""
@@ -167,7 +169,7 @@ async def test_calls_are_run_again_when_the_fork_server_dies() -> None:
 
 
 async def test_a_session_call_whose_process_was_lost_is_run_again() -> None:
-    """Nothing that it did lies outside of its process, or was the snippet's doing."""
+    """Effects of the lost call stayed in its process, and its snippet did not cause the loss."""
     environment = LocalEnvironment(slots=1)
     await environment.execute("x = 3", session="s")
     call = asyncio.create_task(environment.execute(f"{HOLD}x", session="s", limits=LONG))

@@ -1,6 +1,4 @@
-"""What a snippet comes to: one typed outcome for each way of ending, with output, value and
-duration.
-"""
+"""Outcomes of snippets: one type for each way of ending, with output, value and duration."""
 
 from __future__ import annotations
 

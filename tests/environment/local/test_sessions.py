@@ -158,8 +158,8 @@ async def test_end_session(environment: Environment) -> None:
 
 
 async def test_no_call_meets_the_processes_of_a_session_that_is_being_ended() -> None:
-    """They hold the slot's files: what they do there, they must not do to somebody else's code and
-    output.
+    """Processes of such a session hold the slot's files. They must not change the code and output
+    of another call.
     """
     environment = LocalEnvironment(slots=1)
     spy = (

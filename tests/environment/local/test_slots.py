@@ -176,7 +176,7 @@ for _ in range(40):
         break
 threading.Timer(0.05, os._exit, (0,)).start()
 """
-"""Its session's process ends soon, and leaves what its slot cannot clear away."""
+"""Code whose process ends soon and leaves what its slot cannot clear away."""
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def test_a_slot_that_dies_between_two_calls_of_a_session(
         ended.set()
 
     def go_on(result: ExecutionResult, lost: bool) -> None:
-        """From the thread, which hears nothing of the death before this returns."""
+        """Continue from the slots' thread, which learns of the death only after this returns."""
         outcomes.append((result.status, lost))
         slot = workers._table.sessions[1]
         if status is INFRASTRUCTURE:

@@ -41,8 +41,8 @@ LINE = 60_000
 
 
 class Server:
-    """Its clients: `greedy` with a quota of one call, `free` without any, and `other`, who is to
-    notice nothing.
+    """Server with three clients: `greedy` with a quota of one call, `free` without a quota, and
+    `other`, which is to notice nothing.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ def exchanges(client: Client) -> list[Exchange]:
 
 
 async def test_calls_that_cannot_begin_are_held_as_small_objects(served_: Server) -> None:
-    """And while thousands are taken in, others are served."""
+    """Other clients are served while thousands of calls are taken in."""
     greedy = await served_.client("greedy")
     holding = asyncio.create_task(greedy.execute(f"{HOLD}1", limits=LONG))
     held = await until_held()
@@ -253,8 +253,8 @@ PRINTING = {"code": f"print('x' * {LINE})", "limits": {"output_bytes": LINE}}
 
 
 def idle() -> aiohttp.ClientSession:
-    """For a client that reads when it is told to: until then its library leaves in the kernel what
-    comes, which keeps little.
+    """Session of a client that reads only on request. Until then its library leaves incoming bytes
+    in the kernel, whose buffer is small.
     """
 
     def small(address: Any) -> socket.socket:

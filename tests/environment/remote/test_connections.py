@@ -94,7 +94,9 @@ async def until_closed(streams: Streams) -> None:
 async def test_every_header_of_a_connection_has_to_come_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also the second one, after the token was shown, and however slowly it goes on."""
+    """Headers of a second request are also due in time, after the token was shown, however slowly
+    they come.
+    """
     monkeypatch.setattr(http_server, "SECONDS_BETWEEN", SOON)
     with serving() as server:
         silent, slow = await server.open(HEALTH), await server.open(HEALTH)
@@ -194,7 +196,9 @@ async def test_a_strangers_body_is_not_unpacked(
 
 
 async def test_an_answer_that_did_not_come_is_asked_for_again() -> None:
-    """Where strangers are so many that the connection was closed before it had shown its token."""
+    """Requests are repeated if other connections are so many that this one was closed before it had
+    shown its token.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     about = {"service": "hrm-agent environment", "protocol": 0}
@@ -342,14 +346,18 @@ async def test_whatever_is_sent_leaves_no_traceback(
 
 
 def text_frame(text: str) -> bytes:
-    """As a client sends it; masked with zeros, which leave it as it is."""
+    """WebSocket frame of a text as a client sends it, masked with zeros, which leave the text
+    unchanged.
+    """
     return b"\x81\xfe" + len(text).to_bytes(2, "big") + bytes(4) + text.encode()
 
 
 async def test_a_client_that_does_not_read_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is not listened to before it has read, and not waited for by a server that goes down."""
+    """The server takes no more from such a client before it reads, and does not wait for it when
+    going down.
+    """
     monkeypatch.setattr(server_stream, "_LEAVE_SECONDS", SOON)
     call = {"code": "print('x' * 9_000_000)", "limits": {"output_bytes": 10_000_000}}
     with serving() as server:

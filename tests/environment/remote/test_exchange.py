@@ -28,7 +28,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, Any]]:
-    """Its address, and the service."""
+    """URL of a server's stream, and its service."""
     local, listener = LocalEnvironment(slots=1), listen_tcp("127.0.0.1", 0)
     with served(local, listener, hosts=("127.0.0.1",)) as service:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/stream", service
@@ -38,7 +38,7 @@ def server() -> Iterator[tuple[str, Any]]:
 async def test_a_client_that_is_not_listened_to_hears_of_the_server(
     server: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would take the connection for dead, and send its calls again."""
+    """Pings prevent the client from taking the connection for dead and sending its calls again."""
     monkeypatch.setattr(exchange, "MOST_HELD", 1)
     monkeypatch.setattr(exchange, "MOST_KEPT", 1)  # one call at a time
     monkeypatch.setattr(server_stream, "_SIGN_SECONDS", 0.05)

@@ -1,7 +1,7 @@
-"""Whatever a client sends is answered as its own, and the next call of another client is answered
-rightly.
+"""Hostile messages of a client: each gets an answer of its own, and the next call of another client
+is answered correctly.
 
-Thousands: `python -m tests.support.environment.hostile_messages --cases 5000`.
+For thousands, run `python -m tests.support.environment.hostile_messages --cases 5000`.
 """
 
 from __future__ import annotations

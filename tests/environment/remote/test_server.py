@@ -555,7 +555,7 @@ async def test_going_down_finishes_what_runs_and_takes_nothing_new(process: Serv
 
 
 async def _is_away(process: ServerProcess) -> bool:
-    """Nobody listens there any more."""
+    """True if nothing listens at the process's address any more."""
     try:
         _, writer = await asyncio.open_unix_connection(process.url.removeprefix("unix:"))
     except OSError:

@@ -1,4 +1,4 @@
-"""What hostile code tries: to see more, to reach further, to live longer, and to decide its own
+"""Attempts of hostile code to see more, to reach further, to live longer, and to decide its own
 outcome.
 """
 

@@ -67,7 +67,7 @@ def python(
 
 
 def seen(code: str, *words: str) -> Any:
-    """What the code said last."""
+    """Last line that the code printed, read as JSON."""
     done = child(code, *words)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -197,8 +197,8 @@ said([tried(fcntl.ioctl, terminal, number, b'x') for number in (termios.TIOCSTI,
 
 
 def test_shared_memory_has_a_file() -> None:
-    """Without one it would stay when it is taken out of every process's tables, where nobody counts
-    it.
+    """Shared memory without a file is refused. It would stay after no process maps it any more, and
+    be counted nowhere.
     """
     code = """
 import mmap, tempfile
@@ -356,7 +356,9 @@ said(found)
 
 
 def verdict(program: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """What the kernel makes of a program: its machine, as far as the program uses it."""
+    """Verdict of a filter program on a system call, by an interpreter of the instructions that it
+    uses.
+    """
     data = struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
     lines = list(struct.iter_unpack("=HBBI", program))
     place, held = 0, 0
@@ -533,7 +535,7 @@ def test_tcp_abstract_sockets_and_signals(
 
 @pytest.mark.parametrize("version", range(1, 8))
 def test_older_kernels(version: int, folders: tuple[str, str, str]) -> None:
-    """What an older kernel knows of is asked for, and no more: it would refuse the whole."""
+    """Rights that an older kernel does not know are not requested: it would refuse all of them."""
     code = f"""
 landlock._version = lambda: {version}
 found = landlock.restrict([*READABLE, read], [write])
@@ -554,7 +556,9 @@ def test_without_landlock_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_both_under_a_bare_interpreter() -> None:
-    """As the sandbox's own processes load them: no site, no packages, no environment."""
+    """Layers load in an interpreter like that of the sandbox's own processes: no site, no packages,
+    no environment.
+    """
     code = (
         "landlock.restrict(['/usr'], [])\nseccomp.install()\nsaid(sorted(set(sys.modules) &"
         " {'site', 'hrm_agent'}))"

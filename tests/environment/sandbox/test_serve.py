@@ -140,8 +140,8 @@ def pure() -> Iterator[LocalEnvironment]:
 
 @pytest.fixture(scope="module")
 def built() -> None:
-    """The compiled body is there, whatever the switch says; where it is missing, what installs it
-    is told.
+    """Assert that the compiled body exists, whatever the switch is. If it is missing, the message
+    names how to install it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(PURE, raising=False)
@@ -156,7 +156,7 @@ def compiled(built: None) -> Iterator[LocalEnvironment]:
 
 
 def told(result: ExecutionResult) -> tuple[object, ...]:
-    """Without what differs from call to call."""
+    """Parts of a result that do not differ from call to call."""
     return (
         result.status,
         result.stdout,
@@ -217,8 +217,8 @@ async def test_both_bodies_tell_the_same(
 
 
 async def test_the_bodies_take_turns_in_one_slot(compiled: LocalEnvironment) -> None:
-    """With a session, which only the one in Python serves, and calls that the compiled one begins
-    and does not end.
+    """Calls alternate: those of a session, which only the Python body serves, and some that the
+    compiled body begins but does not end.
     """
     for i in range(5):
         assert (await compiled.execute(f"{i}")).value == str(i)
@@ -234,7 +234,7 @@ async def test_the_bodies_take_turns_in_one_slot(compiled: LocalEnvironment) -> 
 async def test_a_call_is_killed_in_time(
     body: bool, pure: LocalEnvironment, compiled: LocalEnvironment
 ) -> None:
-    """Before the compiled body has handed it over, and after."""
+    """Calls are killed before and after the compiled body has handed them over."""
     environment = pure if body else compiled
     for wait in (0.001, 0.01, 0.03, 0.06, 0.2):
         call = asyncio.create_task(environment.execute(IDLE, limits=LONG))

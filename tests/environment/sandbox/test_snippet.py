@@ -1,5 +1,5 @@
-"""How a snippet is taken apart: a last line that is an expression is found without a tree, and
-means the same.
+"""Splitting of a snippet: a last line that is an expression is found without a syntax tree, and
+keeps its meaning.
 """
 
 from __future__ import annotations

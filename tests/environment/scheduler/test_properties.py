@@ -1,5 +1,5 @@
-"""Whatever comes in whatever order: nothing is lost, nothing doubled, no slot is idle or taken
-twice, order holds.
+"""Properties of the scheduler under any sequence of events: nothing is lost or doubled, no slot is
+idle or taken twice, order holds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Expected:
     starts: int = 0
     losses: int = 0
     before: list[str] = field(default_factory=list)
-    """What its session's process had run when it was started."""
+    """Codes that the session's process had run when the call was started."""
 
     @property
     def waits(self) -> bool:

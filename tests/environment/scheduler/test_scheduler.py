@@ -55,9 +55,7 @@ def test_first_in_first_out(scheduler: Scheduler, workers: ThreadWorkers) -> Non
 def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(
     scheduler: Scheduler, workers: ThreadWorkers
 ) -> None:
-    """As soon as one has ended, its caller submits the next: the calls that wait come first all the
-    same.
-    """
+    """Callers submit their next call as soon as one has ended. Calls that wait still come first."""
     waiting = [scheduler.submit(Submission(f"sleep 0.00{i}")) for i in range(1, 6)]
     waiting[0].add_done_callback(lambda _: scheduler.submit(Submission("value late")))
     for call in waiting:

@@ -107,7 +107,7 @@ async def test_solvers_that_finish_out_of_order_keep_their_own_tokens(
 
 
 def text(call: Any) -> str:
-    """What a call was asked, without what it answered."""
+    """Prompt of a call, without its answer."""
     return ScriptedEngine([]).codec.decode(_split(call)[0])
 
 
@@ -132,7 +132,7 @@ async def test_the_critic_sends_the_plan_back_within_the_round_budget(
 
 
 class Slips(Roles):
-    """The pears come out wrong at first; the critic sees to it."""
+    """Roles whose pears are wrong at first, which the critic notices."""
 
     def solver(self, messages: Any) -> str:
         if "Subgoal: 5 * 6" in messages[1].text and "Hint:" not in messages[1].text:
@@ -226,7 +226,7 @@ async def test_the_wait_for_a_person_costs_no_time(
 
 
 class Full(ScriptedEngine):
-    """Its context window holds one turn of a solver."""
+    """Engine whose context window holds one turn of a solver."""
 
     def submit(self, request: Any) -> Any:
         if request.messages[-1].type == "tool":
@@ -320,7 +320,7 @@ async def test_each_role_has_its_own_model_and_temperature(
 
 
 class Pair(Roles):
-    """Two subgoals, neither of which needs the other."""
+    """Roles with two independent subgoals."""
 
     plan: Any = {
         "subgoals": [{"name": name, "goal": f"wait for {name}", "needs": []} for name in "ab"]
@@ -331,8 +331,8 @@ class Pair(Roles):
 async def test_solvers_run_side_by_side(
     max_parallel: int, store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """At two at a time neither is answered before both have asked; at one at a time the first ends
-    before the other.
+    """Two parallel solvers are answered after both have asked. With one at a time, the first ends
+    before the other starts.
     """
     asked: list[str] = []
     both = threading.Barrier(max_parallel, timeout=60)

@@ -1,4 +1,4 @@
-"""A planner may say how the final answer is to be written."""
+"""Planners may define the format of the final answer."""
 
 from __future__ import annotations
 

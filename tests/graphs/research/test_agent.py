@@ -47,7 +47,7 @@ def wiki() -> Iterator[SmallWiki]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Patience:
-    """A wiki that fails is not asked again."""
+    """Patience with which a failing wiki is not asked again."""
     patience = Patience(attempts=1)
     monkeypatch.setattr(research_tools, "open_wiki", patience.open_wiki)
     return patience
@@ -277,7 +277,7 @@ async def test_a_wiki_that_fails_is_an_outcome_and_the_conversation_goes_on(
 async def test_a_wiki_that_dies_in_the_middle(
     talk_to: Any, wiki: SmallWiki, impatient: Patience
 ) -> None:
-    """Its search still answered; its pages do not."""
+    """The wiki still answers the search, but not the page requests."""
 
     def searcher(messages: Any) -> str:
         if sum(message.type == "ai" for message in messages) == 1:
@@ -544,7 +544,7 @@ async def test_each_limit_ends_a_turn_with_the_best_answer_so_far(name: str, tal
 
 
 async def test_what_was_found_is_the_answer_where_nobody_can_write_it(talk_to: Any) -> None:
-    """The searches took all the money; their quotes are checked like the writer's."""
+    """The searches spent the whole budget. Their quotes are checked like the writer's."""
     talk = talk_to(Researcher(), max_cost=0.0025, prices={"*": [0, 5]})
     trajectory = await talk()
     assert trajectory.stop_reason is StopReason.MAX_COST and talk.state["answered"]
@@ -554,7 +554,7 @@ async def test_what_was_found_is_the_answer_where_nobody_can_write_it(talk_to: A
 
 
 class Full(ScriptedEngine):
-    """Its context window holds no source."""
+    """Engine whose context window holds no source."""
 
     def submit(self, request: Any) -> Any:
         if "<source" in request.messages[-1].text:

@@ -321,7 +321,7 @@ LOOKS_LIKE_A_MARK = re.compile(
 
 
 def prose(body: str) -> str:
-    """What no rule could take for code."""
+    """Return the body, or an empty text if some rule could take part of it for code."""
     return "" if "`" in body or "~~~" in body else body
 
 
@@ -378,8 +378,8 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_takes_linear_time(name: str) -> None:
-    """Of eight times the length not much more than eight times as long: the square would be 64
-    times.
+    """Eight times the length takes at most 30 times as long. Quadratic time would take 64 times as
+    long.
     """
 
     def seconds(length: int) -> float:

@@ -1,5 +1,5 @@
-"""Quotes held against sources: whatever is accepted stands there to the character, and nothing else
-is accepted.
+"""Quotes compared with sources: each accepted quote is in its source to the character, and all
+others are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def source_of(text: str, name: str = "S1", title: str = "T") -> Source:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_respaced_quote_finds_its_own_characters(seed: int) -> None:
-    """And with a word that is not there it finds none."""
+    """A quote with a word that the source lacks is not found."""
     draw = random.Random(seed)
     for _ in range(150):
         words = draw.choices(WORDS, k=draw.randint(8, 40))
@@ -50,8 +50,8 @@ def test_a_respaced_quote_finds_its_own_characters(seed: int) -> None:
 
 
 def test_what_is_said_again_is_accepted_again() -> None:
-    """A searcher's citations, under the names that the conversation has for its sources, stand as
-    they are.
+    """A searcher's citations are unchanged under the names that the conversation has for its
+    sources.
     """
     text = 'He said "no" to it.\n\nThe end [sic] was – as told – near.'
     named = quoted_again(

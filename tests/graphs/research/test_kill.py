@@ -1,5 +1,5 @@
-"""A research that is killed between its searches goes on where it was: what was found is not looked
-for again.
+"""A research that is killed between its searches continues from there: completed searches are not
+repeated.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def quotes(*cited: tuple[str, str]) -> Any:
 
 
 class Turn:
-    """What the person says, what the roles do then, and what comes of it."""
+    """User message, steps of the roles, and expected citations and outcomes."""
 
     def __init__(
         self, said: str, steps: Any, cited: Any, outcomes: list[tuple[str, ToolStatus]]
@@ -192,8 +192,8 @@ async def test_a_wiki_in_trouble(
 async def test_the_small_policy_ends_well(
     wiki_server: WikiServer, store: RunStore, idle_environment: LocalEnvironment
 ) -> None:
-    """It was never taught to research: what it says is read as far as it can be, and the turn ends
-    typed.
+    """The policy was never trained to research. Its output is read as far as possible, and the turn
+    ends with a typed outcome.
     """
     limits = {"max_calls": 4, "max_answer_tokens": 48, "temperature": 0.5}
     policy = load_policy("builtin:trained")

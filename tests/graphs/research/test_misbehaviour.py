@@ -1,7 +1,7 @@
 """A model that misbehaves in every way that we could name, in one role of the research at a time.
 
-Whatever it says, the turn ends typed and within its budget, its record is clean, and every citation
-stands.
+Every turn ends with a typed outcome and within its budget, its record is clean, and every citation
+is valid.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DENIED, INVALID, ERROR = ToolStatus.DENIED, ToolStatus.INVALID_CALL, ToolStatus.
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunStore]:
-    """A thread of it for each case."""
+    """Store with a thread for each case."""
     with open_store(tmp_path_factory.mktemp("cases") / "store.db") as opened:
         yield opened
 
@@ -54,7 +54,7 @@ def wiki() -> Iterator[SmallWiki]:
 
 
 def first(*said: str) -> Callable[[Any], str]:
-    """A searcher that says this before it behaves."""
+    """Searcher that answers with the given text first, then behaves."""
 
     def searcher(messages: Any) -> str:
         answers = [i for i, message in enumerate(messages) if message.type == "ai"]
@@ -72,7 +72,7 @@ def cites(quote: str, source: str = "S1") -> str:
 
 @dataclass
 class Case:
-    """What a role says, and what comes of it."""
+    """Answer of a role, and its expected effect on the run."""
 
     role: str
     says: Any
@@ -80,11 +80,11 @@ class Case:
     citations: int = 2
     questions: list[str] | None = None
     because: str = ""
-    """Found in the reason or in the remarks."""
+    """Text that the reason or the remarks must contain."""
     says_not: str = "666"
-    """Not found in the answer."""
+    """Text that the answer must not contain."""
     outcome: ToolStatus | None = None
-    """Of some tool call."""
+    """Status of at least one tool call (not checked if None)."""
     context: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -96,7 +96,7 @@ class Case:
 
 
 def reads_both(messages: Any) -> str:
-    """A searcher that is soon done."""
+    """Searcher that reads both pages at once, then answers."""
     both = tool("wiki_page", title="Blue whale") + tool("wiki_page", title="Krill")
     if messages[-1].type == "human":
         return both

@@ -1,4 +1,4 @@
-"""Tools of one's own in the research graph: recorded, limited, quoted and cited like a wiki's."""
+"""Users' own tools in the research graph: recorded, limited, quoted and cited like a wiki's."""
 
 from __future__ import annotations
 

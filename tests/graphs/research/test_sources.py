@@ -1,4 +1,4 @@
-"""What a searcher and the writer are shown of what was found."""
+"""Sources as shown to the searcher and to the writer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`check_support`: a true quote under a false claim is sent back once; then its mark is removed,
-which is said.
+"""`check_support`: a true quote under a false claim is sent back once. Then its mark is removed,
+which is reported.
 """
 
 from __future__ import annotations

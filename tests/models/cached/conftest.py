@@ -15,7 +15,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_in(cache: Path) -> list[str]:
-    """Every file in the cache, and every folder that is not finished."""
+    """Files in the cache, and folders that are not complete."""
     paths = cache.rglob("*") if cache.exists() else ()
     return sorted(
         str(path.relative_to(cache))

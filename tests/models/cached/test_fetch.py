@@ -25,7 +25,7 @@ from tests.support.models.gguf_files import write_gguf
 from tests.support.models.sources import SourceStub, file_facts, serving, write_wheel
 
 CLOSED = "http://127.0.0.1:1"
-"""A hub that nobody can reach."""
+"""Address of a hub that is unreachable."""
 FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"weights" * 1000}
 
 
@@ -47,7 +47,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SourceStub]:
 
 @pytest.fixture
 def model(stub: SourceStub, tmp_path: Path) -> KnownModel:
-    """A model that both sources have, of other content, so that it is seen which one gave it."""
+    """Model that both sources have with different content, so that a test can identify the source."""
     stub.put_repository("maker/tiny", "abc123", FILES)
     write_gguf(tmp_path / "tiny.gguf", kind=GGMLQuantizationType.Q8_0)
     wheel = write_wheel(

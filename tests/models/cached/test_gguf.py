@@ -156,7 +156,7 @@ def test_a_file_that_is_gone_during_its_conversion_is_named(
 
 
 def nothing(file: Path) -> None:
-    """No file."""
+    """Write no file."""
 
 
 def html(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""A form of calls, a template and kept thoughts that a model string asks for."""
+"""Call forms, templates and kept thoughts requested by a model string."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_kept_thoughts_keep_nothing_else(stripping_codec: ChatTemplateCodec) -> 
 
 
 def test_words_beside_a_call_stay_where_thoughts_have_no_place() -> None:
-    """The template goes on after a result as it does not after a call without words."""
+    """The template continues differently after a result than after a call without words."""
     results = (
         "{% if m.role == 'tool' and messages[loop.index0 - 1].content %}{{ 'So.' }}{% endif %}"
     )

@@ -1,6 +1,4 @@
-"""The built-in policies' template, which tells of tools by names and types alone, is spoken to as
-it is.
-"""
+"""The built-in policies' template describes tools by names and types alone and is used as it is."""
 
 from __future__ import annotations
 

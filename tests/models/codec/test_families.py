@@ -1,5 +1,5 @@
-"""Chat templates that people have, each on a real tokenizer: told of a tool, its call read, gone on
-with, ended.
+"""Chat templates in common use, each on a real tokenizer: tools are described, calls read, turns
+continued and ended.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROMPTED = {
     "phi3",
     "phi3_5",
 }
-"""Templates that know of no tools, or write nothing that could be gone on with."""
+"""Templates that support no tools, or write nothing that could be continued."""
 
 
 def codec_of(name: str, **options: Any) -> ChatTemplateCodec:
@@ -60,7 +60,7 @@ def codec_of(name: str, **options: Any) -> ChatTemplateCodec:
 def answer(
     codec: ChatTemplateCodec, content: str = "", *codes: str, thinks: str | None = "So I compute."
 ) -> AIMessage:
-    """An answer as the family has it: with thoughts where it has any."""
+    """Answer in the family's form, with thoughts if it has any."""
     calls = [
         {"name": "python", "args": {"code": code}, "id": f"call-{i}"}
         for i, code in enumerate(codes)
@@ -176,8 +176,8 @@ def test_with_kept_thoughts_any_conversation_is_one_sequence(name: str) -> None:
 
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_thoughts_that_the_template_drops_begin_a_new_sequence(name: str) -> None:
-    """Nothing is kept behind its back: it writes the thoughts again, or the prompt is rendered
-    anew.
+    """`extend` raises `TemplateMismatch` exactly if the template drops the thoughts. The prompt is
+    then rendered anew.
     """
     codec = codec_of(name)
     final = answer(codec, "It is 42.")
@@ -356,7 +356,9 @@ def among(wanted: frozenset[int], ids: Sequence[int]) -> list[int]:
 
 
 def _in_some_spelling(text: str, written: str) -> bool:
-    """As it is, or as JSON spells it; without white space, which templates trim."""
+    """True if `written` contains the text, literally or as JSON spells it. White space is ignored,
+    since templates trim it.
+    """
     text = text.replace("▁", " ")  # some tokenizers write their spaces so, and give no other back
     squeezed = "".join(text.split())
     spelt = "".join(json.dumps(text, ensure_ascii=False)[1:-1].split())

@@ -23,7 +23,7 @@ CALLS = {
     "v11": '[TOOL_CALLS]python[CALL_ID]abcdefgh0[ARGS]{"code": "6 * 7"}</s>',
     "v13": '[TOOL_CALLS]python[ARGS]{"code": "6 * 7"}</s>',
 }
-"""A call as each version of the format has it."""
+"""Text of a call in each version of the format."""
 
 
 def called(*codes: str, content: str = "", ids: str = "abcdefgh", **more: Any) -> AIMessage:
@@ -42,7 +42,7 @@ def results(message: AIMessage) -> list[BaseMessage]:
 
 
 def openai(messages: list[BaseMessage]) -> list[Any]:
-    """In OpenAI's form, with arguments as text and thoughts as a block of the content."""
+    """Messages in OpenAI's form, with arguments as text and thoughts as a block of the content."""
     roles = {"human": "user", "ai": "assistant"}
     found: list[Any] = []
     for message in messages:

@@ -1,5 +1,5 @@
-"""The library `renderers` beside ours: what both make of a family,
-and a codec over its renderers.
+"""The library `renderers` compared with ours: the tokens of each family, and a codec over its
+renderers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tests.support import families
 pytestmark = pytest.mark.real_tokenizers
 
 CODE = 'print(6 * 7)\nx = {"k": [1, 2]}'
-"""Spells no added token of any vocabulary here: those that it spelt ours would guard and the
-library would not.
+"""Text that spells no added token of any vocabulary used here. Our codec would escape such tokens,
+and the library would not.
 """
 FAMILIES = {
     "deepseek_r1_distill": "deepseek-r1",
@@ -111,7 +111,7 @@ WITHOUT_TEMPLATE = (
 )
 """Further renderers, each on another family's tokenizer with its tokens added."""
 REFUSED = ("gpt-oss", "inkling", "prime-qwen3")
-"""Renderers that cannot stand behind our codec."""
+"""Renderers that our codec cannot use."""
 
 
 def tokenizer_for(renderer: str, name: str | None = None) -> PreTrainedTokenizerFast:
@@ -175,7 +175,9 @@ def openai(messages: Sequence[BaseMessage]) -> list[Any]:
 
 
 def differences(codec: ChatTemplateCodec, library: Any, tools: list[Any]) -> set[str]:
-    """Where a codec and a renderer of the library make different tokens, or read something else."""
+    """Points at which a codec and a renderer of the library make different tokens, or parse them
+    differently.
+    """
     called = answer(codec, "", CODE)
     seen = [*ASKED, called, ToolMessage("42", tool_call_id="call-0", name="python")]
     prompt = codec.encode(ASKED, tools)

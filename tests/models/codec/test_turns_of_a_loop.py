@@ -1,6 +1,4 @@
-"""Conversations with turns that templates have no place for: calls that cannot be read, and words
-beside calls.
-"""
+"""Conversations with turns that templates do not support: unreadable calls, and words beside calls."""
 
 from __future__ import annotations
 

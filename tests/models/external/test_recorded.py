@@ -1,4 +1,4 @@
-"""Chat models that a graph holds itself: asked once for each request, however they are called."""
+"""Chat models held by a graph: called once for each request, by any method."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ QUESTION = [HumanMessage("hello there")]
 
 
 class Hosted(BaseChatModel):
-    """Counts what it is asked; answers with its number, a tool call and a fact about the answer."""
+    """Model that counts its requests, and answers with the number, a tool call and a fact about the
+    answer.
+    """
 
     model: str = "hosted-1"
     asked: list[int] = []
@@ -113,7 +115,7 @@ async def test_the_record_is_there_before_the_last_chunk_is_seen(journal: Memory
 
 
 class Repeating(Hosted):
-    """Says with each chunk which model it is."""
+    """Model whose chunks each name the model."""
 
     def _stream(self, messages: Any, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
         for part, reason in (("a", ""), ("b", "stop")):
@@ -180,7 +182,7 @@ ODD: dict[str, Any] = {
 
 
 class Answering(Hosted):
-    """Gives one message, whatever it is asked."""
+    """Model that always gives one message."""
 
     message: Any = None
 
@@ -230,7 +232,7 @@ async def test_what_has_no_stored_form_is_a_mark_in_the_record(store: RunStore) 
 
 
 class Breaking(Hosted):
-    """Raises, before it says anything or amid its words."""
+    """Model that raises before its answer or within it."""
 
     error: Any = None
 
@@ -246,7 +248,7 @@ class Breaking(Hosted):
 
 
 class Refused(openai.RateLimitError):
-    """A class of the program's own."""
+    """Error class of the program."""
 
 
 def _refused(kind: type[openai.APIStatusError]) -> Exception:

@@ -1,5 +1,5 @@
-"""The policy in the place of a provider's class: structured output by each method is what the class
-gives.
+"""The policy replaces a provider's class. Structured output by each method equals that of the
+class.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODELS = {
 
 
 def ask(model: str, text: str, schema: Any, method: str, **options: Any) -> tuple[Any, Any]:
-    """What comes back, and the schema that the engine was told."""
+    """Structured answer, and the schema that the engine received."""
     structured = MODELS[model].with_structured_output(schema, method=method, **options)
     with (
         standing_in(),

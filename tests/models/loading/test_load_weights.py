@@ -1,8 +1,8 @@
-"""4 bits on a CPU, by the library's packed kernel and without it: which layers it is given, and
-what comes of it.
+"""4 bits on a CPU, by the library's packed kernel and without it: the packed layers, and their
+results.
 
-Both ways are taken wherever these tests run: where the CPU has no such kernel, another one stands
-in for it that reads the same layout.
+Both ways are tested on every machine. If the CPU has no such kernel, a stand-in reads the same
+layout.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from hrm_agent.trajectory import Sampling
 from tests.models.conftest import make_model
 
 TOLERANCE, MEAN = 0.2, 0.03
-"""Of log-probs in bfloat16, one token's and the mean of many. Found: 0.04 and 0.009, which bfloat16
-makes by itself.
+"""Tolerances of log-probs in bfloat16, for one token and for the mean of many. Measured: 0.04 and
+0.009, which bfloat16 alone causes.
 """
 SIZES = {
     "few fit": {"hidden_size": 32, "intermediate_size": 48},
@@ -41,13 +41,13 @@ SIZES = {
     "all fit": {"hidden_size": 64, "intermediate_size": 128},
 }
 PACKED = {"few fit": 2, "some fit": 8, "all fit": 14}
-"""Layers, of fourteen."""
+"""Number of packed layers (of fourteen) by width."""
 
 
 def stand_in(
     given: torch.Tensor, weight: torch.Tensor, out: Any = None, state: Any = None, **_: Any
 ) -> torch.Tensor:
-    """What the packed kernel computes, by unpacking."""
+    """Compute the packed kernel's result by unpacking."""
     state = copy.copy(state)
     plain, _ = library._convert_weight_packed_for_cpu_inverse(weight.data, state)
     state.absmax = state.absmax.T.reshape(-1).float()
@@ -120,7 +120,9 @@ def test_which_layers_are_packed(
 def test_the_engine_says_what_a_plain_forward_pass_does_of_any_width(
     width: str, dtype: str, kernel: str, folders: dict[str, Path]
 ) -> None:
-    """In float32 to 1e-4, by whichever kernel; in bfloat16 as near as its rounding is."""
+    """Log-probs agree to 1e-4 in float32, with either kernel. In bfloat16 they agree within its
+    rounding.
+    """
     models = [load(folders[width], way, dtype) for way in (kernel, "plain")]
     tolerance, mean = (1e-4, 1e-4) if dtype == "auto" else (TOLERANCE, MEAN)
     far: list[torch.Tensor] = []
@@ -151,8 +153,8 @@ def test_the_engine_says_what_a_plain_forward_pass_does_of_any_width(
 def test_a_packed_layer_goes_back_before_it_learns_or_is_saved(
     kernel: str, folders: dict[str, Path]
 ) -> None:
-    """As in a training whose rollouts are answered in between: the gradients are those of weights
-    never packed.
+    """Training needs this if rollouts are sampled between its steps. The gradients match those of
+    weights never packed.
     """
     given = torch.tensor([[*range(3, 40)]])
     gradients: list[dict[str, torch.Tensor]] = []
@@ -208,7 +210,7 @@ def test_in_evaluation_too_what_asks_for_a_gradient_gets_one(kernel: str) -> Non
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 64), (96, 192), (160, 320)])
 def test_what_stands_in_for_the_kernel_computes_the_same(rows: int, columns: int) -> None:
-    """As unpacked weights do, and as the kernel does where there is one."""
+    """`stand_in` agrees with unpacked weights, and with the kernel if the machine has one."""
     layer = Linear4bit(
         columns, rows, bias=False, compute_dtype=torch.bfloat16, compress_statistics=False
     )
@@ -227,5 +229,5 @@ def test_what_stands_in_for_the_kernel_computes_the_same(rows: int, columns: int
 
 
 def test_the_library_is_one_whose_layers_have_the_flag() -> None:
-    """What is set here is the library's own and has no other name in it."""
+    """The flag that the loader sets is internal to the library and has no public name."""
     assert "support_avx512bf16_for_cpu" in vars(Linear4bit(64, 32)), bitsandbytes.__version__

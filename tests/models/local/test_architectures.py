@@ -1,5 +1,5 @@
-"""Architectures that people bring: the engine answers as a plain forward pass does, or says at load
-that it cannot.
+"""Architectures of users' models: the engine answers like a plain forward pass, or refuses them at
+load.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def test_answers_are_those_of_a_plain_forward_pass(
 
 @pytest.mark.parametrize("kind", SERVED)
 def test_a_saved_model_answers_as_it_did(kind: str, tmp_path: Path) -> None:
-    """Its vocabulary is padded beyond the tokenizer. Such tokens are sampled as the model would,
-    and say nothing.
+    """The vocabulary is padded beyond the tokenizer. Padding tokens are sampled as the model would,
+    and decode to nothing.
     """
     folder = saved(tmp_path, of_architecture(kind, vocab_size=PADDED_WORDS))
     model, tokenizer = load_pretrained(str(folder))
@@ -130,7 +130,7 @@ def test_the_survey_says_what_layers_ask_for() -> None:
 
 
 def test_memory_that_is_not_read_beyond_a_window_changes_nothing() -> None:
-    """Keys before the window of every row are left out of a step, whatever they hold."""
+    """Keys before the window of every row are left out of a step, whatever their values."""
     model = of_architecture("mistral")
     with TransformersEngine(model, OpenEnded(), name="mistral") as engine:
         text = prompt_of(100)

@@ -1,6 +1,4 @@
-"""The in-process engine against a plain forward pass,
-and against everything that callers do to it.
-"""
+"""The in-process engine compared with a plain forward pass, and under all kinds of use by callers."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
 
 class OpenEnded(ByteCodec):
-    """No control token that these small models ever sample, so that lengths are what a test asks
-    for.
+    """Codec without a control token that these small models ever sample, so that tests determine
+    the lengths.
     """
 
     end_of_turn = 100_000

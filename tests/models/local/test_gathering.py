@@ -1,5 +1,5 @@
-"""When the engine waits for those who are about to ask. A wait without an end runs into the time
-limit of the test.
+"""Waiting of the engine for callers that are about to ask. An endless wait runs into the test's
+time limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hrm_agent.models.local.gathering import Gathering
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.AbstractEventLoop]:
-    """A running event loop, which is waited for as long as it takes."""
+    """Running event loop, on which the engine waits without a time limit."""
     monkeypatch.setattr(gathering, "_LONGEST_SECONDS", 3600.0)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -63,7 +63,7 @@ def test_an_idle_loop_is_not_waited_for(loop: asyncio.AbstractEventLoop) -> None
 def test_a_loop_that_stands_still_is_waited_for_once(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a node blocks it until it has its answer."""
+    """A node can block its loop in this way until it has its answer."""
     found, stands, go_on = asked_from(loop), threading.Event(), threading.Event()
     loop.call_soon_threadsafe(lambda: (stands.set(), go_on.wait()))
     stands.wait()

@@ -1,4 +1,4 @@
-"""An engine from a folder, and what is said when a part of it is missing."""
+"""Engines loaded from a folder, and the errors if a part of it is missing."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A LoRA adapter that changes what the model says."""
+    """LoRA adapter that changes the model's answers."""
     torch.manual_seed(3)
     config = LoraConfig(
         r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False
@@ -98,7 +98,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass(
 
 
 def test_in_8_bits_an_answer_does_not_depend_on_its_neighbours(folder: Path) -> None:
-    """The library tells outliers by the whole batch; here a batch is many conversations."""
+    """The library detects outliers over the whole batch. Here a batch contains many conversations."""
     options = LoadOptions("int8", device="cpu")
     with load_engine(str(folder), name="x", options=options) as engine:
         together = sampled(engine)[0]

@@ -36,7 +36,7 @@ QUESTION = "Tom has 12 apples and buys 30 more. How many does he have?"
 
 
 def changed(model: Any, seed: int) -> dict[str, torch.Tensor]:
-    """Its weights, after a step in some direction."""
+    """Change the weights by a random step, and return them by name."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -91,7 +91,7 @@ def check_faults_are_caught(fleet: EngineFleet, server: VllmServer, model: Any) 
 
 
 def check_weights_that_are_sent(fleet: EngineFleet, server: VllmServer, model: Any) -> None:
-    """By a collective; in the end the server has those of `model`."""
+    """Check weights sent by a collective. At the end, the server has those of `model`."""
     fleet.publish(50, changed(model, 50))
     assert fleet.metrics()["proof_largest"] < 1e-4
     set_fault(server, "stale")

@@ -46,7 +46,7 @@ Calls = dict[str, tuple[int, ...]]
 
 
 class Servers:
-    """Two, on ports that they keep."""
+    """Two servers on fixed ports."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self._options = LaunchOptions(model_folder(POLICY), str(python), OPTIONS)
@@ -63,7 +63,7 @@ class Servers:
             os.killpg(self._running[number].pid, signal.SIGKILL)
 
     def mend(self) -> None:
-        """Start those again that have ended."""
+        """Restart the servers that have ended."""
         for number, each in enumerate(self._running):
             if each.ended is not None:
                 each.stop()
@@ -120,7 +120,7 @@ def calls_of(folder: Path) -> Calls:
 
 
 class Nodes:
-    """Two of a Ray cluster, with a place for one worker each."""
+    """Two nodes of a Ray cluster, each with room for one worker."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = with_nodes(cluster, 2)
@@ -130,7 +130,7 @@ class Nodes:
         return self._cluster.address
 
     def kill(self, chance: random.Random) -> None:
-        """One of them with all that runs there; another joins."""
+        """Kill one node with all its processes, and let another join."""
         node = chance.choice(sorted(self._cluster.worker_nodes, key=lambda each: each.unique_id))
         self._cluster.remove_node(node, allow_graceful=False)
         self._cluster.add_node(**node_options())
@@ -173,7 +173,7 @@ def trainer(
 
 
 def weights_of(folder: Path) -> Path:
-    """Where a run's weights lie for its servers."""
+    """Folder of a run's weights for its servers."""
     return folder.with_suffix(".weights")
 
 
@@ -205,7 +205,7 @@ class Run:
         )
 
     def go_on(self, chance: random.Random) -> bool:
-        """Kill something, and mend it; False where the training has ended."""
+        """Kill a process, and start it again. Return False if the training has ended."""
         published = self._published()
         at_a_publish, until = chance.random() < 0.5, time.monotonic() + chance.uniform(2, 25)
         while time.monotonic() < until or (at_a_publish and self._published() <= published):
@@ -254,8 +254,8 @@ class Run:
         ]
 
     def _go_on_after_an_end(self) -> None:
-        """A worker that is killed while the first ones start ends the command, which says so and
-        can be given again.
+        """Start the command again. It ends with a message if a worker is killed while the first
+        ones start.
         """
         said = self.folder.with_suffix(".log").read_text()[-3000:]
         assert self._process.returncode == 2 and "before it was ready" in said, said
@@ -263,7 +263,7 @@ class Run:
         self._process = self._started()
 
     def finish(self) -> None:
-        """Without further kills."""
+        """Let the run end, without further kills."""
         while (code := self._process.poll()) != 0:
             self.servers.mend()
             if code is not None:
@@ -275,9 +275,7 @@ class Run:
             self._process.kill()
 
     def check(self) -> int:
-        """The number of calls on record. Raises `AssertionError` where something was lost, or is
-        there twice.
-        """
+        """Number of calls on record. Raises `AssertionError` if data was lost or duplicated."""
         with open_store(self.folder / "store.db", create=False) as store:
             headers = list(store.journal.headers("run_id = ?", (self.folder.name,)))
             steps = Counter(

@@ -1,6 +1,4 @@
-"""The engine over HTTP against a server that answers as vLLM does:
-what goes wrong between the two.
-"""
+"""The engine over HTTP with a server that answers as vLLM does: failures between the two."""
 
 from __future__ import annotations
 

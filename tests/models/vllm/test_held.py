@@ -1,4 +1,4 @@
-"""A digest of what a worker computes with; that a real server's tensors are compared is in
+"""Digest of the weights a worker computes with. The comparison of a real server's tensors is in
 `test_split.py`.
 """
 
@@ -77,7 +77,9 @@ def test_a_digest_sees_an_exchange_and_nothing_that_is_no_weight() -> None:
 
 
 def test_where_layers_cannot_be_loaded_one_by_one_nothing_is_said_to_be_equal() -> None:
-    """Without the vLLM that does; what is sent is taken to its end."""
+    """Older versions of vLLM cannot load layers one by one. The weights sent are still consumed to
+    the end.
+    """
     sent = iter([("a", torch.zeros(1)), ("b", torch.zeros(1))])
     found = compare_weights(Model(), sent)
     assert found.unknown == ["all: this version of vLLM does not load its layers one by one"]

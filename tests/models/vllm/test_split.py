@@ -1,5 +1,5 @@
-"""A real server that is split over two workers, in half precision: the smallest step that is not
-taken is noticed.
+"""A real server split over two workers, in half precision: even the smallest missing step is
+detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def changed(model: Any, seed: int) -> dict[str, torch.Tensor]:
-    """Its weights, after a step at a rate of 1e-6."""
+    """Change each weight by 1e-6 up or down, and return the weights by name."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

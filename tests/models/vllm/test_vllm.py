@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Order(BaseModel):
-    """What somebody buys."""
+    """Order of fruit."""
 
     fruit: Literal["apple", "pear"]
     count: Literal[1, 2, 3]
@@ -62,7 +62,7 @@ def model() -> Any:
 def furthest(
     model: Any, prompt: tuple[int, ...], answer: tuple[int, ...], logprobs: tuple[float, ...]
 ) -> float:
-    """By how much `logprobs` differ from those of a plain forward pass of `transformers` over the
+    """Largest difference of `logprobs` from a plain forward pass of `transformers` over the
     recorded tokens.
     """
     with torch.inference_mode():
@@ -77,7 +77,7 @@ def prompt_and_answer(store: RunStore, call: Call) -> tuple[tuple[int, ...], tup
 
 
 def asked_again(server: VllmServer, prompt: tuple[int, ...], call: Call) -> dict[str, Any]:
-    """The server's own word, by a request that is none of the engine's."""
+    """Answer of the server itself, by a request outside the engine."""
     sampling = call.sampling
     said = httpx.post(
         f"{server.url}/completions",

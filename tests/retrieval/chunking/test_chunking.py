@@ -1,4 +1,4 @@
-"""What citations rest on, for every strategy and for text that nobody would write."""
+"""Properties of chunks that citations rely on, for every strategy and for extreme texts."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_neighbours_overlap_by_ten_to_twenty_percent(strategy: str) -> None:
 
 
 class Counting:
-    """`pieces`, and how many characters it was asked to look at."""
+    """Tokenizer `pieces` that also counts the characters it has processed."""
 
     name, local = "counting", True
 

@@ -1,4 +1,4 @@
-"""Other libraries' splitters by name, and what is found wrong with them."""
+"""Splitters of other libraries by name, and the errors found in their chunks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Measures of retrieval against what is counted by hand; what is read, cut and ranked; citations of
-what was found.
+"""Measures of retrieval compared with hand counts, reading, chunking and ranking, and citations of
+results.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def pieces(*ends: tuple[int, int], corpus: str | None = "a") -> list[Piece]:
 
 
 def test_measures_by_hand() -> None:
-    """References 10-20 and 30-40, of which 15-20 and 30-35 were found among 25 characters, 5 of
-    them found twice.
+    """References are 10-20 and 30-40. The pieces have 25 characters, 5 of them twice, and cover
+    15-20 and 30-35.
     """
     found = overlap(pieces((15, 25), (20, 35)), "a", [(10, 20), (30, 40)])
     assert (found.wanted, found.shown, found.held) == (20, 20, 10)
@@ -213,8 +213,8 @@ def test_in_one_index_a_question_meets_the_other_corpora(questions: QuestionSet)
 
 
 def test_a_wrong_span_takes_its_place_and_answers_nothing(questions: QuestionSet) -> None:
-    """LangChain counts an overlap in characters when it looks for its chunks,
-    and ours are tokens.
+    """LangChain counts an overlap in characters when it locates its chunks, but the overlap here is
+    in tokens.
     """
     given, located = (
         Configuration.read(f"{name}:256/60:words") for name in ("langchain", "langchain-located")
@@ -315,8 +315,8 @@ def test_a_configuration_that_is_none_is_named(written: str, said: str) -> None:
 
 @pytest.mark.shared_data
 def test_the_default_on_a_shared_corpus(shared_data: Path) -> None:
-    """On par with a splitter whose spans were mended,
-    and far beyond the same splitter's own spans.
+    """The default is on par with a splitter whose spans were corrected, and far better than that
+    splitter's own spans.
     """
     whole = read_questions(shared_data / "retrieval")
     assert len(whole.questions) == 276 and len(whole.documents) == 3

@@ -1,5 +1,5 @@
-"""What folders do to an index: several of them, files that move, links, closed doors, files that
-change meanwhile.
+"""Folders in an index: several of them, moved files, links, unreadable folders, and files that
+change while they are read.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def test_a_link_to_what_is_left_out_for_its_name(index: DocumentIndex, folder: P
 def test_links_are_followed_where_that_is_asked_for(
     index: DocumentIndex, folder: Path, tmp_path: Path
 ) -> None:
-    """Each folder once: neither a link to a folder above nor two that lead to each other go round
-    in a circle.
+    """Each folder is read once: neither a link to a parent folder nor two links to each other cause
+    a loop.
     """
     for name in ("one", "two"):
         (tmp_path / "else" / name).mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_links_are_followed_where_that_is_asked_for(
 def test_a_link_that_takes_the_place_of_a_file_between_listing_and_reading(
     index: DocumentIndex, folder: Path, tmp_path: Path, part: str
 ) -> None:
-    """As a file, or as a folder above it."""
+    """The link replaces the file itself, or a folder above it."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "001.txt").write_text("the secret walrus")
     names = files_in(folder)
@@ -201,7 +201,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
 
 
 def test_closed_doors(index: DocumentIndex, folder: Path) -> None:
-    """What may not be read is said, and what was indexed of it before is kept."""
+    """Unreadable files are reported, and their earlier index entries are kept."""
     update(index, folder)
     (folder / "new.txt").write_text("a newt")
     closed = [folder / "odd", folder / "even" / "000.txt"]
@@ -225,7 +225,7 @@ def test_closed_doors(index: DocumentIndex, folder: Path) -> None:
 def test_a_file_that_changes_while_it_is_read(
     index: DocumentIndex, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is read again; one that never rests is told, and indexed the next time."""
+    """The file is read again. A file that keeps changing is reported, and indexed the next time."""
     log, steady, times = folder / "log.txt", folder / "steady.txt", Counter[str]()
     log.write_text("the first whale")
     steady.write_text("half")

@@ -1,4 +1,6 @@
-"""The index of a folder: what is found, what changes with the folder, and what a kill leaves."""
+"""The index of a folder: search results, updates when the folder changes, and its state after a
+kill.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=ENGINES)
 def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DocumentIndex]:
-    """Both engines keep the same contract."""
+    """Empty index on each engine in turn. The engines share one contract."""
     with DocumentIndex(tmp_path / "index.db", create=True, engine=request.param) as index:
         yield index
 
@@ -63,7 +65,7 @@ def found(index: DocumentIndex, question: str) -> list[str]:
 
 
 def contents(index: DocumentIndex) -> list[tuple[object, ...]]:
-    """Everything that is in an index, but its ids."""
+    """Full content of an index, without its IDs."""
     with sqlite3.connect(index.path) as connection:
         return connection.execute(
             "SELECT file, source, revision, text, start, stop, first_byte, bytes, tokens FROM"
@@ -72,7 +74,7 @@ def contents(index: DocumentIndex) -> list[tuple[object, ...]]:
 
 
 def check(index: DocumentIndex) -> None:
-    """The index is whole, and every hit is the span that it says."""
+    """Check that the index is complete, and that the text of every hit is that of its span."""
     assert index.problems() == []
     hits = index.search("the a of it thing0x whale otters bees ants 東京", k=1000)
     for hit in hits:
@@ -173,8 +175,8 @@ def test_the_best_hit_comes_first(index: DocumentIndex, folder: Path) -> None:
 def test_a_long_question_reads_no_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The words that most chunks have are left out, if enough others remain; never the ones that
-    tell.
+    """Words that occur in most chunks are left out if enough others remain. Distinctive words are
+    never left out.
     """
     write_texts(tmp_path / "docs", 8)
     (tmp_path / "docs" / "rare.txt").write_text(

@@ -1,8 +1,7 @@
-"""kill -9 in the middle of indexing, for both engines, with vectors: nothing is lost, nothing is
-there twice.
+"""kill -9 during indexing, for both engines, with vectors: no data is lost or duplicated.
 
 A forked process indexes and is killed: at chosen moments (within a document's transaction, before
-its vectors, on both sides of tantivy's commit) and, in the slow set, wherever chance says.
+its vectors, on both sides of tantivy's commit) and, in the slow set, at random ones.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Contents = list[tuple[object, ...]]
 
 
 class Hashed(Embeddings):
-    """A vector for each text, that nothing had to learn."""
+    """Embeddings from hashes of the text, without training."""
 
     def embed_query(self, text: str) -> list[float]:
         digest = hashlib.sha256(text.encode()).digest()
@@ -57,7 +56,7 @@ def update(index: DocumentIndex, folder: Path) -> FolderReport:
 
 
 def contents(path: Path) -> Contents:
-    """Everything that is in an index, but its ids."""
+    """Full content of an index, without its IDs."""
     with sqlite3.connect(path) as connection:
         return connection.execute(
             "SELECT file, source, revision, text, start, stop, first_byte, bytes, tokens, v.data"
@@ -67,7 +66,7 @@ def contents(path: Path) -> Contents:
 
 
 def check(index: DocumentIndex) -> None:
-    """What there is of words and vectors is what there is of chunks."""
+    """Check that words and vectors hold exactly the chunks."""
     assert index.problems() == []
     chunks = index.size()[1]
     for mode in ("words", "vectors"):
@@ -79,7 +78,7 @@ def check(index: DocumentIndex) -> None:
 
 
 def in_a_process(action: Callable[[], None]) -> bool:
-    """True if it killed itself."""
+    """Run an action in a forked process. Return True if the process was killed by SIGKILL."""
     child = os.fork()
     if child == 0:
         try:
@@ -90,7 +89,9 @@ def in_a_process(action: Callable[[], None]) -> bool:
 
 
 def steps_of(action: Callable[[], None]) -> int:
-    """How many calls of functions, Python's and C's, an action makes in a process of its own."""
+    """Number of profile events (calls and returns, in Python and C) of an action, counted in a
+    separate process.
+    """
     reading, writing = os.pipe()
 
     def counted() -> None:
@@ -112,7 +113,9 @@ def steps_of(action: Callable[[], None]) -> int:
 
 
 def dies_at(action: Callable[[], None], step: int) -> bool:
-    """The same, killed with one of these calls."""
+    """Run an action in a separate process that kills itself at a profile event. Return True if it
+    did.
+    """
 
     def mortal() -> None:
         left = step
@@ -153,7 +156,7 @@ def index_and_die(
 
 @pytest.fixture
 def changed(tmp_path: Path) -> tuple[Path, Contents]:
-    """A folder, and what is in an index of it that was made undisturbed."""
+    """Folder, and the content of an index of it that was made without interruption."""
     folder = tmp_path / "docs"
     write_texts(folder, FILES)
     with opened(tmp_path / "whole.db") as index:
@@ -162,7 +165,9 @@ def changed(tmp_path: Path) -> tuple[Path, Contents]:
 
 
 def older(folder: Path, path: Path, engine: Engine) -> None:
-    """An index of what the folder was: some files had another text, one has gone since."""
+    """Index of the folder's earlier state: some files had another text, and one has since been
+    removed.
+    """
     old = folder.parent / "old"
     shutil.copytree(folder, old)
     for file in files_in(old)[::2]:
@@ -214,8 +219,8 @@ def test_killed_at_chosen_moments(
 def test_killed_at_moments_that_nobody_chose(
     engine: Engine, changed: tuple[Path, Contents], tmp_path: Path
 ) -> None:
-    """Anywhere in the work: in the middle of a transaction, between two, within the libraries' own
-    Python.
+    """The kill may come anywhere: in the middle of a transaction, between two, or within the
+    libraries' Python code.
     """
     folder, expected = changed
     path, rng = tmp_path / "index.db", random.Random(6)
@@ -256,8 +261,8 @@ def test_killed_at_moments_that_nobody_chose(
 def test_a_folder_of_tantivys_from_elsewhere_is_filled_again(
     changed: tuple[Path, Contents], tmp_path: Path
 ) -> None:
-    """One that is lost, broken, from a backup or from another index; and the way from one engine to
-    the other.
+    """Tantivy's folder is lost, broken, from a backup or from another index. Includes the change
+    from one engine to the other.
     """
     folder, expected = changed
     path, beside = tmp_path / "index.db", tmp_path / "index.db.tantivy"

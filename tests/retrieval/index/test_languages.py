@@ -97,8 +97,8 @@ def test_each_document_is_found_in_its_own_language(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path, engine: Engine) -> None:
-    """And may be changed: what is indexed is then analysed in the new one, and what changes later
-    too.
+    """The language may be changed. Indexed documents are then analysed again in the new language,
+    and so are later ones.
     """
     (folder / "short.txt").write_text("Häuser", encoding="utf-8")
     with filled(tmp_path / "index.db", folder, engine, "de") as index:
@@ -124,7 +124,7 @@ def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path, engi
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_both_engines_find_the_same(tmp_path: Path, folder: Path, engine: Engine) -> None:
-    """What is handed to an engine is the same; an index may go over from one to the other."""
+    """Engines receive the same input. An index can be moved from one engine to the other."""
     other: Engine = "tantivy" if engine == "fts5" else "fts5"
     with filled(tmp_path / "index.db", folder, engine) as index:
         found = {
@@ -143,8 +143,8 @@ def test_both_engines_find_the_same(tmp_path: Path, folder: Path, engine: Engine
 def test_words_of_other_stemmers_are_indexed_anew(
     tmp_path: Path, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was opened before says so, since what it would look up or take out is not what is
-    there.
+    """An index that was opened before raises an error, since its lookups and deletions would not
+    match the new terms.
     """
     monkeypatch.setattr(database, "analysis_version", lambda: "older")
     with filled(tmp_path / "index.db", folder, engine) as older:
@@ -181,7 +181,7 @@ def test_an_index_of_the_version_before_is_brought_forward(
 
 
 def test_the_model_that_guesses_is_no_effect_of_the_node_that_asks() -> None:
-    """It is unpacked into a temporary file, which a replay without effects would refuse."""
+    """The model is unpacked into a temporary file, which a replay without effects would refuse."""
     languages._model.cache_clear()
     guessed: list[str] = []
 

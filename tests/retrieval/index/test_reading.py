@@ -1,4 +1,4 @@
-"""What each kind of file gives: its text, or the reason why there is none."""
+"""Text of each kind of file, or the reason why there is none."""
 
 from __future__ import annotations
 

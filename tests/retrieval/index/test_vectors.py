@@ -1,4 +1,4 @@
-"""Vectors beside the chunks: whose they are, what they find, and how they come and go with the
+"""Vectors beside the chunks: their model, their search results, and their updates with the
 documents.
 """
 
@@ -33,7 +33,7 @@ TEXTS = {
 
 
 class Letters(Embeddings):
-    """Counts of letters: embeddings of one's own, loadable by `package.module:attribute`."""
+    """Embeddings that count letters, loadable by `package.module:attribute`."""
 
     size = 26
 
@@ -208,7 +208,7 @@ def test_static_vectors_of_any_text(static: StaticEmbeddings) -> None:
 
 @pytest.mark.slow
 def test_static_vectors_are_the_librarys() -> None:
-    """In another process, since the library sets up logging when it is imported."""
+    """Runs in another process, since the library configures logging when it is imported."""
     program = (
         "import pathlib, wordllama; from hrm_agent.retrieval.embeddings import"
         " StaticEmbeddings\ntexts = [pathlib.Path(name).read_text()[:3000] for name in"

@@ -1,4 +1,4 @@
-"""Tokenizers: offsets that fit the text, and numbers that mean something."""
+"""Tokenizers: offsets that match the text, and meaningful counts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_offsets_cover_any_text(text: str, vocabularies: dict[str, Tokenizer]) -
 def test_local_tokenizers_count_a_text_by_its_parts(
     left: str, right: str, vocabularies: dict[str, Tokenizer]
 ) -> None:
-    """What a tokenizer that calls itself local has promised."""
+    """Property of all tokenizers that declare themselves `local`."""
     asked = [*map(load_tokenizer, ("character", "pieces", "word")), *vocabularies.values()]
     local = [tokenizer for tokenizer in asked if tokenizer.local]
     assert len(local) == 7
@@ -118,7 +118,7 @@ def test_all_of_that_holds_of_many_more_texts(
 
 
 def test_a_desert_of_white_space_is_crossed(vocabularies: dict[str, Tokenizer]) -> None:
-    """tiktoken gives up at a million of them before a letter."""
+    """tiktoken fails at a million white-space characters before a letter."""
     tokenizer = vocabularies["bpe.tiktoken"]
     assert tokenizer.offsets("x" + " \n" * 500_000 + "a")[-1, 1] == 1_000_002
     around, desert = "models" * 777, "x" + " " * 300_000 + " a"
@@ -136,7 +136,7 @@ for kind in ("bpe", "unigram", "wordpiece"):
 
 
 def test_the_same_texts_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another process too, whose hash tables are in another order."""
+    """Another process, whose hash order differs, writes the same file."""
     subprocess.run([sys.executable, "-c", LEARN, str(tmp_path / "there")], check=True, cwd=PROJECT)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "here")])
     exec(LEARN, {})
@@ -186,7 +186,7 @@ def test_pieces_count_words_as_large_vocabularies_do() -> None:
 
 
 def test_what_a_file_does_by_itself_is_undone(tmp_path: Path) -> None:
-    """Truncation, padding, and control tokens that are found in a text."""
+    """Truncation, padding, and control tokens recognised in a text."""
     from tokenizers import Tokenizer as Library
 
     train_tokenizer("bpe", CORPUS, tmp_path, size=300)

@@ -1,5 +1,5 @@
-"""Several turns on one thread: whatever a turn comes to, another one can follow, and all are on
-record and replayed.
+"""Several turns on one thread. Another turn can follow any outcome, and all are recorded and
+replayed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ one_task = (
 
 
 class Talk:
-    """A thread that is talked on."""
+    """Conversation on one thread."""
 
     def __init__(self, store: RunStore, environment: Environment, script: Any = numbers) -> None:
         self.engine = ScriptedEngine(script)
@@ -142,8 +142,8 @@ async def test_what_the_tool_knows_lives_on_over_turns(
 async def test_a_turn_that_reached_a_limit_is_followed(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """What it had asked a tool for is answered in the state, or a provider would refuse the
-    conversation.
+    """Tool calls left open by the stopped turn are answered in the state. A provider would
+    otherwise refuse the conversation.
     """
     talk = Talk(store, environment)
     assert (await talk(context={"max_turns": 1})).stop_reason is StopReason.MAX_TURNS
@@ -260,7 +260,9 @@ async def test_a_provider_that_is_away_stops_a_turn_and_loses_nothing(
 
 
 def in_a_child(where: str, text: str | None, moment: str = "") -> int:
-    """Say something in a process of its own, which kills itself at a moment; how that ended."""
+    """Send a message in a process that kills itself at a given moment, and return how the process
+    ended.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -289,8 +291,8 @@ async def _said_and_killed(where: str, text: str | None, moment: str) -> None:
 
 @pytest.mark.parametrize("moment", ["input", "model"])
 def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
-    """kill -9 between what is said and what is done about it, and in the middle: nothing is said or
-    sampled twice.
+    """kill -9 between a message and its processing, and in the middle of it: no message or sample
+    is repeated.
     """
     where = str(tmp_path / "store.db")
     assert in_a_child(where, ASKED.prompt) == 0
@@ -351,7 +353,7 @@ async def _researched(where: str, wiki: str, dies_at: str) -> None:
 
 @pytest.mark.parametrize("dies_at", ["read", "write"])
 def test_a_research_is_gone_on_with_when_its_wiki_is_gone(dies_at: str, tmp_path: Path) -> None:
-    """What was read is on record; what was not is asked for, and that nobody answers is an outcome
+    """Pages already read come from the record. Requests for other pages fail, which is an outcome
     of the call.
     """
     (pages := tmp_path / "pages").mkdir()

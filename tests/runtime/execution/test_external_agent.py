@@ -33,7 +33,7 @@ MOMENTS = [
 INTERRUPTED = {
     moment: moment for moment in ("model 1", "paid under pay:o-1", "model 4", "look 1")
 } | {"streamed": "model 4"}
-"""Moments in the middle of a call, and the call: it is the only one that is made again."""
+"""Moments within a call, and the call itself, which is the only one repeated."""
 CALLS = Counter({"model 1": 1, "paid under pay:o-1": 1, "model 4": 1, "look 1": 2})
 
 

@@ -1,6 +1,4 @@
-"""Every form of graph runs, is recorded by its name, and is replayed, forked and resumed as it was
-run.
-"""
+"""Graphs in every form run, are recorded by name, and are replayed, forked and resumed as they ran."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""`kill -9` at any moment: nothing that had finished runs again, nothing is missing, nothing is
-doubled.
+"""`kill -9` at any moment: no finished work is repeated, lost or duplicated.
 
-What was asked is counted outside the killed process, in a log that the engine, the sandbox and the
-nodes append to. What had finished is read from the store between two kills. In the end the record
-is that of a run that nobody touched.
+Requests are counted outside the killed process, in a log that the engine, the sandbox and the nodes
+append to. Finished work is read from the store between two kills. The final record is that of an
+undisturbed run.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ def test_killed_forks(durability: Durability, driver: Driver, tmp_path: Path) ->
 def test_the_most_that_a_kill_repeats(
     durability: Durability, further: int, lost: dict[str, int], driver: Driver, tmp_path: Path
 ) -> None:
-    """Exactly what had begun and was not on record: 8 tasks with 2 branches, each of which asks a
-    model for the second time. With durability `calls` the tool calls before that go with the next
-    commit, which never comes; or it is that of the first answers, with which one task goes on to
-    its third branch (`further`).
+    """Repeats are exactly the work that had begun and was not on record: 8 tasks with 2 branches,
+    each of which asks a model for the second time. With durability `calls`, earlier tool calls are
+    part of the next commit, which never comes. That commit may also be the one of the first
+    answers, with which one task goes on to its third branch (`further`).
     """
     plan = plan_in(
         tmp_path / "killed", graphs=("reasoning",), tasks=8, sandbox=False, durability=durability
@@ -90,8 +89,8 @@ def test_the_most_that_a_kill_repeats(
 
 
 def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None:
-    """With their sandbox. SIGTERM is what a scheduler sends before it kills: a process ends of it
-    as of a kill.
+    """Processes are killed with their sandbox. SIGTERM, which a scheduler sends before SIGKILL,
+    ends a process in the same way.
     """
     plan = plan_in(tmp_path / "killed", tasks=2)
     untouched = untouched_record(driver, replace(plan, sandbox=False), tmp_path / "alone")
@@ -136,7 +135,7 @@ def url_of(body: str, folder: Path, request: Any) -> str:
 
 @pytest.mark.slow
 def test_killed_processes(driver: Driver, tmp_path: Path) -> None:
-    """As a user's are: begun afresh, each with its sandbox."""
+    """Processes start afresh, as a user's do, each with its sandbox."""
     plan = plan_in(tmp_path / "killed", tasks=6)
     untouched = untouched_record(driver, replace(plan, sandbox=False), tmp_path / "alone")
     moments = [14, 0, 9, 3, 17, 1, 11, 6]

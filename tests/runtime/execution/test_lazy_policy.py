@@ -1,6 +1,4 @@
-"""Graphs with models of their own need no policy; where one is asked all the same, it is loaded
-then.
-"""
+"""Graphs with their own models need no policy. It is loaded when first requested."""
 
 from __future__ import annotations
 

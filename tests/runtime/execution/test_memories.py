@@ -1,5 +1,5 @@
-"""What a graph holds beside its state: rollouts share none of it, and a store in memory comes back
-with its thread.
+"""Caches and stores that a graph holds beside its state. Rollouts share none by default. An
+in-memory store is restored with its thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model that misbehaves in every way that we could name, in one role at a time.
 
-Whatever it says, the run ends with a typed status and a reason in words, within its budget, and its
-record is clean.
+Every run ends with a typed status and a reason in words, within its budget, and its record is
+clean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEGABYTE = 10**6
 
 
 class Model(Roles):
-    """Well behaved, but for the answers that it is given."""
+    """Model that behaves well except for the given answers."""
 
     plan: Any = {"subgoals": [{"name": "pears", "goal": "count", "needs": []}]}
 
@@ -67,16 +67,16 @@ def critic(action: str, **fields: Any) -> str:
 
 @dataclass
 class Case:
-    """What a role says, and how the run ends for it."""
+    """Answer of a role, and the expected end of the run."""
 
     role: str
     says: Any
     stop: StopReason = ANSWER
     answer: str | None = "Answer: 42"
     because: str = ""
-    """Found in the reason or in the remarks."""
+    """Text that the reason or the remarks must contain."""
     names: list[str] | None = None
-    """Of the plan."""
+    """Names of the plan's subgoals (not checked if None)."""
     context: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

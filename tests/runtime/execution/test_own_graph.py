@@ -391,7 +391,7 @@ async def test_a_cancelled_episode_is_gone_on_with(
 
 
 class Plan(BaseModel):
-    """As a planner's structured output."""
+    """Structured output of a planner."""
 
     steps: list[str]
 

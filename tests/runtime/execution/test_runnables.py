@@ -89,7 +89,7 @@ def test_the_same_object_is_the_same_graph_and_a_model_is_none() -> None:
 
 
 def test_a_name_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also that of a graph that has no hash, and of one that no module holds."""
+    """Includes a graph that has no hash, and one that no module holds."""
     lambdas = [RunnableLambda(lambda given: given), builder.compile()]
     named = [graph_name(graph) for graph in (chain, inner, *lambdas)]
     assert named[:2] == [f"{__name__}:chain", f"{__name__}:inner"]

@@ -1,6 +1,4 @@
-"""What the nodes of a recorded program draw: given back by a replay where it was asked to be
-recorded.
-"""
+"""Draws of a recorded program's nodes. A replay returns them if the program asked to record them."""
 
 from __future__ import annotations
 
@@ -104,8 +102,8 @@ with record("x.db", draws=True):
 
 
 def test_a_program_that_has_replaced_its_clock_keeps_it(tmp_path: Path) -> None:
-    """As freezegun does, or a test; the clock is exchanged in C, and a function of Python there
-    ended the process.
+    """Programs replace the clock with freezegun or in a test. The recorder replaces it in C, where
+    a Python function crashed the process.
     """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     ran = subprocess.run(

@@ -1,6 +1,4 @@
-"""Programs that nobody edits, recorded by `hrm-agent record -- COMMAND`: scripts, modules, tests,
-servers.
-"""
+"""Unchanged programs, recorded by `hrm-agent record -- COMMAND`: scripts, modules, tests, servers."""
 
 from __future__ import annotations
 

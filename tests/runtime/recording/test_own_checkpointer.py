@@ -1,5 +1,5 @@
-"""A program with a checkpointer of its own: it does the same with a record, and the record can be
-gone on from.
+"""Programs with their own checkpointer: they behave the same under a record, and can be continued
+from it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TALK: RunnableConfig = {"configurable": {"thread_id": "talk"}}
 
 
 class Echo(BaseChatModel):
-    """Answers with what it was asked."""
+    """Model that answers with the text of its prompt."""
 
     @property
     def _llm_type(self) -> str:
@@ -98,7 +98,7 @@ def delta(saver: Any) -> Any:
 
 
 class OldSaver(InMemorySaver):
-    """As written for an earlier LangGraph: its writes have no path."""
+    """Saver written for an earlier LangGraph, whose writes have no path."""
 
     def put_writes(self, config: Any, writes: Any, task_id: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().put_writes(config, writes, task_id)
@@ -319,7 +319,7 @@ async def test_a_state_that_cannot_be_stored_does_not_reach_the_program(
         return {"seen": [Opaque()]}
 
     class Keeps(InMemorySaver):
-        """Keeps what it is given, as it is."""
+        """Saver that keeps checkpoints without copying them."""
 
         def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
             held.append(checkpoint)

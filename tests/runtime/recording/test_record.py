@@ -42,7 +42,7 @@ OWN = "tests.support.graphs.own_agent:graph"
 
 
 class Echo(BaseChatModel):
-    """Answers with what it was asked."""
+    """Model that answers with the text of its prompt."""
 
     @property
     def _llm_type(self) -> str:
@@ -138,8 +138,8 @@ async def test_many_threads_and_tasks_at_once_do_not_mix(where: Path) -> None:
 
 
 async def test_requests_beside_a_block_are_not_in_it(tmp_path: Path) -> None:
-    """A server: three tenants with a store each, and requests of people who have none, in tasks and
-    in threads.
+    """A server with three tenants, each with a store, and requests of users without one, in tasks
+    and in threads.
     """
     tenants = ("a", "b", "c")
     go = asyncio.Event()

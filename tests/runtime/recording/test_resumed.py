@@ -1,4 +1,4 @@
-"""Threads that a program began and a person goes on with: resumed, forked, replayed."""
+"""Threads begun by a program and continued by a user: resumed, forked, replayed."""
 
 from __future__ import annotations
 

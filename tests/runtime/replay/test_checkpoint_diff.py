@@ -1,4 +1,4 @@
-"""States that differ in form alone."""
+"""States that differ only in form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEGUN_EARLIER = {
     "spans": [[200.0, 201.0]],
     "seconds": 0.037,
 }
-"""Of two calls the first was counted by the earlier version."""
+"""Usage of two calls, of which the first was counted by the earlier version."""
 BOTH_NOW = BEGUN_EARLIER | {"spans": [[100.0, 101.0], [200.0, 201.0]], "seconds": 0.0}
 NOW = {
     "calls": 2,

@@ -1,4 +1,4 @@
-"""Each state, task and write of a run is held against the record, and the verdict comes from all of
+"""Each state, task and write of a run is compared with the record. The verdict is drawn from all of
 them.
 """
 
@@ -178,7 +178,7 @@ async def test_each_task_of_the_functional_api_gets_its_own_answer(
 async def test_what_ran_in_a_tool_that_is_answered_is_told(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """The steps that remain, which are sent on, are another number in a replay."""
+    """The number of remaining steps, which is sent on, differs in a replay."""
     await run(store, environment, "in_tools")
     found = await replay_async(store, "t")
     assert (found.verdict, found.changes, found.ended) == (ReplayVerdict.EQUAL, (), "")

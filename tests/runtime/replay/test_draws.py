@@ -1,6 +1,4 @@
-"""What nodes take from clock, uuid and random: on record,
-and given back on replay and on resume.
-"""
+"""Draws of nodes from clock, uuid and random: recorded, and returned on replay and on resume."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What nodes do outside of the record is done again by a replay, and said; or it is refused before
-it is done.
+"""Effects of nodes outside the record. A replay repeats and reports them, or refuses them
+beforehand.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Model calls that failed: on record, counted nowhere, raised again in a replay, and asked again on
-a resume.
+"""Failed model calls: recorded, not counted, raised again in a replay, and requested again on a
+resume.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TASK = TaskRef(id="1", family="test", prompt="hello")
 
 
 class Overloaded(Exception):
-    """A provider's own class."""
+    """Error class of a provider."""
 
 
 class Model(BaseChatModel):
-    """Raises at the requests whose numbers it is told, answers the others with theirs."""
+    """Model that raises at the given request numbers and answers other requests with their number."""
 
     label: str = "model"
     fails: tuple[int, ...] = ()
@@ -150,7 +150,7 @@ def check_counts(trajectory: Trajectory, counted: int) -> None:
 
 
 class Crash(BaseException):
-    """The process dies."""
+    """Stand-in for the death of the process."""
 
 
 @pytest.mark.parametrize("recovers", [True, False])

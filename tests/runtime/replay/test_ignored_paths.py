@@ -1,4 +1,4 @@
-"""Places whose differences are told and do not count."""
+"""Paths whose differences are reported but do not count."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ graph = telling()
 
 
 def limited(after: Callable[[State], None]) -> Any:
-    """A graph that goes on until two steps remain; `after` is called in each step."""
+    """Graph that runs until two steps remain. `after` is called in each step."""
 
     def count(state: State) -> State:
         after(state)
@@ -114,7 +114,7 @@ def test_each_turn_of_a_program_is_replayed_with_what_it_was_given(
 
 
 def test_a_fork_goes_on_with_the_options_of_its_moment(tmp_path: Path) -> None:
-    """The newest turn's are another's."""
+    """The newest turn has other options."""
     with record(tmp_path / "s.db"):
         asked = telling(InMemorySaver())
         for name, tone in (("ann", "dry"), ("bob", "wet")):
@@ -129,7 +129,7 @@ def test_a_fork_goes_on_with_the_options_of_its_moment(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_met_its_limit_and_went_on_counts_as_it_did(tmp_path: Path) -> None:
-    """Every attempt has as many steps again, and a node may read how many are left."""
+    """Every attempt has the full number of steps again. A node may read the number of steps left."""
     counting = limited(lambda state: None)
     endless: Any = StateGraph(State).add_node("tell", tell).add_edge(START, "tell")
     endless = endless.add_conditional_edges(
@@ -152,7 +152,7 @@ async def test_a_run_that_met_its_limit_and_went_on_counts_as_it_did(tmp_path: P
 
 
 async def test_a_resumed_run_counts_as_it_did(tmp_path: Path) -> None:
-    """It begins to count anew, in the middle."""
+    """Remaining steps are counted anew from the step at which the run is resumed."""
     counted = list[int]()
 
     def after(state: State) -> None:

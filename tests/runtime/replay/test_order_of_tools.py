@@ -1,5 +1,5 @@
-"""An agent that takes its tools from a set offers them in another order in each process: it asks
-the same.
+"""Agents that take their tools from a set offer them in a different order in each process. The
+requests count as equal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add(a: int, b: int) -> int:
 
 
 class Asked(HostedModel):
-    """Counts."""
+    """Model that keeps the number of tools of each request."""
 
     times: list[int] = []
 
@@ -58,7 +58,7 @@ def agent(
 
 
 async def interrupted(runner: EpisodeRunner, model: Any, tools: Sequence[Any]) -> None:
-    """A run that ends when the model has answered, before its node has."""
+    """Run an episode that is cancelled after the model's answer, before its node ends."""
     asked = asyncio.Event()
     begun = asyncio.create_task(runner.run(Episode(TASK, "t", graph=agent(model, tools, asked))))
     await asked.wait()

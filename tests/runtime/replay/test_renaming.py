@@ -1,4 +1,4 @@
-"""Ids that differ by name: which strings may, one to one, and in requests as in states."""
+"""IDs that differ by name: which strings may differ, one to one, in requests as in states."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ async def run(store: RunStore, environment: LocalEnvironment, graph: str, script
 async def test_requests_and_answers_with_other_ids(
     graph: str, store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """Drawn where no recording reaches. The answer quotes them, and the next request has that
-    answer.
+    """The IDs are drawn outside the recording. The answer quotes them, and the next request
+    contains that answer.
     """
     await run(store, environment, graph, lambda messages: f"Seen: {messages[0].text}")
     found = await replay_async(store, "thread")

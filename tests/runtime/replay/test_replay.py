@@ -1,5 +1,5 @@
-"""A stored run played again: nothing is asked, nothing is run, and it comes to the same bytes, or
-says where not.
+"""Replays of a stored run: no model or tool runs, and the bytes are the same or the difference is
+reported.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class Twins(Roles):
 async def test_parallel_subgraphs_that_ask_the_same(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """Whichever is answered first: the record lists the calls in the order in which they ended."""
+    """The order of the answers does not matter: the record lists calls in the order in which they
+    ended.
+    """
     for number, delays in enumerate(([0.0, 0.2], [0.2, 0.0])):
         solvers = iter(delays)
 
@@ -317,7 +319,7 @@ async def test_a_command_that_updates_and_goes_elsewhere(
 
 
 class Narrow(ScriptedEngine):
-    """Has room for one turn."""
+    """Engine with room for one turn."""
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         if self.calls == 1:

@@ -1,6 +1,4 @@
-"""One task, several runs: what is chosen, what is on record,
-and what a search does not run again.
-"""
+"""Several runs of one task: the chosen run, the record, and the work that a search does not repeat."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ Script = Callable[[Sequence[BaseMessage], int], str]
 
 @pytest.fixture
 def nowhere() -> Environment:
-    """Sums in this process, for runs that are not about the sandbox."""
+    """Environment that computes sums in this process, for runs that are not about the sandbox."""
     opened: Any = Arithmetic()
     opened.log = SimpleNamespace(write=lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     return opened
@@ -106,7 +104,7 @@ asking = (
 
 
 def writer(messages: Sequence[BaseMessage], seed: int) -> str:
-    """A draft says how many hints it followed, in words of its own; three please the reviewer."""
+    """Script whose drafts state the number of hints they followed. Three hints please the reviewer."""
     said = messages[-1].text
     match messages[0].text:
         case "gather":
@@ -138,7 +136,7 @@ def threads(outcome: Outcome) -> list[str]:
 
 
 def check_record(store: RunStore, outcome: Outcome) -> None:
-    """What the outcome says is what the store says, and all of it is sound."""
+    """Check that the outcome agrees with the store, and that all records are sound."""
     thread = outcome.trajectory.thread_id
     assert store.journal.find_trajectory(thread) == outcome.trajectory
     group = list(store.journal.trajectories(group_id=thread))
@@ -237,7 +235,7 @@ JUDGES = [
 async def test_a_judge_where_there_is_no_verdict(
     judged: str, readable: bool, store: RunStore, nowhere: Environment
 ) -> None:
-    """It sees each different answer once; where it names none, the most frequent one is taken."""
+    """The judge sees each different answer once. If it names none, the most frequent answer wins."""
     said, asked = iter(["7", "7", "8"]), list[str]()
 
     def script(messages: Sequence[BaseMessage], seed: int) -> str:
@@ -328,7 +326,7 @@ class Fruit(Roles):
         super().__init__()
         self.right = right
         self.solved: list[tuple[str, bool]] = []
-        """Goal, and whether there was a hint."""
+        """Goals, each with whether there was a hint."""
         self.planned: list[str] = []
 
     def planner(self, messages: Sequence[BaseMessage]) -> str:
@@ -399,7 +397,9 @@ async def test_a_blamed_plan_is_made_again(store: RunStore, nowhere: Environment
 
 
 def test_a_mode_that_is_killed_is_gone_on_with(tmp_path: Path, nowhere: Environment) -> None:
-    """At a call, or in the midst of a fork: nothing that was answered is asked again."""
+    """Requests already answered are not repeated, whether the kill comes at a call or within a
+    fork.
+    """
 
     def asked(name: str, engine: Seeded, killed_after: int = -1) -> tuple[str | None, int]:
         async def go() -> tuple[str | None, int]:
@@ -447,7 +447,7 @@ def killed(work: Callable[[], object]) -> None:
 
 
 async def test_the_same_seed_samples_the_same(store: RunStore, nowhere: Environment) -> None:
-    """Whatever the thread is called; candidates differ from each other."""
+    """Samples do not depend on the thread's name. Candidates differ from each other."""
     told: list[list[tuple[Any, ...]]] = []
     for thread in ("one", "two"):
         mode = Mode("search", n=3, width=2)

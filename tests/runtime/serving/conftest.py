@@ -31,9 +31,7 @@ GRAPHS = (
 
 
 class PatientTongue(ScriptedEngine):
-    """Says no more after a token before `heard` returns, which is given what it has said of its
-    answer so far.
-    """
+    """Engine that continues after a token once `heard` returns. `heard` gets its answer so far."""
 
     heard: Callable[[str], None] | None = None
 

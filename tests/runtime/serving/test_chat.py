@@ -125,9 +125,7 @@ async def test_thoughts_are_a_field_of_their_own(serve: Serve) -> None:
 
 
 async def test_what_the_answer_says_is_streamed_as_it_is_sampled(serve: Serve) -> None:
-    """The engine says no more before the client has been sent what may be shown of what it has
-    said.
-    """
+    """The engine continues only after the client has received the visible part of its output."""
     long = "<reason>well</reason><answer>" + "one two three four five six seven " * 3 + "</answer>"
     stop, texts = "four five six seven one two three f", {""}
     came = threading.Condition()
@@ -264,7 +262,7 @@ async def drained(asked: Any) -> None:
 
 
 async def test_a_hundred_at_once(serve: Serve) -> None:
-    """No run ends before all that are too many have been turned away."""
+    """Runs end only after all excess requests have been refused."""
     refused, answered = 0, threading.Event()
 
     def script(messages: Any) -> str:

@@ -1,4 +1,4 @@
-"""What people say of runs, sent to the real server: stored beside the run, read by rubric."""
+"""Feedback on runs, sent to the real server: stored beside the run and read by rubric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The research agent for chat clients: where it may look is the server's to say."""
+"""The research agent for chat clients. The server determines its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments of real runs: seen as a tree, gone on from another way, answered, compared."""
+"""Moments of real runs: shown as a tree, continued in another way, answered, compared."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ HERE = "tests.runtime.time_travel.test_time_travel"
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RunStore]:
-    """Both bodies of the store: on a server by default where a test asks for `both`, the others
-    with the slow ones.
+    """Store of either backend. If a test asks for `both`, the server runs by default, otherwise
+    with the slow tests.
     """
     monkeypatch.chdir(tmp_path)
     where = (

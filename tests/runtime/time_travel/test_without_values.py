@@ -1,4 +1,6 @@
-"""A history without values, which takes no LangGraph to read, is the history without its values."""
+"""Histories without values need no LangGraph to be read and equal the full history without its
+values.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def test_of_a_thread_without_a_recorder(store: RunStore) -> None:
 
 
 class Place:
-    """A type that nobody allowed."""
+    """Type that is not allowed."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,6 @@
-"""Who commits, what a commit takes along, and answers of PostgreSQL that are not waited for."""
+"""Commits: the thread that makes them, the work they include, and PostgreSQL answers that are not
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ MINUTE = 60
 
 
 class Commits:
-    """Does the work of jobs, and notes who did which together. While `open` is not set, a commit
-    waits.
+    """Commit function that records which thread committed which jobs together. It waits until
+    `open` is set.
     """
 
     def __init__(self) -> None:

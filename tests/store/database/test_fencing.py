@@ -1,4 +1,4 @@
-"""What a process whose lease was taken over may still write: nothing; and what nobody may write
+"""Writes refused to a process whose lease was taken over, and records that no process may write
 again.
 """
 
@@ -32,7 +32,7 @@ CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
 @pytest.fixture
 def other(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStore]:
-    """A second process's view of the store; neither of them renews its leases."""
+    """Store as a second process sees it. Neither process renews its leases."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     with open_store(url) as opened:
         yield opened
@@ -54,7 +54,7 @@ def write_checkpoint(store: RunStore) -> None:
 
 
 def write_checkpoint_of(store: RunStore) -> Any:
-    """A checkpoint after the newest one; its config."""
+    """Write a checkpoint after the newest one, and return its config."""
     newest = store.checkpointer.get_tuple(CONFIG)
     config = CONFIG if newest is None else newest.config
     return store.checkpointer.put(
@@ -63,7 +63,7 @@ def write_checkpoint_of(store: RunStore) -> Any:
 
 
 def write_task(store: RunStore) -> None:
-    """A task's error, which is committed at once."""
+    """Write a task's error, which is committed at once."""
     config: Any = {"configurable": {**CONFIG["configurable"], "checkpoint_id": "c"}}
     store.checkpointer.put_writes(config, [("__error__", "e")], "task")
 
@@ -133,8 +133,8 @@ def test_who_had_it_since_is_told(url: str, store: RunStore, other: RunStore) ->
 def test_a_row_that_was_deleted_gives_nobody_back_what_was_lost(
     url: str, store: RunStore, other: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread is begun again, by another and by the one that was away: its old work is refused
-    all the same.
+    """The thread is begun again, by another process and by the previous owner. The old work is
+    refused in both cases.
     """
     with store.lease("t"):
         old = store.database.fence.work_on("t", lambda _: None)
@@ -162,7 +162,7 @@ def test_a_lease_that_nobody_took_is_good_however_late(url: str, store: RunStore
 
 
 def test_each_lease_on_a_thread_counts(url: str, store: RunStore, other: RunStore) -> None:
-    """A command that has lost its thread writes nothing under the lease of its run."""
+    """A command that lost its thread writes nothing, even under the lease of its run."""
     with store.lease("t", leases.COMMAND), store.lease("t"):
         execute(url, "UPDATE leases SET expires_at = 1 WHERE thread_id <> 't'")
         with other.lease("t", leases.COMMAND), pytest.raises(LeaseLostError):
@@ -172,8 +172,8 @@ def test_each_lease_on_a_thread_counts(url: str, store: RunStore, other: RunStor
 def test_one_that_lost_a_thread_twice_takes_it_again_once(
     url: str, store: RunStore, other: RunStore
 ) -> None:
-    """Under both of its leases: what nobody holds any more refuses nothing; what somebody does is
-    still lost.
+    """The process lost both of its leases. A lease without a holder refuses nothing, and one with
+    another holder stays lost.
     """
     with store.lease("t", leases.CHAT):
         with store.lease("t", leases.COMMAND), store.lease("t"):
@@ -197,7 +197,7 @@ def test_one_that_lost_a_thread_twice_takes_it_again_once(
 def test_a_thread_that_was_lost_does_not_stop_another(
     url: str, store: RunStore, other: RunStore
 ) -> None:
-    """What a lost thread had put off is dropped from the commit that it would have gone with."""
+    """Deferred work of a lost thread is dropped from the commit that would have included it."""
     with store.lease("t") as lost, store.lease("u") as kept:
         execute(url, "UPDATE leases SET expires_at = 1 WHERE thread_id = 't'")
         with other.lease("t"):
@@ -212,7 +212,7 @@ def test_a_thread_that_was_lost_does_not_stop_another(
 def test_what_old_work_lost_is_not_lost_by_who_has_taken_it_again(
     url: str, store: RunStore, other: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work of a run that lost its thread fails when this process has had it back for long."""
+    """Late work of a run that lost its thread fails after this process has taken the thread again."""
     with store.lease("t"):
         old = store.database.fence.work_on("t", lambda _: None)
         run_out(url)
@@ -241,7 +241,7 @@ async def held_until_lost(lease: Lease, began: asyncio.Event) -> str:
 async def test_the_heart_notices_and_stops_the_run(
     url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a write; the task is not cancelled beyond its block."""
+    """The heartbeat notices without a write. The task is not left cancelled beyond its block."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.01)
     with ExitStack() as stack:
         lease, began = stack.enter_context(store.lease("t")), asyncio.Event()
@@ -277,7 +277,7 @@ def test_the_heart_outlives_work_that_fails_in_its_commit(
 def test_work_that_fails_while_nobody_waits_holds_nothing_back(
     store: RunStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was deferred beside it, and after it, is committed on time."""
+    """Work deferred beside it, and after it, is committed on time."""
     database, beside, after = store.database, threading.Event(), threading.Event()
 
     def fail(_: Any) -> None:
@@ -316,8 +316,8 @@ async def test_a_cancelled_run_is_cancelled(store: RunStore) -> None:
 def test_one_that_stops_in_the_middle_of_a_write_is_not_waited_for(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transaction holds the lease's row. The server ends that, and what it had begun to write
-    is not there.
+    """The stopped transaction holds the lease's row. The server ends the transaction and rolls it
+    back.
     """
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.5)
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
@@ -412,8 +412,8 @@ class Notices:
 def test_two_that_share_threads_leave_no_error_in_the_server_s_log(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They take turns, do again what the other had begun, collect under each other, and lose their
-    leases.
+    """The stores take turns, repeat work that the other had begun, collect during the other's work,
+    and lose their leases.
     """
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     url = postgres.create_database()
@@ -456,7 +456,7 @@ def test_two_that_share_threads_leave_no_error_in_the_server_s_log(
 def test_a_wrong_assumption_prints_nothing(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the work fails over it before the server has said so."""
+    """Holds even if the work fails because of it before the server has answered."""
     url = postgres.create_database()
     with open_store(url) as store:
         write_thread(store, "u")

@@ -29,8 +29,8 @@ from tests.support.store.bodies import execute, is_file, pass_time
 
 
 class Clock:
-    """This process's clocks: the wall's, which may be set, and the kernel's,
-    which may be moved on.
+    """Clocks of this process: the wall clock, which may be set, and the monotonic one, which may be
+    advanced.
     """
 
     def __init__(self) -> None:
@@ -114,8 +114,8 @@ def test_leases_of_a_process_that_is_known_to_be_dead_are_free_at_once_and_lost_
 def test_a_lease_that_is_taken_again_at_once_stays(
     url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What gave back the one before it says so later: by then another thread of the process may
-    hold it again.
+    """The release of the previous lease is written late. Another thread of the process may hold the
+    lease again by then.
     """
     put_off, defer = list[Any](), store.database.defer
     monkeypatch.setattr(store.database, "defer", lambda work, thread_id=None: put_off.append(work))
@@ -131,7 +131,7 @@ def test_a_lease_that_is_taken_again_at_once_stays(
 def test_a_lease_is_given_back_before_it_may_be_taken_again(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where that fails, it may."""
+    """The lease may be taken again after a failed release too."""
     defer, refused = store.database.defer, list[bool]()
 
     def take(work: Any, thread_id: str | None = None) -> None:
@@ -238,7 +238,7 @@ def test_a_lease_is_given_back_when_the_store_is_closed(url: str) -> None:
 def test_the_heart_keeps_a_lease_alive(
     url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time that it beats, for another 30 seconds."""
+    """Each beat extends the lease by another 30 seconds."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.01)
     with open_store(url) as other, store.lease("t"):
         for _ in range(3):
@@ -254,7 +254,9 @@ def test_the_heart_keeps_a_lease_alive(
 def test_a_lease_that_ran_out_is_taken_over(
     url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner, which was away for so long, does not take it back nor give away the other's."""
+    """The previous owner, absent for so long, neither takes the lease back nor releases the
+    other's.
+    """
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     with open_store(url) as other:
         with store.lease("t"):
@@ -281,7 +283,7 @@ def lease_of(url: str, process: str, expires_at: float) -> None:
 
 
 def test_another_machine_is_waited_for(url: str, store: RunStore) -> None:
-    """Whether its process lives is not ours to see, whatever has its number here."""
+    """A process of another machine cannot be checked, whichever process has its number here."""
     lease_of(url, "elsewhere/1/1", time.time() + 30)
     with pytest.raises(RunError, match="by process 1 on elsewhere"), store.lease("t"):
         pytest.fail("two runs on one thread")
@@ -305,9 +307,9 @@ def test_the_number_of_a_dead_process_given_to_another_is_not_that_process(
 def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(
     other: str, url: str, store: RunStore
 ) -> None:
-    """Of another PID namespace, whatever the name of its host; or as it was noted without either.
-    Nor on a server one of another boot: that is another machine. On a file it is what ran before
-    this machine was started anew.
+    """The process is of another PID namespace, whatever its host's name, or was noted without boot
+    and namespace. On a server, a process of another boot is on another machine. In a file, it ran
+    before this machine was restarted, and its lease is taken over.
     """
     _, boot, namespace = leases._this_process().rsplit("/", 2)
     process = f"{socket.gethostname()}/1/12345" + other.format(boot=boot, namespace=namespace)
@@ -336,8 +338,8 @@ def test_a_wall_clock_that_is_wrong_takes_no_live_lease_and_keeps_no_dead_one(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither the owner's nor that of who asks; also where it is set between two beats of the
-    owner's heart.
+    """The wrong clock may be the owner's or the other process's, and may be set between two
+    heartbeats of the owner.
     """
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     clock.ahead = ahead if whose == "owner" else 0.0
@@ -364,8 +366,8 @@ def test_a_wall_clock_that_is_wrong_takes_no_live_lease_and_keeps_no_dead_one(
 def test_a_dead_owner_whose_clock_was_wrong_is_not_waited_for_longer_than_a_lease(
     ahead: float, url: str, store: RunStore
 ) -> None:
-    """As an earlier version wrote it, whose process cannot be seen: the first who asks starts the
-    time.
+    """Lease as an earlier version wrote it. Its process cannot be checked, so the first request
+    starts the time.
     """
     lease_of(url, "elsewhere/1/1", time.time() + 30 + ahead)
     if ahead > 0:
@@ -378,7 +380,7 @@ def test_a_dead_owner_whose_clock_was_wrong_is_not_waited_for_longer_than_a_leas
 
 
 def test_many_that_want_one_lease(url: str, store: RunStore) -> None:
-    """Of threads and stores that race for it, one holds it at any time."""
+    """Racing threads and stores: at most one of them holds the lease at any time."""
     holding, most, done = 0, 0, 0
     lock = threading.Lock()
 
@@ -444,7 +446,7 @@ def at_its_node(store: RunStore) -> bool:
 def test_a_second_run_on_a_thread_is_refused(
     durability: str, begun: bool, url: str, store: RunStore
 ) -> None:
-    """While the first is in its step, a second comes, on a store of its own, and is in its step
+    """The second run, on its own store, begins during a step of the first, and is in its own step
     when the first ends.
     """
     gate, late = Gate(), Gate()
@@ -493,8 +495,8 @@ def test_a_second_run_on_a_thread_is_refused(
 async def test_so_is_a_second_asynchronous_run(
     durability: Any, begun: bool, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both begin at the same moment, as two requests of one user do: each has read the thread
-    before one goes on.
+    """Runs begin at the same moment, like two requests of one user. Each has read the thread before
+    either goes on.
     """
     both, readers, read = asyncio.Event(), set[Any](), StoreSaver.aget_tuple
 
@@ -561,7 +563,7 @@ def test_time_travel_is_no_second_run(store: RunStore) -> None:
 
 
 async def test_asynchronous_time_travel_is_none_either(url: str, store: RunStore) -> None:
-    """By another process's saver, which has not seen the thread."""
+    """Time travel is by another process's saver, which has not seen the thread."""
     graph = compiled(store, Gate())
     for word in ("one", "two"):
         await graph.ainvoke(say(word), on("t"))
@@ -576,7 +578,7 @@ async def test_asynchronous_time_travel_is_none_either(url: str, store: RunStore
 
 
 def test_of_two_that_write_at_the_same_moment_one_is_refused(url: str, store: RunStore) -> None:
-    """Both read the thread as it was; whether it is new, or was begun, makes no difference."""
+    """Writers have read the thread in the same state. New and existing threads are treated alike."""
     graph = compiled(store, Gate())
     with open_store(url) as other, ThreadPoolExecutor(2) as pool:
         for thread in map(str, range(10)):
@@ -611,7 +613,7 @@ def test_of_two_that_write_at_the_same_moment_one_is_refused(url: str, store: Ru
 
 
 def test_runs_after_each_other_from_many_places(url: str, store: RunStore) -> None:
-    """Each store sees what the others added: nothing of that is a second run."""
+    """Each store sees the others' additions, which do not count as a second run."""
     with open_store(url) as second, open_store(url) as third:
         graphs = [compiled(opened, Gate()) for opened in (store, second, third)]
         for number in range(9):
@@ -620,7 +622,7 @@ def test_runs_after_each_other_from_many_places(url: str, store: RunStore) -> No
 
 
 def test_a_commit_that_failed_was_no_run(tmp_path: Path) -> None:
-    """What it would have written is not what the thread is taken to have."""
+    """Writes of the failed commit do not count as part of the thread."""
 
     def deny(action: int, argument: str | None, *_: Any) -> int:
         # 22: a transaction

@@ -1,6 +1,4 @@
-"""A store that is opened for reading only: all of it is read, nothing is written, and nobody is in
-anybody's way.
-"""
+"""Stores opened read-only: all of it is read, nothing is written, and no process blocks another."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def files_beside(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def facts(store: RunStore) -> dict[str, Any]:
-    """What is read by every way there is."""
+    """Results of every way to read the store."""
     trajectory = store.journal.trajectory("id of t")
     found = history(store, "t")
     return {
@@ -230,7 +228,7 @@ def test_a_newer_version_is_refused_and_left_as_it_is(filled: str) -> None:
 
 
 def age(url: str, version: int) -> None:
-    """Make of a store one as an earlier version made it."""
+    """Convert a store to the form of an earlier version."""
     for table in ("draws", "scorings", "options", *(["requests"] if version == 2 else [])):
         execute(url, f"DROP TABLE {table}")
     execute(url, "DROP INDEX IF EXISTS overlays_step")
@@ -244,7 +242,7 @@ def age(url: str, version: int) -> None:
 def test_an_earlier_version_is_read_and_left_as_it_is(
     version: int, filled: str, tmp_path: Path
 ) -> None:
-    """What it was made without is empty."""
+    """Data that the earlier version did not store is empty."""
     with open_store(filled) as store:
         expected = facts(store)
     age(filled, version)
@@ -298,9 +296,7 @@ LOOKS = {
 def test_a_look_changes_no_file_and_leaves_none(
     look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever it comes to: of this version and of an earlier one, at rest and after a writer was
-    killed.
-    """
+    """Holds for a store of this version and of an earlier one, whether the command succeeds or not."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "kept"
     path = folder / "store.db"
@@ -323,7 +319,7 @@ def test_a_look_changes_no_file_and_leaves_none(
 
 
 def test_a_command_that_ends_soon_sees_what_is_written_between_its_reads(tmp_path: Path) -> None:
-    """Though it keeps its connection: at rest, beside a writer, and after it."""
+    """The connection is kept. Reads are current before, beside and after a writer."""
     path = tmp_path / "store.db"
     with open_store(path) as store:
         fill(store)
@@ -409,7 +405,7 @@ def test_a_file_that_vanishes_or_is_replaced_is_told(path: Path, tmp_path: Path)
 def test_a_writer_that_closes_leaves_a_whole_file_while_somebody_looks(
     path: Path, tmp_path: Path
 ) -> None:
-    """A reader that held a connection would keep the writer from putting its log into the file."""
+    """A reader that held a connection would prevent the writer from merging its log into the file."""
     with open_store(path, read_only=True) as store:
         assert len(store.threads()) == 1
         with open_store(path) as other:

@@ -1,5 +1,5 @@
-"""Care of a store: what goes and what stays, what a second process believes, and every kind of
-damage found.
+"""Maintenance of a store: deleted and kept data, the view of a second process, and detection of
+every kind of damage.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DAY = 86400.0
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[RunStore]:
-    """A SQLite store, where the body makes no difference."""
+    """SQLite store, for tests that do not depend on the backend."""
     with open_store(tmp_path / "file.db") as opened:
         yield opened
 
@@ -74,8 +74,8 @@ def answer(state: MessagesState) -> dict[str, Any]:
 
 
 def talk(store: RunStore, thread: str, *words: str) -> list[BaseMessage]:
-    """A conversation of a turn for each of `words`; the messages in the end. Equal words make equal
-    values.
+    """Run a conversation with a turn for each of `words`, and return its final messages. Equal
+    words make equal values.
     """
     graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer")
     graph = graph.compile(checkpointer=store.checkpointer)
@@ -103,8 +103,8 @@ def run(
     status: RunStatus = RunStatus.COMPLETED,
     of: str = "",
 ) -> Trajectory:
-    """A sound trajectory on a thread of its own, with checkpoints;
-    forked from that on thread `of`.
+    """Write a sound trajectory on its own thread, with checkpoints. It is a fork of that on thread
+    `of`, if given.
     """
     talk(store, thread, thread, "a second turn")
     identity = make_call("task").identity.model_copy(update={"thread_id": thread})
@@ -154,12 +154,12 @@ def threads(store: RunStore) -> set[str]:
 
 SECRET = "a word of the one who leaves"
 EVENTS = 4
-"""Moments of a deletion in which its process is killed."""
+"""Number of moments of a deletion at which its process is killed."""
 
 
 def forget(store: RunStore, name: str, line: Connection) -> None:
-    """Delete the thread `leaves`, by `delete` or `prune`, and die after so many calls of functions
-    of the store.
+    """Delete the thread `leaves`, by `delete` or `prune`, and die after a given number of calls of
+    the store's functions.
     """
     how, _, moment = name.partition(" ")
     left = int(moment or 0)
@@ -182,7 +182,7 @@ def forget(store: RunStore, name: str, line: Connection) -> None:
 
 
 def forgets(url: str, name: str) -> str:
-    """What it says; empty where it was killed."""
+    """Output of a deletion in another process (empty if it was killed)."""
     with writers(url, forget, name) as (writer,):
         writer.begin()
         try:
@@ -193,8 +193,8 @@ def forgets(url: str, name: str) -> str:
 
 @pytest.mark.parametrize("how", ["delete", "prune"])
 def test_a_deletion_that_is_killed_took_all_or_nothing(how: str, url: str, store: RunStore) -> None:
-    """At any moment: the thread is whole, or not a word of it is left,
-    as another process finds it.
+    """The kill may come at any moment. To another process, the thread is then whole or completely
+    removed.
     """
 
     def begin() -> None:
@@ -238,8 +238,8 @@ def test_words_of_what_is_deleted_do_not_stay_in_the_file(tmp_path: Path) -> Non
 def test_values_that_were_left_are_told_and_go_with_the_next_care(
     how: str, url: str, store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the checkpointer's own deletion, or by a version that was killed between deleting and
-    collecting.
+    """Values are left by the checkpointer's own deletion, or by a version killed between deletion
+    and collection.
     """
     run(store, "stays", ended=time.time())
     talk(store, "leaves", SECRET)
@@ -311,7 +311,7 @@ def test_what_was_recorded_of_a_thread_without_a_trajectory_goes_with_it(store: 
 
 
 def test_a_thread_begun_again_at_once_is_there(store: RunStore) -> None:
-    """In the same second, by the process that deleted it, from the same messages."""
+    """The process that deleted the thread begins it in the same second, from the same messages."""
     for delete in (
         delete_runs,
         lambda store, names: store.checkpointer.prune(names, strategy="delete"),
@@ -325,7 +325,7 @@ def test_a_thread_begun_again_at_once_is_there(store: RunStore) -> None:
 
 
 def test_a_process_goes_on_where_its_thread_was_deleted(store: RunStore) -> None:
-    """What its last checkpoint referred to has been collected, and it noticed when it wrote
+    """Values of its last checkpoint were collected, and the process noticed it when it wrote
     elsewhere.
     """
     talk(store, "t", "hello", "again")
@@ -340,8 +340,8 @@ def test_a_process_goes_on_where_its_thread_was_deleted(store: RunStore) -> None
 
 
 def obey(store: RunStore, _: str, other: Connection) -> None:
-    """Obeys words: `talk THREAD WORD...`, `go-on THREAD` (the last checkpoint of it again, under
-    the next id).
+    """Process that executes commands: `talk THREAD WORD...`, `go-on THREAD` (its last checkpoint
+    again, under the next ID).
     """
     remembered: dict[str, Any] = {}
     while said := other.recv():
@@ -425,9 +425,7 @@ def test_pruning_by_age_and_status(file: RunStore) -> None:
 
 
 def test_pruning_keeps_what_others_need(file: RunStore) -> None:
-    """What was judged, what a run that stays was forked from (over two forks),
-    what is being run.
-    """
+    """Judged runs, active runs and origins of remaining runs (over two forks) are kept."""
     for thread in ("judged", "origin", "leased", "talked", "worked", "nobody's"):
         run(file, thread)
     run(file, "fork", of="origin")
@@ -462,7 +460,7 @@ def test_pruning_keeps_what_others_need(file: RunStore) -> None:
 def test_pruning_keeps_what_is_resumed_meanwhile(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what that was forked from: what was looked at before the deleting began has changed."""
+    """The origin of the resumed run is kept too. The state read before the deletion has changed."""
     run(store, "origin")
     run(store, "resumed", of="origin")
     run(store, "nobody's")
@@ -486,8 +484,8 @@ def test_pruning_keeps_what_is_resumed_meanwhile(
 
 
 def test_older_steps_lose_their_checkpoints_and_keep_what_is_learned_from(store: RunStore) -> None:
-    """But what is being run, what a fork has for its origin,
-    and what is no rollout of a training.
+    """Active runs, origins of forks and threads that are no training rollouts keep their
+    checkpoints.
     """
     steps = [f"run-1/step-{step}/0/{sample}" for step in (0, 1, 2, 10) for sample in (0, 1)]
     made = {thread: run(store, thread) for thread in (*steps, "run-1/eval/0/0")}
@@ -700,7 +698,7 @@ def orphan_call(url: str) -> str:
 
 
 def lose_invariant(url: str) -> str:
-    """A log-prob above 0, of float32 1.0."""
+    """Write a log-prob above 0, the float32 1.0."""
     execute(url, "UPDATE tokens SET logprobs = ?", (b"\x00\x00\x80\x3f" * 4,))
     return "trajectory id of t: .*logprob-"
 
@@ -781,8 +779,8 @@ def test_the_database_finds_what_is_wrong_with_its_own_file(tmp_path: Path) -> N
     "damage", ["a byte of a list", "a manifest that is no msgpack", "writes that are no msgpack"]
 )
 def test_nothing_is_collected_beneath_what_is_damaged(damage: str, file: RunStore) -> None:
-    """What a damaged list named may be all that is left of it. When its thread is deleted, all
-    goes.
+    """Values named by a damaged list may be all that is left of it. They are removed with its
+    thread.
     """
     talk(file, "t", "hello", "again")
     DAMAGES[damage](file.url)
@@ -798,7 +796,7 @@ def test_nothing_is_collected_beneath_what_is_damaged(damage: str, file: RunStor
 
 
 def test_a_store_of_all_sorts_is_sound(store: RunStore) -> None:
-    """Subgraphs, questions, exit durability, errors: nothing of that is taken for damage."""
+    """Subgraphs, questions, exit durability and errors do not count as damage."""
 
     def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(str(interrupt("which?")))]}

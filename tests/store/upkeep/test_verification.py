@@ -1,4 +1,4 @@
-"""What `verify` sees beyond hashes: threads that cannot be opened, records that contradict
+"""Checks of `verify` beyond hashes: threads that cannot be opened, and records that contradict
 checkpoints.
 """
 
@@ -72,7 +72,7 @@ def recorded(
 
 
 def rewrite(store: RunStore, **changes: Any) -> None:
-    """The tool call's record as something else has written it."""
+    """Change the tool call's record, as another program would."""
     ((record,),) = execute(store.url, "SELECT record FROM tool_calls")
     changed = json.dumps({**json.loads(record), **changes}).encode()
     execute(store.url, "UPDATE tool_calls SET record = ?", (changed,))
@@ -114,7 +114,7 @@ def test_a_record_that_contradicts_its_checkpoint_is_found(kind: str, file: RunS
 
 
 def test_pending_writes_are_held_against_records_too(file: RunStore) -> None:
-    """Of a task that has ended in a step that has not."""
+    """The writes are those of a task that has ended, in a step that has not."""
     ran = tool_call()
     begin(file, "t", "tool_loop")
     file.journal.write_tool_call(ran)
@@ -137,7 +137,7 @@ def test_a_graph_of_ones_own_may_shorten_what_a_tool_answered(file: RunStore) ->
 
 
 def test_an_edited_result_is_no_contradiction(store: RunStore) -> None:
-    """A person may change what a tool is said to have answered; so may a graph, later."""
+    """A person may change a tool's recorded answer, and so may a graph, later."""
     graph = recorded(store)
     last = graph.get_state(CONFIG).values["messages"][-1]
     graph.update_state(CONFIG, {"messages": [last.model_copy(update={"content": "another"})]})
@@ -156,7 +156,7 @@ class Owning(TypedDict):
 
 
 def test_a_type_that_is_not_known_here_is_told_as_such(store: RunStore, url: str) -> None:
-    """It is not called sound, nor damage; who names the type has it checked."""
+    """The value is reported neither as sound nor as damaged. It is checked if its type is allowed."""
     name = f"{__name__}:Own"
     with open_store(url, allow=[name]) as knowing:
         graph = StateGraph(Owning).add_node("n", lambda _: {"value": Own(7)}).add_edge(START, "n")
@@ -168,7 +168,7 @@ def test_a_type_that_is_not_known_here_is_told_as_such(store: RunStore, url: str
 
 
 def test_a_thread_that_cannot_be_opened_is_not_sound(file: RunStore) -> None:
-    """A value whose bytes have their hash, and are no value; every checkpoint that holds it is
+    """A value whose bytes match their hash but cannot be read. Every checkpoint that holds it is
     counted.
     """
     recorded(file)

@@ -1,7 +1,8 @@
-"""Values: what goes in comes out, equal values are stored once, and a step costs what is new in it.
+"""Values: they are read back unchanged, equal values are stored once, and a step costs only its new
+data.
 
-`stock` stands for LangGraph's own serializer: what it makes of a value (it has no tuples, for one)
-is what every saver gives back.
+`stock` is LangGraph's own serializer. Every saver returns values as it converts them (it has no
+tuples, for example).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Colour(Enum):
 
 @dataclass
 class Lenient:
-    """Equal to others that differ from it."""
+    """Class whose instances equal others that differ from them."""
 
     seen: int
     hidden: int = field(default=0, compare=False)
@@ -79,7 +80,7 @@ def store(
 
 
 def put(store: RunStore, config: Any, **values: Any) -> Any:
-    """Store a checkpoint with these values after that of `config`; the config of the new one."""
+    """Store a checkpoint with these values after that of `config`, and return the new one's config."""
     versions: Any = {name: str(next(NAMES)) for name in values}
     checkpoint: Any = {
         **empty_checkpoint(),
@@ -101,7 +102,7 @@ def fresh() -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, of equal types all the way down, in equal order; NaN is NaN."""
+    """True if both are equal, with equal types at all levels and in equal order. NaN equals NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -208,8 +209,8 @@ def test_so_do_pending_writes(value: Any, store: RunStore) -> None:
 @EXAMPLES
 @given(value=VALUES)
 def test_equal_values_have_equal_references(value: Any) -> None:
-    """However they were made: written twice, or read and written again. (The order of a set is
-    nobody's.)
+    """Holds for values written twice, and for values read and written again. (The order of a set is
+    arbitrary.)
     """
     serializer = StrictSerializer([(__name__, name) for name in TYPES])
     stored: dict[bytes, Any] = {}
@@ -275,8 +276,8 @@ def test_a_value_comes_out_as_it_was(value: Any, store: RunStore) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1023, 1024, 1025])
 def test_lists_of_all_sizes(count: int, store: RunStore) -> None:
-    """At the seams of chunks and levels; of texts,
-    which are not kept in one piece as numbers are.
+    """Sizes at the boundaries of chunks and levels. Texts are used, since they are not stored in
+    one piece as numbers are.
     """
     items = [f"item {number}" for number in range(count)]
     values = {"items": items, "numbers": list(range(count)), "nested": [items, items[:-1], [items]]}
@@ -511,7 +512,7 @@ def test_a_list_of_one_history_is_not_a_list_of_another(store: RunStore) -> None
 
 
 def test_runs_side_by_side(store: RunStore) -> None:
-    """Eight graphs at once over one saver; half of what they say is the same."""
+    """Eight graphs at once over one saver. Half of their messages are the same."""
 
     def say(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(f"{len(state['messages'])} " + "the same words " * 10)]}

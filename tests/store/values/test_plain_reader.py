@@ -91,8 +91,8 @@ def test_what_is_no_message_is_left_to_the_serializer(kind: str, data: bytes) ->
 
 
 def test_the_fields_are_those_of_the_installed_langchain() -> None:
-    """One that has others is read by its own classes, at the cost of importing them: this says when
-    that has begun.
+    """Messages with other fields are read by their own classes, at the cost of importing them. A
+    failure here shows that this has begun.
     """
     by_class = {
         (c.__module__, c.__name__): c for c in (HumanMessage, SystemMessage, AIMessage, ToolMessage)

@@ -1,5 +1,5 @@
-"""What was sent to a hosted model: stored by reference to the checkpoints' messages, and read back
-as it was.
+"""Requests to a hosted model: stored by reference to the checkpoints' messages, and read back
+unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.trajectory.samples import make_call, make_trajectory
 
 
 class Marked(HumanMessage):
-    """A class of one's own, which a checkpoint could not be read back with."""
+    """User's class with which a checkpoint could not be read back."""
 
 
 @dataclass
@@ -199,8 +199,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_row_is_refused_by_all_who_read_it(kind: str, tmp_path: Path) -> None:
-    """Nothing bare escapes; `collect_values` may take it for sound where it names values as it
-    should.
+    """`StoreError` is the only exception. `collect_values` may accept a row that names its values
+    correctly.
     """
     with open_store(tmp_path / "store.db") as store, open_store(tmp_path / "copy.db") as target:
         store.journal.write_call(call := text_call(1), MESSAGES[:1])

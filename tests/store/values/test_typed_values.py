@@ -1,6 +1,4 @@
-"""Values of every type: each comes back as it was, in type and value, or is refused where it
-stands.
-"""
+"""Values of every type: each is read back with the same type and value, or refused where it is."""
 
 from __future__ import annotations
 
@@ -342,7 +340,7 @@ def test_whatever_is_nested_in_whatever_comes_back_or_is_refused(value: Any) -> 
 
 
 class Bare:
-    """Has no equality of its own."""
+    """Class without its own equality."""
 
     def __init__(self, name: str, forgets: bool = False) -> None:
         self.name, self.forgets = name, forgets

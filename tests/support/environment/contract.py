@@ -1,4 +1,4 @@
-"""What every `Environment` does alike: in this process, on a server, on a cluster.
+"""Contract of every `Environment`: in this process, on a server, on a cluster.
 
 Subclass `EnvironmentContract` and give it a fixture `environment`: one of a body's own kind, with
 the standard library at least, `SLOTS` slots and no other user. It is not closed by these tests;
@@ -43,7 +43,7 @@ __all__ = [
 SLOTS = 2
 FOREVER = "while True: pass"
 IDLE = "import time\nwhile True: time.sleep(60)"
-"""As endless, but nothing else runs slower for it."""
+"""Endless code that slows down nothing else."""
 CHAIN = """
 import os
 if os.fork() == 0:
@@ -51,16 +51,16 @@ if os.fork() == 0:
         pass
     os._exit(0)
 """
-"""Leaves a chain of processes behind, each of which forks the next one and exits."""
+"""Code that leaves a chain of processes behind, each of which forks the next one and exits."""
 SHORT = Limits(wall_seconds=0.5)
 LONG = Limits(wall_seconds=300, cpu_seconds=300)
-"""For what ends by itself, or by the test: no slow machine makes a time-out of it."""
+"""Limits for calls that end by themselves or by the test: no slow machine causes a time-out."""
 
 
 async def run_batch(
     environment: Environment, submissions: Sequence[Submission]
 ) -> list[ExecutionResult]:
-    """Run calls side by side; their outcomes in the order given."""
+    """Run calls in parallel. Results in the order given."""
     return list(await asyncio.gather(*map(environment.run, submissions)))
 
 

@@ -29,13 +29,13 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
 the code has gone on, another SIGUSR1 does nothing to it.
 """
 PATIENCE_SECONDS = 60.0
-"""Only what hangs takes longer."""
+"""Longest wait in seconds, exceeded only by what hangs."""
 _BIT, _OTHER = 1 << (signal.SIGUSR2 - 1), 1 << (signal.SIGTERM - 1)
 """A process that is just being spawned has all signals blocked for a moment, and waits for none."""
 
 
 def held(below: int | None = None) -> set[int]:
-    """Processes below `below`, else below this one, that wait to be let go."""
+    """Processes below `below` (None: below this one) that wait to be let go."""
     return {pid for pid in descendants(os.getpid() if below is None else below) if _waits(pid)}
 
 
@@ -51,7 +51,9 @@ def _waits(pid: int) -> bool:
 async def until_held(
     count: int = 1, *, below: int | None = None, known: set[int] | None = None
 ) -> set[int]:
-    """Those that wait, besides the `known`, once there are so many."""
+    """Wait for at least `count` held processes besides the `known` ones, and return these
+    processes.
+    """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(found := held(below) - (known or set())) < count:
             await asyncio.sleep(0.01)
@@ -59,14 +61,14 @@ async def until_held(
 
 
 def let_go(pids: set[int]) -> None:
-    """They go on with their code."""
+    """Let held processes go on with their code."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
 
 
 class Releasing:
-    """Inside the block, whatever waits is let go."""
+    """Context in which every held process is let go."""
 
     def __init__(self, below: int | None = None) -> None:
         self._below = below

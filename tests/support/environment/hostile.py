@@ -48,8 +48,8 @@ POSSIBLE = frozenset(ToolStatus) - {
     ToolStatus.INVALID_CALL,
     ToolStatus.TIMEOUT,
 }
-"""No piece takes long: what is said to be a time-out is forged, or a session has lost the pipe that
-it answers on.
+"""Statuses that a call may end with. No piece takes long: a time-out is forged, or a session has
+lost the pipe that it answers on.
 """
 NAMES = (
     *(
@@ -74,7 +74,7 @@ NAMES = (
     ),
 )
 _SIGNALS = sorted(set(range(1, 65)) - {19, 20, 21, 22})
-"""None that stops: that would end by its time."""
+"""Signals that do not stop a process: a stopped one ends only at its time limit."""
 _WORDS = (
     *(
         b"12\n",
@@ -368,7 +368,7 @@ _HEAD = (
 def hostile_calls(
     seed: int, count: int, parts: Sequence[str] = tuple(PIECES)
 ) -> Iterator[HostileCall]:
-    """The same for the same seed; the first parts in turn."""
+    """Hostile calls, identical for the same seed. Their first parts take turns."""
     chance = random.Random(seed)
     for number in range(count):
         chosen = (parts[number % len(parts)], *chance.choices(parts, k=chance.choice((0, 0, 1, 2))))

@@ -191,7 +191,7 @@ def _message(chance: random.Random, key: int) -> Any:
 
 
 def _spoilt(record: dict[str, Any], chance: random.Random) -> Any:
-    """With some fields of another kind, some more, some less."""
+    """Copy of a record with some fields changed, added or removed."""
     record = dict(record)
     for _ in range(chance.randrange(3)):
         what = chance.random()
@@ -208,7 +208,7 @@ def _spoilt(record: dict[str, Any], chance: random.Random) -> Any:
 
 
 def text_of(value: Any, chance: random.Random) -> str:
-    """As JSON, of which some is cut, changed or nested too deep."""
+    """JSON text of a value, sometimes cut, changed or nested too deep."""
     text = json.dumps(value, ensure_ascii=chance.random() < 0.8)
     what = chance.random()
     if what < 0.8:
@@ -236,7 +236,7 @@ def text_of(value: Any, chance: random.Random) -> str:
 
 @contextmanager
 def _server() -> Iterator[tuple[str, list[str], LocalEnvironment]]:
-    """Its address, and the tokens of two clients."""
+    """Start a server. Yields its URL, the tokens of two clients, and its environment."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "clients"
         tokens = [add_client(file, name) for name in ("hostile", "other")]

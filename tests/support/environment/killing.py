@@ -50,11 +50,11 @@ def _parent(pid: int) -> int:
 
 
 class ChosenKills:
-    """Of an environment that this process alone uses.
+    """Kills of chosen work in an environment that only this process uses.
 
-    The chosen piece of work is held where it has begun, until every slot, or every fork server, is
-    killed: it is lost with them, and so is whatever else runs just then. The second time it is what
-    it was submitted as.
+    The chosen work is held once it has begun, until every slot, or every fork server, is killed. It
+    is lost with them, and so is whatever else runs just then. The second attempt runs it as it was
+    submitted.
     """
 
     def __init__(self, environment: LocalEnvironment) -> None:
@@ -69,7 +69,7 @@ class ChosenKills:
         self._victim: Future[Work] = Future()
 
     async def during(self, calls: Awaitable[_T], *, nth: int, fork_server: bool = False) -> _T:
-        """What `calls` come to, of whose works the `nth`, from 1, is struck."""
+        """Results of `calls`, of whose works the `nth`, from 1, is killed."""
         self._victim = Future()
         self._chosen = len(self.began) + nth
         killing = asyncio.create_task(asyncio.to_thread(self._kill, fork_server))

@@ -101,7 +101,7 @@ class ThreadWorkers:
         self._pool.shutdown(wait=True)
 
     def kill_idle(self, session: int) -> None:
-        """As the kernel might: what the workers then say."""
+        """End an idle session's process as the kernel might, and report its death."""
         with self._lock:
             del self.processes[session]
         self._on_death(session)
@@ -152,7 +152,7 @@ class ThreadWorkers:
 
 @dataclass
 class SteppedWorkers:
-    """Nothing ends before the test says so: what runs, in the order in which it was started."""
+    """Workers whose work ends only when the test ends it. `running` is in the order of starts."""
 
     check: Callable[[Work], None]
     slots: int = 2

@@ -35,7 +35,7 @@ def served(
     clients: Clients | None = None,
     **options: Any,
 ) -> Iterator[Service]:
-    """Serve inside the block."""
+    """Serve an environment inside the block."""
     loop, stop = BackgroundLoop("served"), asyncio.Event()
     started: list[Service] = []
     up = threading.Event()

@@ -42,12 +42,12 @@ __all__ = ["Report", "Sample", "sample", "soak"]
 CLIENTS, SLOTS = 8, 4
 ROUNDS = 20
 WARM_ROUNDS = 6
-"""Before these have ended, growth is caches that fill."""
+"""Number of rounds in which growth is due to caches that fill."""
 REST_SECONDS = 0.25
-"""Between the end of a round and the count: what is on its way out is gone."""
+"""Pause between the end of a round and the count, in which leftovers go away."""
 ATTACK_SHARE = 0.02
 ATTACK_SECONDS = 0.7
-"""Attacks that may take longer by their own word are left to the corpus' own test."""
+"""Longest time limit of an attack. Slower ones are left to the corpus' own test."""
 PATIENT = Limits(wall_seconds=300, cpu_seconds=300)
 """A healthy call is not to fail because the machine is busy with an attack."""
 MIB = 2**20
@@ -55,7 +55,7 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class Sample:
-    """What there is, when nothing runs."""
+    """Resources in use while nothing runs."""
 
     processes: int
     descriptors: int
@@ -63,20 +63,20 @@ class Sample:
     temporary_files: int
     threads: int
     host_mib: float
-    """Resident, of this process."""
+    """Resident memory of this process, in MiB."""
     below_mib: float
-    """Of the processes that the soak has started, without pages of files: what they share counts
-    once.
+    """Memory of the processes that the soak has started, without pages of files, in MiB. Shared
+    memory counts once.
     """
 
 
 ALLOWED = Sample(0, 0, 0, 0, 0, 12.0, 24.0)
-"""How much more there may be at the end than after the warm-up."""
+"""Largest growth allowed from the warm-up to the end."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of a soak."""
+    """Outcome of a soak."""
 
     statuses: Counter[str] = field(default_factory=Counter[str])
     kinds: Counter[str] = field(default_factory=Counter[str])
@@ -86,8 +86,8 @@ class Report:
 
     @property
     def growth(self) -> Sample:
-        """From the end of the warm-up to the end: of each, the least of the last rounds less the
-        most of the first.
+        """Growth since the warm-up: the minimum of the last three samples less the maximum of the
+        second half of the warm-up.
         """
         warm = self.samples[WARM_ROUNDS // 2 : WARM_ROUNDS]
         last = self.samples[-3:]
@@ -98,13 +98,13 @@ class Report:
 
     @property
     def leaks(self) -> list[str]:
-        """What has grown more than it may."""
+        """Resources that have grown by more than `ALLOWED`."""
         pairs = zip(fields(Sample), astuple(self.growth), astuple(ALLOWED), strict=True)
         return [f"{each.name}: {grown:+.1f}" for each, grown, allowed in pairs if grown > allowed]
 
 
 class _Client:
-    """Makes calls one after the other, and knows what each is to come to."""
+    """Client that makes calls one after the other, and checks each result."""
 
     def __init__(
         self, environment: LocalEnvironment, name: str, attacks: list[Call], host: Host
@@ -222,7 +222,7 @@ def _ok(stdout: str, value: str | None = None) -> tuple[ToolStatus, str, str | N
 
 
 def _attacks() -> list[Call]:
-    """Those of one call that are soon over."""
+    """Attacks of one light call that end soon, without a session and with the default memory."""
     calls = [snippet.calls[0] for snippet in read_folder(CORPUS) if len(snippet.calls) == 1]
     short = [
         call
@@ -235,7 +235,7 @@ def _attacks() -> list[Call]:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Where whatever is made with `tempfile` lands, and can be counted."""
+    """Folder in which all files made with `tempfile` are, so that they can be counted."""
     with tempfile.TemporaryDirectory(prefix="hrm-soak-") as folder:
         before, tempfile.tempdir = tempfile.tempdir, folder
         try:
@@ -245,8 +245,8 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def sample(folder: Path, known: set[int]) -> Sample:
-    """What there is now. `known`: processes that stood below this one before, such as servers of
-    other tests.
+    """Count the resources in use. `known` are earlier descendants of this process, such as other
+    tests' servers, which are not counted.
     """
     gc.collect()
     below = descendants(os.getpid()) - known
@@ -286,7 +286,7 @@ def _own_bytes(pid: int) -> int:
 
 
 async def soak(calls: int, *, rounds: int = ROUNDS, show: bool = False) -> Report:
-    """`calls` in all, by `CLIENTS`, in rounds."""
+    """Make `calls` calls in total by `CLIENTS` clients, in rounds."""
     report, start, before = Report(), time.monotonic(), descendants(os.getpid())
     with _temporary_folder() as folder, Host() as host:
         environment = LocalEnvironment(slots=SLOTS)

@@ -35,8 +35,8 @@ def tasks(count: int) -> list[Task]:
 
 
 def is_right(place: int, sample: int) -> bool:
-    """Of the first group two; of the other only the one that hangs: without it, all rewards are
-    equal.
+    """True for the first two samples of the first group, and for the hanging one of the other.
+    Without it, all rewards of that group are equal.
     """
     return sample == HANGING or (place, sample) == (0, 0)
 

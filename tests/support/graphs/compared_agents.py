@@ -21,7 +21,7 @@ word = "draft"
 """Changed by tests between a run and its replay."""
 runs_inner = True
 failures: list[str] = []
-"""Attempts that have failed."""
+"""Failed attempts."""
 
 
 class Plan(TypedDict, total=False):

@@ -29,12 +29,12 @@ from langgraph.types import RetryPolicy, Send, interrupt
 from hrm_agent.draws import drawn
 
 asked: list[str] = []
-"""What models were asked, in this process."""
+"""Requests to models in this process, oldest first."""
 
 
 def log(line: str) -> None:
-    """Where a test named a folder, every request is logged there; the process dies at the line that
-    it named.
+    """Record a request, also in a file if a test has named a folder. The process dies at the line
+    that the test has named.
     """
     asked.append(line)
     if "AGENT_FOLDER" in os.environ:
@@ -182,7 +182,7 @@ waits = StateGraph(Notes).add_node("wait", wait).add_edge(START, "wait").compile
 
 
 def react(state: MessagesState) -> dict[str, Any]:
-    """As LangGraph's template has it: the time is part of the prompt."""
+    """Ask with the time in the prompt, as LangGraph's template does."""
     prompt = f"You are a helpful assistant.\n\nSystem time: {datetime.now(tz=UTC).isoformat()}"
     if len(state["messages"]) > 1:
         Model().invoke([SystemMessage(prompt), *state["messages"]])

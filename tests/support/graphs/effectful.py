@@ -54,7 +54,7 @@ def _append_in_a_loop() -> None:
 
 
 def _append_in_an_executor() -> None:
-    """As aiofiles does."""
+    """Append in the loop's default executor, as aiofiles does."""
 
     async def append() -> None:
         await asyncio.get_running_loop().run_in_executor(None, _append)
@@ -67,7 +67,7 @@ _POOL.submit(int).result()
 
 
 def _append_in_a_pool() -> None:
-    """Whose thread was there before."""
+    """Append in a pool whose thread already exists."""
     _POOL.submit(_append).result()
 
 
@@ -102,9 +102,7 @@ def _spawn() -> None:
 
 
 def _read() -> None:
-    """No effect: files that are read, modules that are imported, the null device,
-    what is printed.
-    """
+    """Do only what is no effect: read a file, write to the null device, print."""
     Path(__file__).read_text()
     with Path(os.devnull).open("w") as nothing:
         print("read", file=nothing)

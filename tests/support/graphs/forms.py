@@ -13,7 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 opened: list[str] = []
-"""What the contexts around graphs did, in order."""
+"""Events of the contexts around graphs, oldest first."""
 
 
 def _answering(text: str) -> Any:

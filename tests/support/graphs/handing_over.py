@@ -16,7 +16,7 @@ from langgraph.types import Command
 
 
 def tool_call(name: str, **args: Any) -> dict[str, Any]:
-    """As a provider names it: another id each time."""
+    """Tool call with a fresh id each time, as providers name them."""
     return {"name": name, "args": args, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "tool_call"}
 
 

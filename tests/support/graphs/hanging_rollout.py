@@ -18,7 +18,7 @@ from hrm_agent.models import policy
 
 HANGS = "HRM_AGENT_TEST_HANGS"
 hung: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-"""By group, whether the one that hangs does."""
+"""Group -> event that is set when its hanging rollout begins to hang."""
 
 
 async def reason(state: MessagesState) -> dict[str, Any]:

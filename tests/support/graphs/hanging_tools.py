@@ -52,7 +52,7 @@ TOOLS = as_tools(
 
 
 async def call(given: Any, arguments: Any, seconds: float = 60.0) -> ToolMessage:
-    """A call of a tool of one's own, as the research graph makes it."""
+    """Call a user's tool as the research graph does."""
     (asked,) = as_tools([given])
     tools = Toolbox(ResearchContext(max_tool_seconds=seconds), [asked]).tools("tea", 1, ())
     message = AIMessage("", tool_calls=[{"name": asked.name, "args": arguments, "id": uuid4().hex}])
@@ -61,7 +61,7 @@ async def call(given: Any, arguments: Any, seconds: float = 60.0) -> ToolMessage
 
 
 async def main() -> None:
-    """No call is answered, and the program ends all the same."""
+    """Call each tool in vain. The program ends although the tools hang."""
     for hanging in TOOLS:
         answer = await call(hanging, {"query": "tea"}, seconds=0.05)
         assert "no answer within" in answer.text, answer

@@ -59,38 +59,40 @@ GRAPHS = ("tool_loop", "reasoning", TEAM)
 CALLS = {"tool_loop": (2, 1), "reasoning": (9, 3), TEAM: (5, 2)}
 """Model calls and tool calls of one task."""
 BRANCHES = {"tool_loop": 1, "reasoning": 2, TEAM: 2}
-"""Of one task, that run side by side. Each makes one call at a time."""
+"""Parallel branches of one task. Each makes one call at a time."""
 AT_A_TIME = 8
-"""Tasks."""
+"""Number of tasks that run at a time."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process runs."""
+    """Settings of one process of a run."""
 
     folder: str
-    """Of the log, and of the store unless `url` names one."""
+    """Folder of the log, and of the store unless `url` names one."""
     url: str = ""
     graphs: tuple[str, ...] = GRAPHS
     tasks: int = 12
-    """Of each graph."""
+    """Number of tasks of each graph."""
     sandbox: bool = True
-    """The real one; else arithmetic in this process."""
+    """True for the real sandbox, False for arithmetic in this process."""
     durability: Durability = "steps"
-    """Of its runner."""
+    """Durability of the runner."""
     patience: float = 60.0
-    """Seconds that a PostgreSQL server is waited for."""
+    """Longest wait for a PostgreSQL server, in seconds."""
     stock: bool = False
     """Checkpoints go to LangGraph's own SqliteSaver, and only the journal to the store."""
     dies_at: int | None = None
-    """The line of its own log with which it dies; 0 while it opens its store, None never."""
+    """Number of the line of its own log at which the process dies (0: while it opens its store,
+    None: never).
+    """
     dies_of: int = int(signal.SIGKILL)
     later: float = 0.0
-    """Up to so many seconds after that line, if it has not ended by then."""
+    """Longest random delay of the death after that line, in seconds."""
     gathers: bool = False
-    """Tool calls end when each branch has begun one. Of the model calls after them those of the
-    first task are answered when all are asked, the others never. Nothing is committed because time
-    has passed.
+    """True if tool calls end only when each branch has begun one. The next model calls of the first
+    task are answered when all branches have asked, those of other tasks never. No commit is made
+    because time has passed.
     """
 
     @property
@@ -128,8 +130,8 @@ def tool_line(code: str) -> str:
 class LoggedEngine(ScriptedEngine):
     log: Log
     gathers: int = 0
-    """So many requests with a tool's result have to be there before those of the first task are
-    answered, and no other ever is; 0: all are.
+    """Number of requests with a tool's result to wait for before those of the first task are
+    answered. Those of other tasks never are (0: all are answered at once).
     """
 
     def submit(self, request: Any) -> Any:
@@ -164,7 +166,7 @@ class Arithmetic(Environment):
     isolation = "L0"
     log: Log
     gathers: asyncio.Barrier | None = None
-    """Calls end together."""
+    """Barrier at which calls end together (None: each ends by itself)."""
 
     async def run(self, submission: Submission) -> ExecutionResult:
         self.log.write(tool_line(submission.code))
@@ -203,7 +205,7 @@ def answer(messages: Any) -> str:
 
 
 FIRST = "* 11"
-"""In the subgoals of the first task, and no other."""
+"""Text that only the subgoals of the first task contain."""
 PROMPTS = {"tool_loop": "What is {} * 7?", "reasoning": "Sort {}: fruit", TEAM: "Team {}"}
 
 
@@ -275,7 +277,7 @@ async def main(plan: Plan) -> list[Trajectory]:
 async def on_stock_saver(
     plan: Plan, store: RunStore, engine: Any, environment: Any, episodes: Any
 ) -> list[Trajectory]:
-    """What users do who keep their checkpointer: their own `graph.ainvoke`, inside a recording."""
+    """Run episodes as users with their own checkpointer do, by `graph.ainvoke` inside a recording."""
 
     async def invoke(episode: Episode) -> list[Any]:
         graph = load_graph(episode.graph).copy(update={"checkpointer": saver})
@@ -297,7 +299,7 @@ async def on_stock_saver(
 
 
 def run(given: str) -> int:
-    """The run of a plan as JSON, to its end; the exit code of its process."""
+    """Run a plan, given as JSON, to its end. Return the exit code of its process."""
     plan = Plan(
         **{
             name: tuple(value) if name == "graphs" else value

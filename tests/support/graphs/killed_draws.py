@@ -29,7 +29,7 @@ from tests.support.graphs.drawing_agents import Model
 
 
 async def think(state: MessagesState, last: str = "third") -> dict[str, Any]:
-    """Each request has the answer before it in it."""
+    """Ask three times. Each request contains the previous answer."""
     said = "nothing"
     for name in ("first", "second", last):
         prompt = (
@@ -48,7 +48,7 @@ graph = StateGraph(MessagesState).add_node("think", think).add_edge(START, "thin
 otherwise = (
     StateGraph(MessagesState).add_node("think", think_otherwise).add_edge(START, "think").compile()
 )
-"""After a change of its code."""
+"""Graph after a change of its code."""
 
 
 async def main(folder: Path) -> Trajectory:

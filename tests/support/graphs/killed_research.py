@@ -18,15 +18,16 @@ from tests.support.graphs.research_scripts import AGENT, NIGHT, Researcher, Talk
 
 HANGS = "hangs"
 CALLS = 5
-"""The planner's, three of the search that comes to its end, and one of the other."""
+"""Calls on record at the kill: one of the planner, three of the search that ends, one of the other.
+"""
 
 
 async def main(url: str, path: str) -> None:
     with open_store(path) as store:
 
         def searcher(messages: Any) -> str:
-            """The one that looks for krill stops when it has searched, and all that the other one
-            does is on record.
+            """Hang in the search for krill once it has searched and all calls of the other search
+            are on record.
             """
             if NIGHT in messages[1].text and messages[-1].type == "tool":
                 while len(store.journal.trajectory("talk").calls) < CALLS:

@@ -38,12 +38,12 @@ class WorkerState(TypedDict):
 class TeamState(MessagesState):
     problem: str
     talk: Annotated[list[AnyMessage], add_messages]
-    """Of the left branch, which shares its parent's state."""
+    """Messages of the left branch, which shares its parent's state."""
     right: str
 
 
 nodes: list[Log] = []
-"""The last one is that of this process."""
+"""Logs, of which the last is that of this process."""
 
 
 def note(config: RunnableConfig) -> None:

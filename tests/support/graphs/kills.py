@@ -50,7 +50,7 @@ class Started:
 
     pid: int
     result: Callable[[], int]
-    """Waits for its end; the exit code."""
+    """Waits for the end of the process and returns its exit code."""
 
 
 def fresh(plan: Plan) -> Started:
@@ -63,7 +63,7 @@ def log_of(plan: Plan) -> list[str]:
 
 
 def killed(start: Callable[[Plan], Started], plan: Plan) -> bool:
-    """Whether a run died at the moment of its plan; False if it ended before that."""
+    """Run a plan. True if it died at its moment, False if it ended before."""
     code = start(plan).result()
     assert code in (0, -plan.dies_of), Path(plan.folder, "error.txt").read_text()
     return code != 0
@@ -71,10 +71,10 @@ def killed(start: Callable[[Plan], Started], plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Done:
-    """What a store has on record as finished."""
+    """Work that a store has on record as finished."""
 
     lines: frozenset[str]
-    """Of the log: model calls and tool calls."""
+    """Log lines of model calls and tool calls."""
     steps: dict[tuple[str, str], int]
     """Thread and graph around the node -> its newest step that has a checkpoint."""
 
@@ -115,8 +115,8 @@ def calls_in(log: Iterable[str]) -> list[str]:
 
 
 def check_asked(before: Done, asked: list[str]) -> None:
-    """Nothing that was done before was begun again,
-    and nothing twice in the life of one process.
+    """Assert that no finished call or node was begun again, and that one process begins no call
+    twice.
     """
     assert not before.lines & set(asked), "a finished call was made again"
     assert len(calls_in(asked)) == len(set(calls_in(asked)))
@@ -128,13 +128,13 @@ def check_asked(before: Done, asked: list[str]) -> None:
 
 
 def cut_short(plan: Plan, asked: list[str], after: Done) -> dict[str, int]:
-    """How many of the calls that a process began are not on record after its kill, by kind: these
+    """Number of calls that a process began and that are not on record after its kill, by kind. They
     are made again.
 
     A branch makes one call at a time, and a model's answer is on record before its branch goes on.
-    Of a tool's that holds with durability `steps`; with `calls` it goes with the next commit, so
-    that its branch may be asking a model already. It comes no further: the commit of that answer
-    takes the tool call along.
+    With durability `steps` that holds for a tool's result too. With `calls` the result goes with
+    the next commit, so that its branch may be asking a model already. The branch gets no further:
+    the commit of that answer includes the tool call.
     """
     kinds = Counter(line.partition(" ")[0] for line in set(calls_in(asked)) - after.lines)
     assert max(kinds["model"], kinds["tool"]) <= plan.branches
@@ -143,14 +143,16 @@ def cut_short(plan: Plan, asked: list[str], after: Done) -> dict[str, int]:
 
 
 def most_cut_short(plan: Plan) -> int:
-    """By one kill: see `cut_short`."""
+    """Largest number of calls that one kill cuts short (see `cut_short`)."""
     return plan.branches * {"steps": 1, "calls": 2}[plan.durability]
 
 
 def killed_often(
     start: Callable[[Plan], Started], plan: Plan, moments: Iterator[int], kills: int
 ) -> tuple[int, list[str]]:
-    """Kill a run up to so often, then let it end; how often that was, and the whole log."""
+    """Kill a run up to `kills` times, then let it end. Return the number of kills and the whole
+    log.
+    """
     count = 0
     while True:
         before, logged = done_in(plan), len(log_of(plan))
@@ -166,7 +168,7 @@ def killed_often(
 
 
 def record_of(plan: Plan) -> dict[str, Any]:
-    """All of a finished run's record that two runs with one seed agree on."""
+    """Parts of finished runs' records on which two runs with one seed agree."""
     with open_store(plan.store) as store:
         runs = list(store.journal.trajectories())
         assert list(verify(store)) == []
@@ -231,7 +233,7 @@ def plan_in(folder: Path, url: str = "", **options: Any) -> Plan:
 
 
 def check_log(log: list[str], plan: Plan, kills: int) -> None:
-    """Each call was begun once, but for those that the kills cut short."""
+    """Assert that each call was begun once, except those that the kills cut short."""
     expected = (
         sum(models + tools for models, tools in (CALLS[graph] for graph in plan.graphs))
         * plan.tasks

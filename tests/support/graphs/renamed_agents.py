@@ -25,7 +25,7 @@ offered = [{"name": "one"}]
 
 
 def drawn_id() -> str:
-    """Of the system itself, as a compiled library does."""
+    """Id from the system's own random source, as a compiled library draws it."""
     return str(uuid.UUID(bytes=os.getrandom(16), version=4))
 
 
@@ -36,7 +36,7 @@ class Tickets(MessagesState):
 
 
 class Quoting(BaseChatModel):
-    """Says again what it was asked."""
+    """Model that repeats the first message of its request."""
 
     @property
     def _llm_type(self) -> str:
@@ -87,7 +87,7 @@ policy_tickets = chain(open_tickets, ask_policy, again)
 
 
 def measure(state: Tickets) -> dict[str, Any]:
-    """What no replay can give back."""
+    """Return clock readings, which no replay can restore."""
     rows = [{"name": name, "took": time.perf_counter_ns()} for name in "ab"]
     took = AIMessage("done", id="done", additional_kwargs={"took": time.monotonic_ns()})
     return {"waited": time.monotonic(), "rows": rows, "messages": [took]}

@@ -21,7 +21,7 @@ from hrm_agent.graphs.tool_loop import Budget, LoopState, build_tool_loop
 from hrm_agent.models import policy
 
 effects: list[str] = []
-"""What tools did outside."""
+"""Outside effects of the tools, oldest first."""
 
 
 class Logged(MessagesState):

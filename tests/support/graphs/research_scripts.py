@@ -38,11 +38,11 @@ class Researcher:
     """Two questions, a search and a page for each, an answer that quotes both."""
 
     def __init__(self, **answers: Any) -> None:
-        """`answers`: by role, what it says instead: a text, several in turn (the last one for
-        ever), or a function.
+        """`answers`: role -> its answer instead of the default. A text, several in turn (the last
+        one is repeated), or a function.
         """
         self.seen: dict[str, list[str]] = {"planner": [], "searcher": [], "writer": []}
-        """What each role was shown last, at each of its turns."""
+        """Role -> last message of each of its requests."""
         self.answers = answers
 
     def __call__(self, messages: Sequence[BaseMessage]) -> str:

@@ -95,7 +95,7 @@ def serving() -> Generator[SourceStub]:
                 self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Nothing: the requests are in `asked`."""
+            """Log nothing: the requests are in `asked`."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(

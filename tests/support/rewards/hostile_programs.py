@@ -137,7 +137,7 @@ def cycle(x):
 _NAMES = ("VmHWM: x", "VmHWM:\t9 kB", "a) R 1", "\n", ")", "PPid:\t1")
 """Names of a process, as it may choose them."""
 SIGNALS = tuple((set(range(1, 32)) | set(range(34, 65))) - {19, 20, 21, 22})
-"""But for those that stop a process, which ends in its time."""
+"""Signals that do not stop a process: a stopped one ends only at its time limit."""
 
 
 def _value(draw: Draw, depth: int = 0) -> str:
@@ -314,7 +314,7 @@ async def misjudged(
 
 
 def main() -> int:
-    """Score `--count` of them."""
+    """Score `--count` hostile programs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)

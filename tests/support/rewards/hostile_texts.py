@@ -147,7 +147,7 @@ def slow_or_broken(texts: list[str]) -> list[tuple[str, str, str]]:
 
 
 def main() -> int:
-    """Read `--count` of them."""
+    """Read `--count` hostile texts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)

@@ -52,7 +52,7 @@ class ProviderServer:
                 self.wfile.write(sent.encode())
 
             def log_message(self, *_: Any) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -72,7 +72,7 @@ class ProviderServer:
 
 
 def _calls_tool(body: dict[str, Any]) -> bool:
-    """Where tools are offered and the last message is a person's."""
+    """True if tools are offered and the last message is not a tool's."""
     return bool(body.get("tools")) and "tool" not in json.dumps(body["messages"][-1])
 
 

@@ -1,5 +1,5 @@
-"""Both bodies of the store from behind: statements and bytes past the store itself, as an intruder
-has them.
+"""Access to both bodies of the store, SQLite and PostgreSQL, that bypasses the store, as an
+intruder has it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def execute(url: str, statement: str, values: Sequence[Any] = ()) -> list[tuple[
 
 
 def pass_time(url: str, seconds: float) -> None:
-    """Leases are as they would be so many seconds later, by whichever clock they are of."""
+    """Age all leases by a number of seconds, by whichever clock they use."""
     execute(url, "UPDATE leases SET expires_at = expires_at - ? WHERE expires_at > 0", (seconds,))
 
 
@@ -58,8 +58,8 @@ def set_version(url: str, version: int) -> None:
 
 
 def stored_bytes(url: str) -> bytes:
-    """All that a store keeps: every field of every table, and the bytes of a file and of the files
-    beside it.
+    """Contents of a store: every field of every table, and for SQLite the bytes of its file and of
+    the files beside it.
     """
     tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
     if not is_file(url):

@@ -22,14 +22,14 @@ class CliProcess:
 
     process: BaseProcess
     said: Path
-    """All that it has printed."""
+    """File of all that the command has printed."""
 
     @property
     def pid(self) -> int:
         return self.process.pid or 0
 
     def ended(self) -> tuple[int | None, str]:
-        """Waits for its end; exit code and what it printed."""
+        """Wait for the end of the command. Return its exit code and what it printed."""
         self.process.join(120)
         return self.process.exitcode, self.said.read_text()
 

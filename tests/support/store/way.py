@@ -47,7 +47,7 @@ class Way:
         self.shut()
 
     def shut(self) -> None:
-        """All connections break, and who comes is refused."""
+        """Break all connections and refuse new ones."""
         self._listener.close()
         self._accepting.join()
         with self._lock:
@@ -56,7 +56,7 @@ class Way:
             self._ends.clear()
 
     def open(self) -> None:
-        """As it was before."""
+        """Accept connections again, on the same address."""
         self._listener = socket.create_server(self._address)
         self._listen()
 

@@ -24,7 +24,7 @@ class Cells(Environment):
         self.ended: list[str] = []
         self.living: dict[str, tuple[dict[str, Any], list[Cell]]] = {}
         self.together = 1
-        """No cell runs before so many are open; none at all for 0."""
+        """Number of cells that have to be open at once before any runs (0: none ever runs)."""
         self.open = 0
         self.most_open = 0
 

@@ -131,14 +131,14 @@ def random_model(kind: str, vocab_size: int = 64, **settings: Any) -> Any:
 
 
 def folder_of(folder: Path, kind: str, **settings: Any) -> Path:
-    """Such a model with the small policy's tokenizer; the folder."""
+    """Write a random model with the small policy's tokenizer to `folder`, and return the folder."""
     tokenizer = _tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     return saved(folder, random_model(kind, len(tokenizer), **ends, **settings))
 
 
 def saved(folder: Path, model: Any) -> Path:
-    """Write a model with the small policy's tokenizer; the folder."""
+    """Write a model with the small policy's tokenizer to `folder`, and return the folder."""
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder

@@ -141,8 +141,8 @@ def model_with_unused_parts() -> Any:
 
 
 def tiny_model(seed: int = 0) -> PreTrainedModel:
-    """Its probabilities are far from uniform ones: its weights are three times those of a new
-    model.
+    """Random model whose weight matrices are three times those of a new one: its probabilities are
+    far from uniform.
     """
     model = tiny_network(
         seed,

@@ -62,7 +62,9 @@ def four_roles(seed: int, siblings: int = 3) -> list[Trajectory]:
 def rows_of(
     trajectories: Sequence[Trajectory], temperatures: Sequence[float] = (1.0,)
 ) -> list[Row]:
-    """With a weight for each trajectory, sampled at the temperatures in turn."""
+    """Rows of the trajectories. Each trajectory has a weight of its own; the temperatures take
+    turns.
+    """
     rows: list[Row] = []
     for number, each in enumerate(trajectories):
         sampling = Sampling(temperature=temperatures[number % len(temperatures)])

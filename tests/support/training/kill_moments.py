@@ -21,9 +21,7 @@ def moments(kills: Collection[str], *quick: str) -> list[Any]:
 def asked_for(
     kills: Mapping[str, tuple[str, int]], request: pytest.FixtureRequest
 ) -> dict[str, tuple[str, int]]:
-    """Of the kills those that chosen tests of the fixture's module name: no other run needs to be
-    made.
-    """
+    """Kills that selected tests of the fixture's module name. No other run is needed."""
     here = [
         item
         for item in request.session.items

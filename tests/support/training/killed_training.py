@@ -25,14 +25,14 @@ from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 
 Kills = Mapping[str, tuple[str, int]]
-"""By name, the event (`step`, `rollout`, or `sync` of a checkpoint's file) and at the how manieth
-of them.
+"""Name of a kill -> the event (`step`, `rollout`, or `sync` of a checkpoint's file) and the number
+of its occurrence, from 1.
 """
 Weights = dict[str, torch.Tensor]
 
 
 def killed_runs(config: GrpoConfig, folder: Path, kills: Kills) -> Path:
-    """The folder, with a run that killed itself for each of `kills`."""
+    """Run a training that kills itself for each of `kills`, and return the folder."""
     asked = json.dumps({"config": config.model_dump(mode="json"), "kills": kills})
     subprocess.run(
         [sys.executable, "-m", "tests.support.begin", __name__, str(folder), asked], check=True
@@ -41,8 +41,8 @@ def killed_runs(config: GrpoConfig, folder: Path, kills: Kills) -> Path:
 
 
 def forked(config: GrpoConfig, folder: Path, event: str = "", count: int = 0) -> int:
-    """Take the run up to the `count`-th such event, in a child that then kills itself; 0: to its
-    end. The exit code.
+    """Run a training in a child that kills itself at the `count`-th such event (0: it ends
+    normally). Return the child's exit code.
     """
     if (child := os.fork()) == 0:
         _run_until(config, folder, event, count)
@@ -77,7 +77,7 @@ def _run_until(config: GrpoConfig, folder: Path, event: str, count: int) -> None
 
 
 def sampled_tokens(folder: Path) -> dict[str, list[tuple[int, ...]]]:
-    """By thread, what each call added."""
+    """Tokens that each call added, by thread."""
     with open_store(folder / "store.db") as store:
         return {
             t.thread_id: [call.token_ids for call in t.calls] for t in store.journal.trajectories()

@@ -489,7 +489,7 @@ def paddings(families: dict[str, Family], count: int, seed: int) -> list[tuple[s
 async def run_session(
     environment: Environment, codes: Sequence[str], session: str
 ) -> list[ExecutionResult]:
-    """The snippets, run one after the other in a session of their own."""
+    """Run the snippets one after the other in a session of their own."""
     return [await environment.execute(code, session=session) for code in codes]
 
 

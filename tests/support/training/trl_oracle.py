@@ -81,7 +81,7 @@ def recorded(
 
 
 def trl_inputs(trajectories: list[Trajectory], trainer: GRPOTrainer) -> dict[str, Any]:
-    """What TRL makes of the rollouts, with the record's log-probs as the old ones."""
+    """Inputs that TRL computes from the rollouts, with the recorded log-probs as the old ones."""
     rows = [{"prompt": f"w{3 + i // GENERATIONS}", "index": i} for i in range(len(trajectories))]
     trainer.model.train()
     inputs = trainer._generate_and_score_completions(rows)
@@ -93,19 +93,19 @@ def trl_inputs(trajectories: list[Trajectory], trainer: GRPOTrainer) -> dict[str
 
 
 def recorded_logprobs(first: Call, second: Call) -> list[float]:
-    """Of what follows the prompt."""
+    """Recorded log-probs of all tokens after the prompt."""
     sampled = [p for p, s in zip(first.logprobs, first.mask, strict=True) if s]
     return [*sampled, *second.logprobs]
 
 
 def kept(trajectories: list[Trajectory]) -> list[Overlay]:
-    """All of them, by group, without advantages."""
+    """Overlays of all trajectories, by group, without advantages."""
     groups = (trajectories[i : i + GENERATIONS] for i in range(0, len(trajectories), GENERATIONS))
     return [overlay for group in groups for overlay in select(group, GENERATIONS, "grpo", seed=0)]
 
 
 def trainer_of(recorded: list[Trajectory], temperature: float, folder: Path) -> GRPOTrainer:
-    """One whose rollouts are the recorded ones."""
+    """Trainer whose rollouts are the recorded ones."""
 
     def rollout_func(prompts: list[Any], trainer: Any = None) -> dict[str, list[Any]]:
         del prompts, trainer
@@ -145,7 +145,7 @@ def trainer_with(
     folder: Path,
     **loss: Any,
 ) -> GRPOTrainer:
-    """One that takes its rollouts and their rewards from these functions."""
+    """Trainer that takes its rollouts and their rewards from these functions."""
     config = GRPOConfig(
         output_dir=str(folder),
         use_cpu=True,

@@ -1,8 +1,7 @@
-"""Of the library verifiers, what environments and our adapter use, in the shape of its v0 interface
-(0.3).
+"""Stand-in for the library verifiers: the part of its v0 interface (0.3) that environments and our
+adapter use.
 
-The library itself brings some hundred packages. Where it is installed, tests take it in place of
-this.
+The library itself brings some hundred packages. Tests use it instead if it is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 
 class Message(dict[str, Any]):
-    """Its messages answer to `message.role` and to `message["role"]`."""
+    """Message whose fields are also attributes: `message["role"]` is `message.role`."""
 
     __getattr__ = dict[str, Any].get
 
@@ -148,6 +147,6 @@ def normalize_messages(messages: Any) -> list[Message]:
 
 
 def modules() -> Mapping[str, ModuleType]:
-    """What stands for the library in `sys.modules`."""
+    """Stand-ins for the library's modules, by their names in `sys.modules`."""
     names = ("verifiers", "verifiers.utils", "verifiers.utils.message_utils")
     return dict.fromkeys(names, sys.modules[__name__])

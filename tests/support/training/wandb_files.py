@@ -1,4 +1,4 @@
-"""What the file that wandb writes for a run holds."""
+"""Contents of the file that wandb writes for a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hrm_agent.training.trackers.wandb_file import wandb_records
 
 
 def history(path: Path) -> dict[int, dict[str, float]]:
-    """Numbers by step. Raises where a step is there twice."""
+    """Numbers by step. Raises if a step occurs twice."""
     found: dict[int, dict[str, float]] = {}
     for record in wandb_records(path):
         if record.WhichOneof("record_type") == "history":
@@ -25,7 +25,7 @@ def history(path: Path) -> dict[int, dict[str, float]]:
 
 
 def config(path: Path) -> dict[str, Any]:
-    """What the run was begun with."""
+    """Configuration of the run."""
     (run,) = [
         record.run for record in wandb_records(path) if record.WhichOneof("record_type") == "run"
     ]

@@ -21,7 +21,7 @@ __all__ = ["KINDS", "OWN", "by_graphs", "facts", "on_record", "told"]
 
 
 def facts(found: Sequence[Trajectory]) -> list[Any]:
-    """All of a record but times, and the ids that LangGraph makes of them."""
+    """Contents of each record, except times and the ids that LangGraph creates."""
     return [
         (
             *(

@@ -12,7 +12,7 @@ from hrm_agent.trajectory.forest import path_to, path_tokens
 from tests.support.trajectory.samples import THREAD, identity, make_call, make_trajectory
 
 Learned = tuple[tuple[int, ...], int, float]
-"""What stands before a token, the token, and its log-prob."""
+"""Learned token as (tokens before it, token, log-prob)."""
 
 tokens = st.integers(0, 2**31 - 1)
 values = st.floats(-50.0, 0.0, width=32)

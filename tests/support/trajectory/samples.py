@@ -92,7 +92,9 @@ def make_tool_call(tool_call_id: str = "tc-0", **changes: Any) -> ToolCall:
 
 
 def make_trajectory(**changes: Any) -> Trajectory:
-    """Sound unless `changes` breaks it: a test asserts that the linter finds nothing."""
+    """Trajectory that is sound unless `changes` breaks it: a test asserts that the linter finds
+    nothing.
+    """
     asked = make_call(
         "task-a",
         response={

@@ -30,7 +30,7 @@ class VendoredFile(NamedTuple):
     """One file of ours, made of one or several of a package."""
 
     name: str
-    """Its name in the folder."""
+    """Name in the folder."""
     parts: tuple[str, ...]
     """Files of the package that it is joined from, in order."""
 
@@ -39,15 +39,15 @@ class VendoredPackage(NamedTuple):
     """An npm package and the files that are vendored from it."""
 
     name: str
-    """On npm, with its scope."""
+    """Name on npm, with its scope."""
     version: str
-    """Exactly."""
+    """Exact version."""
     licence: str
-    """SPDX."""
+    """SPDX identifier."""
     licence_file: str
-    """In the package; kept under the name `NAME.LICENSE`."""
+    """File in the package, which is kept as `NAME.LICENSE`."""
     files: tuple[VendoredFile, ...]
-    """What is kept of it, beside the licence."""
+    """Files that are kept of the package, besides the licence."""
 
 
 PACKAGES = (
@@ -98,7 +98,7 @@ _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*\n?", re.MULTILINE)
 
 
 def archive_url(package: VendoredPackage) -> str:
-    """Where npm has the package's archive."""
+    """URL of the package's archive on npm."""
     return f"{REGISTRY}/{package.name}/-/{package.name.rpartition('/')[2]}-{package.version}.tgz"
 
 

@@ -28,7 +28,9 @@ FAULTY = ("--worker-extension-cls", "faulty_weights.FaultyWeights")
 
 
 def set_fault(server: VllmServer, name: str) -> None:
-    """From the next publish on: none, stale, half, or untied; at once: nudged."""
+    """Switch on a fault: `none`, `stale`, `half` or `untied` from the next publish on, `nudged` at
+    once.
+    """
     asked = {"method": "hrm_fault", "args": [name]}
     httpx.post(
         f"http://127.0.0.1:{server.port}/collective_rpc", json=asked, timeout=60

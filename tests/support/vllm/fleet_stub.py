@@ -31,40 +31,38 @@ __all__ = ["TOKEN_SECONDS", "FleetStub", "opened_on_stubs"]
 
 POLICY = "builtin:cold-start"
 TOKEN_SECONDS = 0.005
-"""That a request which only takes time waits for each token, whatever else it has."""
+"""Time per token of a `costs` request, whatever else the server does, in seconds."""
 WORKERS = 2
 BLOCK = 32
 
 
 class FleetStub(VllmStub):
-    """With a cache of 4,096 tokens and room for 32 sequences."""
+    """Stub of a server with a cache of 4,096 tokens and room for 32 sequences."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
-        """In order: `costs` for a request that only takes time, `rollout` for one of others,
-        `reset` of the cache.
+        """Requests, oldest first: `costs` for a completion with `ignore_eos`, `rollout` for any
+        other, `reset` for one of the cache.
         """
         self.faults: set[str] = set()
-        """ignores and ignores_once: weights that it is given; half: those of its second worker;
-        keeps_cache; turns: while it samples, it gets others; unknown: does not say; hangs: what is
-        asked of its workers.
+        """Faults that are switched on. `ignores`, `ignores_once`: it keeps its weights. `half`: its
+        second worker keeps them. `keeps_cache`: a reset clears nothing. `turns`: its weights change
+        while it samples. `unknown`: it cannot compare weights. `hangs`: calls to its workers hang.
         """
         self.held = [{"weight": "of the start"} for _ in range(WORKERS)]
-        """By worker, digests of its tensors."""
+        """Digests of each worker's tensors."""
         self.version: int | None = None
         self.taken = 0
         self.boot = secrets.token_hex(4)
         self.counts = False
-        """True if it says that each of its requests has one token more whenever it is asked."""
+        """True if each open request gains a token whenever the requests are listed."""
         self._tokens: dict[str, int] = {}
         self._found = self._looked_for = 0
         self._cached: set[tuple[str, tuple[int, ...]]] = set()
 
     def start_again(self) -> None:
-        """As a process does: with what it was started with, on the same port,
-        before anybody looks.
-        """
+        """Restart at once on the same port, with the initial weights and an empty cache."""
         self.held = [{"weight": "of the start"} for _ in range(WORKERS)]
         self.version, self.taken, self.boot = None, 0, secrets.token_hex(4)
         self._cached.clear()

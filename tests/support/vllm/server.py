@@ -91,7 +91,7 @@ class VllmServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def stop(self) -> None:
-        """It and its workers, which are processes of the same session."""
+        """Stop the server and its workers, which are processes of the same session."""
         for sign, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, sign)

@@ -38,14 +38,14 @@ class VllmStub:
         ]
         self.next: deque[Misbehaviour] = deque()
         self.bodies: list[dict[str, Any]] = []
-        """Every request for a completion that got through."""
+        """Bodies of all accepted requests for a completion."""
         self.hung_up = 0
-        """Requests whose caller went away before the answer."""
+        """Number of requests whose caller went away before the answer."""
         self.busy = self.most_busy = 0
         self.seconds = 0.0
-        """Between one token and the next."""
+        """Time between two tokens, in seconds."""
         self.together = 1
-        """Nobody is answered before so many have asked at once."""
+        """Number of parallel requests to wait for before any is answered."""
         self.tokenize: Callable[[str], list[int]] | None = None
         self._loop = BackgroundLoop("vllm stub")
         self._runner: Any = None
@@ -62,7 +62,7 @@ class VllmStub:
         return self
 
     def stop(self) -> None:
-        """As if killed: connections are cut. `start` brings it back."""
+        """Stop as if killed: connections are cut. `start` brings the server back."""
         self._loop.submit(self._runner.cleanup()).result(60)
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class VllmStub:
         await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_port=True).start()
 
     def routes(self) -> list[web.RouteDef]:
-        """Further ones."""
+        """Additional routes."""
         return []
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -182,7 +182,7 @@ async def open_stream(request: web.Request) -> web.StreamResponse:
 
 
 def says(value: Any, status: int = 200, **headers: str) -> Misbehaviour:
-    """Answers with this, as JSON unless it is bytes."""
+    """Misbehaviour: answer with this, as JSON unless it is bytes."""
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
 
     async def misbehave(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
@@ -201,7 +201,7 @@ def says_of(make: Callable[[dict[str, Any]], Any]) -> Misbehaviour:
 
 
 def streams(*pieces: bytes | Callable[[dict[str, Any]], bytes], hang: bool = False) -> Misbehaviour:
-    """Sends these and hangs up, or says no more."""
+    """Misbehaviour: send these and hang up, or send no more."""
 
     async def misbehave(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         response = await open_stream(request)
@@ -215,7 +215,7 @@ def streams(*pieces: bytes | Callable[[dict[str, Any]], bytes], hang: bool = Fal
 
 
 async def hangs_up(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
-    """Cuts the connection without a word."""
+    """Cut the connection without an answer."""
     assert request.transport is not None
     request.transport.abort()
     await asyncio.sleep(600)

@@ -121,7 +121,9 @@ def command(words: list[str]) -> str:
 
 
 def archive(files: Mapping[str, bytes], links: set[str]) -> Iterator[bytes]:
-    """In the kernel's format of cpio; `links`: names whose content is where they lead."""
+    """Archive in the kernel's cpio format. `links` are names of symbolic links, whose content is
+    the target.
+    """
     folders = dict.fromkeys(
         str(parent) for name in files for parent in Path(name).parents if str(parent) != "."
     )
@@ -162,7 +164,9 @@ def machine(memory: str, *, emulate: bool) -> list[str]:
 
 
 def boot(machine: list[str], kernel: Path, ramdisk: Path, seconds: float) -> int:
-    """What the guest prints is printed. Returns the command's exit code; 124 where it gave none."""
+    """Run a machine and print what the guest prints. Returns the command's exit code (124 if there
+    is none).
+    """
     line = "console=ttyS0 quiet panic=-1 lsm=landlock,lockdown,yama,integrity,apparmor"
     given = ["-kernel", str(kernel), "-initrd", str(ramdisk), "-append", line]
     code = 124

@@ -29,16 +29,16 @@ class Asked(NamedTuple):
 
 
 class Proxy:
-    """`answers` are given first, one for each request."""
+    """Proxy that first gives its `answers`, one for each request."""
 
     def __init__(self, behind: str) -> None:
         self._behind = behind
         self.answers: list[Answer] = []
         self.always: Answer | None = None
-        """Given where there are no more `answers`; None for the wiki's."""
+        """Answer if there are no more `answers` (None: the wiki's own)."""
         self.asked: list[Asked] = []
         self.at_once = self.most_at_once = 0
-        """Requests that are being answered."""
+        """Number of requests that are being answered."""
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -64,10 +64,10 @@ class Proxy:
 
 @contextmanager
 def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]:
-    """On a free port of the loopback, in a thread of its own.
+    """Serve a proxy on a free port of the loopback, in a thread of its own.
 
-    Clients know nothing of an earlier proxy, which may have had the same port and asked to be left
-    alone for an hour.
+    Clients forget earlier proxies, which may have had the same port and asked to be left alone for
+    an hour.
     """
     loop = BackgroundLoop("wiki proxy")
     runner: web.AppRunner
@@ -101,14 +101,14 @@ def says(status: int = 200, headers: dict[str, str] | None = None, **body: Any) 
 
 
 async def silence(request: web.Request) -> web.StreamResponse:
-    """No answer for as long as a client of the tests has patience."""
+    """Answer later than any client of the tests waits."""
     del request
     await asyncio.sleep(300)
     return web.json_response({})
 
 
 async def dies(request: web.Request) -> web.StreamResponse:
-    """The connection ends in the middle of the body."""
+    """End the connection in the middle of the body."""
     response = web.StreamResponse(
         headers={"Content-Length": "1000", "Content-Type": "application/json"}
     )

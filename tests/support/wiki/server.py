@@ -32,7 +32,7 @@ MISSING = (
 _HOME = Path("/usr/share/mediawiki")
 _EXTENSIONS = ("sqlite3", "pdo_sqlite", "mbstring", "intl", "xml")
 _SECONDS = 60.0
-"""How long a start may take."""
+"""Longest time for a start, and for a request, in seconds."""
 _SETTINGS = """
 $wgServer = 'http://127.0.0.1:' . ( getenv( 'WIKI_PORT' ) ?: '80' );
 $wgSQLiteDataDir = __DIR__;
@@ -46,7 +46,7 @@ $wgJobRunRate = 0;
 
 
 def find_wiki() -> bool:
-    """Whether this machine has MediaWiki, and PHP with what it needs."""
+    """True if this machine has MediaWiki, and PHP with the extensions that it needs."""
     php = shutil.which("php")
     if php is None or not (_HOME / "maintenance/install.php").exists():
         return False

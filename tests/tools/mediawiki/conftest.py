@@ -15,7 +15,7 @@ AGENT = "tests/1.0 (tests@example.org)"
 
 
 class Clock:
-    """Pauses take no time, and are remembered."""
+    """Clock whose pauses take no time and are recorded."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -31,7 +31,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock by which wikis are left alone; nothing is known of any wiki."""
+    """Clock for pauses of wikis, of which none is known yet."""
     clock = Clock()
     monkeypatch.setattr(asking, "_now", clock.monotonic)
     monkeypatch.setattr(asking, "_sleep", clock.sleep)
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def wiki(wiki_server: WikiServer) -> Iterator[MediaWiki]:
-    """The real one."""
+    """Client of the real wiki."""
     client = MediaWiki(wiki_server.url, user_agent=AGENT)
     yield client
     client.close()
@@ -49,6 +49,6 @@ def wiki(wiki_server: WikiServer) -> Iterator[MediaWiki]:
 
 @pytest.fixture
 def proxy(wiki_server: WikiServer) -> Iterator[Proxy]:
-    """Before the real one."""
+    """Proxy in front of the real wiki."""
     with serving(Proxy(wiki_server.url)) as proxy:
         yield proxy

@@ -1,5 +1,5 @@
-"""Answers on disk: of one wiki, only whole ones, shared by processes, and no way in for who else
-may write there.
+"""Cached answers on disk: one wiki's, complete ones only, shared by processes, and safe from other
+writers.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ else:
 
 
 def test_processes_share_it(proxy: Proxy, tmp_path: Path) -> None:
-    """Those that start together, and those that fork."""
+    """Includes processes that start together, and processes that fork."""
     command = [sys.executable, "-c", PROGRAM, proxy.url, str(tmp_path / "cache")]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=120)[1] for process in running] == [""] * 2
@@ -97,7 +97,7 @@ def test_processes_share_it(proxy: Proxy, tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Unpickled, it leaves a file behind."""
+    """Object that leaves a file behind if it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""What holds of any wiki: the real MediaWiki, and the local one that stands in for it."""
+"""Contract of any wiki: the real MediaWiki, and its local stand-in."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def words(text: str) -> list[str]:
 
 
 def test_pages_are_read_by_their_titles(wiki: MediaWiki) -> None:
-    """And are to be seen at their permanent URLs."""
+    """Pages can also be opened at their permanent URLs."""
     with ThreadPoolExecutor(4) as threads:
         pages = list(threads.map(wiki.page, TITLES))
         shown = list(threads.map(lambda page: httpx.get(page.permanent_url, timeout=120), pages))
@@ -71,7 +71,7 @@ def test_a_search_looks_into_texts(wiki: MediaWiki) -> None:
     ("query", "title"), [("who was here?", "Who was here?"), ("tokyo", "東京")]
 )
 def test_a_search_by_title(wiki: MediaWiki, query: str, title: str) -> None:
-    """By words of the text, or by the title itself where that finds nothing."""
+    """Pages are found by words of the text, or by the title itself if that finds nothing."""
     assert title in {found.title for found in wiki.search(query)}
 
 

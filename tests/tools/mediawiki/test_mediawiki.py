@@ -1,5 +1,5 @@
-"""What only a real MediaWiki shows: its markup, redirects and revisions, and that it is asked as it
-wants to be.
+"""Behaviour that only a real MediaWiki shows: markup, redirects and revisions, and its rules for
+clients.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def test_a_citation_stays_true_when_the_page_changes(
 
 
 def test_what_a_wiki_says_is_text(wiki: MediaWiki) -> None:
-    """It reaches a model as the content of one message: control tokens in it are for the chat
-    template to defuse.
+    """Wiki text reaches a model as the content of one message. The chat template defuses control
+    tokens in it.
     """
     page = wiki.page("Hostile page")
     assert FORGED in page.text and "<script>alert(1)</script>" in page.text
@@ -121,8 +121,8 @@ def test_what_a_wiki_says_is_text(wiki: MediaWiki) -> None:
 def test_a_wiki_that_is_behind_is_left_alone(
     wiki_server: WikiServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own error for a lag, which is forced, asks for five seconds: all of this process waits
-    for them.
+    """The wiki's own lag error, forced here, asks for a pause of five seconds. The whole process
+    keeps it.
     """
     eager = MediaWiki(wiki_server.url, user_agent=AGENT, attempts=1)
     with monkeypatch.context() as lagging:

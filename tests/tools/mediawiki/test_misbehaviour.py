@@ -1,5 +1,5 @@
-"""A wiki, or what is before it, that errs, dies, lies and dawdles: typed failures, clear words, and
-nothing hangs.
+"""Wikis, or proxies before them, that fail, die, lie or delay: typed failures, clear messages, and
+no call hangs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def sends_to(location: str) -> Answer:
 
 
 def writes(*pieces: bytes, **headers: str) -> Answer:
-    """A body in pieces, of a length that is not told, as that of a PHP script."""
+    """Body in pieces without a declared length, like that of a PHP script."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         kind = {"Content-Type": "application/json", "Connection": "close"}
@@ -147,7 +147,7 @@ def in_a_minute() -> str:
 def test_retry_after_is_obeyed(
     proxy: Proxy, client: MediaWiki, clock: Clock, answer: Any, seconds: int
 ) -> None:
-    """And a little more, so that those who were sent away together do not come back together."""
+    """The wait is a little longer, so that clients rejected together do not return together."""
     proxy.answers = [answer()]
     assert client.page("Vell").title == "Vell"
     assert len(proxy.asked) == 2
@@ -356,7 +356,7 @@ def self_signed(file: Path) -> ssl.SSLContext:
 
 
 def test_three_at_once_over_threads_loops_and_clients(proxy: Proxy) -> None:
-    """No answer is given before three wait for one, and the other nine stand in line."""
+    """Answers are withheld until three requests are pending. The other nine wait in line."""
     three, go_on = threading.Event(), threading.Event()
 
     async def held(request: web.Request) -> web.StreamResponse:
@@ -388,7 +388,9 @@ def test_three_at_once_over_threads_loops_and_clients(proxy: Proxy) -> None:
 
 
 async def test_who_is_cancelled_gives_up_his_place(proxy: Proxy) -> None:
-    """Three that hang hold all places, and a fourth waits for one; then they go."""
+    """Three hanging requests hold all places, and a fourth waits for one. Then the three are
+    cancelled.
+    """
     client = MediaWiki(proxy.url, user_agent=AGENT, timeout=120, patience=120)
     proxy.answers = [silence] * 3
     hanging = [asyncio.ensure_future(client.apage("Vell")) for _ in range(4)]

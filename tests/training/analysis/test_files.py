@@ -53,7 +53,7 @@ def test_one_that_was_killed_between_two_renames_loses_no_analysis(tmp_path: Pat
 
 
 def test_pictures_of_somebody_elses_are_not_taken_away(tmp_path: Path) -> None:
-    """A folder's name alone does not say that an analysis has made it."""
+    """A folder's name alone does not prove that an analysis has made it."""
     pictures = tmp_path / ".analysis-holidays"
     pictures.mkdir()
     (pictures / "beach.png").touch()

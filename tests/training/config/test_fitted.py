@@ -1,5 +1,5 @@
 """Defaults of a training by the model: rates by size and adapter, batches and steps by the data,
-and what is said.
+and reports of them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class MadeUpEngine:
             noise,
         )
         self.asked: list[tuple[int, int, int]] = []
-        """Prompts, tokens of each, sampled tokens of each."""
+        """Requests as (number of prompts, tokens of each, sampled tokens of each)."""
         self.spent = 0.0
         self._chance = random.Random(1)
 
@@ -68,7 +68,9 @@ def test_where_sequences_add_nothing_their_cost_is_tiny(seconds: dict[int, float
 def test_an_engine_gives_back_its_constants(
     weights: float, overhead: float, token: float, noise: float
 ) -> None:
-    """Also where 16 sequences take as long as one, and only prompts show what a token costs."""
+    """Includes engines on which 16 sequences take as long as one, so that only prompts reveal the
+    cost per token.
+    """
     engine = MadeUpEngine(weights, overhead, token, noise=noise)
     found = measure_costs(engine, max_running=256, kv_tokens=100_000, max_length=4_096)
     near = 0.25 if noise else 1e-6

@@ -1,5 +1,5 @@
-"""What a fleet refuses, and how weights lie for it;
-with real servers it is in `tests/models/vllm`.
+"""Refusals and lost servers of a fleet, and storage of its weights. Real servers:
+`tests/models/vllm`.
 """
 
 from __future__ import annotations

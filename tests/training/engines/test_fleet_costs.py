@@ -1,4 +1,4 @@
-"""When a fleet measures what iterations cost, and what it tells the scheduler; real servers:
+"""Measurement of iteration costs by a fleet, and their report to the scheduler. Real servers:
 `tests/models/vllm`.
 """
 

@@ -1,4 +1,4 @@
-"""Servers that are there and do not answer: left like dead ones, and their requests asked
+"""Servers that are reachable but do not answer: abandoned like dead ones, and their requests sent
 elsewhere.
 """
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.whole
 
 
 def begins_and_stalls() -> Misbehaviour:
-    """Headers and the beginning of an answer, and then nothing."""
+    """Misbehaviour: headers and the beginning of an answer, then nothing more."""
     return streams(b'{"choices": [{"ind', hang=True)
 
 
@@ -38,7 +38,7 @@ def scheduler() -> RolloutScheduler:
 
 
 def asked(fleet: EngineFleet, count: int) -> list[tuple[int, ...]]:
-    """So many rollouts with a seed each, and what they were answered with."""
+    """Submit `count` rollouts, each with its own seed, and return the sampled token IDs."""
     sent = [
         fleet.submit(
             GenerationRequest((5, 6, 7), Sampling(max_tokens=8, seed=k), thread=f"r/s/0/{k}")
@@ -83,7 +83,7 @@ def test_a_server_that_hangs_is_left_and_its_requests_go_elsewhere_with_their_se
 
 
 def test_a_server_that_is_only_slow_is_not_left(tmp_path: Path) -> None:
-    """Its requests take longer than anybody's patience, and it says that they go on."""
+    """Requests take longer than the patience, but the server reports progress."""
     stub = FleetStub()
     with opened_on_stubs(tmp_path, scheduler(), [stub], patience=PATIENCE) as fleet:
         publish(fleet, 1)

@@ -29,12 +29,12 @@ from tests.support.vllm.stub import hangs_up
 
 
 def publish(fleet: EngineFleet, version: int) -> None:
-    """Each version a little off the one before: far less than a log-prob shows."""
+    """Publish a version that differs from the previous one by far less than a log-prob shows."""
     fleet.publish(version, {"weight": torch.full((8,), 1.0 + version * 2**-20)})
 
 
 def rolled_out(fleet: EngineFleet, step: int) -> None:
-    """A step of four rollouts, and the look before it is learnt from."""
+    """Sample a step of four rollouts, and check the servers before learning from it."""
     threads = [f"r/step-{step}/{k}" for k in range(4)]
     asked = [
         fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=4), thread=thread))

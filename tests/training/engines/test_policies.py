@@ -1,6 +1,4 @@
-"""How much room a policy sees: the sums of the fast tables against the formula,
-engine by engine.
-"""
+"""Room that a policy sees: the sums of the fast tables against the formula, engine by engine."""
 
 from __future__ import annotations
 
@@ -48,8 +46,8 @@ def peak_by_the_formula(
 def test_the_peak_is_that_of_the_formula(
     lengths: list[int], tokens: list[int], grown: list[int]
 ) -> None:
-    """As it grows rollout by rollout, and again when some of them have grown. Blocks of 2 add one
-    token each.
+    """Compared after all rollouts have arrived, and again after some have grown. Blocks of 2 add
+    one token to each.
     """
     lengths = [*lengths, 512]  # one bucket of the table is one token
     scheduler = RolloutScheduler(ExpectedPeak(deviations=2.0), LengthCurve.of(lengths))
@@ -75,8 +73,8 @@ def test_the_peak_is_that_of_the_formula(
 
 
 def test_what_is_admitted_fits_when_it_is_played_out() -> None:
-    """The promise of the deviations: of many sets hardly one holds more than its engine can, and
-    then not by much.
+    """Promise of `deviations`: hardly any admitted set exceeds its engine's memory, and if so only
+    slightly.
     """
     chance = random.Random(0)
     draw = [min(4_000, int(math.exp(chance.gauss(7, 0.7)))) for _ in range(4_000)]

@@ -1,6 +1,5 @@
-"""Requests over several engines: where they go, and what becomes of them when an engine goes away.
-
-The engines here answer when a test tells them to: which model answers is not the point.
+"""Requests over several engines: their placement, and their fate if an engine disappears. The
+engines answer when a test orders it, since the model does not matter here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hrm_agent.trajectory import FinishReason, Sampling
 
 
 class HandEngine:
-    """Answers by hand."""
+    """Engine whose answers a test gives by hand."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[GenerationRequest, Future[Completion]]] = []
@@ -223,7 +222,7 @@ def test_closing_fails_what_waits_and_takes_nothing_more() -> None:
 
 
 def test_the_scheduler_hears_of_tokens_while_they_are_sampled() -> None:
-    """So that one rollout that has grown keeps another from a cache that both would overflow."""
+    """A rollout that has grown must keep others out of a cache that they would overflow together."""
     scheduler = RolloutScheduler(scheduling_policy("expected_peak"), LengthCurve.of([100] * 50))
     routing, engine = EngineRouter(scheduler), HandEngine()
     routing.join("e0", engine, 240, 64, None, block_tokens=8)
@@ -257,13 +256,13 @@ def test_the_scheduler_is_told_the_size_of_a_servers_blocks() -> None:
 
 
 def clocked() -> tuple[EngineRouter, list[float]]:
-    """A router, and its clock to be set."""
+    """Router with a clock that tests can set."""
     now = [0.0]
     return EngineRouter(RolloutScheduler(scheduling_policy("static_rollouts")), lambda: now[0]), now
 
 
 def test_an_engine_that_reports_is_silent_when_none_of_its_requests_goes_on() -> None:
-    """One that is only busy has some in its own queue, for as long as it takes."""
+    """A busy engine has requests in its own queue for as long as it takes."""
     routing, now = clocked()
     engine = HandEngine()
     routing.join("e0", engine, 1000, 64, None)
@@ -368,7 +367,7 @@ class Chaos:
             self.routing.release(name)
 
     def settle(self) -> None:
-        """Answer until nobody waits; room is given back, so that nobody waits for ever."""
+        """Answer until no request waits. Room is freed, so that none waits for ever."""
         while not self.there:
             self.join()
         while self.routing.unanswered:

@@ -171,7 +171,7 @@ class Life(RuleBasedStateMachine):
                 assert each.tokens <= each.peak_tokens
 
     def teardown(self) -> None:
-        """All that arrived can be brought to an end, if there is an engine."""
+        """Check that all rollouts can be brought to an end, given at least one engine."""
         if not hasattr(self, "engines"):
             return
         if not self.engines:
@@ -199,7 +199,7 @@ def fleet(
 def arrivals(
     scheduler: RolloutScheduler, groups: int, size: int, prompt: int = 100
 ) -> dict[str, str]:
-    """Where those went that had room."""
+    """Let rollouts arrive, and return the engine of each rollout that found room."""
     return {
         each.rollout: each.engine
         for group in range(groups)

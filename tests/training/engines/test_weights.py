@@ -62,7 +62,7 @@ def facts_of(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
 
 @contextmanager
 def receiver(rank: int, fate: str, offer: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Where the server lives for as long as a test."""
+    """Process of the receiving worker, killed on exit."""
     process = subprocess.Popen(
         [sys.executable, RECEIVER, str(rank), fate],
         stdin=subprocess.PIPE,
@@ -82,7 +82,7 @@ def receiver(rank: int, fate: str, offer: str) -> Iterator[subprocess.Popen[byte
 
 
 def answer_of(process: subprocess.Popen[bytes]) -> Any:
-    """What a call to a server does: it waits for the worker, and fails as the worker does."""
+    """Wait for the worker and return its answer. Raise `ServerGoneError` if it failed."""
     said, errors = process.communicate(timeout=ENDS_SECONDS)
     if process.returncode:
         raise ServerGoneError(f"The worker ended by {process.returncode}: {errors.decode()[-300:]}")
@@ -90,7 +90,7 @@ def answer_of(process: subprocess.Popen[bytes]) -> Any:
 
 
 def is_closed(offer: str) -> bool:
-    """Nobody listens at the trainer's address, and nobody sends."""
+    """True if nothing listens at the trainer's address and no sending thread is left."""
     told = Offer.of(offer)
     with socket.socket() as asked:
         refused = asked.connect_ex((told.host, told.port)) != 0

@@ -1,4 +1,4 @@
-"""What an evaluation counts beside its score, and two of them side by side."""
+"""Counts of an evaluation beside its score, and comparisons of two evaluations."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_two_samples_of_which_one_answers_are_a_majority_of_one() -> None:
 
 
 def test_candidates_are_no_samples_but_their_cost_counts() -> None:
-    """A choice on thread T, made among the runs of the group T; and a fork that somebody made by
-    hand.
-    """
+    """A choice on thread T among the runs of group T, and a fork made by hand."""
     choice = answered("1", 0, "1", True, thread_id="T", group_id="g", calls=())
     candidates = [rollout(i, 0.0, i, 2, group_id="T", thread_id=f"T/{i}") for i in range(2)]
     fork = answered("1", 9, "3", False, forked_from={"trajectory_id": "x", "checkpoint_id": "c"})

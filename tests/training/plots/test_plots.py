@@ -1,4 +1,4 @@
-"""Pictures of runs: what is read, what is one line, where its points stand."""
+"""Plots of runs: the data read, the lines drawn, and the positions of points."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def assert_equal(ours: Path, theirs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process."""
+    """Run of one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     one_process(folder)
     return folder

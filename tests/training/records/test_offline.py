@@ -46,7 +46,7 @@ ROLLOUTS = 3 * 3 * 8
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that samples."""
+    """Run that samples its rollouts."""
     folder = tmp_path_factory.mktemp("sampled") / "run"
     asyncio.run(train(CONFIG, folder))
     return folder
@@ -155,8 +155,8 @@ def test_a_second_pass_is_off_policy_and_may_be_too_stale(sampled: Path, tmp_pat
 def test_other_weights_of_the_same_version_are_told_by_their_log_probs(
     sampled: Path, tmp_path: Path
 ) -> None:
-    """Other rewards make another policy of the first step, which has the number of the one on
-    record.
+    """Other rewards give another policy after the first step, with the version number of the
+    recorded one.
     """
     turned = [t.model_copy(update={"rewards": {"correct": 1 - t.outcome}}) for t in stored(sampled)]
     path = exported(tmp_path / "turned.jsonl", turned)
@@ -257,7 +257,7 @@ def test_groups_of_no_training_are_drawn_by_the_seed(sampled: Path, tmp_path: Pa
 
 
 def _moved(trajectory: Trajectory) -> Trajectory:
-    """Its calls on its own thread."""
+    """Return the trajectory with all its calls on its own thread."""
     calls = [
         c.model_copy(
             update={"identity": c.identity.model_copy(update={"thread_id": trajectory.thread_id})}

@@ -1,5 +1,5 @@
-"""Rollouts of coming steps under way: how old a token may be,
-and what a killed run finds of them.
+"""Rollouts sampled ahead for later steps: the age of their tokens, and what a killed run recovers
+of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONFIG = GrpoConfig.of(
     checkpoints=9,
 )
 ROLLOUTS = 2 * CONFIG.rollout.group_size * CONFIG.rollout.prompts_per_step
-"""Of one step."""
+"""Number of rollouts of one step."""
 STAGED = CONFIG.but(
     steps=4,
     stages=(
@@ -76,7 +76,9 @@ def step_of(thread: str) -> int | None:
 
 
 def assert_within_bound(folder: Path, behind: int) -> None:
-    """No token of a step is of weights more than `behind` versions before it, or of later ones."""
+    """Check that a step's tokens are from weights at most `behind` versions old, and none from
+    later ones.
+    """
     for thread, each in on_record(folder).items():
         if (step := step_of(thread)) is not None:
             versions = {found.policy_version for found in each.own_calls}
@@ -86,7 +88,7 @@ def assert_within_bound(folder: Path, behind: int) -> None:
 def taken_again(
     folder: Path, config: GrpoConfig, to: Path
 ) -> tuple[list[Row], dict[str, list[tuple[int, ...]]]]:
-    """Take a run again, from its first checkpoint on; its rows and its tokens."""
+    """Repeat a run from its first checkpoint. Return its rows and its tokens."""
     copy = Path(shutil.copytree(folder, to))
     shutil.rmtree(copy / "model")
     for checkpoint in (copy / "checkpoints").iterdir():

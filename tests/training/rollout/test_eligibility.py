@@ -1,4 +1,4 @@
-"""When a rollout, or a whole group, is left out because a machine failed."""
+"""Exclusion of rollouts or whole groups because a machine failed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LOST: dict[str, Any] = {"tool_calls": (tool_call("a"), tool_call("x", ToolStatus
 
 
 def group(able: int, size: int) -> list[Trajectory]:
-    """Of `size` rollouts `able` can take part, every other one right; the rest failed in turn in
-    each way.
+    """Group of `size` rollouts, of which the first `able` can take part. Every other one of these
+    is right. The rest failed, in each way in turn.
     """
     return [one(i, able=i < able) for i in range(size)]
 
@@ -132,9 +132,7 @@ def test_a_rollout_whose_answer_the_graph_could_not_use_is_a_negative() -> None:
 
 
 def test_nobody_gains_by_writing_what_cannot_be_read() -> None:
-    """Where right and wrong answers have rewards below 0, a failed run has the lowest of them, and
-    not 0.
-    """
+    """An unreadable answer gets the lowest reward of its group, and at most 0."""
     graded = [
         rollout(i, float(i == 0), rewards={"correct": float(i == 0), "reward": -0.5 * i})
         for i in range(3)

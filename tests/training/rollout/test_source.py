@@ -1,4 +1,4 @@
-"""Which tasks a training draws, when a stage ends, and which problems leave: a function of saved
+"""Choice of tasks, end of stages and removal of problems in a training, as a function of saved
 state.
 """
 

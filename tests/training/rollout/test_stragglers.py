@@ -1,5 +1,5 @@
-"""Groups that go on without a rollout that hangs; it stays as it stood, and a step that is taken
-again is the same.
+"""Groups that continue without a hanging rollout. It stays as it was, and a repeated step is the
+same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONFIG = GrpoConfig.of(
     checkpoints=9,
 )
 ENDED = 3 * 2
-"""Rollouts of a step that end."""
+"""Number of rollouts of a step that end."""
 
 
 def threads(folder: Path) -> dict[str, Trajectory]:
@@ -166,7 +166,7 @@ def test_who_comes_in_time_is_not_cut_off_and_an_error_ends_the_rest(store: RunS
 
 
 def test_what_has_ended_on_record_is_never_cut_off(store: RunStore) -> None:
-    """A step that is taken again reads back one rollout after the other."""
+    """A repeated step reads back its rollouts one after the other."""
     one, two, ended, failed = episodes(4)
     for episode, status in ((ended, RunStatus.COMPLETED), (failed, RunStatus.FAILED)):
         store.journal.write_trajectory(

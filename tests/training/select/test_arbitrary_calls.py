@@ -98,7 +98,7 @@ def expression(dice: random.Random, depth: int = 0) -> str:
 
 
 def snippet(dice: random.Random) -> str:
-    """One to three statements."""
+    """Snippet of one to three statements."""
     modules = "import " + ", ".join(sorted(MODULES)) + "\n"
     made = [expression(dice) for _ in range(3)]
     grown = dice.choice(["[y, y]", "(y, y)", "y + y", "{0: y}"])

@@ -43,7 +43,7 @@ CONFIG = GrpoConfig.of(
     checkpoints=9,
 )
 ENDED = GROUPS * (SAMPLES - 1)
-"""Rollouts of a step that end in it."""
+"""Number of rollouts of a step that end in it."""
 CARRIED = [f"run/step-0/{place}/{HANGING}" for place in range(GROUPS)]
 
 
@@ -53,7 +53,7 @@ def threads(folder: Path) -> dict[str, Trajectory]:
 
 
 def verdicts(folder: Path) -> dict[str, Overlay]:
-    """By thread."""
+    """Overlays by thread."""
     names = {each.id: thread for thread, each in threads(folder).items()}
     with open_store(folder / "store.db") as store:
         return {names[each.trajectory_id]: each for each in store.journal.overlays("run")}
@@ -67,7 +67,7 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def taken_again(folder: Path, to: Path, config: GrpoConfig = CONFIG) -> Path:
-    """Take all steps again, from the record alone."""
+    """Repeat all steps from the record alone."""
     copy = Path(shutil.copytree(folder, to / "again" / "run"))
     shutil.rmtree(copy / "model")
     shutil.rmtree(copy / "checkpoints")
@@ -89,7 +89,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hand_computed(place: int, sample: int) -> float:
-    """Advantage in the whole group, as GRPO has it."""
+    """Advantage in the whole group, as GRPO defines it."""
     rewards = [float(is_right(place, each)) for each in range(SAMPLES)]
     return (rewards[sample] - statistics.fmean(rewards)) / (
         statistics.stdev(rewards) + CONFIG.loss.advantage_eps

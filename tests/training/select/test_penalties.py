@@ -1,4 +1,4 @@
-"""What GRPO-RoC holds against a rollout, and that padding does not lower it."""
+"""Penalties of GRPO-RoC for a rollout, which padding does not lower."""
 
 from __future__ import annotations
 

@@ -338,8 +338,8 @@ def test_format_penalty_reads_the_policys_own_text_only():
 
 
 def test_what_another_model_did_is_not_held_against_the_policy():
-    """Its turns and tags, and the calls that it asked for; not those that share an id with one of
-    the policy's.
+    """Excluded are its turns and tags and the calls it asked for, except calls whose ID the policy
+    used too.
     """
 
     def asking(name: str, *ids: str, **changes: Any) -> Call:

@@ -1,4 +1,4 @@
-"""What is counted as a fault in a run, by answers that are written for it."""
+"""Fault counts of a run, checked on scripted answers."""
 
 from __future__ import annotations
 

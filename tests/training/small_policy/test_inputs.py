@@ -1,4 +1,4 @@
-"""When the shipped policies have to be built again."""
+"""Changes that require the shipped policies to be built again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW = Inputs("0123456789abcdef", (6.88891, 0.00432, 268))
 
 @pytest.fixture
 def few_texts(monkeypatch):
-    """Fewer demonstrations: what is tried here shows in the first."""
+    """Reduce the number of demonstrations, since the tested effects show in the first ones."""
     monkeypatch.setattr(inputs, "TOKENIZER_TEXTS", 200)
 
 

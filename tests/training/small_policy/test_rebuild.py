@@ -1,5 +1,5 @@
-"""The shipped policies are what the sources make: rebuilt if that is something else now, else held
-to their cards.
+"""Shipped policies match their sources. They are rebuilt if the sources changed, and otherwise
+compared with their cards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def card(folder: Path) -> str:
 
 @pytest.mark.whole
 def test_cards_say_what_the_weights_were_made_from() -> None:
-    """A stale card does not fail here: `test_the_shipped_policies_are_what_their_cards_say`
+    """A stale card does not fail here, since `test_the_shipped_policies_are_what_their_cards_say`
     rebuilds them.
     """
     said = {name: inputs_of_card(card(shipped(name))) for name in POLICIES}

@@ -1,6 +1,4 @@
-"""Demonstrations of the roles with faults: as often as their shares say, and what the graph makes
-of them.
-"""
+"""Demonstrations of the roles with faults: their frequencies, and the graph's reaction to them."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ def is_cut(lesson):
 
 
 def shown(lesson):
-    """The results that a critic is shown."""
+    """Results shown to a critic."""
     lines = lesson.messages[1].text.partition("\nResults:\n")[2].splitlines()
     return dict(line.split(" = ", 1) for line in lines)
 

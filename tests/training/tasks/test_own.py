@@ -1,4 +1,4 @@
-"""Tasks of a user's own code: what an attribute may be, and what is said of one that is not."""
+"""Tasks of users' own code: valid attributes, and the errors for others."""
 
 from __future__ import annotations
 

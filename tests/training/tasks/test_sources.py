@@ -1,5 +1,5 @@
-"""What a run's tasks are from: kept beside it, compared when it is resumed, and drawn again to
-verify an answer.
+"""Sources of a run's tasks: stored with the run, compared on resume, and drawn again to verify an
+answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tasks(seed, split, count):
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: LocalEnvironment) -> Path:
-    """The folder that runs are begun in."""
+    """Folder in which runs are begun."""
     lend(environment, monkeypatch)
     (tmp_path / "home").mkdir()
     (tmp_path / "elsewhere").mkdir()

@@ -1,5 +1,5 @@
-"""What runs on record were asked, as tasks: once each, verified as before, in an order of the
-seed's.
+"""Tasks from the prompts of stored runs: each once, verified as before, in an order drawn from the
+seed.
 """
 
 from __future__ import annotations

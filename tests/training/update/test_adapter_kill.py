@@ -1,5 +1,5 @@
-"""`kill -9` of a training of an adapter, on whole weights and on weights in 4 bits: it comes to the
-same adapter.
+"""`kill -9` of a training of an adapter, on whole weights and on weights in 4 bits: the adapter is
+the same.
 """
 
 from __future__ import annotations

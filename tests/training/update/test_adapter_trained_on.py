@@ -1,5 +1,5 @@
-"""Training an adapter on that is in a folder: what it begins with, what is kept, its reference,
-what is refused.
+"""Continued training of an adapter from a folder: initial state, what is kept, its reference, and
+refusals.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 @pytest.fixture(scope="module", params=[MODEL, IN_4_BITS])
 def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter that has learnt something."""
+    """Adapter that has been trained."""
     folder = tmp_path_factory.mktemp("adapter") / "model"
     first = learner(policy=request.param, lora_targets=("q_proj", "down_proj"), lora_alpha=6.0)
     first.update([batch_of(first.engine)], 0.02)

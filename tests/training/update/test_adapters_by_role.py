@@ -38,7 +38,7 @@ MODEL = "builtin:roles-cold-start"
 IN_4_BITS = f"{MODEL}?load=nf4"
 ROLES = ("plan", "solve")
 ANYONE = "critique"
-"""A role without an adapter of its own."""
+"""Role without its own adapter."""
 PROMPT = tuple(range(3, 43))
 FILES = {"adapter_config.json", "adapter_model.safetensors", "base.json"}
 
@@ -57,7 +57,7 @@ def learner(**keys: Any) -> Learner:
 
 @pytest.fixture(scope="module", params=[MODEL, IN_4_BITS])
 def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Adapters that have learnt something, each something else."""
+    """Adapters that have been trained, each differently."""
     ours, folder = learner(policy=request.param), tmp_path_factory.mktemp("adapters") / "model"
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -211,7 +211,7 @@ def test_a_role_has_the_loss_and_gradients_of_a_model_with_its_adapter_alone(
 
 
 def _alone(learnt: Path, role: str) -> Any:
-    """A model with one adapter only, by PEFT."""
+    """Model with a single adapter, loaded by PEFT."""
     load = json.loads((learnt / BASE_FILE).read_text())["model"].partition("?")[2]
     options = LoadOptions("nf4" if "nf4" in load else None, "float32", "cpu", kernel="plain")
     model, _ = load_for_answers(model_folder(MODEL), options)
@@ -251,8 +251,8 @@ def test_only_adapters_whose_roles_have_a_gradient_change_and_the_engine_samples
 def test_a_call_that_goes_on_from_another_roles_is_trained_through_its_own_adapter(
     learnt: Path,
 ) -> None:
-    """The engine reads all that is before an answer through the adapter of who answers; so does the
-    trainer.
+    """The engine reads all tokens before an answer through the adapter of the answering role, and
+    so does the trainer.
     """
     ours = learner(policy=str(learnt))
     prompt = PROMPT

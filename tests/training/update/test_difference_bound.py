@@ -1,4 +1,4 @@
-"""When engine and trainer are too far apart to be one policy."""
+"""Bound on the difference between engine and trainer, beyond which they are not one policy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""No trainer takes a step over numbers that are not finite, and none goes on where no step can be
-taken.
-"""
+"""Numbers that are not finite: trainers skip such steps, and end if no step is possible."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden
 UNTIED = {**SIZES, "tie_word_embeddings": False}
 GOOD = Conversation((HumanMessage("1 + 1"), AIMessage("2")))
 BAD = Conversation((HumanMessage("1 + 1?"), AIMessage("2")))
-"""With a token that no other row has."""
+"""Conversation with a token that no other row has."""
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def codec(tmp_path: Path) -> ChatTemplateCodec:
 
 
 def broken_at(model: Any, codec: ChatTemplateCodec) -> Any:
-    """A model that a text with a question mark makes not finite."""
+    """Model whose output is not finite for a text with a question mark."""
     (token,) = codec.tokenizer.encode("?", add_special_tokens=False)
     with torch.no_grad():
         model.get_input_embeddings().weight[token] = math.inf

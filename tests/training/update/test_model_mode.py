@@ -42,7 +42,7 @@ ROWS = numbered(random_rows(1, 6))
 def update(
     model: nn.Module, forward: ForwardName = "padded", rate: float = 0.0, **loss: Any
 ) -> dict[str, Any]:
-    """Two mini-batches, trained on twice, held to the policy that it begins with."""
+    """Update on two mini-batches and two epochs, with the starting policy as reference."""
     reference = copy.deepcopy(model).eval().requires_grad_(False)
     parts = [micro_batches(part, token_budget=64, forward=forward) for part in (ROWS[:4], ROWS[4:])]
     return policy_update(

@@ -1,5 +1,5 @@
-"""Updates of several optimiser steps, of split rollouts, of stale tokens; what one step was it
-still is.
+"""Updates of several optimiser steps, of split rollouts and of stale tokens. A single step gives
+the same result as before.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ def assert_close(ours: Weights, theirs: Weights) -> None:
 
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_one_step_is_what_it_was_before_there_were_several_to_the_last_bit(on_policy: bool) -> None:
-    """Written down as it stood: the surrogate summed, over the tokens of the batch, clipped by
-    norm, AdamW.
-    """
+    """Computed by hand: the surrogate summed over the tokens of the batch, clipping by norm, AdamW."""
     batches = micro_batches(ROWS, token_budget=64)
     total = sum(batch.trained_tokens for batch in batches)
     ours, theirs = tiny_model(), tiny_model()
@@ -117,8 +115,8 @@ def test_rollouts_whose_tokens_lie_in_several_micro_batches(
 
 
 def test_old_log_probs_are_of_the_weights_before_the_first_step() -> None:
-    """With them recomputed it does not matter what is on record; the second step's ratios have left
-    1.
+    """Recorded log-probs have no effect if they are recomputed. The ratios of the second step
+    differ from 1.
     """
     parts = [micro_batches(ROWS[:4], token_budget=64), micro_batches(ROWS[4:], token_budget=64)]
     metrics, found = updated(parts)
@@ -166,7 +164,7 @@ def test_a_step_that_is_not_finite_does_not_undo_the_others() -> None:
 
 
 def aged(rows: list[Row]) -> list[Row]:
-    """Tokens of the versions 0 to 3, in turn."""
+    """Tokens of versions 0 to 3, in turn."""
     return [replace(row, versions=np.arange(len(row)) % 4) for row in rows]
 
 
@@ -199,7 +197,9 @@ def test_where_all_tokens_are_too_stale_no_step_is_taken() -> None:
 
 
 def test_the_starting_policy_holds_the_policy_back() -> None:
-    """At the reference itself the divergence has no gradient; from elsewhere it leads there."""
+    """The divergence has no gradient at the reference itself. Elsewhere its gradient leads to the
+    reference.
+    """
     batches = micro_batches(ROWS, token_budget=64)
     plain, pulled = (
         updated(batches)[1],

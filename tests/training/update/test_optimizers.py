@@ -43,7 +43,7 @@ def pair(dtype: torch.dtype = torch.float32, **optim: Any) -> tuple[Any, torch.o
 
 
 def copied(state: Any) -> Any:
-    """As a checkpoint gives it back."""
+    """Return the state as a checkpoint restores it."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -121,8 +121,8 @@ def test_tensors_too_small_to_quantize_take_adamws_steps() -> None:
 
 
 def test_what_is_small_beside_its_neighbours_takes_no_leap() -> None:
-    """A block in which gradients differ by a thousand: squares would be rounded to 0, and steps be
-    without a bound.
+    """A block whose gradients differ by a factor of a thousand: squares would be rounded to 0, and
+    steps would be unbounded.
     """
     weight = nn.Parameter(torch.zeros(4096))
     optimizer = AdamW8bit([weight], lr=0.01, weight_decay=0.0)

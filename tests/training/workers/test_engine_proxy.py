@@ -1,4 +1,4 @@
-"""An engine that stands in another process: asked through a proxy, it is the same engine."""
+"""Engines in another process: through a proxy they behave as in this one."""
 
 from __future__ import annotations
 

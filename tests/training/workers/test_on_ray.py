@@ -62,12 +62,12 @@ builder.add_conditional_edges("ask", lambda state: END if len(state["messages"])
 graph = builder.compile()
 """
 CALLS = 3
-"""Of each of its runs."""
+"""Number of model calls of each run."""
 
 
 @pytest.fixture
 def address(ray_cluster: Any) -> str:
-    """Of two nodes with a CPU each."""
+    """Address of a cluster of two nodes with one CPU each."""
     return with_nodes(ray_cluster, 2).address
 
 
@@ -110,14 +110,14 @@ def _noting(opened: list[RolloutWorkers]) -> Callable[..., None]:
 
 
 def test_graphs_of_ones_own_are_run_there_as_here(address: str, tmp_path: Path) -> None:
-    """One that blocks its event loop while it waits for the engine among them."""
+    """Includes a graph that blocks its event loop while it waits for the engine."""
     (own := tmp_path / "own.py").write_text(OWN)
     here, there = by_graphs(own, 1, KINDS), by_graphs(own, 2, KINDS, address)
     assert [told(each) for each in there] == [told(each) for each in here]
 
 
 class Held:
-    """An engine's answers, which a test holds back."""
+    """Script whose answers a test holds back."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -326,7 +326,7 @@ def test_workers_without_a_place_are_told_of(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two workers and one CPU: the other waits, and the run goes on."""
+    """Two workers and one CPU: one waits, and the run continues."""
     monkeypatch.setattr(on_ray, "PLACE_SECONDS", 0.0)
     monkeypatch.setattr(on_ray, "LOOK_SECONDS", 0.05)
     cluster = with_nodes(ray_cluster, 1)

@@ -59,7 +59,7 @@ def worker_processes(of: psutil.Process | None = None) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What one process records."""
+    """Facts recorded by a single process."""
     return facts(asyncio.run(collect(CONFIG, tmp_path_factory.mktemp("undisturbed") / "run")))
 
 

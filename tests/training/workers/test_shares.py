@@ -1,4 +1,4 @@
-"""What each rollout worker is given, and which deaths end a run; the workers are stand-ins."""
+"""Shares of rollout workers, and worker deaths that end a run. The workers are stand-ins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hrm_agent.trajectory import TaskRef, Trajectory
 
 
 class StandIn(WorkerHandle):
-    """Its runs end when a test says so."""
+    """Worker whose runs end when a test calls `finish` or `die`."""
 
     pid = 0
 
@@ -39,14 +39,14 @@ class StandIn(WorkerHandle):
         self.end_all(WorkerDiedError(f"on {self.place}"))
 
     def finish(self) -> None:
-        """One run ends."""
+        """End one run."""
         next(ended for ended in self._runs.values() if not ended.done()).set_result(
             cast(Trajectory, None)
         )
 
 
 class Pool:
-    """Workers that are opened one by one, as a test says."""
+    """Pool whose workers a test opens one by one."""
 
     def __init__(self, runner: EpisodeRunner, count: int) -> None:
         self.wanted: asyncio.Queue[asyncio.Future[StandIn]] = asyncio.Queue()
@@ -84,7 +84,7 @@ async def pool(tmp_path: Path, count: int) -> AsyncGenerator[Pool]:
 
 
 async def settled() -> None:
-    """All that can go on has."""
+    """Let all pending tasks run as far as they can."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Conversations for fine-tuning: only what is proved, each answer once."""
+"""Conversations for fine-tuning: only proved ones, each answer once."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_proved_is_left_out(
 
 
 def test_the_state_of_the_checkpoint_is_asked(tmp_path: Path) -> None:
-    """A nudge that a node put into the state is in no other place."""
+    """A nudge that a node put into the state is recorded nowhere else."""
     sent = [ASKED, AIMessage("Hm."), HumanMessage("Go on.")]
     call = said("a", sent, ANSWER)
     assert export(tmp_path, run(call))[0] == []
@@ -311,7 +311,7 @@ def by(role: str, sent: list[BaseMessage], answer: AIMessage, **changes: Any) ->
 
 
 def learnt(rows: list[Any]) -> list[tuple[str, list[str]]]:
-    """By row: the role, and the answers that it teaches."""
+    """Role of each row, and the answers that the row teaches."""
     answers = [
         [m["content"] for m in row["messages"] if m["role"] == "assistant" and "weight" not in m]
         for row in rows

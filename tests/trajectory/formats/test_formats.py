@@ -1,4 +1,4 @@
-"""Other programs' formats: what is learned from a trajectory is learned from its file, token for
+"""Formats of other programs: training on the file equals training on the trajectory, token for
 token.
 """
 
@@ -284,8 +284,8 @@ def test_a_version_1_line_is_read(tmp_path: Path) -> None:
 
 
 def test_the_columns_of_a_rollout_func(tmp_path: Path) -> None:
-    """A path each, cut after its last token to learn; the second of two that share a prefix learns
-    its own end only.
+    """One row per path, cut after its last trained token. The second of two paths with a common
+    prefix trains only its own end.
     """
     first = make_call("a")
     one, other = (make_call(task, parent=first.id, branch_reason=None) for task in "bc")

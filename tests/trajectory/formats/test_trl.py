@@ -1,5 +1,5 @@
-"""TRL's trainer takes an exported file for what a `rollout_func` returns: tokens, masks, log-probs
-and rewards.
+"""TRL's trainer accepts an exported file as the result of a `rollout_func`: tokens, masks,
+log-probs and rewards.
 """
 
 from __future__ import annotations

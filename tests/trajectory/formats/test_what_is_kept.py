@@ -1,4 +1,4 @@
-"""The table in docs/formats.md of what comes back from each format is what comes back."""
+"""The table in docs/formats.md of fields restored from each format is correct."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ READ_BACK = [name for name, one in FORMATS.items() if one.read and (one.rows or 
 
 
 def sample() -> Trajectory:
-    """Two tempered calls with a tool call between them; every field that a row of the table asks
-    for has a value.
+    """Two tempered calls with a tool call between them. Every field required by a row of the table
+    has a value.
     """
     usage = {"input_tokens": 20, "output_tokens": 5, "total_tokens": 25}
     reported = AIMessage(
@@ -78,7 +78,7 @@ def of_calls(*fields: str) -> Callable[[Trajectory], Any]:
 
 
 def sent(one: Trajectory) -> list[list[str]] | None:
-    """What each call was sent, as far as it is proved."""
+    """Types of the messages sent to each call, as far as they can be proved."""
     found = [conversation_of(call, one, KNOWN) for call in one.calls]
     return [
         [m.type for m in each.messages] for each in found if isinstance(each, ConversationOfCall)

@@ -1,5 +1,5 @@
-"""Expressions of a snippet, retraced without running it:
-`hrm_agent.training.select.retracing.sessions` says what for.
+"""Expressions of a snippet, retraced without running it (see
+`hrm_agent.training.select.retracing.sessions`).
 
 Only functions of `hrm_agent.training.select.retracing.given` are called, on small data.
 """
@@ -63,7 +63,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
 
 
 class Expressions(Objects):
-    """Value of an expression in the present scopes."""
+    """Evaluates expressions in the current scopes."""
 
     def value(self, node: ast.expr) -> Value:
         self.tick()
@@ -76,7 +76,7 @@ class Expressions(Objects):
         return Value(CALCULATED)
 
     def bind(self, target: ast.expr, value: Value) -> None:
-        """Give a value to a target of an assignment."""
+        """Bind a value to a target of an assignment."""
         if self.control > value.kind:
             value = Value(self.control, value.known)
         match target:
@@ -209,7 +209,9 @@ class Expressions(Objects):
         return collected(make, [each.known for each in values], kind)
 
     def _conditions(self, node: Any) -> Iterator[int]:
-        """Nothing may have been chosen: it says as much of the conditions."""
+        """Kind `CALCULATED` if a comprehension has conditions. Even an empty result reveals
+        something about them.
+        """
         if any(generator.ifs for generator in node.generators):
             yield CALCULATED
 

@@ -1,9 +1,9 @@
-"""Python's own functions that make nothing new of what is given, and bounds within which they may
-be called here.
+"""Python's own functions that create nothing new from given values, and bounds for calling them
+here.
 
-What a policy wrote decides the arguments, in the trainer's process: all are plain data, and small
-enough for the result to be small. What is refused here is no less allowed in the sandbox; it is
-only not retraced.
+A policy decides the arguments, in the trainer's process. All arguments are plain data, and small
+enough for a small result. Code refused here is still allowed in the sandbox. It is just not
+retraced.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ NOISE = frozenset(
         ),
     }
 )
-"""Modules that tell of the machine, of the moment, or of chance."""
+"""Modules whose values depend on the machine, the moment or chance."""
 WRITERS = frozenset(
     {
         *("calendar.day_abbr", "calendar.day_name", "calendar.month_abbr", "calendar.month_name"),
@@ -106,7 +106,7 @@ WRITERS = frozenset(
         *("types", "unicodedata", "zlib"),
     }
 )
-"""Modules, and functions of some, that write what they are given otherwise, or choose from it."""
+"""Modules, and functions of some, that rewrite their input or choose from it."""
 NOISY_ATTRIBUTES = frozenset(
     {
         "absolute",
@@ -123,7 +123,7 @@ NOISY_ATTRIBUTES = frozenset(
         "utcnow",
     }
 )
-"""Attributes that do, of whatever object."""
+"""Attributes, of whatever object, whose values depend on the machine or the moment."""
 _NAMES = (
     *(
         "abs",
@@ -197,7 +197,7 @@ MODULES: dict[str, dict[str, Any]] = {
         for name in ("add", "concat", "itemgetter", "mul", "sub", "truediv")
     },
 }
-"""Modules of which something is called or read; all else of them is unknown."""
+"""Modules of which something is called or read. Everything else in them is unknown."""
 CALCULATES: frozenset[Any] = frozenset(
     {
         itertools.accumulate,
@@ -218,11 +218,11 @@ CALCULATES: frozenset[Any] = frozenset(
     if callable(value)
     and name not in ("ceil", "copysign", "fabs", "floor", "isfinite", "isinf", "isnan", "trunc")
 )
-"""Functions whose result may be new; the others only choose, count, or write otherwise."""
+"""Functions whose result may be new. The others only choose, count or rewrite."""
 REWRITES: frozenset[Any] = frozenset(
     {ascii, bool, bytes, float, format, int, list, repr, str, tuple}
 )
-"""Functions that give the same in another form."""
+"""Functions that return their argument in another form."""
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.BitAnd: operator.and_,
@@ -240,7 +240,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _METHODS_OF = (str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, complex)
 _ATOMS = (float, complex, type(None), slice, type)
 _WIDENS = re.compile(r"\d{4}|\*|\{[^}]*\{")
-"""In a format: a width of four figures, or one that an argument gives."""
+"""Pattern of a format with a width of four digits, or one given by an argument."""
 _OF_NUMBERS = {
     *(
         "abs",
@@ -286,7 +286,7 @@ _MOST_DEPTH = 30
 
 
 class TooLarge(Exception):
-    """The result might take long, or much memory."""
+    """Raised if the result might take long, or much memory."""
 
 
 def is_plain(value: Any) -> bool:
@@ -314,7 +314,7 @@ def is_plain(value: Any) -> bool:
 
 
 def method(value: Any, name: str) -> Any:
-    """A method of plain data that may be called; None for another attribute."""
+    """Method of plain data that may be called (None for any other attribute)."""
     if name.startswith("_") or not isinstance(value, _METHODS_OF):
         return None
     found = getattr(value, name, None)
@@ -322,7 +322,7 @@ def method(value: Any, name: str) -> Any:
 
 
 def apply(function: Any, args: Sequence[Any], keywords: Mapping[str, Any] = {}) -> Any:
-    """The result; raises `TooLarge` where it might be large, and whatever the function raises."""
+    """Return the result. Raises `TooLarge` if it might be large, and the function's errors."""
     values = [*args, *keywords.values()]
     own = getattr(function, "__self__", None)
     if not all(map(is_plain, values)) or (isinstance(own, _METHODS_OF) and not is_plain(own)):

@@ -1,6 +1,4 @@
-"""Objects of a session that is retraced: their attributes, what is called of them, and what changes
-them.
-"""
+"""Objects of a retraced session: their attributes, calls and changes."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ _DEEPEST = 12
 
 
 class Objects(ABC):
-    """Objects by the names of the scopes of the moment."""
+    """Objects by their names in the current scopes."""
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
@@ -50,7 +48,7 @@ class Objects(ABC):
         self.steps = 0
         self.depth = 0
         self.control = GIVEN
-        """Kind of the conditions under which what is looked at is reached."""
+        """Kind of the conditions under which the current code is reached."""
 
     @abstractmethod
     def value(self, node: ast.expr) -> Value:
@@ -58,7 +56,7 @@ class Objects(ABC):
 
     @abstractmethod
     def enter(self, function: Function, local: dict[str, Value]) -> Value:
-        """Value that the body of a function returns."""
+        """Value returned by the body of a function."""
 
     def tick(self) -> None:
         self.steps -= 1
@@ -66,7 +64,7 @@ class Objects(ABC):
             raise TooLong
 
     def items(self, value: Value) -> Iterator[Value]:
-        """The items of an iterable; one unknown item where they are not known."""
+        """Items of an iterable (one unknown item if they are not known)."""
         known = value.known
         if isinstance(known, range) and len(known) > 10_000:
             raise TooLong
@@ -170,7 +168,7 @@ class Objects(ABC):
         return found
 
     def change(self, base: Value, name: str, args: list[Value]) -> Value:
-        """A method that changes the object it is called on."""
+        """Call a method that changes the object."""
         base.kind, base.own_word = max([base.kind, self.control, *(each.kind for each in args)]), ""
         change = (
             getattr(base.known, name, None)
@@ -202,7 +200,7 @@ class Objects(ABC):
             return Value(GIVEN)
 
     def _reads(self, function: Any, values: Sequence[Value]) -> bool:
-        """True if something is found out about words or lists that stand in the problem."""
+        """True if the call finds out something about words or lists of the problem."""
         if not self.problem or function in REWRITES:
             return False
         own = getattr(function, "__self__", None)

@@ -1,20 +1,21 @@
-"""Retraces the output of a session's snippets, by an interpreter that works nothing out.
+"""Retraces the output of a session's snippets, by an interpreter that calculates nothing.
 
-A policy can pad a rollout with calls that show what it wrote itself. How they are written has no
-end (`print('ok')`, `if True: print('ok')`, a variable of an earlier call, `chr(111) + chr(107)`, a
-function that returns it), so each snippet is followed: literals, what is made of them by writing
-them otherwise, choosing among them or counting them, through variables, branches, loops and
-functions of the session. A value is of one of four kinds:
+A policy can pad a rollout with calls that show what it wrote itself. There are endless ways to
+write them (`print('ok')`, `if True: print('ok')`, a variable of an earlier call, `chr(111) +
+chr(107)`, a function that returns it). Each snippet is therefore followed: literals, and what
+results from rewriting, choosing or counting them, through variables, branches, loops and functions
+of the session. A value is of one of four kinds:
 
-* *given*: it stands in the code, or follows from that as above; a step of one (`n + 1`); a
-  comparison of such. Where it is unknown, too, it is noise: it tells of the machine, the moment or
+* *given*: it appears in the code, or follows from that as above; a step of one (`n + 1`); a
+  comparison of such. If its value is unknown, it is noise: it depends on the machine, the moment or
   chance.
 * *calculated*: by arithmetic, under a condition on such, or by something that is not retraced.
 * *read*: found out about words or lists of the problem, as by `'strawberry'.count('r')`.
 * *long*: by a loop that took longer than could be followed.
 
-Nothing of the snippet is run: only functions of `hrm_agent.training.select.retracing.given` are, on
-small data. Each snippet has a budget of steps, so that a hostile one costs some milliseconds.
+Nothing of the snippet is run. Only functions of `hrm_agent.training.select.retracing.given` are
+called, on small data. Each snippet has a budget of steps, so that a hostile one costs some
+milliseconds.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _MANY_STEPS = 250
 _MADE = (ast.BinOp, ast.Call, ast.JoinedStr, ast.Subscript)
 _MOST_MADE = 20
 _SHOWN = "RESULT"
-"""Variable that is shown where the snippet does not end with an expression."""
+"""Variable that is shown if the snippet does not end with an expression."""
 
 
 class _Leave(Exception):
-    """A `break`, `continue` or `return`, and under what condition."""
+    """Raised at a `break`, `continue` or `return`, with the value of its condition."""
 
     def __init__(self, how: type[ast.stmt], value: Value) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class _Leave(Exception):
 
 
 class Retraced:
-    """Result of retracing one snippet: what it may have shown, and what it left unchanged."""
+    """Result of retracing one snippet: its possible output, and what it left unchanged."""
 
     __slots__ = ("certain", "given", "kept", "long", "shown")
 
@@ -73,27 +74,27 @@ class Retraced:
     ) -> None:
         self.shown = shown
         self.given = given
-        """Value of code that could not be followed."""
+        """Given values inside code that could not be followed."""
         self.certain = certain
         """True if no branch had to be guessed."""
         self.kept = kept
-        """Names that it set to what they were already."""
+        """Names that the snippet set to the value they already had."""
         self.long = long
-        """True if it took many steps."""
+        """True if the snippet took many steps."""
 
 
 class SessionValues(Expressions):
-    """The values of one session, call by call."""
+    """Values of one session, call by call."""
 
     def __init__(self, problem: str = "") -> None:
-        """`problem`: the text that the rollout was given, if it is known."""
+        """`problem`: text that the rollout was given, if known."""
         super().__init__(problem)
         self._names = self.scopes[0]
         self._certain = True
         self._given: list[Value] = []
 
     def follow(self, code: str, kept_among: Iterable[str] = ()) -> Retraced | None:
-        """The next call; None for one that cannot be read. `kept_among`: names to be looked at for
+        """Follow the next call (None if it cannot be read). `kept_among`: names to check for
         `kept`.
         """
         try:
@@ -126,8 +127,8 @@ class SessionValues(Expressions):
         return Retraced(self.shown, self._given, frozenset(kept), long=long, certain=self._certain)
 
     def _follow(self, statement: ast.stmt, *, last: bool) -> None:
-        """A statement of the snippet itself. Names that one sets which takes too long are unknown
-        after it.
+        """Follow a statement of the snippet itself. If it takes too long, the names it sets are
+        unknown afterwards.
         """
         before = len(self.shown)
         try:
@@ -166,7 +167,7 @@ class SessionValues(Expressions):
     # ---------------------------------------------------------------------------------------------------
 
     def _block(self, body: Sequence[ast.stmt], condition: Value | None = None) -> None:
-        """Statements, and the condition under which they are reached."""
+        """Follow statements under the condition by which they are reached."""
         before = self.control
         self.control = max(before, condition.kind if condition is not None else GIVEN)
         try:
@@ -227,8 +228,8 @@ class SessionValues(Expressions):
                 raise TooLong
 
     def _round(self, node: ast.For | ast.While, condition: Value) -> bool:
-        """One round of a loop: whether another one follows. Where it ends by a condition, that says
-        what was found.
+        """Follow one round of a loop. Returns True if another one may follow. After a `break`, the
+        names set in the loop depend on its condition.
         """
         try:
             self._block(node.body, condition)
@@ -267,7 +268,7 @@ class SessionValues(Expressions):
         return None
 
     def _opaque(self, node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> None:
-        """It is not followed; what stands in it is noted, and what follows from that."""
+        """Bind a class or function that is not followed. Notes the given values in it."""
         self.scopes[-1][node.name] = Value(
             CALCULATED, own_word="class" if isinstance(node, ast.ClassDef) else ""
         )
@@ -335,7 +336,7 @@ def _stored(node: ast.stmt) -> set[str]:
 
 
 def _image(value: Value) -> Any:
-    """Equal for equal objects, whatever becomes of them."""
+    """Copy of a value for comparison: equal for equal objects, even if they change later."""
     known = value.known
     if not value.is_known or not (
         callable(known) or isinstance(known, (bytes, range, str)) or is_plain(known)

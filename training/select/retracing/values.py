@@ -1,4 +1,4 @@
-"""Values of a snippet that is retraced, and what is told of two of them without arithmetic."""
+"""Values of a retraced snippet, and facts about two of them that need no arithmetic."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = [
 ]
 
 GIVEN, CALCULATED, READ, LONG = range(4)
-"""Kinds of values, each above what it is made of."""
+"""Kinds of values. Each ranks above the kinds it is made of."""
 UNKNOWN: Any = object()
-"""In place of what a value is, where that is not known."""
+"""Marker of a value that is not known."""
 FAILS = (Exception,)
-"""Errors of the functions that are called: any, as what a policy wrote is their argument."""
+"""Errors of called functions: any, since the arguments come from a policy."""
 
 
 class Value:
-    """Knowledge of one object of the session. All names of the object share it, so that each sees a
-    change.
+    """Knowledge of one object of the session. All names of the object share it, so that a change is
+    visible under each.
     """
 
     __slots__ = ("kind", "known", "own_word")
@@ -46,8 +46,8 @@ class Value:
         self.kind = kind
         self.known = known
         self.own_word = own_word
-        """`class` for a class of the session, `module` for something of a module: shown as it is,
-        it tells nothing.
+        """`class` for a class of the session, `module` for something of a module. Showing it
+        reveals nothing.
         """
 
     @property
@@ -56,8 +56,8 @@ class Value:
 
     @property
     def is_noise(self) -> bool:
-        """True if it says nothing of a problem, whatever it is: of the machine, or a function,
-        class or module.
+        """True if the value says nothing about a problem: it depends on the machine, or is a
+        function, class or module.
         """
         known = self.known
         return (
@@ -71,7 +71,7 @@ Scopes = list[dict[str, Value]]
 
 
 class Function:
-    """A function of the session."""
+    """Function of the session."""
 
     def __init__(self, node: ast.FunctionDef | ast.Lambda, scopes: Scopes) -> None:
         self.node = node
@@ -79,18 +79,18 @@ class Function:
 
 
 class Module:
-    """A module by its name."""
+    """Module, known by its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class TooLong(Exception):
-    """The budget of steps is used up."""
+    """Raised if the budget of steps is used up."""
 
 
 def collected(make: Callable[[Any], Any], items: list[Any], kind: int) -> Value:
-    """`make(items)`. It is unknown where the items would have to be hashed, and are not small."""
+    """Result of `make(items)`. Unknown if the items would have to be hashed and are not small."""
     if make in (dict, set) and not all(map(is_plain, items)):
         return Value(kind)
     try:
@@ -104,7 +104,7 @@ def highest(*values: Value) -> int:
 
 
 def parts(value: Value, count: int) -> list[Value]:
-    """Values that `count` targets of one assignment are given."""
+    """Values assigned to `count` targets of one assignment."""
     if isinstance(value.known, (list, str, tuple)) and len(cast("Any", value.known)) == count:
         return [Value(value.kind, each) for each in cast("list[Any]", value.known)]
     return [Value(value.kind) for _ in range(count)]
@@ -115,9 +115,7 @@ def _is(value: Value, number: int) -> bool:
 
 
 def same_value(op: ast.operator, left: Value, right: Value) -> Value | None:
-    """The operand that `left op right` is equal to, or 0 or 1, where no arithmetic is needed to
-    tell.
-    """
+    """Operand equal to `left op right`, or 0 or 1, if this needs no arithmetic (else None)."""
     numbers = not any(isinstance(each.known, (str, bytes, list, tuple)) for each in (left, right))
     equal = left is right or (
         isinstance(left.known, (int, float)) and numbers and left.known == right.known
@@ -144,7 +142,7 @@ def same_value(op: ast.operator, left: Value, right: Value) -> Value | None:
 
 
 def is_step(op: ast.operator, left: Value, right: Value) -> bool:
-    """True if it counts on or back by one."""
+    """True if the operation counts up or down by one."""
     return isinstance(op, (ast.Add, ast.Sub)) and (
         _is(right, 1) or (_is(left, 1) and isinstance(op, ast.Add))
     )

@@ -1,9 +1,9 @@
 """Advantages of rollouts (`by_group`), and the credit of a rollout's calls (`credit_by_name`): two
 registries.
 
-An *estimator* makes a number for each kept rollout of the rewards of its group. A *credit* makes of
-it a weight for each call: by it the calls of several roles may learn different things of one
-outcome.
+An *estimator* turns the rewards of a group into a number for each kept rollout. A *credit* turns
+this number into a weight for each call, so that the calls of several roles may learn different
+things from one outcome.
 """
 
 from __future__ import annotations

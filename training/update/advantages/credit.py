@@ -1,9 +1,8 @@
-"""How the advantages of rollouts are credited to their calls: the registry, frozen roles, and what
-is kept of it.
+"""Credit of rollouts' advantages to their calls: the registry, frozen roles, and its record.
 
 A graph has several roles and makes many calls, an outcome is one number. A credit sees the kept
 rollouts of a step with their overlays, and gives each call a weight. A call without one is context:
-its tokens are read, and never trained. So a frozen role is one whose calls have no weight.
+its tokens are read, and never trained. The calls of a frozen role have no weight.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 __all__ = ["CREDITS", "Credit", "as_recorded", "credit_by_name", "credited"]
 
 Credit = Callable[[Sequence[Trajectory], Sequence[Overlay]], Mapping[str, float]]
-"""(kept trajectories, their overlays with advantages, in the same order) -> weight by call id.
+"""Function (kept trajectories, their overlays with advantages, in the same order) -> weight by call
+id.
 
 A call that is not in the mapping is not trained on.
 """
 
 CREDITS = ("whole_trajectory", "per_role", "even")
-"""Names that a user may give."""
+"""Names of credits that a user may give."""
 
 
 def credit_by_name(
     name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()
 ) -> Credit:
-    """The credit `name`, under which calls of the roles `frozen` have no weight.
+    """Credit `name`, under which calls of the roles `frozen` have no weight.
 
-    `advantages` and `eps` are those of `by_group`: `per_role` compares siblings by them. Raises
+    `advantages` and `eps` are passed to `by_group`, by which `per_role` compares siblings. Raises
     `ConfigError` for an unknown name.
     """
     if name not in CREDITS:
@@ -64,9 +64,9 @@ def credit_by_name(
 def credited(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], credit: Credit
 ) -> list[Overlay]:
-    """The overlays, in their order, those kept with what `credit` gives their calls.
+    """Overlays in their order, the kept ones with the weights that `credit` gives their calls.
 
-    What `whole_trajectory` gives is not kept: it follows from the advantage.
+    Weights of `whole_trajectory` are not recorded, since they follow from the advantage.
     """
     if credit is whole_trajectory:
         return list(overlays)
@@ -94,7 +94,9 @@ def credited(
 def as_recorded(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> dict[str, float]:
-    """What the overlays say was credited; the advantage for each call of those that say nothing."""
+    """Weights by call as recorded in the overlays. If an overlay has none, each of its calls gets
+    the advantage.
+    """
     weights: dict[str, float] = {}
     for trajectory, overlay in zip(trajectories, overlays, strict=True):
         given = overlay.credit

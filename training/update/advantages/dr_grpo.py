@@ -15,13 +15,13 @@ __all__ = ["centred", "dr_grpo"]
 
 
 def dr_grpo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
-    """`centred` of each group; `eps` has no part in it."""
+    """Advantages of Dr. GRPO: `centred` rewards of each group. `eps` is unused."""
     del eps
     return [centred(reward_G) for reward_G in reward_by_group]
 
 
 def centred(reward_G: Sequence[float]) -> list[float]:
-    """Rewards less their mean: zero for a single one."""
+    """Rewards less their mean (zero for a single one)."""
     if not reward_G:
         return []
     mean = statistics.fmean(reward_G)

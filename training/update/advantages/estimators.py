@@ -1,7 +1,7 @@
-"""The advantages of a step's kept rollouts, by one of several estimators.
+"""Advantages of a step's kept rollouts, by one of several estimators.
 
-All of them look at the rollouts of a group that were *kept*: the baseline belongs to those that are
-trained on, which is the choice of rStar2-Agent (section 2).
+All estimators use only the *kept* rollouts of a group: the baseline belongs to the rollouts that
+are trained on, as in rStar2-Agent (section 2).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from hrm_agent.trajectory import Overlay, Verdict
 __all__ = ["ADVANTAGES", "Estimator", "by_group", "estimator_by_name", "group_advantages"]
 
 Estimator = Callable[[Sequence[Sequence[float]], float], list[list[float]]]
-"""(rewards of the kept rollouts of each group, eps) -> their advantages, in the same order."""
+"""Function (rewards of the kept rollouts of each group, eps) -> their advantages, in the same
+order.
+"""
 
 ADVANTAGES: dict[str, Estimator] = {
     "grpo": grpo,
@@ -27,11 +29,11 @@ ADVANTAGES: dict[str, Estimator] = {
     "rloo": rloo,
     "reinforce_plus_plus": reinforce_plus_plus,
 }
-"""By the name that a user gives."""
+"""Estimators by the name that a user gives."""
 
 
 def estimator_by_name(name: str) -> Estimator:
-    """Raises `ConfigError` for a name that is not in `ADVANTAGES`."""
+    """Return the estimator `name`. Raises `ConfigError` for a name that is not in `ADVANTAGES`."""
     if name not in ADVANTAGES:
         hint = f"{nearest(name, ADVANTAGES)} Advantages: {', '.join(ADVANTAGES)}.".strip()
         raise ConfigError(f"There are no advantages {name!r}.", hint)
@@ -39,10 +41,10 @@ def estimator_by_name(name: str) -> Estimator:
 
 
 def by_group(overlays: Iterable[Overlay], name: str = "grpo", eps: float = 1e-6) -> list[Overlay]:
-    """The overlays, in their order, with the advantages of those kept; groups are told apart by
+    """Overlays in their order, with the advantages of those kept. Groups are distinguished by
     `group_id`.
 
-    `name` is one of `ADVANTAGES`; `eps` is added to deviations that are divided by.
+    `name` is one of `ADVANTAGES`. `eps` is added to deviations used as divisors.
     """
     estimate, judged = estimator_by_name(name), list(overlays)
     kept: dict[str, list[int]] = defaultdict(list)
@@ -57,5 +59,5 @@ def by_group(overlays: Iterable[Overlay], name: str = "grpo", eps: float = 1e-6)
 
 
 def group_advantages(overlays: Iterable[Overlay], eps: float = 1e-6) -> list[Overlay]:
-    """`by_group` with the advantages of GRPO."""
+    """Advantages of GRPO, by `by_group`."""
     return by_group(overlays, "grpo", eps)

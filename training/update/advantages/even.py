@@ -1,10 +1,10 @@
-"""A rollout of many tokens weighs as much as one of few.
+"""Credit under which a rollout of many tokens weighs as much as one of few.
 
 Under a mean over tokens a rollout weighs by its number of tokens: one that asks nine models
 outweighs one that asks five, though each has one outcome. Here the weights of a rollout with n
-trained tokens are scaled by k / n, so that the sum of |weight| over its tokens is k |advantage|.
-The same k for all of them makes the mean scale of the batch's tokens 1, so that the gradient keeps
-its size: k is the mean number of trained tokens of a rollout.
+trained tokens are scaled by k / n, so that the sum of |weight| over its tokens is k |advantage|. k
+is the mean number of trained tokens of a rollout. It makes the mean scale of the batch's tokens 1,
+so that the gradient keeps its size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["even"]
 def even(
     trajectories: Sequence[Trajectory], weight_by_call: Mapping[str, float]
 ) -> dict[str, float]:
-    """The weights, scaled; rollouts without a token to train have no part in it."""
+    """Scale the weights. Rollouts without a token to train are ignored."""
     lengths = {
         each.id: length
         for each in trajectories

@@ -15,13 +15,13 @@ __all__ = ["grpo", "normalised"]
 
 
 def grpo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
-    """`normalised` of each group."""
+    """Advantages of GRPO: `normalised` rewards of each group."""
     return [normalised(reward_G, eps) for reward_G in reward_by_group]
 
 
 def normalised(reward_G: Sequence[float], eps: float = 1e-6) -> list[float]:
-    """Rewards less their mean, over their unbiased standard deviation plus `eps`; zeros for fewer
-    than two.
+    """Rewards less their mean, over their unbiased standard deviation plus `eps` (zeros for fewer
+    than two).
     """
     if len(reward_G) < 2:
         return [0.0] * len(reward_G)

@@ -1,15 +1,15 @@
-"""Calls of a role are compared with those of its siblings: the same role, put before the very same
-context.
+"""Credit that compares the calls of a role with those of its siblings: the same role after the very
+same context.
 
-Rollouts of one prompt whose plans differ put different subgoals to their solvers, and the outcome
-of a run says as much of its plan as of its solvers. Where several rollouts share a plan (forks of
-one run, or runs that planned alike) their solvers can be compared among themselves: the plan is the
-same, so what differs in the outcome is the solvers' doing.
+Rollouts of one prompt whose plans differ give their solvers different subgoals, and the outcome of
+a run depends on its plan as much as on its solvers. If several rollouts share a plan (forks of one
+run, or runs that planned alike), their solvers can be compared among themselves: the plan is the
+same, so any difference of the outcome is due to the solvers.
 
 A *stretch* is the own calls of one role in one conversation, from its first one on. Siblings are
-stretches of one role in one group whose first calls saw the same tokens, prompt included. Where the
-rollouts of siblings are at least two and have differing rewards, the calls of a stretch get the
-advantage among them; elsewhere that of their rollout. A planner sees the same prompt in each
+stretches of one role in one group whose first calls saw the same tokens, prompt included. If
+siblings come from at least two rollouts with differing rewards, the calls of a stretch get the
+advantage among them, otherwise that of their rollout. A planner sees the same prompt in each
 rollout of its group, so that its siblings are the whole group and nothing changes for it.
 """
 
@@ -27,14 +27,15 @@ from hrm_agent.trajectory import Call, Overlay, Trajectory
 __all__ = ["per_role"]
 
 _Place = tuple[str, str, bytes]
-"""(group, role, digest of the tokens that the first call of a stretch saw): siblings share it."""
+"""Key shared by siblings: (group, role, digest of the tokens that the first call of a stretch saw).
+"""
 
 
 def per_role(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], estimate: Estimator, eps: float
 ) -> dict[str, float]:
-    """A weight for each call: among its siblings by `estimate`, or of its trajectory where it has
-    none.
+    """Weights by call: the advantage among its siblings by `estimate`, or that of its trajectory if
+    it has none.
     """
     siblings: dict[_Place, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for index, trajectory in enumerate(trajectories):
@@ -52,8 +53,8 @@ def per_role(
 
 
 def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
-    """(role, digest of what the first call of its stretch saw,
-    call) of each own call with tokens.
+    """Own calls with tokens as (role, digest of the tokens seen by the first call of its stretch,
+    call).
     """
     by_id = {call.id: call for call in trajectory.calls}
     own = {call.id for call in trajectory.own_calls if call.token_ids}
@@ -68,7 +69,7 @@ def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
 
 
 def _context(call: Call, by_id: dict[str, Call]) -> list[int]:
-    """The tokens before the first one that `call` sampled, from the root on."""
+    """Tokens before the first one that `call` sampled, from the root on."""
     prompt = call.mask.index(True) if True in call.mask else len(call.mask)
     parts = [call.token_ids[:prompt]]
     while call.parent is not None:
@@ -78,5 +79,5 @@ def _context(call: Call, by_id: dict[str, Call]) -> list[int]:
 
 
 def _digest(token_ids: Sequence[int]) -> bytes:
-    """Contexts may have thousands of tokens, and a step thousands of calls."""
+    """Digest of a context, which may have thousands of tokens, in a step of thousands of calls."""
     return hashlib.sha256(array("q", token_ids).tobytes()).digest()

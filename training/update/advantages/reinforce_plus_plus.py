@@ -22,7 +22,9 @@ __all__ = ["reinforce_plus_plus"]
 def reinforce_plus_plus(
     reward_by_group: Sequence[Sequence[float]], eps: float
 ) -> list[list[float]]:
-    """Centred in each group, then normalised over all of them together."""
+    """Advantages of REINFORCE++: rewards centred in each group, then normalised over all groups
+    together.
+    """
     groups = [centred(reward_G) for reward_G in reward_by_group]
     advantages = iter(normalised([each for group in groups for each in group], eps))
     return [[next(advantages) for _ in group] for group in groups]

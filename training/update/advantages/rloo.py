@@ -16,8 +16,8 @@ __all__ = ["rloo"]
 
 
 def rloo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
-    """Each reward less the mean of its group's others, zero for a single one; `eps` has no part in
-    it.
+    """Rewards, each less the mean of the others in its group (zero for a single one). `eps` is
+    unused.
     """
     del eps
     return [_leave_one_out(reward_G) for reward_G in reward_by_group]

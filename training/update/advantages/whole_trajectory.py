@@ -1,6 +1,6 @@
-"""Every call of a rollout has the rollout's advantage.
+"""Credit under which every call of a rollout has the rollout's advantage.
 
-The assumption of GRPO: with one number for a whole run nothing better is known of its calls.
+This is the assumption of GRPO: one number for a whole run allows no distinction between its calls.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["advantage_of", "whole_trajectory"]
 def whole_trajectory(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> dict[str, float]:
-    """The advantage of its trajectory for each call; what a fork inherited is the business of the
-    run that made it.
+    """Weights by call: the advantage of its trajectory. Calls that a fork inherited are left to the
+    run that made them.
     """
     pairs = zip(trajectories, overlays, strict=True)
     return {
@@ -27,7 +27,9 @@ def whole_trajectory(
 
 
 def advantage_of(overlay: Overlay) -> float:
-    """Raises `ValueError` where it has none: it was not kept, or `by_group` has not been called."""
+    """Advantage of a kept rollout. Raises `ValueError` if it has none because it was not kept, or
+    `by_group` has not been called.
+    """
     if overlay.advantage is None:
         raise ValueError(f"trajectory {overlay.trajectory_id} was kept but has no advantage")
     return overlay.advantage

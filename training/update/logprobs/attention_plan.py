@@ -1,14 +1,14 @@
-"""Which tokens of one sequence attend to which, as products of dense matrices.
+"""Attention of the tokens of one sequence to their paths, as products of dense matrices.
 
-Tokens stand in one sequence, and each sees those on its path to the root, and itself. A *run* is a
-stretch of the sequence in which each token follows the one before; the first of a run follows none,
-or one within an earlier run. So the path of a run is a few intervals of the sequence and the run
+Each token of the sequence sees those on its path to the root, and itself. A *run* is a stretch of
+the sequence in which each token follows the one before. The first token of a run follows none, or
+one within an earlier run. So the path of a run is a few intervals of the sequence and the run
 itself.
 
-A *job* is a stretch of a run that asks, and all keys of its path. Jobs of like size are done at
-once, padded to one size: a *round*. What is computed is what is needed, but for half a block on the
-diagonal and a little padding: the cost grows with the tokens times the length of their paths, not
-with the square of all tokens.
+A *job* is a stretch of a run as queries, with all keys of its path. Jobs of similar size are
+computed at once, padded to one size, as a *round*. Only needed products are computed, except for
+half a block on the diagonal and a little padding: the cost grows with the tokens times the length
+of their paths, not with the square of all tokens.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from torch import Tensor
 __all__ = ["AttentionPlan", "AttentionRows", "RoundRows", "Run", "runs_of"]
 
 BLOCK, BLOCK_ON_GPU = 160, 512
-"""Most queries of a job."""
+"""Maximum number of queries of a job."""
 ROUND_PRODUCTS, ROUND_PRODUCTS_ON_GPU = 2**16, 2**22
-"""Most pairs of a query and a key in a round, for each head: on a CPU it then stays in a cache, on
-a GPU kernels are launched less often.
+"""Maximum number of (query, key) pairs in a round, for each head. On a CPU a round then stays in a
+cache, on a GPU kernels are launched less often.
 """
 PADDING = 1.15
-"""Pairs in a round, over those that are needed."""
+"""Maximum ratio of pairs in a round to needed pairs, roughly."""
 
 Intervals = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens that follow each other, and what is before them."""
+    """Run of tokens that follow each other, with its prefix."""
 
     start: int
     """Index of the first token."""
     stop: int
-    """Index behind the last one."""
+    """Index after the last token."""
     prefix: Intervals
-    """Intervals of the tokens before it, from the root on."""
+    """Intervals of the tokens before the run, from the root on."""
 
 
 def runs_of(parents: np.ndarray) -> tuple[Run, ...]:
-    """The runs of a sequence in which `parents[i]` is the index of the token before i, -1 for none.
+    """Runs of a sequence in which `parents[i]` is the index of the token before i (-1 for none).
 
-    Raises `ValueError` where a token stands before the one that it follows.
+    Raises `ValueError` if a token precedes the one it follows.
     """
     index = np.arange(len(parents))
     if (parents >= index).any():
@@ -70,11 +70,11 @@ def runs_of(parents: np.ndarray) -> tuple[Run, ...]:
 @dataclass(frozen=True, slots=True)
 class _Job:
     queries: np.ndarray
-    """Indices of the tokens that ask, ascending."""
+    """Indices of the query tokens, ascending."""
     own: tuple[int, int]
-    """The interval that they are in."""
+    """Interval that contains the queries."""
     prefix: Intervals
-    """Tokens before that interval that it sees."""
+    """Intervals of the visible tokens before `own`."""
 
     @property
     def before(self) -> int:
@@ -87,39 +87,39 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Jobs that are done at once, padded to T queries and L keys."""
+    """Jobs that are computed at once, padded to T queries and L keys."""
 
     jobs: list[_Job]
     queries: np.ndarray
-    """[B, T] index of each query, -1 where padded."""
+    """[B, T] index of each query, -1 for padding."""
     keys: np.ndarray
-    """[B, L] index of each key on the path, 0 where padded."""
+    """[B, L] index of each key on the path, 0 for padding."""
     mask: Tensor
-    """[B or 1, 1, T, L] minus infinity where a query may not look, else 0."""
+    """[B or 1, 1, T, L] mask: minus infinity for a hidden key, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRows:
-    """A round, for vectors that are listed by token and head."""
+    """Round for vectors that are listed by token and head."""
 
     jobs: int
     """Number B of its jobs."""
     query_shape: tuple[int, int]
-    """Products at once, and queries of each."""
+    """Numbers of products at once, and of queries in each."""
     key_shape: tuple[int, int]
-    """Products at once, and keys of each."""
+    """Numbers of products at once, and of keys in each."""
     query_rows: Tensor
-    """Which vectors its queries are."""
+    """Indices of the query vectors."""
     key_rows: Tensor
-    """Which vectors its keys are."""
+    """Indices of the key vectors."""
     mask: Tensor
-    """[B or 1, 1, T, L] minus infinity where a query may not look, else 0."""
+    """[B or 1, 1, T, L] mask: minus infinity for a hidden key, else 0."""
     asking: slice
-    """Its queries among those of all rounds."""
+    """Slice of its queries among those of all rounds."""
     known: slice
-    """Its keys among those of all rounds."""
+    """Slice of its keys among those of all rounds."""
     prefixes: tuple[tuple[slice, Intervals], ...]
-    """Jobs that have one prefix, and that prefix; those without are left out."""
+    """Jobs that share a prefix, with that prefix. Jobs without a prefix are left out."""
 
     def of_queries(self, vectors: Tensor) -> Tensor:
         return vectors.index_select(0, self.query_rows).view(*self.query_shape, -1)
@@ -130,26 +130,26 @@ class RoundRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """All rounds, for vectors that are listed by token and head."""
+    """All rounds for vectors that are listed by token and head."""
 
     rounds: tuple[RoundRows, ...]
-    """In an order of their own."""
+    """Rounds, ordered by the size of their jobs."""
     shared: int
-    """Heads of keys."""
+    """Number of key heads."""
     queries: int
-    """Queries of all rounds, with padding."""
+    """Number of queries of all rounds, with padding."""
     keys: int
-    """Keys of all rounds, with padding and repeats."""
+    """Number of keys of all rounds, with padding and repeats."""
     query_places: Tensor
-    """Where among the queries of all rounds each vector asks; behind the last if nowhere."""
+    """Index of each vector among the queries of all rounds (after the last if it is no query)."""
     key_places: Tensor
-    """Where among the keys of all rounds each vector is a key of its own job; behind the last if
-    nowhere.
+    """Index of each vector among the keys of all rounds, as a key of its own job (after the last if
+    there is none).
     """
 
 
 class AttentionPlan:
-    """Who looks where in one sequence."""
+    """Plan of the attention in one sequence."""
 
     def __init__(
         self,
@@ -159,8 +159,8 @@ class AttentionPlan:
         window: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`asking`: ascending indices of the tokens whose results are wanted, None for all.
-        `window`: how many tokens each sees, itself included; None: its whole path.
+        """`asking`: ascending indices of the query tokens (None for all). `window`: number of
+        tokens that each sees, itself included (None for its whole path).
         """
         self._window = window
         self._size = max(run.stop for run in runs)
@@ -177,13 +177,11 @@ class AttentionPlan:
 
     @property
     def products(self) -> int:
-        """Pairs of a query and a key, with padding."""
+        """Number of (query, key) pairs, with padding."""
         return sum(each.queries.size * each.keys.shape[1] for each in self._rounds)
 
     def rows(self, heads: int, shared: int) -> AttentionRows:
-        """For `heads` heads of queries, and `shared` of keys;
-        layers that are alike get the same.
-        """
+        """Rows for `heads` query heads and `shared` key heads. Cached, since layers share them."""
         if (heads, shared) not in self._made:
             self._made[heads, shared] = self._rows(heads, shared)
         return self._made[heads, shared]
@@ -275,7 +273,7 @@ def _jobs(
 
 
 def _last_of(prefix: Intervals, window: int | None) -> Intervals:
-    """The tokens before a job that its first query may see."""
+    """Intervals of the tokens before a job that its first query may see."""
     if window is None:
         return prefix
     left = window - 1
@@ -288,7 +286,7 @@ def _last_of(prefix: Intervals, window: int | None) -> Intervals:
 
 
 def _grouped(jobs: Sequence[_Job], products: int) -> Iterator[list[_Job]]:
-    """Neighbours that are of like size, with at most so many products for each head."""
+    """Groups of neighbouring jobs of similar size, with at most `products` pairs for each head."""
     group: list[_Job] = []
     width = length = needed = 0
     for job in jobs:

@@ -1,9 +1,9 @@
-"""Texts that grow beyond the length at which a model takes other rotary factors
+"""Texts that grow beyond the length at which a model switches its rotary factors
 (`hrm_agent.models.local.long_rope`).
 
 A token up to that length was predicted with the short factors, and one beyond it with the long
-factors for all that stands before it. A text with trained tokens on both sides goes through the
-model twice: its beginning, and all of it.
+factors for all tokens before it. A text with trained tokens on both sides goes through the model
+twice: its beginning, and all of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["by_length", "require_fixed_factors"]
 
 
 def by_length(batch: MicroBatch, switch: int) -> tuple[MicroBatch, Bool[Tensor, " N"]]:
-    """The batch with each entry on a text of its own side, in the order of the entries, and which
-    tokens are long.
+    """Batch in which each entry belongs to a text of its own side, in the order of the entries, and
+    a mask of the tokens of long texts.
 
-    `switch`: how many tokens may stand before one that is predicted with the short factors.
+    `switch`: maximum number of tokens before one that is predicted with the short factors.
     """
     long_K = batch.positions_N[batch.loss_indices_K] > switch
     if not bool(long_K.any()):
@@ -40,7 +40,7 @@ def by_length(batch: MicroBatch, switch: int) -> tuple[MicroBatch, Bool[Tensor, 
     for taken, entries in zip(sides, (~long_K, long_K), strict=True):
         new_N = torch.full((len(batch.token_ids_N) + 1,), -1, dtype=torch.long, device=taken.device)
         new_N[taken] = torch.arange(first, first + len(taken), device=taken.device)
-        # of -1: the last, which is -1
+        # index -1 is the last element, which is -1
         parents_N[first : first + len(taken)] = new_N[batch.parents_N[taken]]
         entries_K[entries] = new_N[batch.loss_indices_K[entries]]
         first += len(taken)
@@ -50,7 +50,7 @@ def by_length(batch: MicroBatch, switch: int) -> tuple[MicroBatch, Bool[Tensor, 
 
 
 def _up_to(batch: MicroBatch, runs: tuple[Run, ...], entries_K: Tensor) -> Tensor:
-    """Indices of the tokens of some entries, and of all that stands before them, ascending."""
+    """Indices of the tokens of some entries, and of all tokens before them, ascending."""
     wanted = np.zeros(len(batch.token_ids_N), np.bool_)
     wanted[batch.loss_indices_K[entries_K].cpu().numpy()] = True
     for run in reversed(runs):
@@ -62,9 +62,7 @@ def _up_to(batch: MicroBatch, runs: tuple[Run, ...], entries_K: Tensor) -> Tenso
 
 
 def require_fixed_factors(model: nn.Module, batch: MicroBatch) -> None:
-    """Raise `ModelError` where the model would take other rotary factors for every length of a
-    text.
-    """
+    """Raise `ModelError` if the model would use other rotary factors for every length of a text."""
     limit = dynamic_limit(model)
     longest = 1 + int(batch.positions_N.max()) if limit is not None else 0
     if limit is not None and longest > limit:

@@ -1,9 +1,9 @@
 """Entropy of the distribution that each trained token was drawn from, and its log-prob, under a
 model.
 
-As for log-probs (`sampled`) no tensor of all logits is made. A model that does something to its
-logits (a soft cap, an adapter on its output layer) is forwarded once for each bounded share of the
-entries instead.
+As for log-probs (`sampled`), no tensor of all logits is made. A model that changes its logits (a
+soft cap, an adapter on its output layer) is instead forwarded once for each bounded share of the
+entries.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from hrm_agent.training.update.logprobs.vocabulary_chunks import (
 __all__ = ["token_entropies"]
 
 LOGITS = 2**25
-"""Most logits that are there at once where a model gives nothing else:
-128 MiB in single precision.
-"""
+"""Maximum number of logits at once if a model only returns logits: 128 MiB in single precision."""
 _LARGE_VOCABULARY = 2**18
 
 Found = tuple[Float[Tensor, " K"], Float[Tensor, " K"]]
@@ -38,14 +36,14 @@ Found = tuple[Float[Tensor, " K"], Float[Tensor, " K"]]
 
 @torch.no_grad()
 def token_entropies(model: nn.Module, batch: MicroBatch) -> Found:
-    """Of each entry of `batch` the entropy in nats over the whole vocabulary, and the log-prob of
-    its token.
+    """Entropy in nats over the whole vocabulary, and log-prob of the token, for each entry of
+    `batch`.
 
-    The entropy is at the entry's temperature, the log-prob at the one at which log-probs were
-    recorded, to be compared with those.
+    The entropy is at the entry's temperature. The log-prob is at the temperature at which log-probs
+    were recorded, for comparison with them.
 
-    Nothing may sample from the same module meanwhile. Raises `ModelError` for a model that cannot
-    be forwarded as the batch is to be.
+    The same module must not be used for sampling meanwhile. Raises `ModelError` for a model that
+    does not support the batch's forward.
     """
     if (route := route_of(model)) is not None:
         route.all_through(batch.role)

@@ -1,5 +1,5 @@
-"""What a strategy gives: the model's arguments,
-and where in its hidden states each token stands.
+"""Inputs of a forward pass: the model's arguments, and the place of each token in its hidden
+states.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ __all__ = ["Forward", "ModelInputs"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """One call of the model for a whole micro-batch."""
+    """Inputs of one model call for a whole micro-batch."""
 
     arguments: Mapping[str, Any]
     """Keyword arguments of the model's forward."""
     rows_N: Int[Tensor, " N"]  # noqa: N815
     """Row of each token of the micro-batch within the model's B x T."""
     columns_N: Int[Tensor, " N"]  # noqa: N815
-    """Its column."""
+    """Column of each token within the model's B x T."""
 
 
 Forward = Callable[[nn.Module, MicroBatch], AbstractContextManager[ModelInputs]]
-"""Within the block the model may be called with the inputs, and nobody else may call it."""
+"""Context manager in which the model may be called with the inputs, and must not be called
+otherwise.
+"""

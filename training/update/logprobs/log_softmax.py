@@ -9,7 +9,7 @@ from torch import Tensor, nn
 __all__ = ["CHUNK_ELEMENTS", "chosen_logprobs"]
 
 CHUNK_ELEMENTS = 2**25
-"""Logits taken through the log-softmax at once: 128 MiB in single precision."""
+"""Number of logits taken through the log-softmax at once: 128 MiB in single precision."""
 
 
 def chosen_logprobs(
@@ -20,7 +20,7 @@ def chosen_logprobs(
     """Log-softmax of each row at its token, in single precision or better, a bounded number of
     logits at a time.
 
-    Rows are divided by their temperatures; None: 1 for all.
+    Rows are divided by their temperatures (None: 1 for all).
     """
     size = max(1, CHUNK_ELEMENTS // logits_KV.shape[-1])
     logits, token_ids = logits_KV.split(size), token_ids_K.split(size)

@@ -1,13 +1,11 @@
-"""The output layer of a model, within whatever wraps it.
+"""Output layer of a model, inside any wrapper.
 
-Of a batch's positions only a part is trained, and the output layer is the widest of the model. So
-the hidden states are narrowed to the positions that predict a trained token *before* that layer: by
-a hook on it, within the model's ordinary forward, so that whatever wraps the model (DDP, FSDP,
-LoRA) and whatever follows the layer (soft caps, scales) stays as it is.
-
-Where log-probs are taken without logits (`vocabulary_chunks`), the layer's weight is all that is
-needed of it: its input is caught, and it sees one position only, by which it shows whether anything
-follows it.
+Only a part of a batch's positions is trained, and the output layer is the widest of the model. So
+the hidden states are narrowed to the positions that predict a trained token *before* that layer. A
+hook on the layer does this within the model's ordinary forward, so that wrappers of the model (DDP,
+FSDP, LoRA) and operations after the layer (soft caps, scales) remain unchanged. For log-probs
+without logits (`vocabulary_chunks`), only the layer's weight is needed: its input is caught, and
+the layer sees one position only, which shows whether any operation follows it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ __all__ = ["in_place_of_logits", "only_positions", "output_layer"]
 
 
 def output_layer(model: nn.Module) -> nn.Module:
-    """The layer that turns hidden states into logits, inside whatever wraps the model."""
+    """Layer that turns hidden states into logits, inside any wrapper of the model."""
     while not hasattr(model, "get_output_embeddings"):
         model = model.get_submodule("module")
     layer = model.get_output_embeddings()  # type: ignore[operator]
@@ -33,7 +31,7 @@ def output_layer(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def only_positions(layer: nn.Module, rows_K: Tensor, columns_K: Tensor) -> Generator[None]:
-    """Within the block `layer` sees the hidden states of the given positions only."""
+    """Let `layer` see the hidden states of the given positions only, within the block."""
 
     def narrow(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
         return (inputs[0][rows_K, columns_K],)
@@ -46,15 +44,15 @@ def only_positions(layer: nn.Module, rows_K: Tensor, columns_K: Tensor) -> Gener
 
 
 class Found:
-    """What `in_place_of_logits` computed, and the logits it was checked against."""
+    """Result of `in_place_of_logits`, and the logits to check it against."""
 
     result: Any = None
-    """Of `compute`."""
+    """Result of `compute`."""
     output: Tensor | None = None
-    """Of the layer, at one position."""
+    """Output of the layer, at one position."""
 
     def is_last(self, logits: Tensor) -> bool:
-        """Whether the model's logits are the layer's, with nothing behind."""
+        """True if the model's logits are the layer's output, with no operation after it."""
         return self.output is not None and torch.equal(
             self.output.flatten(), logits.flatten().to(self.output.dtype)
         )
@@ -64,10 +62,9 @@ class Found:
 def in_place_of_logits(
     layer: nn.Module, rows_P: Tensor, columns_P: Tensor, compute: Callable[[Tensor, nn.Module], Any]
 ) -> Generator[Found]:
-    """Within the block `compute` gets the hidden states of the given positions, and `layer`, while
-    it is being called.
+    """Call `compute` with the hidden states of the given positions and `layer`, within the block.
 
-    While it is being called, so that parameters that are gathered for the call (FSDP) are there.
+    It is called while `layer` is, so that parameters gathered for the call (FSDP) are available.
     """
     found = Found()
     caught: list[Tensor] = []

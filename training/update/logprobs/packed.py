@@ -1,13 +1,14 @@
-"""All tokens of a micro-batch in one sequence, without padding, each prefix that rows share once.
+"""All tokens of a micro-batch in one sequence, without padding. Prefixes shared by rows are stored
+once.
 
-A layer of a transformer treats tokens one by one, but for its attention. So the model runs with an
-attention function of ours, in which a token sees its own path only (`path_attention`), or a window
-of it, and with the positions of the tokens on it. That takes a model of transformers whose
-attention can be replaced and whose tokens meet nowhere else. Others are refused; a training asks
+Apart from its attention, a layer of a transformer treats tokens one by one. So the model runs with
+a custom attention function, in which a token sees its own path only (`path_attention`), or a window
+of it, and with positions along that path. This requires a model of transformers whose attention can
+be replaced and whose tokens interact nowhere else. Others are refused. A training checks this
 before it begins (`usable_forward`), and pads their rows.
 
-Of the last layer only tokens that predict a trained one are wanted. The others are keys in it, but
-ask nothing, and skip what follows its attention where that is a plain MLP.
+In the last layer only tokens that predict a trained one are needed. The others are keys in it, but
+no queries, and skip the MLP after its attention if that is a plain one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _LAYERS = {"attention", "full_attention", "sliding_attention"}
 
 @contextmanager
 def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
-    """Raises `ModelError` for a model that cannot be run like this."""
+    """Model inputs of packed rows. Raises `ModelError` for a model that cannot be run like this."""
     inner = _transformers_model(getattr(model, "policy", model))
     _refuse(inner)
     tokens = batch.token_ids_N
@@ -53,7 +54,7 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     arguments = {
         "input_ids": tokens[None],
         "position_ids": batch.positions_N[None],
-        # without one, texts would be told apart by their positions
+        # without one, transformers would separate texts by their positions
         "attention_mask": torch.ones_like(tokens)[None],
         "use_cache": False,
         "paths": paths,
@@ -65,10 +66,10 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
 
 
 def usable_forward(model: Any, asked: ForwardName, *, quiet: bool = False) -> ForwardName:
-    """The forward to take: `asked`, or `padded`, with a line on stderr, if rows of the model cannot
-    be packed.
+    """Forward to use: `asked`, or `padded`, with a line on stderr, if rows of the model cannot be
+    packed.
 
-    Costs about as much as a step of sampling.
+    The check costs about as much as a step of sampling.
     """
     if asked == "padded" or (reason := _why_not_packed(model)) is None:
         return asked
@@ -92,7 +93,7 @@ def _why_not_packed(model: Any) -> str | None:
 
 
 class _Paths:
-    """Plans for the layers of a model."""
+    """Attention plans for the layers of a model."""
 
     def __init__(self, runs: tuple[Run, ...], wanted_P: Tensor, last: int) -> None:
         self._runs = runs
@@ -102,8 +103,8 @@ class _Paths:
         self._plans: dict[tuple[bool, int | None], AttentionPlan] = {}
 
     def of(self, layer: int | None, window: int | None) -> AttentionPlan:
-        """For a layer whose tokens see `window` tokens, themselves included (None: all before
-        them).
+        """Plan for a layer whose tokens see `window` tokens, themselves included (None for all
+        before them).
         """
         key = layer == self._last, window
         if key not in self._plans:
@@ -119,7 +120,7 @@ def _last_layer(model: PreTrainedModel) -> int:
 
 
 def _plain_mlp(model: PreTrainedModel) -> nn.Module | None:
-    """The MLP of the last layer, if it treats tokens one by one and gives one tensor."""
+    """MLP of the last layer, if it treats tokens one by one and returns one tensor."""
     layers = getattr(getattr(model, "model", None), "layers", None)
     mlp = getattr(layers[-1], "mlp", None) if isinstance(layers, nn.ModuleList) else None
     if mlp is None or any(isinstance(module, nn.ModuleList) for module in mlp.modules()):
@@ -138,7 +139,7 @@ def _plain_mlp(model: PreTrainedModel) -> nn.Module | None:
 
 @contextmanager
 def _only_for(wanted_P: Tensor, mlp: nn.Module | None) -> Generator[None]:
-    """Within the block `mlp` sees the given tokens only, and gives 0 for others."""
+    """Let `mlp` see the given tokens only, and return 0 for others, within the block."""
     if mlp is None:
         yield
         return
@@ -161,7 +162,7 @@ def _only_for(wanted_P: Tensor, mlp: nn.Module | None) -> Generator[None]:
 
 
 def _transformers_model(model: nn.Module) -> PreTrainedModel:
-    """The outermost one inside whatever wraps it."""
+    """Outermost transformers model inside any wrapper."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             return module
@@ -169,7 +170,7 @@ def _transformers_model(model: nn.Module) -> PreTrainedModel:
 
 
 def _refuse(model: PreTrainedModel) -> None:
-    """A model of which more than the attention function would have to know the paths."""
+    """Raise `ModelError` if tokens of a model interact outside of a replaceable attention."""
     name, config = type(model).__name__, model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False):
         raise _refusal(f"{name} does not let its attention be replaced")
@@ -189,7 +190,7 @@ def _refusal(reason: str) -> ModelError:
 
 @contextmanager
 def _attention_along_paths(model: PreTrainedModel) -> Generator[None]:
-    """Within the block the model's layers call `_attention`."""
+    """Let the model's layers call `_attention`, within the block."""
     register_attention(_NAME, _attention)
     found = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
     text = model.config.get_text_config()
@@ -216,7 +217,7 @@ def _attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function of the model's layers; [1, heads, tokens, head size] each."""
+    """Attention function of the model's layers. Each argument is [1, heads, tokens, head size]."""
     if paths is None:
         raise _refusal(f"{type(module).__name__} is not told of the paths")
     _refuse_options(module, dropout, options)

@@ -1,4 +1,4 @@
-"""Rows side by side, padded on the right to B x T: what every causal model computes as it is.
+"""Rows side by side, padded on the right to B x T, which every causal model accepts.
 
 There is no attention mask and there are no position ids: in a causal model no token sees the
 padding to its right, and positions count from 0 anyway.
@@ -21,7 +21,7 @@ __all__ = ["padded", "side_by_side"]
 
 @contextmanager
 def padded(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
-    """Raises `ValueError` for a batch in which tokens share a prefix."""
+    """Model inputs of padded rows. Raises `ValueError` if tokens share a prefix."""
     del model
     token_ids_BT, rows_N = side_by_side(batch)
     yield ModelInputs({"input_ids": token_ids_BT, "use_cache": False}, rows_N, batch.positions_N)
@@ -30,7 +30,7 @@ def padded(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
 def side_by_side(
     batch: MicroBatch, pad_id: int = 0
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " N"]]:
-    """Token ids of the rows of `batch`, and the row of each of its tokens; the column is the
+    """Token ids of the rows of `batch`, and the row of each of its tokens. The column is the
     token's position.
     """
     index_N = torch.arange(len(batch.token_ids_N), device=batch.token_ids_N.device)

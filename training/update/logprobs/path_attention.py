@@ -1,9 +1,9 @@
-"""Attention in which each token sees the tokens on its path to the root, and no others.
+"""Attention in which each token sees only the tokens on its path to the root.
 
-Forward and backward pass are written out over the rounds of a plan. States are taken as lists of
-vectors, one for each token and head, so that a round is gathered by one look-up. Query heads that
-share a key head are laid below each other as if they were more queries. Probabilities are kept for
-the backward pass while they are few, and computed again if they are many.
+Forward and backward pass loop over the rounds of a plan. States are lists of vectors, one for each
+token and head, so that one look-up gathers a round. Query heads that share a key head are stacked
+as if they were more queries. Probabilities are kept for the backward pass if they are few, and
+computed again if they are many.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from hrm_agent.training.update.logprobs.attention_plan import (
 __all__ = ["path_attention"]
 
 KEPT_ELEMENTS = 2**23
-"""Most probabilities that a layer keeps for its backward pass: 32 MiB in single precision."""
+"""Maximum number of probabilities that a layer keeps for its backward pass: 32 MiB in single
+precision.
+"""
 
 
 def path_attention(
@@ -33,8 +35,8 @@ def path_attention(
     plan: AttentionPlan,
     scale: float,
 ) -> Float[Tensor, "N H D"]:
-    """Softmax of scaled products along the paths, 0 for a token that does not ask; H is a multiple
-    of G.
+    """Softmax of scaled products along the paths, applied to the values (0 for a token that is no
+    query). H is a multiple of G.
     """
     return _PathAttention.apply(query_NHD, key_NGD, value_NGD, plan, scale)  # type: ignore[no-any-return]
 
@@ -91,7 +93,7 @@ class _PathAttention(torch.autograd.Function):
 
 
 def _with_nothing(states_NHD: Tensor, scale: float) -> Tensor:
-    """The vectors times `scale`, and behind them a zero, for padding."""
+    """Vectors times `scale`, followed by a zero vector for padding."""
     count = states_NHD.shape[0] * states_NHD.shape[1]
     vectors = states_NHD.new_empty(count + 1, states_NHD.shape[2])
     torch.mul(states_NHD, scale, out=vectors[:count].view(states_NHD.shape))
@@ -108,8 +110,8 @@ def _probabilities(queries: Tensor, keys: Tensor, each: RoundRows) -> Tensor:
 
 
 def _gathered(grads: Tensor, rows: AttentionRows) -> Tensor:
-    """Gradients of keys where their tokens stand: those of their own jobs, and of all whose prefix
-    they are in.
+    """Gradients of keys at the positions of their tokens, summed over their own jobs and all jobs
+    with them in the prefix.
     """
     whole = grads.index_select(0, rows.key_places).view(-1, rows.shared, grads.shape[1])
     for each in rows.rounds:

@@ -3,11 +3,11 @@
 The distribution is the one that was sampled from: log softmax(logits / T) with the temperature T of
 each token's own call. A policy sampled at T and trained at 1 would be another one.
 
-A batch of padded rows whose logits are few goes through the model as it is, to the last bit as
-ever. In all other cases no tensor of all logits is made (`vocabulary_chunks`), if the model's
-logits are the product of hidden states and a weight. Where something follows that product (a soft
-cap, a scale), or where the layer is another (an adapter on it, a quantised one), the model computes
-logits, one row for each entry.
+A batch of padded rows with few logits goes through the model unchanged, equal to the last bit. In
+all other cases no tensor of all logits is made (`vocabulary_chunks`), if the model's logits are the
+product of hidden states and a weight. If another operation follows that product (a soft cap, a
+scale), or the layer is another (an adapter on it, a quantised one), the model computes logits, one
+row for each entry.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ __all__ = [
 Result = TypeVar("Result")
 
 FORWARDS: dict[ForwardName, Forward] = {"padded": padded, "packed": packed, "tree": packed}
-"""A tree differs from packed rows by its tokens, not by the way in which they are forwarded."""
+"""Forward passes by name. A tree differs from packed rows by its tokens, not by the forward pass.
+"""
 
 _FOLLOWED: WeakSet[nn.Module] = WeakSet()
-"""Output layers behind which the model does something more."""
+"""Output layers that are followed by another operation of the model."""
 
 
 def token_logprobs(model: nn.Module, batch: MicroBatch) -> Float[Tensor, " K"]:
     """Log-probs of the trained tokens of `batch` at their temperatures, in the order of its
     entries.
 
-    Nothing may sample from the same module meanwhile: hooks are on it. Raises `ModelError` for a
-    model that cannot be forwarded as the batch is to be.
+    The same module must not be used for sampling meanwhile, since it has hooks. Raises `ModelError`
+    for a model that does not support the batch's forward.
     """
     return _logprobs(model, batch, [batch.temperatures_K])[0]
 
@@ -67,12 +68,12 @@ def token_logprobs(model: nn.Module, batch: MicroBatch) -> Float[Tensor, " K"]:
 def sampled_and_recorded_logprobs(
     model: nn.Module, batch: MicroBatch
 ) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
-    """`token_logprobs`, and without a gradient the same at the temperatures at which log-probs were
-    recorded.
+    """Log-probs of `token_logprobs`, and those at the temperatures at which log-probs were
+    recorded, without a gradient.
 
-    The two differ where an engine recorded raw log-probs of a call at another temperature than 1. A
-    raw log-prob of one token does not determine the tempered one (that takes all logits), so such a
-    record cannot stand in a ratio; but it can be compared with what the trainer computes.
+    The two differ if an engine recorded raw log-probs of a call at another temperature than 1. The
+    tempered log-prob of a token cannot be computed from the raw one (that takes all logits), so
+    such a record cannot be used in a ratio. It can be compared with the trainer's raw log-prob.
     """
     if torch.equal(batch.temperatures_K, batch.old_temperatures_K):
         logprobs_K = token_logprobs(model, batch)
@@ -84,7 +85,7 @@ def sampled_and_recorded_logprobs(
 
 
 def _logprobs(model: nn.Module, batch: MicroBatch, temperatures: Sequence[Tensor]) -> list[Tensor]:
-    """At the first of the temperatures with a gradient, at others without."""
+    """Log-probs at each of the temperatures, with a gradient for the first only."""
     if (route := route_of(model)) is not None:
         route.all_through(batch.role)
     layer = output_layer(model)
@@ -129,9 +130,9 @@ def from_hidden(
     batch: MicroBatch,
     compute: Callable[[Tensor, nn.Linear, Tensor], Result],
 ) -> Result | None:
-    """What `compute` makes of the hidden states that predict a trained token, the output layer, and
-    for each entry the place of its state among them. None if the model's logits are something else
-    than the output of `layer`.
+    """Result of `compute`, called with the hidden states that predict a trained token, the output
+    layer, and the index of each entry's state. None if the model's logits differ from the output of
+    `layer`.
     """
     with _forwarded(model, batch) as (placed, inputs):
         before_P, places_K = placed.parents_N[placed.loss_indices_K].unique(return_inverse=True)
@@ -148,10 +149,9 @@ def from_hidden(
 
 @contextmanager
 def _forwarded(model: nn.Module, batch: MicroBatch) -> Generator[tuple[MicroBatch, ModelInputs]]:
-    """The batch as it goes through the model, its entries in their order, and the model's
-    arguments.
+    """Batch as it goes through the model, its entries in their order, and the model's arguments.
 
-    Raises `ModelError` for a model that cannot be forwarded as the batch is to be.
+    Raises `ModelError` for a model that does not support the batch's forward.
     """
     policy = getattr(model, "policy", model)
     require_fixed_factors(policy, batch)
@@ -169,7 +169,7 @@ def _forwarded(model: nn.Module, batch: MicroBatch) -> Generator[tuple[MicroBatc
 
 
 def trained_logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "K V"]:
-    """The logits that predict the trained tokens of `batch`, in the order of its entries, at
+    """Logits that predict the trained tokens of `batch`, in the order of its entries, at
     temperature 1.
     """
     with _forwarded(model, batch) as (placed, inputs):

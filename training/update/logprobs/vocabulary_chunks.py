@@ -3,10 +3,10 @@ at once.
 
     log p(y | h) = (w_y . h + b_y) / T - log sum_v exp((w_v . h + b_v) / T)
 
-A chunk of positions goes through the output layer, and of its logits one number for each entry is
-kept. The backward pass computes a chunk's probabilities again, unless all of them are few: then
-they are kept. Several entries may be predicted at one position (siblings that share it): its logits
-are computed once.
+A chunk of positions goes through the output layer, and one number for each entry is kept of its
+logits. The backward pass computes a chunk's probabilities again. If all probabilities are few, they
+are kept instead. Several entries may be predicted at one position (siblings that share it): its
+logits are computed once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 __all__ = ["entropies_from_hidden", "entropies_of", "logprobs_from_hidden"]
 
 CHUNK_ELEMENTS = 2**23
-"""Logits computed at once: 32 MiB in single precision."""
+"""Number of logits computed at once: 32 MiB in single precision."""
 CHUNK_ELEMENTS_ON_GPU = 2**26
-"""There each chunk costs a pass over the gradient of the output layer's weight, which is as large
-as the layer.
+"""Number of logits computed at once on a GPU. There each chunk costs a pass over the gradient of
+the output layer's weight, which is as large as the layer.
 """
 KEPT_ELEMENTS = 2**23
-"""Most probabilities that are kept for the backward pass."""
+"""Maximum number of probabilities that are kept for the backward pass."""
 
 
 def logprobs_from_hidden(
@@ -37,7 +37,7 @@ def logprobs_from_hidden(
     token_ids_K: Int[Tensor, " K"],
     temperatures_K: Float[Tensor, " K"],
 ) -> Float[Tensor, " K"]:
-    """Log-prob of each entry's token, predicted by the hidden state at its place, at its
+    """Log-prob of each entry's token, predicted by the hidden state at the entry's index, at its
     temperature.
     """
     hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
@@ -53,7 +53,7 @@ def entropies_from_hidden(
     places_K: Int[Tensor, " K"],
     temperatures_K: Float[Tensor, " K"],
 ) -> Float[Tensor, " K"]:
-    """Entropy in nats, over the whole vocabulary, of the distribution at each entry's place and
+    """Entropy in nats, over the whole vocabulary, of the distribution at each entry's state and
     temperature.
     """
     hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
@@ -71,7 +71,7 @@ def entropies_from_hidden(
 
 
 def entropies_of(logits_PV: Float[Tensor, "P V"]) -> Float[Tensor, " P"]:
-    """Entropy in nats of the softmax of each row, which is overwritten: log sum exp z - sum p z."""
+    """Entropy in nats of the softmax of each row: log sum exp z - sum p z. Overwrites the rows."""
     logits_PV.sub_(logits_PV.amax(-1, keepdim=True))
     masses_PV = logits_PV.exp()
     sums_P = masses_PV.sum(-1)
@@ -81,10 +81,9 @@ def entropies_of(logits_PV: Float[Tensor, "P V"]) -> Float[Tensor, " P"]:
 def _at_one_temperature(
     hidden_PD: Tensor, places_K: Tensor, temperatures_K: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, the place among them of each entry, and the temperature of each state.
+    """Hidden states, the index among them of each entry, and the temperature of each state.
 
-    Where siblings share a state at several temperatures each entry has a distribution, so a state,
-    of its own.
+    If siblings share a state at several temperatures, each entry gets a state of its own.
     """
     temperatures_P = temperatures_K.new_ones(len(hidden_PD))
     temperatures_P[places_K] = temperatures_K
@@ -180,8 +179,8 @@ def _add_product(onto: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
 def _buffer(
     chunks: Sequence[tuple[int, int, Tensor]], weight: Tensor, exact: torch.dtype
 ) -> Tensor:
-    """One allocation for the logits of all chunks in turn. An allocation for each fragments the
-    heap.
+    """Allocate one buffer for the logits of all chunks in turn. An allocation for each fragments
+    the heap.
     """
     most = max((stop - start for start, stop, _ in chunks), default=0)
     return torch.empty(most, weight.shape[0], dtype=exact, device=weight.device)
@@ -195,7 +194,7 @@ def _logits(
     exact: torch.dtype,
     out: Tensor | None,
 ) -> Tensor:
-    """In the first rows of `out`, where that is given."""
+    """Logits of hidden states, scaled. Written to the first rows of `out` if given."""
     weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     if out is None or hidden.dtype != exact:
         logits = nn.functional.linear(hidden, weight, bias)
@@ -208,7 +207,7 @@ def _logits(
 
 
 def _chunks(places: Tensor, count: int, vocabulary: int) -> list[tuple[int, int, Tensor]]:
-    """Stretches of the positions, and the entries that are predicted in each."""
+    """Chunks of positions, each with the entries that are predicted in it."""
     size = max(1, (CHUNK_ELEMENTS_ON_GPU if places.is_cuda else CHUNK_ELEMENTS) // vocabulary)
     order = places.argsort(stable=True)
     starts = range(0, count, size)

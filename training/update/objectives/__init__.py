@@ -1,8 +1,7 @@
-"""What is maximised: objectives by token, how they are put together to one number, and what may be
-added to them.
+"""Objectives of the training: losses by token, their aggregation to one number, and optional terms.
 
-`OBJECTIVES` by name: clipped (GRPO, DAPO), cispo, gspo. `policy_loss` is the whole of it for one
-micro-batch.
+`OBJECTIVES` by name: clipped (GRPO, DAPO), cispo, gspo. `policy_loss` computes the complete loss of
+one micro-batch.
 """
 
 from __future__ import annotations

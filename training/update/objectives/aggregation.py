@@ -1,12 +1,12 @@
-"""From the losses of tokens to one number.
+"""Aggregation of the losses of tokens to one number.
 
     token        1 / N * sum over tokens
     sequence     1 / M * sum over rollouts of 1 / n_i * sum over the n_i tokens of rollout i
     constant     1 / M * sum over rollouts of 1 / C   * sum over tokens
 
 N and M are the trained tokens and rollouts of the **whole** batch of an optimiser step, over all
-micro-batches and ranks. They are passed in: a mean over each micro-batch would weigh a token by the
-company that it was put in.
+micro-batches and ranks. They are passed in: with a mean over each micro-batch, the weight of a
+token would depend on the tokens batched with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["aggregate"]
 
 
 def aggregate(loss_K: Tensor, lengths_K: Tensor, counts: Counts, options: LossOptions) -> Tensor:
-    """This micro-batch's share of the loss."""
+    """Share of the loss of this micro-batch."""
     match options.aggregation:
         case "token":
             return loss_K.sum() / counts.tokens

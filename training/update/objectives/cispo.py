@@ -1,10 +1,10 @@
-"""CISPO: the log-prob of each token, weighed by its clipped ratio (MiniMax-M1, arXiv 2506.13585).
+"""CISPO: the log-prob of each token, weighted by its clipped ratio (MiniMax-M1, arXiv 2506.13585).
 
     J = stop_gradient(min(r, 1 + clip_high)) A log pi
 
-A token outside the bounds of the clipped surrogate has no gradient at all, and those are often the
-rare ones on which reasoning turns. Here each keeps its gradient, and only how much it weighs is
-bounded. There is no lower bound, as in the paper's experiments.
+In the clipped surrogate a token outside the bounds has no gradient at all, and those are often the
+rare tokens that decide the reasoning. Here each keeps its gradient, and only its weight is bounded.
+There is no lower bound, as in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["cispo"]
 
 
 def cispo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
-    """`clipped_high_K` marks tokens of positive weight whose ratio was cut, though they have a
-    gradient.
+    """Loss of each token. `clipped_high_K` marks tokens of positive weight whose ratio was clipped,
+    though they have a gradient.
     """
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp().detach()
     bound = 1 + options.clip_high

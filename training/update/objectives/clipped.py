@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO, as GRPO, DAPO and GRPO-RoC have it.
+"""Clipped surrogate of PPO, as in GRPO, DAPO and GRPO-RoC.
 
     J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A),     r = pi / pi_old
 
@@ -23,7 +23,7 @@ __all__ = ["clipped", "clipped_surrogate", "surrogate"]
 
 
 def clipped(tokens: TrainedTokens, options: LossOptions) -> PerToken:
-    """The surrogate of each token by its own ratio."""
+    """Surrogate of each token by its own ratio."""
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp()
     return surrogate(
         ratios_K, tokens.weights_K, options.clip_low, options.clip_high, options.dual_clip
@@ -37,7 +37,7 @@ def surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> PerToken:
-    """The surrogate of each token by the ratios given."""
+    """Surrogate of each token by the given ratios."""
     clipped_K = ratios_K.clamp(1 - clip_low, 1 + clip_high)
     objective_K = torch.minimum(ratios_K * weights_K, clipped_K * weights_K)
     if dual_clip is not None:
@@ -58,7 +58,7 @@ def clipped_surrogate(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """-J of the tokens given, summed and divided by `denominator`, and metrics to be joined by
+    """Loss -J of the given tokens, summed and divided by `denominator`, and metrics to be joined by
     `merge_metrics`.
 
     Both log-probs are at the temperature of sampling.

@@ -1,15 +1,16 @@
-"""Importance correction: tokens that another distribution sampled, weighed as if the trainer's had.
+"""Importance correction: tokens sampled by another distribution are weighted as if the trainer had
+sampled them.
 
     w = pi_trainer / pi_engine
 
 before the first optimiser step: of each token, or of a whole rollout (the product over its trained
-tokens). Engine and trainer differ where the one rounds otherwise (half precision, other kernels),
-or where the engine sampled with older weights. An unbounded w has no bounded variance, so that it
-is truncated at a cap, which biases the estimate a little, or masked above it, which leaves out the
+tokens). Engine and trainer differ if their rounding differs (half precision, other kernels), or if
+the engine sampled with older weights. An unbounded w has no bounded variance. It is therefore
+truncated at a cap, which biases the estimate a little, or masked above it, which leaves out the
 tokens that the trainer finds far too likely.
 """
 
-# Shapes stand in the names of fields too.
+# Field names contain shapes, too.
 # ruff: noqa: N815
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ __all__ = ["Correction", "corrections", "mismatch"]
 
 
 class Correction(NamedTuple):
-    """For each token."""
+    """Importance correction of each token."""
 
     weights_K: Tensor
-    """Factor of its loss."""
+    """Factor of the token's loss."""
     cut_K: Tensor
-    """True where the cap was exceeded."""
+    """True if the cap was exceeded."""
 
 
 def corrections(
     trainer_logprobs_K: Tensor, engine_logprobs_K: Tensor, sequences_K: Tensor, options: LossOptions
 ) -> Correction:
-    """The factors as `options` want them,
-    for tokens of whole sequences where they are by sequence.
+    """Corrections as set by `options`. If they are by sequence, the tokens must be of whole
+    sequences.
     """
     log_weights_K = trainer_logprobs_K - engine_logprobs_K
     if options.correction == "sequence":
@@ -56,12 +57,12 @@ def mismatch(
     correction: Correction | None,
     tokens: float,
 ) -> dict[str, Tensor]:
-    """How far engine and trainer are apart, as shares of means over `tokens`, to be joined by
+    """Difference between engine and trainer, as shares of means over `tokens`, to be joined by
     `merge_metrics`.
 
     Without a correction the weights are the ratios of single tokens. `importance_square` becomes
-    `effective_sample_size`, (mean w)^2 / mean w^2: the share of the tokens that would carry as
-    much, equally weighed.
+    `effective_sample_size`, (mean w)^2 / mean w^2: the share of equally weighted tokens that would
+    carry as much information.
     """
     log_ratio_K = trainer_logprobs_K - engine_logprobs_K
     ratio_K = log_ratio_K.exp()

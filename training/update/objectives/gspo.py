@@ -2,14 +2,13 @@
 
     s = exp(mean over the rollout's trained tokens of log r),      J = min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)
 
-The reward is given to a rollout, and so is the ratio that it is weighed by. Written token by token,
-as the paper's GSPO-token, whose value and gradient are the same where all tokens of a rollout have
-one weight:
+The reward belongs to a rollout, and so does its ratio. It is written token by token, like the
+paper's GSPO-token. Value and gradient are the same if all tokens of a rollout have one weight:
 
     s_t = stop_gradient(s) pi_t / stop_gradient(pi_t)
 
-So the tokens of a rollout may lie in several micro-batches, and its calls may have weights of their
-own. Where they do lie in several, s comes from a forward pass over all of them beforehand.
+So the tokens of a rollout may lie in several micro-batches, and its calls may have different
+weights. If they lie in several, a forward pass over all of them computes s beforehand.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["gspo"]
 
 
 def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
-    """The surrogate of each token by the ratio of its rollout."""
+    """Surrogate of each token by the ratio of its rollout."""
     own_K = tokens.logprobs_K.detach()
     mean_K = tokens.sequence_log_ratios_K
     if mean_K is None:

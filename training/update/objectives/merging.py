@@ -1,4 +1,4 @@
-"""Metrics of micro-batches, which have one denominator, and of a whole batch."""
+"""Metrics of micro-batches with one denominator, and of a whole batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hrm_agent.training.update.objectives.tokens import PerToken
 __all__ = ["LARGEST", "means", "merge_metrics"]
 
 LARGEST = "ratio_max"
-"""The metric that is a maximum; all others are shares of means."""
+"""Metric that is a maximum. All others are shares of means."""
 
 
 def means(
@@ -39,8 +39,8 @@ def means(
 
 
 def merge_metrics(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Metrics of a batch from those of its micro-batches, which share one denominator: sums, but a
-    maximal ratio.
+    """Metrics of a batch from those of its micro-batches, which share one denominator: sums, except
+    the maximum of `ratio_max`.
     """
     joined = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
     return {

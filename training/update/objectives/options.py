@@ -1,4 +1,4 @@
-"""How the loss is made; the defaults are those of GRPO-RoC."""
+"""Options of the loss. The defaults are those of GRPO-RoC."""
 
 from __future__ import annotations
 
@@ -12,52 +12,51 @@ __all__ = ["LossOptions"]
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
-    """What is maximised. Raises `ConfigError` for values that make no sense, or that would change
-    nothing.
-    """
+    """Options of the loss. Raises `ConfigError` for values that are invalid or have no effect."""
 
     objective: Literal["clipped", "cispo", "gspo"] = "clipped"
-    """Loss of a token: clipped, PPO's surrogate as in GRPO and DAPO; cispo, the log-prob weighed by
-    the clipped ratio, so that no token loses its gradient; gspo, the surrogate with one ratio for a
-    whole rollout.
+    """Loss of a token. clipped: PPO's surrogate as in GRPO and DAPO. cispo: the log-prob weighted
+    by the clipped ratio, so that no token loses its gradient. gspo: the surrogate with one ratio
+    for a whole rollout.
     """
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Mean over what: token, all trained tokens (DAPO); sequence, rollouts, of each the mean of its
-    tokens (GRPO, GSPO); constant, rollouts, of each the sum of its tokens over `constant` (Dr.
-    GRPO).
+    """Aggregation of the losses. token: mean over all trained tokens (DAPO). sequence: mean over
+    rollouts of the mean of their tokens (GRPO, GSPO). constant: mean over rollouts of the sum of
+    their tokens over `constant` (Dr. GRPO).
     """
     constant: float = 256.0
-    """Tokens by which the sum of a rollout is divided; only under the aggregation constant."""
+    """Number of tokens by which the sum of a rollout is divided. Only for the aggregation constant.
+    """
     clip_low: float = 0.2
-    """The probability ratio is clipped below 1 - this; of no effect in cispo. GSPO's paper:
-    3e-4.
+    """Lower clip bound of the probability ratio, as a distance from 1. No effect in cispo. GSPO's
+    paper: 3e-4.
     """
     clip_high: float = 0.28
-    """The probability ratio is clipped above 1 + this. GSPO's paper: 4e-4."""
+    """Upper clip bound of the probability ratio, as a distance from 1. GSPO's paper: 4e-4."""
     dual_clip: float | None = None
-    """Largest loss of a token with a negative weight, as a multiple of it; only of clipped. None:
-    unbounded.
+    """Maximum loss of a token with a negative weight, as a multiple of the weight (None:
+    unbounded). Only for clipped.
     """
     kl_coef: float = 0.0
-    """Coefficient of the divergence from the starting policy (k3, per token); 0: none, and no
+    """Coefficient of the divergence from the starting policy (k3, per token). 0: none, and no
     second model is held.
     """
     old_logprobs: Literal["trainer", "engine"] = "trainer"
-    """Denominator of the ratio: trainer, log-probs that it computes before the first optimiser
-    step; engine, those that were recorded when the tokens were sampled.
+    """Denominator of the ratio. trainer: log-probs that it computes before the first optimiser
+    step. engine: those recorded when the tokens were sampled.
     """
     correction: Literal["none", "token", "sequence"] = "none"
-    """Weigh the loss by trainer's over engine's probability, before the first optimiser step, so
-    that tokens of an engine that rounds otherwise, or of older weights, count as the trainer's own:
-    by token, or by whole rollout.
+    """Importance correction: weigh the loss by the trainer's over the engine's probability before
+    the first optimiser step, by token or by whole rollout. Tokens of an engine that rounds
+    differently, or of older weights, then count as the trainer's own.
     """
     correction_mode: Literal["truncate", "mask"] = "truncate"
-    """What becomes of a correction above the cap: truncate, the cap; mask, 0."""
+    """Treatment of a correction above the cap. truncate: the cap. mask: 0."""
     correction_cap: float = 2.0
-    """Largest correction."""
+    """Maximum correction."""
     max_staleness: int | None = None
-    """Tokens that were sampled by weights more than this many versions back are not trained on;
-    None: all are.
+    """Maximum number of versions between the weights that sampled a token and the current ones
+    (None: unbounded). Older tokens are not trained on.
     """
 
     def __post_init__(self) -> None:

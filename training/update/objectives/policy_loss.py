@@ -1,5 +1,5 @@
-"""The loss of one micro-batch: the objective of each token, corrected, with the divergence added,
-and aggregated.
+"""Loss of one micro-batch: the objective of each token, corrected, with the divergence added, and
+aggregated.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hrm_agent.training.update.objectives.tokens import Counts, PerToken, Traine
 __all__ = ["OBJECTIVES", "Objective", "policy_loss"]
 
 Objective = Callable[[TrainedTokens, LossOptions], PerToken]
-"""(trained tokens, options) -> loss of each."""
+"""Function (trained tokens, options) -> loss of each."""
 
 OBJECTIVES: dict[str, Objective] = {"clipped": clipped, "cispo": cispo, "gspo": gspo}
-"""By the name that a user gives."""
+"""Objectives by the name that a user gives."""
 
 
 def policy_loss(
     tokens: TrainedTokens, counts: Counts, options: LossOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's share of the loss, and metrics to be joined by `merge_metrics`.
+    """Share of the loss of this micro-batch, and metrics to be joined by `merge_metrics`.
 
     `kl_reference` is nan without a reference policy.
     """

@@ -1,8 +1,8 @@
-"""What an objective sees: the trained tokens of one micro-batch, and how many there are in the
-whole step.
+"""Inputs of an objective: the trained tokens of one micro-batch, and their number in the whole
+step.
 """
 
-# Shapes stand in the names of fields too.
+# Field names contain shapes, too.
 # ruff: noqa: N815
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ __all__ = ["Counts", "PerToken", "TrainedTokens", "sum_by_sequence"]
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """The trained tokens of one micro-batch. All log-probs are at the temperature of sampling."""
+    """Trained tokens of one micro-batch. All log-probs are at the temperature of sampling."""
 
     logprobs_K: Float[Tensor, " K"]
-    """Of the policy that is trained, with a gradient."""
+    """Log-probs of the trained policy, with a gradient."""
     old_logprobs_K: Float[Tensor, " K"]
-    """Of the policy that the ratio is to."""
+    """Log-probs in the denominator of the ratio."""
     weights_K: Float[Tensor, " K"]
     """Advantage times credit."""
     sequences_K: Int[Tensor, " K"]
     """Number of each token's trajectory within the step."""
     lengths_K: Float[Tensor, " K"]
-    """Trained tokens of that trajectory in the step."""
+    """Number of trained tokens of that trajectory in the step."""
     sequence_log_ratios_K: Float[Tensor, " K"] | None = None
-    """Mean log ratio of each token's trajectory, without gradient; None where each trajectory is
-    whole in here.
+    """Mean log ratio of each token's trajectory, without gradient (None if each trajectory is
+    complete in this micro-batch).
     """
     corrections_K: Float[Tensor, " K"] | None = None
-    """Factors of the loss that correct for whom the tokens were sampled by; None: 1."""
+    """Factors of the loss that correct for the distribution that sampled the tokens (None: 1)."""
     reference_logprobs_K: Float[Tensor, " K"] | None = None
-    """Of the policy that this one is to stay near; None where it need not."""
+    """Log-probs of the reference policy (None if there is none)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one optimiser step over all ranks, divided by the number of ranks, by which gradients are
-    averaged.
+    """Counts of one optimiser step over all ranks, divided by the number of ranks, since gradients
+    are averaged over these.
     """
 
     tokens: float
-    """Trained tokens."""
+    """Number of trained tokens."""
     sequences: float
-    """Trajectories that have any; one that is split over several optimiser steps counts by its
-    share.
+    """Number of trajectories with trained tokens. One that is split over several optimiser steps
+    counts by its share.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class PerToken:
-    """What an objective makes of each token."""
+    """Result of an objective for each token."""
 
     loss_K: Float[Tensor, " K"]
-    """To be minimised."""
+    """Loss to minimise."""
     ratios_K: Float[Tensor, " K"]
     """Probability ratio to the old policy, before clipping."""
     clipped_low_K: Tensor
-    """True where the lower bound took the gradient away."""
+    """True if the lower bound removed the gradient."""
     clipped_high_K: Tensor
-    """True where the upper bound took the gradient away, or some of it."""
+    """True if the upper bound removed the gradient, or some of it."""
 
 
 def sum_by_sequence(
     values_K: Float[Tensor, " K"], sequences_K: Int[Tensor, " K"]
 ) -> Float[Tensor, " K"]:
-    """For each token the sum over all tokens of its sequence."""
+    """Sum over all tokens of each token's sequence."""
     numbers, inverse_K = torch.unique(sequences_K, return_inverse=True)
     sums = values_K.new_zeros(len(numbers)).index_add(0, inverse_K, values_K)
     return sums[inverse_K]

@@ -1,9 +1,9 @@
-"""The agent: it thinks, calls a tool, reads the result, and answers. Plain LangGraph, and yours to
-change.
+"""Agent that thinks, calls a tool, reads the result, and answers. It is plain LangGraph, and yours
+to change.
 
     START -> think -> tools -> think -> ... -> END
 
-The one thing to know is `policy()`: the chat model that a command names with `--policy`. So the
+Its only special part is `policy()`: the chat model that a command names with `--policy`. So the
 same graph runs with a small model on this machine, with a hosted one, with a script in a test, and
 with the model that is being trained.
 """
@@ -20,27 +20,25 @@ from langgraph.prebuilt import ToolNode
 
 __all__ = ["graph"]
 
-# The small policy that comes with hrm-agent was trained on these words. Larger models follow others
+# The small policy that comes with hrm-agent was trained on this prompt. Larger models follow others
 # as well.
 PROMPT = (
     "Think in <reason></reason>. Compute with the python tool, one call at a time. "
     "Then give the final answer as <answer>\\boxed{...}</answer>."
 )
-# runs code in a sandbox; any LangChain tool can stand here, `@tool` functions of your own included
+# runs code in a sandbox; any LangChain tool works here, including your own `@tool` functions
 TOOLS = [python]
 MOST_TURNS = 8
 
 
 async def think(state: MessagesState) -> dict[str, Any]:
-    """Ask the model. It sees the conversation so far, and answers with text or with a call of a
-    tool.
-    """
+    """Ask the model. It sees the conversation so far, and answers with text or a tool call."""
     model = policy().bind_tools(TOOLS)
     return {"messages": [await model.ainvoke([SystemMessage(PROMPT), *state["messages"]])]}
 
 
 def after_thinking(state: MessagesState) -> str:
-    """To the tools if the model called one, else to the end; to the end, too, if it never stops
+    """Next node: the tools if the model called one, else the end. Also the end if it never stops
     calling them.
     """
     answer = state["messages"][-1]

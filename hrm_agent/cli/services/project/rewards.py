@@ -1,6 +1,6 @@
-"""What a run of the agent is scored by. The weighted sum is what training maximises.
+"""Rewards of the agent's runs. Training maximises their weighted sum.
 
-A reward is a function that names what it wants to see: `text`, `reference`, `task`, `tool_calls`,
+A reward is a function whose parameters select its input: `text`, `reference`, `task`, `tool_calls`,
 `trajectory` and others. It returns a number, or None for no opinion.
 """
 
@@ -15,14 +15,14 @@ __all__ = ["rubric"]
 
 
 def few_failures(tool_calls: Sequence[ToolCall]) -> float:
-    """0 for a run without a failed tool call, one less for each."""
+    """Return 0 for a run without a failed tool call, one less for each."""
     return -float(sum(call.status is not None and call.status.is_policy_failure for call in tool_calls))
 
 
 def uses_a_tool(tool_calls: Sequence[ToolCall]) -> bool:
-    """Whether anything was computed at all."""
+    """True if the run called a tool."""
     return bool(tool_calls)
 
 
-# The first reward, called `correct`, also says which runs count as right in an evaluation.
+# The first reward, called `correct`, also decides which runs count as right in an evaluation.
 rubric = Rubric([answer_is("last_number"), Reward(few_failures, weight=0.1), Reward(uses_a_tool, weight=0.1)])

@@ -1,9 +1,7 @@
-"""What the agent is to do: tasks to train on, and others to evaluate on. Put your own in their
-place.
+"""Tasks of the agent, for training and for evaluation. Replace them with your own.
 
-A task is a question and its reference answer; keys beside these are kept with the run. A function
-that gives such mappings does as well, and `hrm_agent.training.tasks.Task` takes a verifier of your
-own.
+A task is a question and its reference answer. Further keys are kept with the run. A function that
+returns such mappings works, too, and `hrm_agent.training.tasks.Task` takes your own verifier.
 """
 
 from __future__ import annotations

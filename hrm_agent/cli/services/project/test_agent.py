@@ -1,5 +1,5 @@
-"""The agent with a script in the model's place: its code, tool and record are real, and nothing
-needs a network.
+"""Test of the agent with a script in place of the model. Its code, tool and record are real, and it
+needs no network.
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ async def run_and_replay(path: Path) -> None:
     with open_store(path, create=False) as store:
         (run,) = store.journal.headers()
         assert (await replay_async(store, run.id, graph=graph)).equal
-    assert tried == []  # nobody asked another machine
+    assert tried == []  # no other machine was contacted

@@ -1,1 +1,1 @@
-"""Forms in which model families write tool calls, one reader each."""
+"""Forms of tool calls by model family, with one reader each."""

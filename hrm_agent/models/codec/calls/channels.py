@@ -1,9 +1,8 @@
-"""Forms of channels: an answer is several messages, each to a recipient. gpt-oss' harmony, and
-Muse's.
+"""Forms with channels, gpt-oss' harmony and Muse's: an answer is several messages, each to a
+recipient.
 
-The prompt ends with the opening of the first message (`<|start|>assistant`), so that an answer
-begins in the middle of its header. Thoughts go to a channel of their own and come back as
-`reasoning`.
+The prompt ends with the opening of the first message (`<|start|>assistant`), so an answer begins in
+the middle of its header. Thoughts go to their own channel and are returned as `reasoning`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 class _Message(NamedTuple):
-    """A message of an answer."""
+    """Message of an answer."""
 
     header: str
     body: str
     span: tuple[int, int]
-    """Its place in the answer's text, with its frame."""
+    """Span of the message in the answer's text, with its frame."""
 
     @property
     def recipient(self) -> str | None:
@@ -57,10 +56,11 @@ class _Message(NamedTuple):
 def _read_messages(
     text: str, end: re.Pattern[str], skip: Callable[[Scan, int], int]
 ) -> Iterator[_Message]:
-    """The messages in order. One without a body's mark is all body: who wrote it knows no channels.
+    """Messages in order. A message without a body mark is all body, written by a model that knows
+    no channels.
 
-    `skip`: the position after the arguments of a call that begin at a position, which may hold any
-    mark.
+    `skip`: position after a call's arguments that begin at a given position, since they may hold
+    any mark.
     """
     scan = Scan(text)
     position = 0

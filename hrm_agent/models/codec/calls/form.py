@@ -1,13 +1,14 @@
-"""A family's way of writing tool calls, and how what it wrote becomes calls with checked arguments.
+"""Forms of tool calls of model families, and the conversion of their text to calls with checked
+arguments.
 
-Readers share four rules. An argument may hold the closing tag. A call that cannot be read is no
-exception but data: the policy is shown why, and the record keeps the raw text. The text around
-calls is the content. Reading takes time in proportion to the answer's length (`Scan`), since a
-policy that loops writes tags without end.
+Readers share four rules. An argument may hold the closing tag. An unreadable call is data, not an
+exception: the policy gets the reason, and the record keeps the raw text. The text around calls is
+the content. Reading takes time proportional to the answer's length (`Scan`), since a policy that
+loops writes tags without end.
 
 Forms without escapes cannot hold every text: one that holds the whole end of a call ends it early.
-The call is then undecodable, since its own end is left over. It goes unnoticed where the text holds
-the beginning of a call as well, or the answer breaks off before its own end.
+The call is then undecodable, since its own end is left over. This is not detected if the text also
+holds the beginning of a call, or if the answer stops before its own end.
 """
 
 from __future__ import annotations
@@ -48,75 +49,80 @@ Schemas = Mapping[str, Mapping[str, Any]]
 CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 """Values by their names in Python and JSON."""
 MAX_DEPTH = 64
-"""Levels of arguments; msgpack holds some more, but a message stands in other things."""
+"""Maximum nesting depth of arguments. msgpack allows a little more, but a message is nested itself.
+"""
 TOO_DEEP = f"'arguments' are nested more than {MAX_DEPTH} levels deep"
 _WINDOW = 4096
-"""Characters in which the end of a JSON value is looked for first."""
+"""Number of characters in which the end of a JSON value is first searched."""
 _LONGEST_WORD = 16
-"""Characters of the longest JSON escape, a pair of surrogates."""
+"""Number of characters of the longest JSON escape, a pair of surrogates."""
 _AGAIN = 1 << 18
-"""Characters that may be read again, beside twice the answer's length."""
+"""Number of characters that may be read again, in addition to twice the answer's length."""
 _CUT = "the end of the call stands there twice: an argument must not hold it as it is"
 _LOWER_CONSTANTS = {word.lower(): value for word, value in CONSTANTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """One way of writing calls."""
+    """Form of tool calls."""
 
     name: str
     """Name for `?tools=`."""
     marks: tuple[str, ...]
-    """Spellings with which a call begins; an answer is shown up to the first one."""
+    """Spellings with which a call begins. An answer is shown up to the first one."""
     inside: tuple[str, ...]
-    """Spellings that may be control tokens of a vocabulary and yet stand inside an answer."""
+    """Spellings that may be control tokens of a vocabulary and yet occur inside an answer."""
     read: Callable[[str, Schemas], ParsedTurn]
-    """Takes an answer's text apart."""
+    """Function that parses an answer's text."""
     write: Callable[[Sequence[Mapping[str, Any]]], str]
-    """Text of calls `{"name": str, "args": dict}`, for templates that have no place for them."""
+    """Function that writes calls `{"name": str, "args": dict}` as text, for templates that have no
+    place for them.
+    """
     ends: tuple[str, ...] = ()
-    """Spellings of tokens that end an answer with a call, beside those that the template writes."""
+    """Spellings of tokens that end an answer with a call, in addition to those of the template."""
     around: tuple[str, str] = ("", "")
-    """Text before and after an undecodable call, where the record has what stands between."""
+    """Text before and after an undecodable call, if the record has only the text between."""
     words: str = "{}"
-    """Template of words before calls (empty if an answer has either words or calls)."""
+    """Format of words before calls (empty for forms in which an answer has only one of both)."""
     header: str = ""
     """Spelling with which a message begins, in forms with channels. The prompt ends with it."""
     shown_after: tuple[str, ...] = ()
-    """Spellings behind a header, before words that are shown."""
+    """Spellings after a header, before words that are shown."""
     thought_spans: Callable[[str], list[tuple[int, int]]] | None = None
-    """Places of the thoughts in an answer's text, frames included, for forms with channels."""
+    """Function that returns the spans of thoughts in an answer's text, with their frames, for forms
+    with channels.
+    """
     opening: tuple[str, ...] = ()
-    """Spellings that make an answer a call where it begins with one. They are ordinary text
-    elsewhere, and read only where tools are offered.
+    """Spellings that make an answer a call if it begins with one. Elsewhere they are ordinary text.
+    They are read only if tools are offered.
     """
 
 
 class Unreadable(Exception):
-    """Error for an undecodable call, with the reason that the policy is shown."""
+    """A call cannot be read. The message is the reason that the policy gets."""
 
     def __init__(self, why: str, *, name: str | None = None, reached: int = 0) -> None:
-        """`name`: of the tool, where it is known. `reached`: the position up to which the text was
-        read.
-        """
+        """`name`: name of the tool, if known. `reached`: position up to which the text was read."""
         super().__init__(why)
         self.name = name
         self.reached = reached
 
 
 class Scan:
-    """Searches one answer from front to back. A place that was found is remembered, so that looking
-    for an end that is far away, or missing, costs nothing from the next call on.
+    """Search in one answer from front to back. Results are remembered, so that repeated searches
+    for an end that is far away or missing cost nothing.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._again = 2 * len(text) + _AGAIN
         self._known: dict[str | re.Pattern[str], tuple[int, int]] = {}
-        """Searches by spelling: start, and position found (-1: none)."""
+        """Results by pattern: start of the search, and position of the match (-1 if none)."""
 
     def find(self, wanted: str | re.Pattern[str], position: int) -> int:
-        """The first place of a spelling or of a pattern's match from `position` on, or -1."""
+        """Position of the first match of a spelling or a pattern from `position` on (-1 if
+        none).
+        """
         began, found = self._known.get(wanted, (len(self.text) + 1, -1))
         if began <= position and (found < 0 or position <= found):
             return found
@@ -129,15 +135,15 @@ class Scan:
         return found
 
     def spend(self, start: int, reached: int) -> None:
-        """Note that a call was given up after reading from `start` to `reached`."""
+        """Record that a call was given up after reading from `start` to `reached`."""
         self._again -= max(reached - start, 0)
 
     @property
     def exhausted(self) -> bool:
-        """True if too much is read again.
+        """True if too much has been read again.
 
-        Text that a call had swallowed is read again, for calls that it holds. Tags that swallow
-        each other would make that quadratic.
+        Text inside an unreadable call is read again, for calls that it holds. Nested tags would
+        make that quadratic.
         """
         return self._again < 0
 
@@ -150,14 +156,15 @@ def read_blocks(
     explain: Callable[[str], str] | None = None,
     whole_end: re.Pattern[str] | None = None,
 ) -> ParsedTurn:
-    """Content and calls of an answer whose calls stand between two tags.
+    """Content and calls of an answer whose calls are between two tags.
 
     `read(scan, position, turn)` adds the calls after an opening tag to `turn` and returns the
-    position after the closing tag; raises `Unreadable`. A block that cannot be read ends at its
-    closing tag, or before the next opening one. `explain`: the reason by the text between the tags,
-    which is kept without them (None: the reason of `Unreadable`, and the tags are kept).
-    `whole_end`: the end of a call with its closing tag, in forms whose texts have no escapes (None:
-    they have). A block is undecodable where one is left over behind it, for a text held the first.
+    position after the closing tag. It raises `Unreadable`. An unreadable block ends at its closing
+    tag, or before the next opening one. `explain`: function from the text between the tags to the
+    reason, and the text is kept without tags (None: the reason of `Unreadable`, and the tags are
+    kept). `whole_end`: end of a call with its closing tag, in forms without escapes (None: there
+    are escapes). If such an end is left over after a block, a text held the first end, and the
+    block is undecodable.
     """
     begin = tags[0]
     scan = Scan(text)
@@ -194,7 +201,7 @@ def _give_up(
     explain: Callable[[str], str] | None,
     turn: ParsedTurn,
 ) -> int:
-    """Add the undecodable block at `start` to `turn`; the position after it."""
+    """Add the undecodable block at `start` to `turn`, and return the position after it."""
     begin, close = tags
     inner = start + len(begin)
     end = scan.find(close, inner)
@@ -218,7 +225,7 @@ def _give_up(
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
-    """Parameters by name, of tools in OpenAI's form; others are left out."""
+    """Parameters by name, of tools in OpenAI's form. Others are omitted."""
     functions = (tool.get("function") for tool in tools)
     return {
         str(each.get("name")): cast("Mapping[str, Any]", each.get("parameters") or {})
@@ -230,9 +237,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
 def add_named_call(
     value: Any, raw: str, turn: ParsedTurn, *, keys: Sequence[str] = ("arguments",)
 ) -> None:
-    """Add the call that a decoded JSON value is: its `name`,
-    and its arguments under one of `keys`.
-    """
+    """Add the call from a decoded JSON value with a `name`, and arguments under one of `keys`."""
     if not isinstance(value, dict):
         return add_invalid(None, raw, f"a call must be a JSON object, not {_kind(value)}", turn)
     call = cast("dict[str, Any]", value)
@@ -258,21 +263,21 @@ def add_call(name: str, arguments: dict[str, Any], raw: str, turn: ParsedTurn) -
 
 
 def add_invalid(name: str | None, raw: str, error: str, turn: ParsedTurn) -> None:
-    """Add a call that could not be read, with the reason that the policy is shown."""
+    """Add an unreadable call, with the reason that the policy gets."""
     turn.invalid_tool_calls.append({"name": name, "args": raw, "error": error})
 
 
 def unclosed(close: str) -> str:
-    """The reason for a call without its end."""
+    """Reason for a call without an end."""
     return f"the call is not closed by {close}"
 
 
 def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
-    """The JSON value at `position`, and the position after it. Raises `ValueError` with the
-    decoder's own words, whose places count from `position`.
+    """JSON value at `position`, and the position after it.
 
-    It is decoded out of a window, which grows while it cuts the value: an error of the decoder
-    counts the lines of all that it was given.
+    Raises `ValueError` with the decoder's message, whose positions count from `position`. It is
+    decoded from a window, which grows while it cuts the value, since a decoder error counts the
+    lines of its whole input.
     """
     size = _WINDOW
     while True:
@@ -295,10 +300,11 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
 
 
 def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
-    """The value of an argument that was written as bare text.
+    """Value of an argument that was written as bare text.
 
-    It is JSON, or a constant of JSON or Python in any case of letters, unless its schema says that
-    it is a string. Where the schema allows strings and other values, it is what is allowed.
+    It is JSON, or a constant of JSON or Python in any letter case, unless its schema is a string.
+    If the schema allows strings and other values, a value of a type that it does not allow stays
+    text.
     """
     properties: Any = schema.get("properties")
     declared: Any = cast("Any", properties).get(name) if isinstance(properties, Mapping) else None
@@ -318,9 +324,7 @@ def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
 
 
 def _declared_kinds(schema: Any, root: Mapping[str, Any], followed: set[str]) -> set[str]:
-    """JSON types that a schema names; nothing where it names none. `followed`: references that were
-    looked up.
-    """
+    """JSON types that a schema names (empty if none). `followed`: references already resolved."""
     if not isinstance(schema, Mapping):
         return set()
     schema = cast("Mapping[str, Any]", schema)
@@ -342,14 +346,14 @@ def _declared_kinds(schema: Any, root: Mapping[str, Any], followed: set[str]) ->
 
 
 def _several(value: Any) -> list[Any]:
-    """One value or several, as schemas have them."""
+    """List of values from one value or several, as schemas have them."""
     if isinstance(value, list):
         return cast("list[Any]", value)
     return [] if value is None else [value]
 
 
 def _json_kinds(value: object) -> set[str]:
-    """JSON schema types of a value."""
+    """JSON schema names for the type of a value."""
     match value:
         case None:
             return {"null"}
@@ -368,21 +372,21 @@ def _json_kinds(value: object) -> set[str]:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON in one line."""
+    """Format a value as JSON in one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def skip_space(text: str, position: int) -> int:
-    """The position after white space."""
+    """Position after white space."""
     while position < len(text) and text[position] in " \t\r\n":
         position += 1
     return position
 
 
 def _unstorable(arguments: dict[str, Any]) -> str | None:
-    """The reason why the record cannot hold the arguments (None: it can).
+    """Reason why the record cannot hold the arguments (None if it can).
 
-    The policy is shown it, since a run must not fail for what it writes.
+    The policy gets it, since its text must not make a run fail.
     """
     level = [cast("Any", arguments)]
     depth = 0
@@ -423,8 +427,8 @@ def _kind(value: object) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """`value` without the lone surrogates that JSON can spell, which can be neither stored nor
-    shown.
+    """Copy of `value` without lone surrogates, which JSON can spell but which can be neither stored
+    nor shown.
     """
     if isinstance(value, str):
         return without_surrogates(value)

@@ -1,4 +1,4 @@
-"""Gemma 4's form:
+"""Form of Gemma 4:
 `<|tool_call>call:NAME{key:<|"|>text<|"|>,n:3,list:[1,2],o:{k:true}}<tool_call|>`.
 """
 
@@ -34,9 +34,9 @@ _KEY = re.compile(r"([^:,{}\[\]<]+):")
 _WORD = re.compile(r"[^,{}\[\]<]+")
 _END_OF_KEY = re.compile(r'<\|"\|>(?=\s*+:)')
 _END_OF_TEXT = re.compile(r'<\|"\|>(?=\s*+[,}\]])')
-"""A quote that ends a text: nothing is escaped, and a text may hold the quote itself."""
+"""Quote that ends a text. There are no escapes, and a text may hold the quote itself."""
 _NEXT_CALL = re.compile(r"\}\s*+(?:<tool_call\|>\s*+)?<\|tool_call>call:")
-"""The end of a call with the next one behind it: a text that holds that was left open."""
+"""End of a call followed by the next call. A text that contains it was not closed."""
 _WHOLE_END = re.compile(r"\}<tool_call\|>")
 
 
@@ -99,11 +99,11 @@ def _value(scan: Scan, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _word(word: str) -> Any:
-    """A value without quotes: JSON, or a text that was left bare."""
+    """Value without quotes: JSON, or a bare text."""
     try:
         value, end = decode_json(word)
     except ValueError:
-        return CONSTANTS.get(word, word)  # some of the templates write Python's
+        return CONSTANTS.get(word, word)  # some templates write Python's constants
     return value if end == len(word) else word
 
 
@@ -118,7 +118,7 @@ def _list(scan: Scan, position: int, depth: int) -> tuple[list[Any], int]:
 
 
 def _separated(text: str, position: int, close: str) -> int:
-    """The position of the next item, or of the end."""
+    """Position of the next item, or of the end."""
     position = skip_space(text, position)
     if text.startswith(",", position):
         return skip_space(text, position + 1)

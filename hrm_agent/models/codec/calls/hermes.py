@@ -1,9 +1,8 @@
-"""Hermes' form, which Qwen 2.5 and 3 write, and which models are asked for that have no form of
-their own.
+"""Form of Hermes, which Qwen 2.5 and 3 write. Models without their own form are prompted to use it.
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. A call is read by a JSON decoder, not by
-a search for the closing tag, because code in an argument may contain anything, a literal
-`</tool_call>` included.
+a search for the closing tag, because code in an argument may contain anything, even a literal
+`</tool_call>`.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ TOOL_CALL_CLOSE = "</tool_call>"
 
 def parse_turn(text: str, schemas: Schemas | None = None) -> ParsedTurn:
     """Content, calls and undecodable calls of one answer."""
-    del schemas  # arguments are JSON, which says their types itself
+    del schemas  # arguments are JSON, which has types
     return read_blocks(text, (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), _read_call, explain=_decode_error)
 
 
 def tool_call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """The block that `parse_turn` reads back as this call."""
+    """Block that `parse_turn` reads back as this call."""
     call = json_text({"name": name, "arguments": arguments})
     return f"{TOOL_CALL_OPEN}{call}{TOOL_CALL_CLOSE}"
 

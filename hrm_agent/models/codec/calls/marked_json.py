@@ -1,7 +1,7 @@
-"""Forms of JSON behind a mark, or behind none: Llama 3, Mistral, DeepSeek, Granite.
+"""Forms of JSON with or without a mark in front: Llama 3, Mistral, DeepSeek, Granite.
 
 * Llama 3.1 and later: `{"name": ..., "parameters": {...}}` as the whole answer, or after
-  `<|python_tag|>`, where bare code may stand as well: it is for the tool that takes one string.
+  `<|python_tag|>`. Bare code may follow that tag, too, for the tool that takes one string.
 * Mistral: `[TOOL_CALLS]` and an array, or name and arguments each: `[TOOL_CALLS]name[ARGS]{...}`.
 * DeepSeek V3 and R1: tokens around each call, a name, and JSON in a fence; V3.1 without the fence.
 * Granite and Phi-4: an array after `<|tool_call|>`.
@@ -61,7 +61,7 @@ def _read_llama(text: str, schemas: Schemas) -> ParsedTurn:
 
 
 def _is_call(text: str) -> bool:
-    """True for an object that names a tool, and for one that is broken and begins as such."""
+    """True for an object that names a tool, even if it is broken later."""
     if not text.startswith("{"):
         return False
     try:
@@ -72,7 +72,7 @@ def _is_call(text: str) -> bool:
 
 
 def _read_objects(text: str, turn: ParsedTurn) -> None:
-    """Calls one after the other, with white space or a semicolon between them."""
+    """Read consecutive calls, with white space or a semicolon between them."""
     position = 0
     while position < len(text):
         try:
@@ -96,7 +96,7 @@ def _read_code(code: str, schemas: Schemas, turn: ParsedTurn) -> None:
 
 
 def _only_string(schema: Mapping[str, Any]) -> str:
-    """Name of the one argument that has to be given, if it is a string."""
+    """Name of the only required argument, if it is a string."""
     known = cast("Mapping[str, Any]", schema.get("properties") or {})
     wanted = cast("Sequence[str]", schema.get("required") or list(known))
     declared: Any = known.get(wanted[0]) if len(wanted) == 1 else None
@@ -130,12 +130,12 @@ def _read_mistral(text: str, schemas: Schemas) -> ParsedTurn:
 
 
 def _read_named(scan: Scan, start: int, turn: ParsedTurn) -> int:
-    """Add the call at `start` to `turn`; the position after the mark of the next one."""
+    """Add the call at `start` to `turn`, and return the position after the mark of the next one."""
     text = scan.text
     following = scan.find(_CALLS, start)
     end = following if following >= 0 else len(text)
     name, mark, _ = text[start:end].partition("[ARGS]")
-    if not mark:  # before the mark was made, a name was followed by its arguments
+    if not mark:  # before the mark existed, arguments followed the name directly
         name = text[start:end].partition("{")[0]
     begin = skip_space(text, start + len(name) + len(mark))
     name = name.partition("[CALL_ID]")[0].strip()
@@ -207,7 +207,7 @@ def _read_deepseek(text: str, schemas: Schemas) -> ParsedTurn:
 
 
 def _read_section(scan: Scan, start: int, turn: ParsedTurn) -> int:
-    """Add the calls of a section to `turn`; the position after it."""
+    """Add the calls of a section to `turn`, and return the position after it."""
     text = scan.text
     position = skip_space(scan.text, start)
     while text.startswith(_CALL, position):
@@ -224,7 +224,7 @@ def _read_section(scan: Scan, start: int, turn: ParsedTurn) -> int:
 
 
 def _read_deepseek_call(scan: Scan, start: int, turn: ParsedTurn) -> int:
-    """Add the call at `start` to `turn`; the position after it."""
+    """Add the call at `start` to `turn`, and return the position after it."""
     text = scan.text
     separator = scan.find(_SEPARATOR, start)
     ends = [

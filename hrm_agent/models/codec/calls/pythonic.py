@@ -1,10 +1,9 @@
 r"""Forms of Python: calls in a list, between marks as LFM2 writes them, or bare as Llama 4 does.
 
 `<|tool_call_start|>[search(query='x'), python(code='print(1)')]<|tool_call_end|>`. Arguments are
-literals; JSON's `true`, `false` and `null` are taken, too, for templates write those. Nothing is
-evaluated. Some templates write strings without escapes: where calls cannot be read as Python has
-them, a string ends at a quote that is followed by what may follow an argument, and its backslashes
-are its own.
+literals. JSON's `true`, `false` and `null` are accepted, too, since templates write them. Nothing
+is evaluated. Some templates write strings without escapes. If calls are not valid Python, a string
+ends at a quote that precedes a valid continuation of an argument, and its backslashes are literal.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ _LOOSE_END = {
     quote: re.compile(rf"{quote}(?=\s*+(?:,\s*+[A-Za-z_]\w*+=|{_AFTER_CALL}))")
     for quote in ("'", '"')
 }
-"""A quote that ends a string without escapes."""
+"""Quote that ends a string without escapes."""
 _NEXT_CALL = re.compile(
     r"\)\s*+(?:\]\s*+)?(?:<\|tool_call_end\|>\s*+)?<\|tool_call_start\|>\s*+\[?\s*+[A-Za-z_][\w.\-]*+\("
 )
-"""The end of calls with the next ones behind it: a string without escapes that holds that was left
-open.
+"""End of calls followed by the next calls. A string without escapes that contains it was not
+closed.
 """
 _WHOLE_END = re.compile(r"\)[\s,\]]*+<\|tool_call_end\|>")
 
 _Call = tuple[str, dict[str, Any], str]
-"""Name, arguments, and the raw text of this call alone."""
+"""Name, arguments, and the raw text of one call."""
 
 
 def _read(text: str, schemas: Schemas) -> ParsedTurn:
@@ -117,11 +116,11 @@ def _calls(
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Parser of literals. Methods take a position and return the value with the position after it."""
+    """Reader whose methods take a position and return a value with the position after it."""
 
     scan: Scan
     loose: bool
-    """True if strings of arguments have no escapes."""
+    """True if strings of arguments hold no escapes."""
 
     def calls(
         self, position: int, ends: Callable[[int], bool], unended: str
@@ -185,8 +184,8 @@ class _Reader:
                 return self._scalar(position)
 
     def _items(self, position: int, close: str, depth: int) -> tuple[list[Any], bool, int]:
-        """Items, whether a comma follows the last one,
-        and the position after the closing bracket.
+        """Items, True if a comma follows the last one, and the position after the closing
+        bracket.
         """
         items = list[Any]()
         comma = False
@@ -220,11 +219,11 @@ class _Reader:
             return _number(match.group(), position), match.end()
         string = text[position : position + 1] in ("'", '"')
         raise Unreadable(
-            "a string has no end" if string else "an argument is no literal", reached=position
+            "a string has no end" if string else "an argument is not a literal", reached=position
         )
 
     def _strings(self, match: re.Match[str]) -> tuple[str, int]:
-        """Read adjacent strings as one."""
+        """Join consecutive strings."""
         parts = list[str]()
         following: re.Match[str] | None = match
         while following is not None:
@@ -235,7 +234,7 @@ class _Reader:
         return "".join(parts), match.end()
 
     def _comma(self, position: int, close: str) -> int:
-        """The position of what follows a comma, or of the end."""
+        """Position after a comma, or of the end."""
         position = self._space(position)
         if self.scan.text.startswith(",", position):
             return self._space(position + 1)
@@ -274,7 +273,7 @@ def _write_list(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _written(value: Any) -> str:
-    """A literal; of a string, only what could end it is escaped."""
+    """Format a literal. In a string, only characters that could end it are escaped."""
     match value:
         case str():
             escaped = (

@@ -1,4 +1,4 @@
-"""All forms of calls, by name."""
+"""Registry of all forms of calls, by name."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ FORMS = (
     LLAMA,
     PYTHONIC_BARE,
 )
-"""In the order in which they are tried on what a template wrote: the forms that any text may look
-like come last.
+"""Forms in the order in which they are tried on a template's output. Forms that any text may
+resemble come last.
 """
 PROMPTED = "prompted"
-"""Name for `?tools=` of Hermes' form, asked for in the system turn."""
+"""Name in `?tools=` of Hermes' form requested by a system prompt."""
 
 
 def form_named(name: str) -> CallForm:
-    """The form of that name. Raises `ModelError`."""
+    """Form with a name. Raises `ModelError`."""
     known = {form.name: form for form in FORMS}
     if name not in known:
         names = [*known, PROMPTED]

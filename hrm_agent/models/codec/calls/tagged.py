@@ -1,7 +1,7 @@
-"""Forms of tags: Qwen's coder models (3.5 to 3.8 and Nemotron 3, too), GLM, and Muse's ATEM.
+"""Forms with tags: Qwen's coder models (also 3.5 to 3.8 and Nemotron 3), GLM, and Muse's ATEM.
 
-Values stand between tags as they are, so that a type is the schema's to say. A value ends where its
-closing tag is followed by what may follow it, since code may hold the tag itself.
+Values are raw text between tags, so that their types come from the schema. A value ends at a
+closing tag with a valid continuation, since code may hold the tag itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hrm_agent.models.engine import ParsedTurn
 __all__ = ["ATEM", "GLM", "QWEN_XML", "after_atem"]
 
 _SHOWN = 40
-"""Characters of an answer that a reason shows."""
+"""Number of characters of an answer that a reason shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +37,30 @@ class _Tags:
     """Spellings of a form. Patterns have one group, a name."""
 
     block: tuple[str, str]
-    """Tags before and after calls."""
+    """Spellings before and after calls."""
     call: re.Pattern[str]
     argument: re.Pattern[str]
     argument_end: str
     call_end: str
-    """Tag after a call (empty if a block is one call)."""
+    """Spelling after a call (empty if a block is one call)."""
     lines: bool
-    """A value stands on lines of its own."""
+    """True if a value is on separate lines."""
     example: str
-    """Beginning of a call as the error shows it."""
+    """Example of a call's beginning, for a policy that wrote it differently."""
     value_end: re.Pattern[str]
-    """Closing tag of a value, followed by the next argument or the end of the call."""
+    """Closing tag of a value with a valid continuation."""
     next_call: re.Pattern[str]
-    """The end of a call with the next one behind it: a value that holds that was left open."""
+    """End of a call followed by the next call. A value that contains it was not closed."""
     written_call: str
     """Template of a block with one call: its name and its arguments."""
     written_argument: str
     """Template of an argument: its key and its value."""
     between: str
-    """Text between two blocks."""
+    """Spelling between two blocks."""
 
     @property
     def whole_end(self) -> re.Pattern[str]:
-        """The end of a value, with the ends of its call and of its block."""
+        """End of a value, with the ends of its call and of its block."""
         ends = filter(None, (self.argument_end, self.call_end, self.block[1]))
         return re.compile(r"[ \t\r\n]*+".join(map(re.escape, ends)))
 
@@ -79,7 +79,9 @@ def _read(tags: _Tags, text: str, schemas: Schemas) -> ParsedTurn:
 
 
 def _calls(tags: _Tags, scan: Scan, position: int, schemas: Schemas, turn: ParsedTurn) -> int:
-    """Add the calls of the block at `position` to `turn`; the position after the block."""
+    """Add the calls of the block at `position` to `turn`, and return the position after the
+    block.
+    """
     text = scan.text
     close = tags.block[1]
     name = None
@@ -207,9 +209,7 @@ _ATEM = _Tags(
 
 
 def after_atem(scan: Scan, position: int) -> int:
-    """The position after the blocks of calls in ATEM's form that begin at `position`, as far as
-    they can be read.
-    """
+    """Position after the readable blocks of calls in ATEM's form that begin at `position`."""
     text = scan.text
     begin, _ = _ATEM.block
     while text.startswith(begin, start := skip_space(text, position)) and not scan.exhausted:

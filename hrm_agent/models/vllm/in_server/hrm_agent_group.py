@@ -1,16 +1,16 @@
-"""Weights from a trainer to the workers of one server, by broadcasts in a process group of their
-own.
+"""Transfer of weights from a trainer to the workers of one server, by broadcasts in a separate
+process group.
 
 Both sides run this module: the trainer is rank 0, the workers are the others. It imports nothing of
-the package, since a server has an environment of its own.
+the package, since a server has its own environment.
 
-A group lives for one transfer, so that a server that was started again, or a trainer that was
-resumed, joins as any other does. Ranks find one another by a store of the trainer's, which listens
-on one address and as long as that. A rank that ends closes its connections, which the others see at
-once; one that is silent is waited for so many `seconds`.
+A group lives for one transfer, so that a restarted server, or a resumed trainer, joins like any
+other. Ranks find each other by a store of the trainer, which listens on one address during the
+transfer. A rank that ends closes its connections, which the others notice at once. A silent one is
+waited for up to `seconds`.
 
-Tensors go one after the other, in the offer's order, a large one in pieces: beside the model, each
-side holds one.
+Tensors are sent one after the other, in the offer's order, large ones in pieces. So each side holds
+one tensor in addition to the model.
 """
 
 from __future__ import annotations
@@ -33,48 +33,48 @@ from torch import Tensor
 __all__ = ["Offer", "gpu_of", "listed", "local_address", "open_store", "receive", "send"]
 
 _DIST: Any = torch.distributed
-"""Type checkers are told nothing of its stores and groups."""
+"""Module without types, since type checkers do not know its stores and groups."""
 _PIECE = 64 << 20
-"""Most bytes of one broadcast."""
+"""Maximum number of bytes of one broadcast."""
 _LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where weights are to be had, and which."""
+    """Offer of weights: the address of their source, and a list of the tensors."""
 
     host: str
     """Address of the trainer's store."""
     port: int
-    """Of the trainer's store."""
+    """Port of the trainer's store."""
     token: str
-    """Before each key in the store: who comes late from another transfer finds nobody."""
+    """Prefix of each key in the store, so that a late rank of another transfer finds nothing."""
     backend: str
-    """gloo, or nccl where all ranks have a GPU of their own."""
+    """Backend: gloo, or nccl if each rank has its own GPU."""
     workers: int
-    """Ranks but the trainer's."""
+    """Number of ranks without the trainer's."""
     seconds: float
-    """How long a rank waits for another."""
+    """Maximum number of seconds that a rank waits for another."""
     tensors: list[tuple[str, list[int], str]]
-    """Name, shape and dtype, in the order in which they are sent."""
+    """Name, shape and dtype of each tensor, in the order of transfer."""
 
     @property
     def patience(self) -> timedelta:
-        """`seconds`."""
+        """Timeout of `seconds`."""
         return timedelta(seconds=self.seconds)
 
     def text(self) -> str:
-        """As a call to a server carries it."""
+        """Format the offer as text for a call to a server."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, text: str) -> Offer:
-        """What `text` wrote."""
+        """Parse an offer from the result of `text`."""
         return cls(**json.loads(text))
 
 
 def listed(tensors: Mapping[str, Tensor]) -> list[tuple[str, list[int], str]]:
-    """What an offer says of tensors."""
+    """Name, shape and dtype of each tensor, as in an offer."""
     return [
         (name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in tensors.items()
@@ -82,14 +82,16 @@ def listed(tensors: Mapping[str, Tensor]) -> list[tuple[str, list[int], str]]:
 
 
 def gpu_of(device: torch.device | None) -> str:
-    """Names the GPU, wherever it is asked; empty for another device, or where NCCL is missing."""
+    """Identifier of a GPU, equal in all processes (empty for another device, or if NCCL is
+    missing).
+    """
     if device is None or device.type != "cuda" or not _DIST.is_nccl_available():
         return ""
     return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
 def local_address(host: str, port: int) -> str:
-    """The address that this machine has towards another. Nothing is sent. Raises `OSError`."""
+    """Address of this machine for connections to another. It sends nothing. Raises `OSError`."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as asked:
         asked.connect(address)
@@ -97,7 +99,7 @@ def local_address(host: str, port: int) -> str:
 
 
 def open_store(host: str, seconds: float) -> tuple[Any, int]:
-    """A store that listens on this address alone, and its port. Raises `OSError`."""
+    """Store that listens on this address only, and its port. Raises `OSError`."""
     with socket.create_server(
         (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
     ) as listening:
@@ -110,7 +112,7 @@ def open_store(host: str, seconds: float) -> tuple[Any, int]:
             timeout=timedelta(seconds=seconds),
             master_listen_fd=listening.fileno(),
         )
-        listening.detach()  # it is the store's
+        listening.detach()  # the store owns the socket
         return store, port
 
 
@@ -121,11 +123,11 @@ def send(
     device: torch.device,
     answered: threading.Event,
 ) -> None:
-    """The trainer's side. Raises `RuntimeError` where a worker ends or is silent, and
-    `TimeoutError` if none comes.
+    """Send all tensors, on the trainer's side. Raises `RuntimeError` if a worker ends or is silent,
+    and `TimeoutError` if the workers do not join.
 
-    `answered`: the server has said what became of it. Before its workers have come, that ends the
-    wait for them; and until then the connections stay open.
+    `answered`: set when the server has reported its result. Before its workers have joined, that
+    ends the wait for them. Until it is set the connections stay open.
     """
     own = _DIST.PrefixStore(offer.token, store)
     while not own.check([_here(rank) for rank in range(1, offer.workers + 1)]):
@@ -139,7 +141,7 @@ def send(
 
 
 def receive(offer: Offer, rank: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """A worker's side: all tensors by name. `rank`: from 1 on."""
+    """Receive all tensors by name, on a worker's side. `rank`: from 1 on."""
     store = _DIST.TCPStore(
         offer.host, offer.port, is_master=False, wait_for_workers=False, timeout=offer.patience
     )
@@ -169,21 +171,21 @@ def _broadcast(group: Any, piece: Tensor, offer: Offer) -> None:
 
 @contextmanager
 def _group(store: Any, rank: int, offer: Offer, host: str) -> Generator[Any]:
-    """Not torch's default group, which a trainer of several ranks, and a server, have for
-    themselves.
+    """Process group of one transfer. It is not torch's default group, which a trainer of several
+    ranks, and a server, use themselves.
     """
     if offer.backend == "nccl":
         group = _nccl(store, rank, offer)
         try:
             yield group
         finally:
-            with suppress(RuntimeError):  # a peer that is gone
+            with suppress(RuntimeError):  # a peer may be gone
                 group.abort()
         return
     options = _DIST.ProcessGroupGloo._Options()
     options._timeout = offer.patience
     options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=host)]
-    # closed when nobody holds it
+    # closed when the last reference is gone
     yield _DIST.ProcessGroupGloo(store, rank, offer.workers + 1, options)
 
 
@@ -192,8 +194,8 @@ _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def _nccl(store: Any, rank: int, offer: Offer) -> Any:
-    """Its `wait` raises what went wrong. As it is made otherwise, a thread of torch ends the
-    process for that.
+    """NCCL group whose `wait` raises errors. With the default options, a thread of torch would end
+    the process instead.
     """
     options = _DIST.ProcessGroupNCCL.Options()
     options._timeout = offer.patience

@@ -1,18 +1,18 @@
-"""Which weights a worker of a server computes with: compared with a trainer's, byte by byte, and
-digested.
+"""Weights that a worker of a server computes with: byte-wise comparison with a trainer's, and
+digests.
 
-The trainer's tensors are loaded once more, as a reload does it, but beside the model: vLLM's own
-loaders fuse them, take this worker's share of them and round them, its own processing quantises or
-packs them, and what comes of it is compared with what the model has. So a model that is split over
-several cards, in half precision or quantised, is compared as closely as any other. Afterwards the
-model has the very tensors that it had.
+The trainer's tensors are loaded once more, as in a reload, but separately from the model. vLLM's
+own loaders fuse them, take this worker's share of them and round them, and its own processing
+quantises or packs them. The result is compared with the model's tensors. So a model that is split
+over several GPUs, in half precision or quantised, is compared as exactly as any other. Afterwards
+the model has its original tensors.
 
-What a kernel keeps in a form of its own (the packed matrices of a CPU) has no bytes to be read.
-There both sides are put to the same vectors, and the results compared bit by bit: each vector
-reaches a few columns, so that a change of a weight's last bit is seen.
+Matrices in a kernel's own format (the packed matrices of a CPU) have no readable bytes. Then both
+sides are multiplied by the same vectors, and the results compared bit by bit. Each vector reaches a
+few columns, so that a change of a weight's last bit is detected.
 
-A digest reads every parameter once, where it lies. It says whether anything has changed since
-another digest of the same process, and nothing else.
+A digest reads every parameter once, in place. It only shows if anything has changed since another
+digest of the same process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch import Tensor, nn
 __all__ = ["HeldWeights", "compare_adapter", "compare_weights", "digest_of"]
 
 _PIECE = 1 << 22
-"""Numbers of 8 bytes that are summed at once."""
+"""Number of 8-byte numbers that are summed at once."""
 _ROWS = 64
-"""Vectors that a packed matrix is put to."""
+"""Number of vectors that a packed matrix is multiplied by."""
 _TIED = "(tied to model.embed_tokens.weight)"
 _RELOAD = "vllm.model_executor.model_loader.reload"
 _LAYERWISE = (
@@ -45,30 +45,30 @@ _LAYERWISE = (
 
 @dataclass(slots=True)
 class HeldWeights:
-    """Result of comparing a model's tensors."""
+    """Result of a comparison of a model's tensors."""
 
     differing: list[str] = field(default_factory=list[str])
-    """Names of those that are others than the trainer's."""
+    """Names of tensors that differ from the trainer's."""
     unknown: list[str] = field(default_factory=list[str])
-    """Names of those that could not be compared, some with a reason."""
+    """Names of tensors that could not be compared, some with a reason."""
     compared: int = 0
-    """Number of those that were."""
+    """Number of compared tensors."""
 
     def take(self, name: str, same: bool | None) -> None:
-        """Note one tensor; None: it could not be compared."""
+        """Record the result for one tensor (None if it could not be compared)."""
         self.compared += same is not None
         if same is not True:
             (self.unknown if same is None else self.differing).append(name)
 
 
 _REGISTERED = ("_parameters", "_buffers")
-"""Attributes in which a module has its tensors. Hooks on adding and removing are bypassed: all is
-put back.
+"""Attributes in which a module has its tensors. Hooks on adding and removing are bypassed, since
+all are put back.
 """
 
 
 class _Kept:
-    """All that a module had."""
+    """Tensors and attributes of a module, kept to restore them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.own: dict[str, Any] = dict(module.__dict__)
@@ -99,7 +99,9 @@ class _Kept:
 
 
 def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> HeldWeights:
-    """Hold a model to a trainer's tensors, by Hugging Face's names. No request may be under way."""
+    """Compare a model with a trainer's tensors, by Hugging Face's names. No request may be
+    running.
+    """
     layerwise, skipped = _layer_by_layer()
     if layerwise is None:
         for _ in tensors:
@@ -111,8 +113,8 @@ def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> 
 
 
 def _layer_by_layer() -> tuple[Any, Iterable[str]]:
-    """VLLM's module that reloads so, and names of tensors that it writes to in place; None where it
-    has none.
+    """Module of vLLM that reloads layer by layer, and names of tensors that it writes to in place
+    (None if this vLLM has none).
     """
     try:
         found, skipped = (
@@ -125,7 +127,7 @@ def _layer_by_layer() -> tuple[Any, Iterable[str]]:
 
 
 class _Shadow:
-    """A reload whose result is compared in place of being taken."""
+    """Reload whose result is compared instead of used."""
 
     def __init__(self, model: nn.Module, layerwise: Any, skipped: Iterable[str]) -> None:
         self._model, self._layerwise, self._skipped = model, layerwise, tuple(skipped)
@@ -135,7 +137,7 @@ class _Shadow:
         self._kept = {module: _Kept(module) for module in self._names}
         self._found = HeldWeights()
         self._seen: set[int] = set()
-        """Ids of the model's tensors that were compared, or said to be unknown."""
+        """Ids of the model's tensors that were compared, or reported as unknown."""
 
     def compared(self, tensors: Iterable[tuple[str, Tensor]]) -> HeldWeights:
         lay = self._layerwise
@@ -161,7 +163,7 @@ class _Shadow:
         return self._found
 
     def _copy_what_is_written_to(self, module: nn.Module) -> None:
-        """A reload writes some tensors in place, such as a bias."""
+        """Copy tensors that a reload writes in place, such as a bias."""
         for name in self._skipped:
             live = self._kept[module].parameters.get(name)
             if live is None:
@@ -172,7 +174,7 @@ class _Shadow:
             module.__dict__["_parameters"][name] = own
 
     def _complete(self, module: nn.Module) -> None:
-        """Load what came of a layer that did not become whole; where it is padded, what came is
+        """Load the tensors of a layer that did not become complete. For a padded layer they are
         all.
         """
         info = self._layerwise.get_layerwise_info(module)
@@ -185,16 +187,18 @@ class _Shadow:
         self._layerwise._layerwise_process(module, info)
 
     def _compare(self, module: nn.Module, info: Any) -> None:
-        """Called where a reload copies a layer's new tensors over those that it has."""
+        """Compare a layer, at the point where a reload would copy its new tensors over the current
+        ones.
+        """
         kept, name = self._kept[module], self._names[module]
-        # a loader that leaves places out leaves them as they come, but that of a vocabulary, which
-        # makes them 0
+        # a loader leaves missing places uninitialised, except that of a vocabulary, which sets
+        # them to 0
         whole = info.load_numel >= (info.load_numel_total or 0) or hasattr(module, "shard_indices")
         fresh: dict[str, Any] = {**module.__dict__["_parameters"], **module.__dict__["_buffers"]}
         for each, live in kept.tensors().items():
             self._seen.add(id(live))
             if not live.numel():
-                continue  # a kernel has it
+                continue  # a kernel owns it
             same = _same_bytes(live, fresh.get(each))
             self._found.take(f"{name}.{each}", same if same or whole else None)
         shape = getattr(info.restore_metadata[0].get("weight"), "shape", ())
@@ -205,11 +209,11 @@ class _Shadow:
         elif not any(live.numel() for live in kept.parameters.values()):
             self._found.take(f"{name}: its kernel keeps it in a form of its own", None)
         self._compare_tied(module, kept, fresh.get("weight"), shape)
-        kept.put_back(module)  # which frees what was made
+        kept.put_back(module)  # frees the new tensors
 
     def _compare_tied(self, module: nn.Module, kept: _Kept, fresh: Any, shape: Any) -> None:
-        """An output layer that has its own packed copy of the embedding gets no tensor of its
-        own.
+        """Compare an output layer that has its own packed copy of the embedding and gets no tensor
+        of its own.
         """
         shared = kept.parameters.get("weight")
         for head, other in self._kept.items():
@@ -248,8 +252,8 @@ def _same_results(
 
 
 def _vectors(width: int, dtype: torch.dtype) -> Tensor:
-    """Each reaches the columns of one rest of a division,
-    with signs that go from one to the next.
+    """Vectors of which each reaches the columns with one remainder of a division, with signs that
+    continue from one to the next.
     """
     rows = min(_ROWS, width)
     columns = torch.arange(width)
@@ -264,8 +268,8 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def compare_adapter(manager: Any, folder: str) -> HeldWeights:
-    """Hold the adapter that was loaded last to the files in `folder`, as the model's layers have it
-    in their slots.
+    """Compare the adapter that was loaded last with the files in `folder`, in the slots of the
+    model's layers.
     """
     request = import_module("vllm.lora.request").LoRARequest
     found, adapters = HeldWeights(), manager._adapter_manager
@@ -299,7 +303,7 @@ def _same_slot(module: nn.Module, slot: int, weights: Any) -> bool | None:
 
 @torch.inference_mode()
 def digest_of(model: nn.Module) -> str:
-    """One word for all that the model computes with: parameters, checkpointed buffers, packed
+    """Digest of everything that the model computes with: parameters, checkpointed buffers, packed
     matrices, adapters.
     """
     said, sums, seen = hashlib.blake2b(digest_size=16), list[Tensor](), set[int]()
@@ -316,7 +320,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Names and tensors, and whether one was made to be looked at."""
+    """Names and tensors, each with True if the tensor was made for this check."""
     for name, module in model.named_modules():
         kept = _Kept(module)
         for each, tensor in kept.tensors().items():
@@ -334,7 +338,7 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Two sums of its bytes, one by place; of 8 bytes as integers, which wrap around."""
+    """Two sums of a tensor's bytes as 8-byte integers, one weighted by place. They wrap around."""
     flat = _bytes(tensor)
     whole = len(flat) // 8 * 8
     words = flat[:whole] if flat.data_ptr() % 8 == 0 else flat[:whole].clone()

@@ -1,20 +1,19 @@
-"""What a vLLM server runs to take weights from a trainer, and to say which of them it has: a worker
-extension.
+"""Worker extension of a vLLM server that takes weights from a trainer and reports its current ones.
 
     PYTHONPATH=<this folder> VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
         --worker-extension-cls hrm_agent_weights.WeightsFromTrainer
 
-The modules in this folder import nothing of the package, since the server has an environment of its
-own. The methods are called through `/collective_rpc`, with strings alone, in each worker of the
-server. Weights come from a safetensors file, named by its path, or from the trainer itself, by an
-offer (`hrm_agent_group.py`).
+The modules in this folder import nothing of the package, since the server has its own environment.
+The methods are called through `/collective_rpc`, with strings only, in each worker of the server.
+Weights come from a safetensors file, named by its path, or from the trainer itself, by an offer
+(`hrm_agent_group.py`).
 
-`model.load_weights` on its own is not enough: where a backend keeps a packed copy of a matrix
-(oneDNN on a CPU, which drops the plain one), that copy stays as it was, and with tied embeddings
-the output layer's does so without any error. So weights are loaded by vLLM's own reload, layer by
-layer, and then each layer that shares its matrix with another is packed again. Whether that has
-come to pass is not believed: `hrm_differing_weights` compares what every layer has
-(`hrm_agent_held.py`), and `hrm_watch` says again and again whether it is still that.
+`model.load_weights` alone is not enough: if a backend keeps a packed copy of a matrix (oneDNN on a
+CPU, which drops the plain one), that copy stays unchanged, for the output layer with tied
+embeddings even without an error. So weights are loaded by vLLM's own reload, layer by layer, and
+then each layer that shares its matrix with another is packed again. The result is verified:
+`hrm_differing_weights` compares the tensors of every layer (`hrm_agent_held.py`), and `hrm_watch`
+repeatedly checks that they are unchanged.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from torch import Tensor, nn
 __all__ = ["WeightsFromTrainer"]
 
 _SHOWN = 50
-"""Names of tensors in one answer."""
+"""Maximum number of tensor names in one answer."""
 _BOOT = secrets.token_hex(8)
-"""Random id of this process: one that was started again has another."""
+"""Random id of this process. A restarted one has another."""
 
 
 class WeightsFromTrainer:
-    """Mixed into vLLM's worker class."""
+    """Mixin for vLLM's worker class."""
 
     model_runner: Any
     vllm_config: Any
@@ -48,14 +47,14 @@ class WeightsFromTrainer:
     device: torch.device | None
 
     def hrm_worker(self) -> dict[str, Any]:
-        """Its rank among the server's workers, and its GPU if it has one that NCCL knows."""
+        """Rank of this worker among the server's workers, and its GPU (empty if NCCL does not know
+        it).
+        """
         return {"rank": self.rank, "gpu": gpu_of(self.device)}
 
     def hrm_take_weights(self, source: str, version: str) -> dict[str, Any]:
-        """Load all weights, by the names that Hugging Face's model gives them. `source`: a path, or
-        an offer.
-        """
-        self.hrm_version: int | None = None  # until all are there
+        """Load all weights, by the names in Hugging Face's model. `source`: a path or an offer."""
+        self.hrm_version: int | None = None  # until all are loaded
         self.hrm_taken = getattr(self, "hrm_taken", 0) + 1
         failures: list[Exception] = []
         with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
@@ -65,18 +64,18 @@ class WeightsFromTrainer:
             except Exception as error:
                 failures.append(error.with_traceback(None))
             for _ in tensors:
-                pass  # what the model does not read is sent nevertheless
+                pass  # tensors that the model does not read are sent, too
         if failures:
             return _failed(failures[0])
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
 
     def hrm_differing_weights(self, source: str) -> dict[str, Any]:
-        """Names of the tensors of a path, or an offer, that this worker does not compute with; and
-        of `unknown` ones.
+        """Names of tensors, from a path or an offer, that this worker does not compute with, and of
+        `unknown` ones.
 
-        An adapter's folder is compared with the adapter that was loaded last. `digest` is of what
-        was looked at.
+        An adapter's folder is compared with the adapter that was loaded last. `digest` is that of
+        the compared weights.
         """
         model = self.model_runner.get_model()
         failures: list[Exception] = []
@@ -99,10 +98,10 @@ class WeightsFromTrainer:
         return _told(found) | {"digest": digest_of(model)}
 
     def hrm_watch(self, digest: str = "") -> dict[str, Any]:
-        """Which process this is, what it was last given, and how far its requests are: once a
-        second or so.
+        """Identity of this process, the version last loaded, and the progress of its requests. It
+        is called about once a second.
 
-        `digest`: whether all weights are read for one.
+        `digest`: not empty to read all weights for a digest.
         """
         said: dict[str, Any] = {
             "rank": self.rank,
@@ -123,8 +122,8 @@ def _told(found: HeldWeights) -> dict[str, Any]:
 
 
 def _sampled(runner: Any) -> dict[str, int] | None:
-    """Tokens of each request that is being answered, its prompt among them; None where this vLLM
-    does not show it.
+    """Tokens of each running request, including its prompt (None if this vLLM does not provide
+    them).
     """
     requests = getattr(runner, "requests", None)
     if isinstance(requests, dict):
@@ -156,8 +155,8 @@ def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Te
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    """Said and not raised: where one of several workers raises, vLLM takes what the others say for
-    the next answer.
+    """Describe an error. It is returned, not raised: if one of several workers raises, vLLM takes
+    the others' results for the next answer.
     """
     return {"error": f"{type(error).__name__}: {error}"}
 
@@ -165,21 +164,21 @@ def _failed(error: Exception) -> dict[str, Any]:
 def _to_an_end(
     tensors: Generator[tuple[str, Tensor]], failures: list[Exception]
 ) -> Generator[tuple[str, Tensor]]:
-    """A reload that an error ends leaves layers that cannot be loaded any more; one that lacks
-    tensors does not.
+    """End the tensors at an error, which is added to `failures` instead of raised. A reload that an
+    error ends leaves layers that cannot be loaded any more, while one that lacks tensors does not.
     """
     with closing(tensors):
         try:
             yield from tensors
         except Exception as error:
             error.__context__ = error.__cause__ = None
-            # which would keep the group and its connections
+            # the traceback would keep the group and its connections
             failures.append(error.with_traceback(None))
 
 
 def _pack_tied(model: nn.Module) -> None:
-    """An output layer tied to the embedding gets no tensor of its own, and so is not packed anew by
-    a reload.
+    """Pack an output layer that is tied to the embedding. It gets no tensor of its own, so a reload
+    does not pack it again.
     """
     head, embedding = (
         getattr(model, "lm_head", None),
@@ -193,5 +192,5 @@ def _pack_tied(model: nn.Module) -> None:
 
 
 def _plain(module: nn.Module | None) -> Any:
-    """Without the layer that adds adapters."""
+    """Layer without its adapter wrapper."""
     return getattr(module, "base_layer", module)

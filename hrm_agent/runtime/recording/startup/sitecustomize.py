@@ -1,5 +1,5 @@
-"""Run first by a Python that `hrm-agent record` has started; then comes the `sitecustomize` that it
-hides.
+"""Startup module of a Python that `hrm-agent record` has started. It then imports the
+`sitecustomize` that it hides.
 """
 
 import importlib

@@ -1,1 +1,1 @@
-"""ATIF, the Agent Trajectory Interchange Format: written, and read back."""
+"""ATIF, the Agent Trajectory Interchange Format: export and import."""

@@ -1,21 +1,20 @@
-"""ATIF, the Agent Trajectory Interchange Format, version 1.8: one document a run, one document a
-line.
+"""ATIF, the Agent Trajectory Interchange Format, version 1.8: one document per run and line.
 
 A file of one run is the `trajectory.json` that other programs read. A step is one model call with
-its tool calls and their results; system and user turns are steps of their own. `prompt_token_ids`
-is all that the model saw, so that a file grows with the square of a conversation's length.
+its tool calls and their results; system and user turns are separate steps. `prompt_token_ids` is
+the whole prompt, so that a file grows with the square of a conversation's length.
 
-Steps are read as one conversation in order. A run with several (parallel solvers, a planner and its
-critic, two samples of one request) has each of them in `subagent_trajectories`, and its own steps
-are the task and, for each conversation, a step without a model call (`llm_call_count` 0) that
-refers to it: in one list of steps, programs that make training data of ATIF would take one solver's
-words for what another one was told. `extra.node` names the node of a graph. What a conversation
-shares with one before it, or a fork with the run that it left, is marked `is_copied_context`.
+Steps are read as one conversation in order. A run with several conversations (parallel solvers, a
+planner and its critic, two samples of one request) has each of them in `subagent_trajectories`. Its
+own steps are the task and, for each conversation, a step without a model call (`llm_call_count` 0)
+that refers to it. In a single list of steps, programs that make training data of ATIF would take
+one solver's answers as the prompt of another. `extra.node` names the node of a graph. Parts that a
+conversation shares with an earlier one, or a fork with its origin, are marked `is_copied_context`.
 
-ATIF has no field for rewards, status, task and masks: `extra.reward` and `extra.rewards` are there
-for every reader, and `extra.hrm_agent` holds what makes the file a trajectory again: identities,
-links, sampling, outcomes of tools. Messages that cannot be proved (see `Messages`) have no step,
-and `notes` says so.
+ATIF has no field for rewards, status, task and masks. `extra.reward` and `extra.rewards` are for
+every reader; `extra.hrm_agent` holds what restores the trajectory: identities, links, sampling,
+outcomes of tools. Messages that cannot be proved (see `Messages`) have no step, and `notes` reports
+them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = ["atif_rows"]
 
 
 def atif_rows(known: RequestHints) -> RowMaker:
-    """One document a trajectory."""
+    """Row maker with one document per trajectory."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         gap = incomplete(trajectory)
@@ -54,16 +53,14 @@ def atif_rows(known: RequestHints) -> RowMaker:
 
 @dataclass
 class _Document:
-    """One run on its way into ATIF: what has been told already is told again as copied context
-    only.
-    """
+    """Conversion of one run to ATIF. Calls already written appear again only as copied context."""
 
     trajectory: Trajectory
     known: RequestHints
     told: set[str] = field(default_factory=set[str])
     """Ids of calls that have a step."""
     results: dict[str, list[ToolCall]] = field(default_factory=dict[str, list[ToolCall]])
-    """By the model's id of a tool call, the records that have no place yet."""
+    """Tool call id of the model -> records that have no place yet."""
 
     def row(self) -> Row:
         for record in self.trajectory.tool_calls:
@@ -113,7 +110,7 @@ class _Document:
         }
 
     def _dispatch(self, found: list[Line], inner: list[Row]) -> list[Row]:
-        """The steps of a run of several conversations: its task, and a reference to each."""
+        """Steps of a run of several conversations: its task, and a reference to each."""
         steps: list[Row] = [{"source": "user", "message": self.trajectory.task.prompt}]
         for line, subagent in zip(found, inner, strict=True):
             reference = {
@@ -151,7 +148,7 @@ class _Document:
         )
 
     def _conversation(self, line: Line) -> list[Row]:
-        """The steps of one conversation, without their numbers."""
+        """Steps of one conversation, without their numbers."""
         steps: list[Row] = []
         for message, call in line.messages:
             match message:
@@ -198,7 +195,7 @@ class _Document:
         return _filled(shown)
 
     def _add_result(self, step: Row, message: ToolMessage) -> None:
-        """What the model was shown, and, where it is that of a call on record, how that ended."""
+        """Add a result as the model was shown it. If its call is on record, add the outcome."""
         content = parts_of(message)
         named = next(
             (c for c in step.get("tool_calls", ()) if c["tool_call_id"] == message.tool_call_id),
@@ -211,8 +208,8 @@ class _Document:
         self._add(step, message.tool_call_id if named else None, content, record)
 
     def _add_recorded(self, steps: list[Row]) -> None:
-        """The results that no message of the conversation shows: of its last answer, or where it is
-        not proved.
+        """Add the results that no message of the conversation shows: of its last answer, or if it
+        is not proved.
         """
         if not steps or steps[-1]["source"] != "agent" or "observation" in steps[-1]:
             return
@@ -236,7 +233,7 @@ class _Document:
 
 
 def _said(message: BaseMessage) -> Row:
-    """A turn of neither the system nor the model. ATIF knows three sources: a role of one's own is
+    """Step for a turn of neither the system nor the model. ATIF has three sources; a custom role is
     named in `extra`.
     """
     step: Row = {"source": "user", "message": parts_of(message)}
@@ -255,8 +252,8 @@ def _asked(message: AIMessage) -> list[Row]:
 
 
 def _is_of(record: ToolCall, named: Mapping[str, Any] | None) -> bool:
-    """True for a record of the call as the model made it; of one that could not be decoded there is
-    only the id.
+    """True for a record of the call as the model made it. A call that could not be decoded has only
+    its id.
     """
     return named is None or (record.name, record.arguments) == (
         named["function_name"],
@@ -276,7 +273,7 @@ def _metrics(call: Call, trajectory: Trajectory) -> Row | None:
 
 
 def _usage(call: Call, trajectory: Trajectory) -> ReportedUsage:
-    """As reported, but for the tokens that are on record: those are counted."""
+    """Reported usage. Prompt and completion tokens are counted if they are on record."""
     usage = usage_of(call)
     if not call.token_ids:
         return usage
@@ -286,14 +283,14 @@ def _usage(call: Call, trajectory: Trajectory) -> ReportedUsage:
 
 
 def _seen(call: Call, trajectory: Trajectory) -> tuple[int, ...]:
-    """The prompt's tokens: everything before those that the policy sampled."""
+    """Tokens of the prompt: everything before the tokens that the policy sampled."""
     before = path_tokens(path_to(trajectory.calls, call.id)[:-1])
     return (*before, *call.token_ids[: len(call.mask) - call.sampled_tokens])
 
 
 def _totals(trajectory: Trajectory, steps: int) -> Row:
-    """Sums over this run's own calls. One that is not known of all of them would be too small, and
-    is left out.
+    """Sums over this run's own calls. A value that is not known for all of them is left out, since
+    its sum would be too small.
     """
     found = [asdict(_usage(call, trajectory)) for call in trajectory.own_calls]
     totals: Row = {"total_steps": steps}
@@ -319,7 +316,7 @@ def _notes(found: list[Line]) -> str:
 
 
 def _moment(seconds: float) -> str | None:
-    """ISO 8601; None for a time that has no such form."""
+    """ISO 8601 text (None for a time that has no such form)."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
@@ -331,5 +328,5 @@ def _numbered(steps: list[Row]) -> list[Row]:
 
 
 def _filled(row: Row) -> Row:
-    """`row` without what is None, which in ATIF is said by leaving it out."""
+    """`row` without None values, which ATIF leaves out."""
     return {name: value for name, value in row.items() if value is not None}

@@ -1,16 +1,14 @@
-"""ATIF documents in: those that were written here as the trajectories they were, those of other
-agents as runs.
+"""Import of ATIF documents: own documents as the original trajectories, others as runs.
 
-A document of ours carries in `extra.hrm_agent` what ATIF has no field for. Its tokens, masks and
-log-probs come from the metrics of its steps and its texts from the steps, so that who edits a step
-edits what is read back.
+An own document carries in `extra.hrm_agent` what ATIF has no field for. Tokens, masks and log-probs
+come from the metrics of its steps and texts from the steps, so that an edited step changes what is
+read back.
 
-A document of another agent has one model call for each step of the agent, and the steps before it,
-in order, are taken for what the model was sent. Its subagents are conversations of the same run.
-Steps that were copied from elsewhere are context; steps without a model call give tool calls only.
-`extra.reward` and `extra.rewards` are rewards where they are numbers from 0 to 1; everything else
-that a document says of itself is kept in `task.metadata`. Files that a document refers to are not
-opened.
+A document of another agent has one model call for each step of the agent. The steps before it, in
+order, are taken as its request. Subagents are conversations of the same run. Copied steps are
+context; steps without a model call give tool calls only. `extra.reward` and `extra.rewards` are
+rewards if they are numbers from 0 to 1. All other data about a document is kept in `task.metadata`.
+Files that a document refers to are not opened.
 """
 
 from __future__ import annotations
@@ -49,11 +47,11 @@ from hrm_agent.trajectory.words import REASONING
 __all__ = ["read_atif"]
 
 _MOST_NESTED = 8
-"""Most levels of subagents within subagents."""
+"""Maximum depth of nested subagents."""
 
 
 def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
-    """The trajectories of a file of one document, or of one a line."""
+    """Trajectories of a file of one document, or of one a line."""
     for place, row in documents(path):
         _refuse_newer(row, place)
         document = valid(AtifDocument, row, place)
@@ -99,9 +97,7 @@ def _foreign(document: AtifDocument, row: Row, place: str, origin: Origin) -> Tr
 
 
 def _metadata(document: AtifDocument) -> Row:
-    """What a document says of itself besides its steps. `reward` of it is no number from 0 to 1,
-    where it is here.
-    """
+    """Data of a document besides its steps and subagents."""
     told = document.model_dump(
         mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True
     )
@@ -121,7 +117,7 @@ def _rewards(extra: Row) -> dict[str, float]:
 def _tell(
     run: ForeignRun, document: AtifDocument, place: str, at: str = "", level: int = 0
 ) -> None:
-    """The conversation of a document, then those of its subagents."""
+    """Add the conversation of a document, then those of its subagents."""
     if level > _MOST_NESTED:
         refused(place, at, f"subagents are nested more than {_MOST_NESTED} levels deep")
     run.begin()
@@ -133,7 +129,7 @@ def _tell(
 
 
 def _add(run: ForeignRun, step: AtifStep, document: AtifDocument, node: str, task: str) -> None:
-    """The step, its tool calls as those of a LangGraph task named `task`."""
+    """Add a step. Its tool calls belong to a LangGraph task named `task`."""
     content: Any = blocks_of(_dumped(step.message))
     if step.source != "agent":
         run.say(SystemMessage(content) if step.source == "system" else HumanMessage(content))
@@ -181,7 +177,7 @@ def _message(step: AtifStep, content: Any) -> AIMessage:
 
 
 def _tokens(step: AtifStep) -> Tokens | None:
-    """The exact tokens, where the step has those of one call, prompt and answer."""
+    """Exact tokens of a step (None unless it has prompt and answer of a single call)."""
     metrics = step.metrics
     if (
         metrics is None
@@ -204,7 +200,7 @@ def _several(step: AtifStep) -> bool:
 
 
 def _add_results(run: ForeignRun, step: AtifStep, node: str, moment: float, task: str) -> None:
-    """Results of tool calls are tool messages; of anything else, what the agent is told next."""
+    """Add the results of a step: those of tool calls as tool messages, others as human messages."""
     asked = {call.tool_call_id: call for call in step.tool_calls or ()}
     for result in step.observation.results if step.observation else ():
         text = _text(result.content) if result.content is not None else ""
@@ -241,8 +237,8 @@ def _add_tool_result(
 
 
 def _status(extra: Row) -> ToolStatus:
-    """ATIF does not tell how a call ended: `ok`, unless the result's `extra` has a word for
-    something else.
+    """Outcome of a tool call. ATIF has no field for it: `ok`, unless the result's `extra` names
+    another one.
     """
     told = extra.get("status")
     if isinstance(told, str) and told in {status.value for status in ToolStatus}:
@@ -262,7 +258,7 @@ def _dumped(message: str | Sequence[AtifPart]) -> Any:
 
 
 def _text(message: str | Sequence[AtifPart]) -> str:
-    """The text of a message. Other parts are named in their place."""
+    """Text of a message, with the type of each other part in its place."""
     if isinstance(message, str):
         return message
     return "\n".join(part.text if part.text is not None else f"[{part.type}]" for part in message)

@@ -1,4 +1,4 @@
-"""ATIF documents that were written here, back as the trajectories they were."""
+"""Import of ATIF documents written here, as the original trajectories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_own(document: AtifDocument) -> bool:
 
 
 def own_trajectory(document: AtifDocument, place: str) -> Trajectory:
-    """The trajectory. Raises `StoreError` for a document whose parts no longer fit together."""
+    """Trajectory of a document. Raises `StoreError` if its parts no longer fit together."""
     extra = document.extra or {}
     ours = _mapping(extra[OURS], place, f"extra.{OURS}")
     found = _Reading(place, {}, {}, {})
@@ -61,16 +61,16 @@ def _documents(document: AtifDocument) -> Iterator[tuple[str, AtifDocument]]:
 
 @dataclass
 class _Reading:
-    """What was found so far."""
+    """Calls and tool calls read so far."""
 
     place: str
-    """Of the document, for messages."""
+    """Place of the document, for messages."""
     calls: dict[int, Call]
-    """By their place in the trajectory."""
+    """Calls by index in the trajectory."""
     tool_calls: dict[int, ToolCall]
-    """By their place in the trajectory."""
+    """Tool calls by index in the trajectory."""
     seen: dict[str, tuple[int, ...]]
-    """Id of a call -> all tokens up to and with its answer."""
+    """Id of a call -> all tokens up to its answer, inclusive."""
 
     def read(self, document: AtifDocument, at: str) -> None:
         messages: list[BaseMessage] = []
@@ -112,7 +112,7 @@ class _Reading:
         self.calls[index] = call
 
     def _tokens(self, step: AtifStep, facts: Row, at: str) -> Row:
-        """The tokens that the call adds to the one it extends."""
+        """Tokens that the call adds to the one it extends."""
         metrics = step.metrics
         if (
             metrics is None

@@ -1,5 +1,5 @@
-"""What the writer and the reader of ATIF share: content, and the part of an answer that ATIF has no
-field for.
+"""Parts shared by the ATIF writer and reader: content, and the part of an answer without a
+field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ATIF_VERSION", "OURS", "blocks_of", "call_record", "parts_of", "resp
 
 ATIF_VERSION = "ATIF-v1.8"
 OURS = "hrm_agent"
-"""Key of `extra` under which stands what makes a document a trajectory again."""
+"""Key of `extra` for the data that restores a trajectory from a document."""
 
 _IMAGES = {
     "jpg": "image/jpeg",
@@ -30,8 +30,8 @@ _DATA = re.compile(r"data:(image/(?:jpeg|png|gif|webp));base64,")
 
 
 def parts_of(message: BaseMessage) -> str | list[Row]:
-    """The content: text, or parts where an image is among them. A kind of part that ATIF lacks is
-    named instead.
+    """Content: text, or parts if an image is among them. A part that ATIF has no form for is
+    replaced by its type.
     """
     content: Any = message.content
     if isinstance(content, str):
@@ -54,7 +54,7 @@ def _part(block: Mapping[str, Any]) -> Row | None:
     if source := _source(block):
         return {"type": "image", "source": source}
     if block.get("type") in ("tool_use", "tool_call", "thinking", "reasoning"):
-        return None  # told in fields of their own
+        return None  # in separate fields
     return {
         "type": "text",
         "text": f"[a part of the type {block.get('type')}, which ATIF has no form for]",
@@ -62,8 +62,8 @@ def _part(block: Mapping[str, Any]) -> Row | None:
 
 
 def _source(block: Mapping[str, Any]) -> Row | None:
-    """Address and media type of an image; None for what is none, or none of the four types that
-    ATIF knows.
+    """Address and media type of an image (None for other blocks, and for types that ATIF does not
+    have).
     """
     if block.get("type") != "image_url":
         return None
@@ -76,7 +76,7 @@ def _source(block: Mapping[str, Any]) -> Row | None:
 
 
 def blocks_of(message: str | list[Row]) -> str | list[str | dict[str, Any]]:
-    """The content of a message out of a document's: the other way round."""
+    """LangChain content of a document's message, the inverse of `parts_of`."""
     if isinstance(message, str):
         return message
     blocks: list[str | dict[str, Any]] = []
@@ -92,7 +92,9 @@ def blocks_of(message: str | list[Row]) -> str | list[str | dict[str, Any]]:
 
 
 def call_record(call: Call, step: Mapping[str, Any]) -> Row:
-    """The call without its tokens and messages, and of its answer without what the step says."""
+    """Call without its tokens and messages, and without the parts of its answer that the step
+    contains.
+    """
     record = call.model_dump(
         mode="json", exclude={"token_ids", "mask", "logprobs", "request", "response"}
     )
@@ -105,7 +107,7 @@ def call_record(call: Call, step: Mapping[str, Any]) -> Row:
 
 
 def response_of(step: Mapping[str, Any]) -> Row:
-    """What a step says of an answer, in the words of a LangChain message dump."""
+    """Answer of a step as a LangChain message dump."""
     return {
         "type": "ai",
         "content": blocks_of(step["message"]),

@@ -1,1 +1,1 @@
-"""Logs of inspect_ai, read."""
+"""Import of inspect_ai logs."""

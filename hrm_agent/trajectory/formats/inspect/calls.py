@@ -1,6 +1,4 @@
-"""Model calls and tool calls of a sample of inspect_ai,
-out of its events or of its conversation.
-"""
+"""Model calls and tool calls of an inspect_ai sample, from its events or its conversation."""
 
 from __future__ import annotations
 
@@ -36,9 +34,11 @@ _STATUS = {
     "sandbox_unavailable": ToolStatus.INFRASTRUCTURE,
     "timeout": ToolStatus.TIMEOUT,
 }
-"""inspect's word for why a tool call failed -> our status. Any other failure is an `error`."""
+"""Reason why a tool call failed, in inspect's words -> our status. Any other failure is an
+`error`.
+"""
 _MOST_CALLS = 5000
-"""Most model calls of one sample: a request is kept for each."""
+"""Maximum number of model calls of one sample: a request is kept for each."""
 
 
 def tell(run: ForeignRun, sample: InspectSample, place: str, at: str) -> None:
@@ -60,8 +60,8 @@ def tell(run: ForeignRun, sample: InspectSample, place: str, at: str) -> None:
 
 
 def _of_the_run(events: list[Row]) -> Iterator[tuple[int, Row, str]]:
-    """Model and tool events with their place in the log and the solver or agent they are of, those
-    of scorers not.
+    """Model and tool events as (index in the log, event, name of their solver or agent), without
+    those of scorers.
     """
     spans: dict[str, list[tuple[str, str]]] = {}
     steps: list[tuple[str, str]] = []
@@ -69,7 +69,7 @@ def _of_the_run(events: list[Row]) -> Iterator[tuple[int, Row, str]]:
         kind, named = event.get("event"), (str(event.get("type")), str(event.get("name")))
         if kind == "span_begin":
             spans[str(event.get("id"))] = [*spans.get(str(event.get("parent_id")), [])[-20:], named]
-        elif kind == "step":  # what spans were before
+        elif kind == "step":  # older form of spans
             steps = [*steps, named] if event.get("action") == "begin" else steps[:-1]
         elif kind in ("model", "tool"):
             around = [*steps, *spans.get(str(event.get("span_id")), [])]
@@ -90,7 +90,7 @@ def _add_call(
     node: str,
     where: tuple[str, str],
 ) -> None:
-    """A call that came to nothing, or had not ended, is none."""
+    """Add a model call, unless it failed, had not ended, or has no answer."""
     if event.pending or not event.output.choices or event.error is not None:
         return
     if len(run.assembly.calls) >= _MOST_CALLS:
@@ -151,8 +151,8 @@ def _add_tool_call(run: ForeignRun, event: InspectToolEvent, node: str, index: i
 
 
 def _tell_conversation(run: ForeignRun, sample: InspectSample) -> None:
-    """The conversation at the end of a sample, each answer taken for a call that was sent what
-    stands before it.
+    """Add the conversation at the end of a sample. Each answer counts as a call that was sent the
+    messages before it.
     """
     run.begin()
     asked: Row = {}
@@ -241,9 +241,7 @@ def _tool(tool: Mapping[str, Any]) -> Row:
 
 
 def _content(content: str | list[Row]) -> str | list[Row]:
-    """Text, or parts in OpenAI's form where an image is among them. Thoughts stand apart from what
-    was said.
-    """
+    """Text, or parts in OpenAI's form if an image is among them. Thoughts are left out."""
     if isinstance(content, str):
         return content
     parts = [_part(part) for part in content if part.get("type") != "reasoning"]
@@ -273,7 +271,7 @@ def _reasoning(content: str | list[Row]) -> str:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message or of a tool's result, which may be a number, too."""
+    """Text of a message or of a tool's result, which may also be a number."""
     if isinstance(content, list):
         parts = [cast("Row", part) for part in cast("list[Any]", content) if isinstance(part, dict)]
         return "\n".join(

@@ -1,17 +1,18 @@
-"""Logs of inspect_ai in: each sample of an evaluation, in each of its epochs, is a run.
+"""Import of inspect_ai logs: each sample of an evaluation, in each of its epochs, is a run.
 
-Both forms are read, the `.eval` archive and the JSON file, and without the library: the documented
+Both forms, the `.eval` archive and the JSON file, are read without the library: only documented
 fields, strictly and within bounds. Model calls come from the sample's events, with exactly the
-messages and tools that each was sent; calls that a scorer made are not the run's. A log without
-events has its answers from the conversation at the end, where what came before an answer is taken
-for what the model was sent. There are no token ids in such logs, so that nothing in them can be
-trained on by tokens; conversations can be exported and fine-tuned on.
+messages and tools of each request; calls made by a scorer do not belong to the run. A log without
+events gives its answers from the conversation at the end, where the messages before an answer are
+taken as its request. Such logs contain no token ids, so that they cannot be trained on by tokens;
+their conversations can be exported and fine-tuned on.
 
-Scores are rewards by the scorer's name, those of a score with several values by `scorer/value`: C
-and I are 1 and 0, P is 0.5 and N, no answer, 0; words and truth values as inspect reads them;
-numbers from 0 to 1. NaN is unscored and no reward, and so is any number outside; all are kept in
-`task.metadata["inspect"]["scores"]`. Where there is one scorer with one value, that is `correct`,
-too. Runs of one sample are a group, in which the epoch is `sample_index`.
+Scores are rewards by the scorer's name, or by `scorer/value` for a score with several values. C and
+I are 1 and 0, P is 0.5 and N, no answer, 0; words and truth values are read as in inspect; numbers
+must be from 0 to 1. NaN means unscored and gives no reward, nor does a number outside. All scores
+are kept in `task.metadata["inspect"]["scores"]`. The score of a single scorer with one value is
+also `correct`. Runs of one sample are a group, in which the epoch, counted from 0, is
+`sample_index`.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ _LIMITS = {
     "turn": StopReason.MAX_TURNS,
     "working": StopReason.MAX_SECONDS,
 }
-"""What inspect limits -> the stop reason. Any other limit is one of calls."""
+"""Limit in inspect -> stop reason. Any other limit counts as one of calls."""
 
 
 def read_inspect(path: Path, origin: Origin) -> Iterator[Trajectory]:
-    """The trajectories of a log, one for each sample and epoch."""
+    """Trajectories of a log, one for each sample and epoch."""
     if not is_archive(path):
         yield from _read_json(path, origin)
         return
     with open_archive(path) as archive:
         names = list(archive.names())
-        # A run that was killed has its beginning only.
+        # The log of a killed run has only its beginning.
         start = "header.json" if "header.json" in names else "_journal/start.json"
         head = _header(
             parsed(archive.read(start), f"{path}: {start}", nan=True), f"{path}: {start}"
@@ -176,7 +177,7 @@ def _rewards(sample: InspectSample) -> dict[str, float]:
 
 
 def _is_single(sample: InspectSample) -> bool:
-    """True for one score with one value, whatever it came to: runs of one sample then all have
+    """True for one score with one value, whatever the value, so that runs of one sample all have
     `correct`, or none.
     """
     values = [score.value for score in (sample.scores or {}).values()]
@@ -184,9 +185,7 @@ def _is_single(sample: InspectSample) -> bool:
 
 
 def _reward(value: Any) -> float | None:
-    """A score as a number from 0 to 1; None for what is not scored,
-    and for what is no such number.
-    """
+    """Score as a number from 0 to 1 (None if unscored, or no such number)."""
     if isinstance(value, str):
         word = value if len(value) == 1 else value.lower()
         value = _WORDS[word] if word in _WORDS else _number(value)
@@ -201,7 +200,9 @@ def _number(text: str) -> float | None:
 
 
 class _Plain:
-    """A sample with its long texts in their places, and null for what JSON has no number for."""
+    """Sample with its attached long texts inserted, and None for numbers that JSON does not
+    have.
+    """
 
     def __init__(self, attachments: Row, place: str, at: str) -> None:
         self._attachments, self._place, self._at = attachments, place, at

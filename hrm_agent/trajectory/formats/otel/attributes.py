@@ -1,7 +1,7 @@
 """Attributes of spans: names of OpenTelemetry's conventions for generative AI (1.41, `gen_ai.*`),
-and our own.
+and own names.
 
-Messages, arguments and results are apart from the rest: whoever exports asks for them.
+Messages, arguments and results are separate from the rest, since they are exported only on request.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 Attributes = dict[str, str | bool | int | float | list[str]]
-"""Values of the kinds that every backend takes."""
+"""Attributes with values of the kinds that every backend accepts."""
 
 OURS = "hrm_agent"
-"""Names of what the conventions have no name for begin with it."""
+"""Prefix of names for what the conventions lack."""
 _PROVIDERS = {
     "anthropic": "anthropic",
     "azure_openai": "azure.ai.openai",
@@ -55,7 +55,7 @@ _PROVIDERS = {
     "perplexity": "perplexity",
     "xai": "x_ai",
 }
-"""Provider in a model string -> its name in the conventions; another one has its own."""
+"""Provider in a model string -> its name in the conventions. Other providers keep their own."""
 _OWN_ENGINES = ("", "builtin", "hf")
 """Schemes of weights that are loaded here."""
 
@@ -104,7 +104,7 @@ def _judged(overlay: Overlay) -> dict[str, Any]:
 
 
 def call_attributes(call: Call, run: Trajectory) -> Attributes:
-    """Of a model call."""
+    """Attributes of a model call."""
     asked = call.sampling or call.sampling_sent
     used = call.used
     return _filled(
@@ -136,8 +136,8 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
 
 
 def requested_model(call: Call) -> str:
-    """The name that the provider has for it, by which viewers know prices: the provider is an
-    attribute beside it.
+    """Model name as the provider has it, by which viewers know prices. The provider is a separate
+    attribute.
     """
     scheme, _, name = call.model.partition(":")
     return name if name and scheme in _PROVIDERS else call.model
@@ -149,24 +149,26 @@ def _provider(call: Call) -> str:
 
 
 def _finish(call: Call) -> str:
-    """`tool_calls` where it ended by asking for tools, as other libraries tell it."""
+    """Finish reason: `tool_calls` if the answer calls tools, as in other libraries."""
     stopped = call.finish_reason.value
     return "tool_calls" if call.response.get("tool_calls") and stopped == "stop" else stopped
 
 
 def _read_tokens(call: Call, run: Trajectory) -> int | None:
-    """Of a call with token ids all that stood before what it sampled."""
+    """Number of tokens that the call read. With token ids, all tokens before the sampled ones are
+    counted.
+    """
     if not call.token_ids:
         return call.used.input_tokens if call.used else None
     try:
         path = path_to(run.calls, call.id)
-    except (KeyError, ValueError):  # what it extends is in another store
+    except (KeyError, ValueError):  # the parent is in another store
         return None
     return sum(len(each.token_ids) for each in path) - call.sampled_tokens
 
 
 def tool_attributes(call: ToolCall, run: Trajectory, *, content: bool) -> Attributes:
-    """Of a tool call; with `content` also what it was given and what it gave."""
+    """Attributes of a tool call. `content`: include its arguments and result."""
     arguments = call.arguments if isinstance(call.arguments, str) else json_line(call.arguments)
     return _filled(
         {
@@ -191,7 +193,7 @@ def tool_attributes(call: ToolCall, run: Trajectory, *, content: bool) -> Attrib
 
 
 def turn_content(prompt: str, answer: str | None) -> Attributes:
-    """What a person said, and was answered."""
+    """Attributes of a turn: the user's message and the answer."""
     asked = [{"role": "user", "parts": [_text(prompt)]}]
     said = (
         [{"role": "assistant", "parts": [_text(answer)], "finish_reason": "stop"}]
@@ -202,7 +204,7 @@ def turn_content(prompt: str, answer: str | None) -> Attributes:
 
 
 def call_content(call: Call, run: Trajectory, known: RequestHints) -> Attributes:
-    """Messages of a model call; what was sent is left out where it is not proved to be that."""
+    """Messages of a model call. The request is left out if it is not proved."""
     messages = messages_of(call, run, known)
     sent = (
         [message for message in messages[:-1] if not isinstance(message, SystemMessage)]
@@ -252,7 +254,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _as_json(values: dict[str, Any]) -> Attributes:
-    """Structured values as text, which is what an attribute can hold."""
+    """Structured values as JSON text, since an attribute cannot hold a structure."""
     return {
         name: json.dumps(value, ensure_ascii=False, default=str)
         for name, value in _filled(values).items()

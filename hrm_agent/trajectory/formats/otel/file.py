@@ -1,9 +1,9 @@
-"""Spans of OpenTelemetry as a file: OTLP in its JSON form, one trajectory a line.
+"""OpenTelemetry spans as a file: OTLP in its JSON form, one trajectory a line.
 
-This is what a collector's file receiver reads, and `curl` can post a line of it to `/v1/traces`.
-Which spans a run has, and their ids, `otel_spans` says. Messages, arguments and results are in it
-only where they are asked for (`--otel-content`); runs that are under way have no end, and are left
-out.
+A collector's file receiver reads it, and `curl` can post a line of it to `/v1/traces`.
+`hrm_agent.trajectory.formats.otel.spans` describes the spans of a run and their ids. Messages,
+arguments and results are included only on request (`--otel-content`). Runs in progress have no end
+and are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hrm_agent.trajectory.schema import RunStatus, Trajectory
 __all__ = ["SCOPE", "SERVICE", "nanoseconds", "no_spans", "otel_rows"]
 
 SERVICE = "hrm-agent"
-"""Name of the service where OTEL_SERVICE_NAME gives none."""
+"""Default name of the service, if OTEL_SERVICE_NAME gives none."""
 SCOPE = "hrm_agent"
-"""Name of what made the spans."""
+"""Name of the instrumentation scope."""
 _INTERNAL, _CLIENT = 1, 3
 _FAILED = 2
 
@@ -32,7 +32,9 @@ def otel_rows(
     content: RequestHints | None = None,
     overlay_of: Callable[[Trajectory], Overlay | None] = lambda run: None,
 ) -> RowMaker:
-    """One line a trajectory. `content`: with messages; `overlay_of`: what a training made of it."""
+    """Row maker with one line per trajectory. `content`: include messages. `overlay_of`: judgement
+    by a training run.
+    """
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         yield no_spans(trajectory) or _line(
@@ -43,12 +45,12 @@ def otel_rows(
 
 
 def no_spans(trajectory: Trajectory) -> Skipped | None:
-    """Why a trajectory has no spans yet; None if it has them."""
+    """Reason why a trajectory has no spans yet (None if it has them)."""
     return Skipped("the run is under way") if trajectory.status is RunStatus.RUNNING else None
 
 
 def nanoseconds(seconds: float) -> int:
-    """Unix time as spans have it."""
+    """Unix time in nanoseconds, as in spans."""
     return round(seconds * 1_000_000) * 1000  # a float has no more than microseconds
 
 
@@ -60,7 +62,7 @@ def _line(spans: list[TraceSpan]) -> Row:
 
 
 def _span(span: TraceSpan) -> Row:
-    """Ids are hex digits here and whole numbers text, as OTLP's JSON has it."""
+    """Span in OTLP's JSON form: ids as hex digits, whole numbers as text."""
     return {
         "traceId": span.trace_id,
         "spanId": span.span_id,

@@ -1,15 +1,15 @@
-"""A trajectory as spans of OpenTelemetry, by its conventions for generative AI. Needs none of its
-packages.
+"""Spans of a trajectory by OpenTelemetry's conventions for generative AI. None of its packages are
+needed.
 
-The record is the source: times are those on record, and ids are made from the run's thread, its
-start and its calls, so that a run that is exported twice has the same ids. One trajectory is one
-trace. Its root is `invoke_agent GRAPH`, one for each turn of a conversation; below it stands a span
-for each task of the graph, by its node, nested as subgraphs are; and in that the model calls
-(`chat MODEL`) and tool calls (`execute_tool NAME`) that the task made. What a fork inherited is in
-the trace of the run that it left.
+The record is the source: times are those on record, and ids are derived from the run's thread, its
+start and its calls, so that a run exported twice has the same ids. One trajectory is one trace. Its
+root is `invoke_agent GRAPH`, one for each turn of a conversation. Below it is a span for each task
+of the graph, named by its node and nested as subgraphs are. It contains the model calls (`chat
+MODEL`) and tool calls (`execute_tool NAME`) of the task. Inherited calls of a fork are in the trace
+of its origin.
 
-A task's span reaches from the start of its first call to the end of its last: a record has no other
-times of it. The root has no token counts, which viewers would add to those of its calls.
+A task's span reaches from the start of its first call to the end of its last, since a record has no
+other times of it. The root has no token counts, which viewers would add to those of its calls.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ __all__ = ["TraceSpan", "spans_of", "trace_id_of"]
 
 @dataclass(slots=True)
 class TraceSpan:
-    """One span, before it has the form of a library or a file."""
+    """Span before conversion to the form of a library or a file."""
 
     trace_id: str
-    """32 hex digits, the same for all spans of a trajectory."""
+    """32 hex digits, equal for all spans of a trajectory."""
     span_id: str
     """16 hex digits."""
     parent_id: str | None
-    """`span_id` of the span around it; None for a root."""
+    """`span_id` of the enclosing span (None for a root)."""
     name: str
-    """Operation and what it was done with, as `chat MODEL`; of a graph's task its node."""
+    """Operation and its object, as `chat MODEL`; for a graph's task, its node."""
     started_at: float
     """Unix time in seconds."""
     ended_at: float
     """Unix time in seconds, no earlier than `started_at`."""
     is_client: bool = False
-    """It asked a program elsewhere: a provider's model."""
+    """True for a call to another program: a provider's model."""
     attributes: Attributes = field(default_factory=dict[str, str | bool | int | float | list[str]])
-    """By the names of the conventions, and `hrm_agent.*` for what those have no name for."""
+    """Attributes by the names of the conventions, and `hrm_agent.*` for others."""
     error: str | None = None
-    """Why it counts as failed; None if it does not."""
+    """Reason of the failure (None if it did not fail)."""
 
 
 def trace_id_of(trajectory: Trajectory) -> str:
-    """The start is part of it: runs in several stores may have threads of one name."""
+    """Trace id. It includes the start, since runs in several stores may have threads of one
+    name.
+    """
     return content_hash("trace", trajectory.thread_id, trajectory.started_at)
 
 
@@ -72,11 +74,11 @@ def spans_of(
     content: RequestHints | None = None,
     newest_turn: bool = False,
 ) -> list[TraceSpan]:
-    """The spans of a trajectory that has ended, roots first.
+    """Spans of a trajectory that has ended, roots first.
 
-    `overlay`: what a training made of it. `content`: put messages, arguments and results into the
-    spans, with these hints where a record does not have them. `newest_turn`: only what the
-    conversation's last turn added.
+    `overlay`: judgement by a training run. `content`: include messages, arguments and results, with
+    these hints for what the record lacks. `newest_turn`: only the spans of the conversation's last
+    turn.
     """
     trace = _Trace(trajectory, content)
     roots = [trace.root(turn, overlay) for turn in range(len(trajectory.turns) + 1)]
@@ -91,7 +93,7 @@ def spans_of(
 
 
 class _Trace:
-    """The spans of one trajectory while they are made."""
+    """Spans of one trajectory while they are made."""
 
     def __init__(self, trajectory: Trajectory, content: RequestHints | None) -> None:
         self._run, self._content = trajectory, content
@@ -101,7 +103,7 @@ class _Trace:
         self.tasks: dict[str, TraceSpan] = {}
         """Tasks of the graph, by turn and namespace."""
         self.root_of: dict[str, str] = {}
-        """Id of each span -> that of its root."""
+        """Id of a span -> id of its root."""
 
     def root(self, turn: int, overlay: Overlay | None) -> TraceSpan:
         newest = turn == len(self._run.turns)
@@ -113,7 +115,7 @@ class _Trace:
             span.attributes |= turn_content(self._run.prompts[turn], end.answer)
         if end.status is RunStatus.FAILED:
             span.error = "failed"
-            # "KeyError: 'x'": the rest may be of the task
+            # "KeyError: 'x'": the rest may contain task data
             said = (end.error or "").partition(":")[0]
             span.attributes["error.type"] = said if said.isidentifier() else "_OTHER"
         return span
@@ -166,7 +168,7 @@ class _Trace:
         started_at: float,
         ended_at: float,
     ) -> str:
-        """The id of a task's span, which reaches at least from one time to the other."""
+        """Id of a task's span, extended to cover the given times."""
         id_ = self._span_id("task", turn, place)
         task = self.tasks.get(id_)
         if task is None:
@@ -190,7 +192,9 @@ class _Trace:
         return content_hash("span", self._id, *names)[:16]
 
     def _turn_ends(self) -> list[float]:
-        """Of a turn before the newest the record has no end: it is that of its last call."""
+        """End times of the turns. Only the newest turn has one on record; an earlier turn ends with
+        its last call.
+        """
         run, ends = self._run, list(self._starts)
         for call in (*run.own_calls, *run.own_tool_calls):
             turn = bisect_right(self._starts, call.started_at, lo=1) - 1

@@ -1,1 +1,1 @@
-"""Parts of several formats: rows, lines, archives, messages, runs of others."""
+"""Parts shared by formats: rows, lines, archives, messages, runs of other programs."""

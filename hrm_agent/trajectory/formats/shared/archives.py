@@ -1,8 +1,8 @@
-"""Zip archives from strangers, member by member in memory: nothing is unpacked to a disk, and bombs
-are refused.
+"""Reader of untrusted zip archives, member by member in memory. Nothing is unpacked to a disk, and
+zip bombs are refused.
 
 Members may be compressed by zstandard, which the standard library of this Python does not read,
-beside what it does.
+besides the usual methods.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hrm_agent.trajectory.formats.shared.json_documents import MOST_BYTES, print
 __all__ = ["Archive", "is_archive", "open_archive"]
 
 MOST_MEMBERS = 200_000
-"""Most members of an archive."""
+"""Maximum number of members of an archive."""
 MOST_TOTAL = 16 * 2**30
-"""Most bytes that the members of an archive may come to, unpacked."""
+"""Maximum unpacked bytes of all members read from an archive."""
 _ZSTANDARD = 93
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _FAULTS = (
@@ -42,7 +42,7 @@ _FAULTS = (
 
 
 class Archive:
-    """An open archive."""
+    """Open archive."""
 
     def __init__(self, path: Path, zipped: zipfile.ZipFile, file: io.BufferedReader) -> None:
         self.path = path
@@ -50,13 +50,11 @@ class Archive:
         self._left = MOST_TOTAL
 
     def names(self) -> Iterator[str]:
-        """Names of the members, as the archive lists them."""
+        """Names of the members, in the archive's order."""
         return iter(self._zip.namelist())
 
     def read(self, name: str) -> bytes:
-        """A member's content. Raises `StoreError` if there is none, if it is damaged, or larger
-        than is read.
-        """
+        """Content of a member. Raises `StoreError` if it is missing, damaged, or too large."""
         try:
             info = self._zip.getinfo(name)
             data = self._zstandard(info) if info.compress_type == _ZSTANDARD else self._plain(info)
@@ -81,8 +79,8 @@ class Archive:
             return member.read(MOST_BYTES + 1)
 
     def _zstandard(self, info: zipfile.ZipInfo) -> bytes:
-        """The member's place is told by its local header, whose names may be longer than the
-        directory's.
+        """Content of a zstandard member. Its place is found by its local header, whose names may be
+        longer than the directory's.
         """
         self._file.seek(info.header_offset)
         header = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
@@ -98,7 +96,7 @@ class Archive:
 
 
 def is_archive(path: Path) -> bool:
-    """True for a file that begins as zip archives do."""
+    """True for a file that begins like a zip archive."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
@@ -108,7 +106,7 @@ def is_archive(path: Path) -> bool:
 
 @contextmanager
 def open_archive(path: Path) -> Generator[Archive]:
-    """Open a zip archive. Raises `StoreError` for what is none, or has too many members."""
+    """Open a zip archive. Raises `StoreError` for any other file, or too many members."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(path) as zipped:
             if len(zipped.infolist()) > MOST_MEMBERS:

@@ -1,5 +1,5 @@
-"""JSON from strangers: bounded, without nan where none belongs, and refused with the file and the
-place in it.
+"""Reader of untrusted JSON: bounded, without nan by default. Errors name the file and the place in
+it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hrm_agent.errors import StoreError
 __all__ = ["MOST_BYTES", "documents", "parsed", "printable", "refused", "valid"]
 
 MOST_BYTES = 256 * 2**20
-"""Largest document that is read, in bytes: several hundred times the longest run that was seen."""
+"""Largest document that is read, in bytes: several hundred times the longest run seen so far."""
 _DEPTH = 64
-"""Deepest nesting that is read: stores and other programs give up beyond a few hundred."""
+"""Deepest nesting that is read. Stores and other programs fail beyond a few hundred levels."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def documents(path: Path, *, nan: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each JSON object of a file with its place: one in several lines, or one a line. `nan`: as for
-    `parsed`.
+    """JSON objects of a file as (place, object): one over several lines, or one a line.
 
-    Raises `StoreError` for what is no JSON object, too large or too deep.
+    `nan` as for `parsed`. Raises `StoreError` for any other value, and for a document that is too
+    large or too deep.
     """
     try:
         with path.open("rb") as file:
@@ -49,7 +49,7 @@ def documents(path: Path, *, nan: bool = False) -> Iterator[tuple[str, dict[str,
 
 
 def parsed(data: bytes, place: str, *, nan: bool = False) -> Any:
-    """The JSON value of `data`. `nan`: NaN and infinities, which some programs write, are taken."""
+    """JSON value of `data`. `nan`: accept NaN and infinities, which some programs write."""
     if len(data) > MOST_BYTES:
         refused(place, "", f"it is larger than {MOST_BYTES // 2**20} MiB")
     try:
@@ -62,8 +62,8 @@ def parsed(data: bytes, place: str, *, nan: bool = False) -> Any:
 
 
 def valid(model: type[Model], value: Any, place: str, at: str = "") -> Model:
-    """`value` as a record. Raises `StoreError` naming the field that does not fit, `at` being where
-    `value` stands.
+    """`value` as a record. Raises `StoreError` naming the invalid field. `at`: path of `value` in
+    the document.
     """
     try:
         return model.model_validate(value)
@@ -73,7 +73,7 @@ def valid(model: type[Model], value: Any, place: str, at: str = "") -> Model:
 
 
 def refused(place: str, at: str, problem: str) -> NoReturn:
-    """Raise `StoreError` for `problem` at a path of the document in `place`."""
+    """Raise `StoreError` for `problem` at path `at` of the document in `place`."""
     told = f"{place}: {at}: {problem[:500]}" if at else f"{place}: {problem[:500]}"
     raise StoreError(f"{printable(told).rstrip('.')}.", "Correct the document, or write it again.")
 
@@ -84,7 +84,9 @@ def printable(text: str) -> str:
 
 
 def _path(at: str, loc: Sequence[str | int]) -> str:
-    """`steps[3].tool_calls[0].arguments`. Names of a document may be long, and are cut."""
+    """Path such as `steps[3].tool_calls[0].arguments`. Names of a document may be long, and are
+    cut.
+    """
     for part in loc:
         at += f"[{part}]" if isinstance(part, int) else f".{part[:80]}" if at else part[:80]
     return at
@@ -99,7 +101,7 @@ def _object(value: Any, place: str) -> dict[str, Any]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """False for the first of several lines that are one JSON value."""
+    """False for the first of several lines of one JSON value."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -108,7 +110,7 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _checked(value: Any, place: str) -> Any:
-    """`value`, if it is not nested too deeply and no text of it holds half a character."""
+    """Return `value` if it is not nested too deeply and its texts contain no lone surrogate."""
     level, depth = [value], 0
     while level:
         depth += 1

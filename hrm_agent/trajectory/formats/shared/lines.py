@@ -1,12 +1,12 @@
-"""The conversations of a run as lines: from a first message to an answer that nothing went on from.
+"""Conversations of a run as lines, from a first message to an answer that no call continues.
 
-A program that knows of no graph reads messages in order. Parallel solvers, a planner and its
-critic, and two samples of one request are not one order, so each of them is a line of its own, with
-what it shares with another line told again.
+Programs without graphs read messages in order. Parallel solvers, a planner and its critic, and two
+samples of one request have no common order. So each of them is a separate line, with the parts that
+it shares with another line repeated.
 
-A call goes on from another one if it was sent that one's whole conversation. Where the messages are
-not proved (see `messages`), the call's own links say so: the call whose tokens it extends, or would
-have, had the template not broken.
+A call continues another one if it was sent that one's whole conversation. If the messages are not
+proved (see `messages`), the call's own links decide: the call whose tokens it extends, or would
+have extended if the template had not broken.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from hrm_agent.trajectory.schema import BranchReason, Call, Trajectory
 __all__ = ["Line", "Said", "lines"]
 
 Said = tuple[BaseMessage, Call | None]
-"""A message, and the call that gave it."""
+"""Message, and the call that gave it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One conversation, with the calls that answered in it."""
+    """Conversation with the calls that answered in it."""
 
     calls: tuple[Call, ...]
-    """From the first that is on record to the last."""
+    """Calls from the first on record to the last."""
     messages: tuple[Said, ...]
-    """The messages, each answer with its call; None for an answer that no recorded call gave."""
+    """Messages, each answer with its call (None for an answer that no recorded call gave)."""
     proved: bool
-    """These are all messages that the last call saw. Else answers stand here without what was said
-    between them.
+    """True if these are all messages that the last call saw. Otherwise some answers appear without
+    the messages between them.
     """
     tools: tuple[dict[str, Any], ...]
-    """Offered to the last call, as the model was given them; empty where they are not known."""
+    """Tools offered to the last call, as given to the model; empty if unknown."""
 
 
 def lines(trajectory: Trajectory, known: RequestHints) -> list[Line]:
-    """The lines, in the order in which their last calls were finished. Every call is in one of them
-    at least.
+    """Lines of a run, in the order in which their last calls finished. Every call is in at least
+    one.
     """
     found = {call.id: _found(call, trajectory, known) for call in trajectory.calls}
     before = _before(trajectory, found)
@@ -61,8 +61,8 @@ def lines(trajectory: Trajectory, known: RequestHints) -> list[Line]:
 
 
 def _found(call: Call, trajectory: Trajectory, known: RequestHints) -> ConversationOfCall | None:
-    """The proved conversation. Without the tools it is still that, since messages are hashed apart
-    from them.
+    """Proved conversation of a call (None if it is not proved). Tools may be unknown, since
+    messages are hashed separately.
     """
     found = conversation_of(call, trajectory, known)
     if found == NO_TOOLS:
@@ -71,7 +71,7 @@ def _found(call: Call, trajectory: Trajectory, known: RequestHints) -> Conversat
 
 
 def _before(trajectory: Trajectory, found: dict[str, ConversationOfCall | None]) -> dict[str, Call]:
-    """Id of a call -> the earlier one that it goes on from."""
+    """Id of a call -> earlier call that it continues."""
     by_hash: defaultdict[str, list[Call]] = defaultdict(list)
     by_id: dict[str, Call] = {}
     before: dict[str, Call] = {}
@@ -97,8 +97,8 @@ def _linked(call: Call, by_id: dict[str, Call]) -> list[Call]:
 def _said_before(
     call: Call, proved: ConversationOfCall, by_hash: dict[str, list[Call]]
 ) -> list[Call]:
-    """The calls whose conversation is the longest beginning of this one: the one whose tokens it
-    extends, or the newest ones first.
+    """Calls whose conversation is the longest beginning of this one: first the call whose tokens it
+    extends, then the newest.
     """
     for hash_ in _beginnings(proved.messages[:-1]):
         if fits := by_hash.get(hash_):
@@ -108,7 +108,7 @@ def _said_before(
 
 
 def _beginnings(messages: tuple[BaseMessage, ...]) -> Iterator[str]:
-    """Hashes of the beginnings that end in an answer, the longest first."""
+    """Hashes of the beginnings that end in an answer, longest first."""
     for end in range(len(messages), 0, -1):
         if isinstance(messages[end - 1], AIMessage):
             yield context_hash(messages[:end])
@@ -131,7 +131,7 @@ def _line(leaf: Call, before: dict[str, Call], found: dict[str, ConversationOfCa
 
 
 def _said(calls: list[Call], proved: ConversationOfCall | None) -> list[Said] | None:
-    """The messages, each answer with its call; None if one of the calls does not show in them."""
+    """Messages, each answer with its call (None if a call is not among them)."""
     answers = {call.context_hash: call for call in calls}
     said: list[Said] = []
     messages = proved.messages if proved else ()

@@ -1,9 +1,9 @@
-"""Runs of other agents, recorded as messages: a model call for each answer, with what it had been
-told by then.
+"""Runs of other agents, recorded as messages: a model call for each answer, with the messages
+before it.
 
-The messages in order are taken for what each call was sent, and its hashes are made of them, so
-that conversations can be exported and compared as those of own runs. What a file does not tell is
-not made up: a call without exact tokens is not trainable, and says why.
+The messages in order are taken as the request of each call, and its hashes are made from them, so
+that conversations can be exported and compared like those of own runs. Missing data is not made up:
+a call without exact tokens is not trainable, and gives the reason.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ __all__ = ["MOST_SENT", "NO_PROMPT_TOKENS", "NO_TOKENS", "ForeignRun", "Tokens",
 NO_TOKENS = "the file gives no token ids"
 NO_PROMPT_TOKENS = "the file gives no token ids of the prompt"
 _COMPARED = 64
-"""Most earlier calls whose tokens a prompt is compared with, newest first."""
+"""Maximum number of earlier calls whose tokens a prompt is compared with, newest first."""
 MOST_SENT = 2**20
-"""Most messages that the calls of one run were sent, counted again for each call: as many as a run
-of 1,000 steps with an answer and a result each. A short file can name the same messages again and
-again.
+"""Maximum number of messages sent by the calls of one run, counted again for each call. It fits a
+run of 1,000 steps with an answer and a result each. A short file can name the same messages again
+and again.
 """
 
 
 def in_range(value: Any) -> bool:
-    """True for a number that can stand as a reward: from 0 to 1."""
+    """True for a valid reward: a number from 0 to 1."""
     return isinstance(value, (int, float)) and 0 <= value <= 1
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of one call, all that the model saw and all that it answered."""
+    """Tokens of one call: its whole prompt and its answer."""
 
     prompt: list[int]
-    """Everything before the answer."""
+    """Tokens of the prompt."""
     completion: list[int]
-    """The answer."""
+    """Tokens of the answer."""
     logprobs: list[float] | None
-    """Log-probs (natural log), one per token of `completion`; None if the file has none."""
+    """Log-probs (natural log), one per token of `completion` (None if the file has none)."""
 
 
 @dataclass
 class ForeignRun:
-    """One run in the making, with the conversation that is told just now."""
+    """Run under construction, with its current conversation."""
 
     assembly: Assembly
-    """What makes a trajectory of it."""
+    """Assembly that makes the trajectory."""
     tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
     """Tool calls so far."""
     _messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -75,7 +75,7 @@ class ForeignRun:
         default_factory=dict[int, tuple[BaseMessage, dict[str, Any]]]
     )
     _sent: int = 0
-    """Messages of all requests so far."""
+    """Number of messages of all requests so far."""
     _seen: list[tuple[list[int], str]] = field(default_factory=list[tuple[list[int], str]])
 
     @staticmethod
@@ -87,14 +87,14 @@ class ForeignRun:
         )
 
     def begin(self, messages: Iterable[BaseMessage] = ()) -> None:
-        """Another conversation of the run, which begins with `messages`."""
+        """Start another conversation of the run with `messages`."""
         self._messages, self._context = [], HashedContext.of(())
         for message in messages:
             self.say(message)
 
     def say(self, message: BaseMessage) -> None:
-        """A message that the next call sees.
-        Raises `StoreError` for more of them than any run has.
+        """Add a message that the next call sees. Raises `StoreError` if more than `MOST_SENT` were
+        sent.
         """
         if self._sent + len(self._messages) > MOST_SENT:
             refused(
@@ -118,7 +118,7 @@ class ForeignRun:
         untrainable: str | None = None,
         **facts: Any,
     ) -> Call:
-        """A model call that gave `message`, which the next one sees. `facts` are other fields of
+        """Add a model call that gave `message`, which the next call sees. `facts`: other fields of
         the call.
         """
         request = tuple(self._messages)
@@ -193,7 +193,7 @@ class ForeignRun:
         node: str = "",
         **facts: Any,
     ) -> None:
-        """A tool call that came to `status`, `content` being what the model was shown."""
+        """Add a tool call with its outcome. `content`: text that the model was shown."""
         thread, task = self.assembly.id, task or f"tools-{len(self.assembly.calls)}"
         self.tool_calls.append(
             ToolCall(
@@ -209,7 +209,5 @@ class ForeignRun:
         )
 
     def finish(self, **facts: Any) -> Trajectory:
-        """The trajectory, with the given fields. Raises `StoreError` where the linter finds
-        something.
-        """
+        """Trajectory with the given fields. Raises `StoreError` if the linter finds a problem."""
         return self.assembly.finish(tool_calls=tuple(self.tool_calls), **facts)

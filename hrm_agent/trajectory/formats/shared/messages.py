@@ -1,22 +1,22 @@
-"""The messages that a call was sent, found on record and proved to be those.
+"""Messages that a call was sent, found on record and proved by their hash.
 
 Each call has the messages and the tools that it was sent (`Call.request`, `Call.tools`). In records
-of earlier versions calls of token models have neither, and others no tools. But each call keeps the
-hash of its whole conversation (`Call.context_hash`) and of the tools offered (`Call.tools_hash`).
-So they may come from anywhere, if their hash is that of the record: then they are what the model
-saw, up to white space around a message and to the ids of tool calls.
+of earlier versions, calls of token models have neither, and other calls no tools. But each call
+keeps the hash of its whole conversation (`Call.context_hash`) and of the tools offered
+(`Call.tools_hash`). So they may come from anywhere, if their hash is that of the record: then they
+are what the model saw, up to white space around a message and the ids of tool calls.
 
-Looked at in this order:
+Candidates are taken in this order:
 
-1. `Call.request`: the messages themselves, or, of a call that extends another, those that came
+1. `Call.request`: the messages themselves, or, for a call that extends another, those that came
    after it;
-2. the `messages` channel of the checkpoint that the call's step started from, where the store is at
-   hand;
+2. the `messages` channel of the checkpoint that the call's step started from, if the store is
+   available;
 3. the record: the task as the user's turn, then each earlier answer of the conversation with its
    tools' results.
 
-For 2 and 3, each known system turn is tried before the messages, and none. What cannot be proved is
-not used.
+For 2 and 3, the messages are tried without a system turn and with each known one. Messages that
+cannot be proved are not used.
 """
 
 from __future__ import annotations
@@ -65,27 +65,29 @@ class RequestHints:
     systems: tuple[str, ...] = ()
     """System turns that a graph's nodes may have put before its messages."""
     tools: tuple[tuple[dict[str, Any], ...], ...] = ()
-    """Lists of tools that may have been offered, as the model was given them. No tools at all is
-    always tried.
+    """Lists of tools that may have been offered, as given to the model. An empty list is always
+    tried.
     """
     state: Callable[[Call], Sequence[BaseMessage]] | None = None
-    """The `messages` of the state that a call's step started from; empty if there are none."""
+    """Function that returns the `messages` of the state that a call's step started from; empty if
+    there are none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationOfCall:
-    """What one call saw, and its answer as the last message."""
+    """Messages that one call saw, with its answer as the last one."""
 
     messages: Messages
-    """From the system turn to the reply."""
+    """Messages from the system turn to the answer."""
     tools: tuple[dict[str, Any], ...]
-    """As the model was given them: in OpenAI's form, but for models of other providers."""
+    """Tools as given to the model: in OpenAI's form, except for models of other providers."""
 
 
 def conversation_of(
     call: Call, trajectory: Trajectory, known: RequestHints
 ) -> ConversationOfCall | str:
-    """The proved conversation of a call, or what is missing for it, in words."""
+    """Proved conversation of a call, or the missing part in words."""
     if (tools := tools_of(call, known)) is None:
         return NO_TOOLS
     messages = messages_of(call, trajectory, known)
@@ -93,7 +95,7 @@ def conversation_of(
 
 
 def tools_of(call: Call, known: RequestHints) -> tuple[dict[str, Any], ...] | None:
-    """The tools that a call was offered; None if they are not known."""
+    """Tools that a call was offered (None if unknown)."""
     if call.tools is not None or not call.tools_hash:
         return call.tools or ()
     return next(
@@ -102,7 +104,7 @@ def tools_of(call: Call, known: RequestHints) -> tuple[dict[str, Any], ...] | No
 
 
 def messages_of(call: Call, trajectory: Trajectory, known: RequestHints) -> Messages | None:
-    """What a call was sent, and its answer; None if that cannot be proved."""
+    """Messages that a call was sent, and its answer (None if they cannot be proved)."""
     answer = answer_of(call)
     for sent in _candidates(call, trajectory, known) if call.context_hash else ():
         messages = (*sent, answer)
@@ -112,7 +114,7 @@ def messages_of(call: Call, trajectory: Trajectory, known: RequestHints) -> Mess
 
 
 def answer_of(call: Call) -> AIMessage:
-    """The stored answer as a message."""
+    """Stored answer as a message."""
     return AIMessage.model_validate(call.response)
 
 
@@ -126,8 +128,8 @@ def _candidates(call: Call, trajectory: Trajectory, known: RequestHints) -> Iter
 
 
 def _requested(call: Call, by_id: dict[str, Call]) -> Iterator[Messages]:
-    """The request as the whole of what was sent, then as what came after the call that this one
-    extends.
+    """Candidates from the request: as the whole of what was sent, then as the addition to the call
+    that this one extends.
     """
     try:
         added: Messages = tuple(_ANY.validate_python(message) for message in call.request or ())
@@ -145,7 +147,7 @@ def _with_systems(messages: Messages, systems: Iterable[str]) -> Iterator[Messag
 
 
 def _remembered(call: Call, trajectory: Trajectory, by_id: dict[str, Call]) -> Messages:
-    """The task, and after it each earlier answer with its tools' results."""
+    """Task, followed by each earlier answer with its tools' results."""
     earlier: list[Call] = []
     step = by_id.get(call.parent or call.branch_of or "")
     while step is not None and len(earlier) < len(by_id):
@@ -159,14 +161,14 @@ def _remembered(call: Call, trajectory: Trajectory, by_id: dict[str, Call]) -> M
 
 
 def _results(answer: AIMessage, tool_calls: Sequence[ToolCall]) -> Iterator[ToolMessage]:
-    """The results of an answer's calls, in the order of the calls: decoded ones first."""
+    """Results of an answer's calls, in the order of the calls, decoded ones first."""
     asked = [call.get("id") for call in (*answer.tool_calls, *answer.invalid_tool_calls)]
     by_id = {record.tool_call_id: record for record in tool_calls}
     yield from (_result(by_id[id_]) for id_ in asked if id_ in by_id)
 
 
 def _result(record: ToolCall) -> ToolMessage:
-    # `hrm_agent.tools.output_codec` packs a whole one so
+    # packed by `hrm_agent.tools.output_codec`
     message = (record.output or {}).get("message")
     if message is not None:
         return ToolMessage.model_validate(message)

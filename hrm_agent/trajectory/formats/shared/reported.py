@@ -1,6 +1,4 @@
-"""Reports of a model's server on a call, read in one place: tokens and cost,
-and the tools offered.
-"""
+"""Server reports on a model call: tokens, cost, and the tools offered."""
 
 from __future__ import annotations
 
@@ -18,20 +16,20 @@ __all__ = ["ReportedUsage", "tool_definitions", "usage_of", "usage_parts"]
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """Tokens and money of a call, as reported; None where nothing was."""
+    """Reported tokens and cost of a call (None where not reported)."""
 
     prompt_tokens: int | None = None
     """Tokens of the prompt, cached ones included."""
     completion_tokens: int | None = None
     """Tokens of the answer."""
     cached_tokens: int | None = None
-    """Of the prompt's tokens, those that the server had computed before."""
+    """Prompt tokens that the server had computed before."""
     cost_usd: float | None = None
     """Price of the call, in US dollars."""
 
 
 def usage_of(call: Call) -> ReportedUsage:
-    """The server's report of a call; in older records it stands in the answer only."""
+    """Server's report of a call. Older records have it only in the answer."""
     usage = call.usage or reported_usage(call.response)
     if usage is None:
         return ReportedUsage()
@@ -39,7 +37,7 @@ def usage_of(call: Call) -> ReportedUsage:
 
 
 def usage_parts(usage: ReportedUsage) -> dict[str, Any]:
-    """The parts of an `AIMessage` from which `usage_of` reads it again."""
+    """Parts of an `AIMessage` from which `usage_of` reads the usage again."""
     parts: dict[str, Any] = {}
     if usage.prompt_tokens is not None and usage.completion_tokens is not None:
         cached = (
@@ -60,5 +58,5 @@ def usage_parts(usage: ReportedUsage) -> dict[str, Any]:
 
 
 def tool_definitions(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools in OpenAI's form, whatever the form in which the model was given them."""
+    """Tools in OpenAI's form, whatever form the model was given."""
     return [dict(convert_to_openai_tool(tool)) for tool in tools]

@@ -1,8 +1,8 @@
-"""Formats of one JSON object a line: what they share in writing and in reading.
+"""Shared reading and writing of formats with one JSON object a line.
 
-A format is a function from a trajectory to its rows. Where something cannot be told in the format
-it yields `Skipped` instead of a row, or `Lacks` beside one that does without it, so that a file
-never holds a guess, and whoever exports is told what is missing and why.
+A format is a function from a trajectory to its rows. If something has no form in the format, it
+yields `Skipped` instead of a row, or `Lacks` beside a row without it. So a file never contains a
+guess, and the export reports what is missing and why.
 
 Trajectories are taken one at a time, so that a store of any size is exported in the memory of its
 largest run.
@@ -40,17 +40,17 @@ Row = dict[str, Any]
 
 
 class Skipped(NamedTuple):
-    """Stands where a row would, had everything been on record."""
+    """Placeholder for a row that could not be made from the record."""
 
     reason: str
-    """In words, without ids: equal reasons are counted together."""
+    """Reason without ids. Equal reasons are counted together."""
 
 
 class Lacks(NamedTuple):
-    """Stands beside a row for each call whose messages or tools the row does without."""
+    """Marker beside a row, one for each call whose messages or tools the row lacks."""
 
     reason: str
-    """In words, without ids: equal reasons are counted together."""
+    """Reason without ids. Equal reasons are counted together."""
 
 
 RowMaker = Callable[[Trajectory], Iterable[Row | Skipped | Lacks]]
@@ -58,21 +58,21 @@ RowMaker = Callable[[Trajectory], Iterable[Row | Skipped | Lacks]]
 
 @dataclass(slots=True)
 class Report:
-    """What an export came to."""
+    """Result of an export."""
 
     trajectories: int = 0
-    """Read, whether or not they gave a row."""
+    """Number of trajectories read, with or without a row."""
     rows: int = 0
-    """Rows written."""
+    """Number of rows written."""
     left_out: Counter[str] = field(default_factory=Counter[str])
-    """Reason -> how many rows."""
+    """Reason -> number of rows left out."""
     lacking: Counter[str] = field(default_factory=Counter[str])
-    """Reason -> how many calls in the rows that were written."""
+    """Reason -> number of calls with missing data in the rows written."""
 
 
 def incomplete(trajectory: Trajectory) -> Skipped | None:
-    """Where the tokens of a call's beginning are missing: a fork, say, whose lineage is in another
-    store.
+    """Reason to skip a trajectory whose first tokens are missing, such as a fork whose lineage is
+    in another store (None if complete).
     """
     try:
         paths(trajectory.calls)
@@ -82,8 +82,8 @@ def incomplete(trajectory: Trajectory) -> Skipped | None:
 
 
 def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -> Report:
-    """The rows of all trajectories, one a line. Without a row no file is written, and one that is
-    there stays.
+    """Write the rows of all trajectories, one a line. Without a row no file is written, and an
+    existing one stays.
     """
     report = Report()
     lines = _lines(trajectories, make, report)
@@ -113,8 +113,8 @@ def _lines(trajectories: Iterable[Trajectory], make: RowMaker, report: Report) -
 
 
 def _line(row: Row) -> str:
-    """Strict JSON. Looking for what is not finite takes longer than writing, and there is seldom
-    any.
+    """Strict JSON of a row. Searching for non-finite numbers takes longer than writing, and they
+    are rare.
     """
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False)
@@ -123,7 +123,7 @@ def _line(row: Row) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Each row with its place, for messages. Raises `StoreError` naming a line that is not a JSON
+    """Rows as (place for messages, row). Raises `StoreError` naming a line that is not a JSON
     object.
     """
     with open_lines(path) as lines:
@@ -146,7 +146,7 @@ def _object(line: str, place: str) -> Row:
 
 @contextmanager
 def open_lines(path: Path) -> Generator[Iterable[str]]:
-    """The lines of a text file. Raises `StoreError` if it cannot be read."""
+    """Lines of a text file. Raises `StoreError` if it cannot be read."""
     try:
         with path.open(encoding="utf-8") as file:
             yield file

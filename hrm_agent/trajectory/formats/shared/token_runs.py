@@ -1,11 +1,11 @@
-"""Trajectories out of tokens that another program recorded.
+"""Trajectories from tokens that another program recorded.
 
-What comes in are sequences: token ids, which of them a policy sampled, and how probable it held
-them. A run of inserted tokens and the sampled ones after it are one call, which extends the call
-before it; sequences that share a beginning share its calls. Nothing is made up: a call whose
-log-probs are missing, or of a distribution that the file does not tell, is context that names the
-reason (`Call.untrainable`), and what follows the last sampled token was nobody's prompt and is
-dropped.
+The input is sequences of token ids, with the tokens that a policy sampled and their log-probs. A
+run of inserted tokens and the sampled ones after it are one call, which extends the previous call.
+Sequences with a common beginning share its calls. Missing data is not made up: a call whose
+log-probs are missing, or of an unknown distribution, is context and names the reason
+(`Call.untrainable`). Tokens after the last sampled one are dropped, since no call had them as its
+prompt.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ UNKNOWN_LOGPROBS = (
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a file may not say of itself."""
+    """Facts about a file that it may not contain."""
 
     policy: str | None = None
-    """The string that names the model; None: the file's own word, else `imported`."""
+    """String that names the model (None: the name in the file, else `imported`)."""
     raw_logprobs: bool = False
-    """The log-probs are known to be raw, whatever the file says."""
+    """True if the log-probs are known to be raw, whatever the file declares."""
 
 
 End = tuple[str | None, tuple[int, ...]]
-"""Where a sequence stands: its last call, and the tokens inserted since."""
+"""End of a sequence: its last call, and the tokens inserted since."""
 
 
 @dataclass
 class Assembly:
-    """One trajectory in the making."""
+    """Trajectory under construction."""
 
     id: str
     """Id of the trajectory, and of its thread."""
     origin: Origin
-    """What is known of the file besides what it says."""
+    """Known facts about the file."""
     place: str
-    """Of its row in the file, for messages."""
+    """Place of the row in the file, for messages."""
     model: str | None = None
-    """The model by the file's own word; None where it does not say."""
+    """Model named in the file (None if it names none)."""
     started_at: float = 0.0
-    """Start of the run: Unix time in seconds; 0 where the file has none."""
+    """Start of the run: Unix time in seconds; 0 if the file has none."""
     ended_at: float = 0.0
-    """End of the run: Unix time in seconds; 0 where the file has none."""
+    """End of the run: Unix time in seconds; 0 if the file has none."""
     calls: list[Call] = field(default_factory=list[Call])
     """Calls added so far, each after its parent."""
 
@@ -91,8 +91,8 @@ class Assembly:
         """Extend `parent` and the tokens inserted since. `mask` and `logprobs` are aligned with
         `token_ids`.
 
-        `facts` are fields of each call that this gives, and `branch_of`, where a root continues
-        another call.
+        `facts`: fields of each call that this adds, and `branch_of` if a root continues another
+        call.
         """
         waiting = list(inserted)
         for start, end in _runs(mask):
@@ -151,7 +151,7 @@ class Assembly:
         return call.id
 
     def _facts(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What a call of this file has, where the file does not say otherwise."""
+        """Fields of a call of this file: defaults, overridden by `given`."""
         return {
             "finish_reason": FinishReason.STOP,
             "response": AIMessage("").model_dump(mode="json"),
@@ -161,9 +161,7 @@ class Assembly:
         }
 
     def finish(self, **facts: Any) -> Trajectory:
-        """The trajectory, with the given fields. Raises `StoreError` where the linter finds
-        something.
-        """
+        """Trajectory with the given fields. Raises `StoreError` if the linter finds a problem."""
         running = facts.get("status") is RunStatus.RUNNING
         trajectory = Trajectory(
             id=self.id,
@@ -190,9 +188,9 @@ def _why_untrainable(kind: LogprobKind) -> str | None:
 
 
 def common_kind(trajectory: Trajectory) -> LogprobKind:
-    """What all log-probs of the calls to be trained are; NONE where they are not all the same.
+    """Common kind of the log-probs of all calls to be trained (NONE if they differ).
 
-    At temperature 1 raw ones are tempered ones.
+    At temperature 1 raw and tempered log-probs are equal.
     """
     calls = trajectory.policy_calls
     if all(call.logprob_kind is LogprobKind.RAW for call in calls):
@@ -205,7 +203,7 @@ def common_kind(trajectory: Trajectory) -> LogprobKind:
 
 
 def _runs(mask: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of equal truth."""
+    """Start and end of each run of equal truth values."""
     start = 0
     for i in range(1, len(mask) + 1):
         if i == len(mask) or bool(mask[i]) != bool(mask[start]):
@@ -214,7 +212,7 @@ def _runs(mask: Sequence[Any]) -> Iterator[tuple[int, int]]:
 
 
 def checked(row: Row, needed: Sequence[str], place: str) -> Row:
-    """`row`, if it has every key of `needed`."""
+    """Return `row` if it has every key of `needed`. Raises `StoreError` otherwise."""
     missing = [name for name in needed if row.get(name) is None]
     if missing:
         raise StoreError(

@@ -1,4 +1,6 @@
-"""Two trajectories side by side: what they share, where they part, and how their states differ."""
+"""Comparison of two trajectories: their common part, their differences, and those of their
+states.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 _MOST_ITEMS, _MOST_LINES = 400, 2_000
-"""Of each side, the first ones; lines of a difference."""
+"""Maximum items of each side, and lines of a difference."""
 
 
 def compare(place: Place, a: str, b: str) -> dict[str, Any]:
-    """`GET compare`."""
+    """`GET compare`: two trajectories side by side."""
     store, damaged = place.store(), Damaged()
     left, right = transcript(place, a), transcript(place, b)
     sides = [_rows(store, side) for side in (left, right)]
@@ -57,7 +59,7 @@ def _rows(store: RunStore, side: Transcript) -> list[dict[str, Any]]:
 
 
 def _shared(store: RunStore, left: Transcript, right: Transcript) -> str | None:
-    """The newest checkpoint of both lines."""
+    """Newest checkpoint of both lineages (None if there is none)."""
     lines = [_line(store, side.header.thread_id) for side in (left, right)]
     known = set(lines[1])
     return next((id_ for id_ in reversed(lines[0]) if id_ in known), None)
@@ -75,7 +77,7 @@ def _line(store: RunStore, thread_id: str) -> list[str]:
 
 
 def _aligned(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items that are the same stand side by side, and between them those of one kind."""
+    """Pairs of items: equal ones side by side, and the differing ones between them in order."""
     keys = [[_key(row) for row in side] for side in (a, b)]
     found: list[dict[str, Any]] = []
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
@@ -87,7 +89,7 @@ def _aligned(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str,
 
 
 def _key(row: dict[str, Any]) -> str:
-    """What makes two items equal: who did what, not when."""
+    """Comparison key of an item: author and content, without times."""
     said = [
         row.get(name)
         for name in ("text", "reasoning", "code_calls", "arguments", "status", "content", "prompt")
@@ -143,9 +145,7 @@ def _internal(name: str) -> bool:
 
 
 def _value(value: Any) -> Any:
-    """With messages as LangChain has them, so that they are compared as `hrm-agent diff` compares
-    them.
-    """
+    """Value with LangChain's messages, as `hrm-agent diff` compares them."""
     items = cast("list[Any]", value) if isinstance(value, list) else []
     if items and all(isinstance(item, ShownMessage) for item in items):
         return list(_messages(cast("Iterable[ShownMessage]", items)))

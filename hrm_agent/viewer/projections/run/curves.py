@@ -1,4 +1,4 @@
-"""The metrics of a training run, by column."""
+"""Metrics of a training run, by column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["metrics"]
 
 
 def metrics(place: Place, run: str, after: int = 0, keys: str = "") -> dict[str, Any]:
-    """`GET metrics`."""
+    """`GET metrics`: metrics of a run from row `after` on."""
     folder = place.folder if is_own_run(place, run) else None
     config, tail = config_of(folder), metrics_of(folder)
     kind = str(config.get("command", ""))
@@ -64,7 +64,7 @@ def _columns(tail: MetricsTail, first: int, kind: str, keys: str) -> dict[str, A
 
 
 def _stages(tail: MetricsTail, base: int) -> list[dict[str, Any]]:
-    """Where a stage begins, if there are several."""
+    """First step and name of each stage; empty if there is only one."""
     found: list[dict[str, Any]] = []
     before: float | None = None
     for step, stage in zip(tail.steps, tail.series("stage"), strict=True):

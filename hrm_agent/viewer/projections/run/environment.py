@@ -1,5 +1,5 @@
-"""Tool calls of a run together: how they ended, how long they took, what they were refused; and a
-live environment.
+"""Tool calls of a run in total: outcomes, durations, refused system calls; and a live
+environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["environment", "live_figures"]
 
 _MOST_CALLS = 100_000
-"""The newest ones of a run are counted."""
+"""Maximum number of counted tool calls of a run, newest first."""
 _MOST_NAMES = 200
 _ERROR = re.compile(
     r"(?m)^\s*([A-Za-z_][\w.]{0,80}(?:Error|Exception|Warning|Exit|Interrupt|Timeout))\b"
@@ -35,28 +35,26 @@ _PREFIX = "hrm_environment_"
 
 
 class ToolFacts(NamedTuple):
-    """What is counted of a tool call."""
+    """Counted facts of a tool call."""
 
     name: str
     """Name of the tool."""
     status: str
-    """How it ended; `under way` before that."""
+    """Outcome; `under way` before the end."""
     seconds: float
-    """From its beginning to its end."""
+    """Seconds from the start to the end."""
     queued: float
-    """Before its beginning."""
+    """Seconds in the queue before the start."""
     isolation: str
-    """The level that its code ran under."""
+    """Isolation level of the code."""
     refused: tuple[tuple[str, int], ...]
     """System call -> how often it was refused."""
     failure: str | None
-    """Class of the error; None for a call that went well."""
+    """Class of the error (None for a call without a failure)."""
 
 
 def environment(place: Place, run: str) -> dict[str, Any]:
-    """`GET environment`. `live` is filled in by who serves,
-    from the environment that it was given.
-    """
+    """`GET environment`. The server fills in `live`, from the environment that it was given."""
     rows = _rows(place.store(), run)
     facts = [found for *_, found in rows]
     by_name: dict[str, Counter[str]] = {}
@@ -86,7 +84,7 @@ def environment(place: Place, run: str) -> dict[str, Any]:
 
 
 Rows = Sequence[tuple[str, str, str, ToolFacts]]
-"""Trajectory, its group, id of the tool call, facts."""
+"""Rows as (trajectory, group, id of the tool call, facts)."""
 
 
 def _rows(store: RunStore, run: str) -> Rows:
@@ -98,7 +96,7 @@ def _rows(store: RunStore, run: str) -> Rows:
     with store.database.read() as cursor:
         rows = cursor.execute(query, (run, _MOST_CALLS))
         while (row := rows.fetchone()) is not None:
-            with suppress(StoreError, *DAMAGED):  # told at the trajectory
+            with suppress(StoreError, *DAMAGED):  # reported with the trajectory
                 plain = plain_record(store.cipher.open(row[3], "tool", row[2]))
                 read = _kept if len(plain) <= 4_096 else _facts
                 found.append((str(row[0]), str(row[1]), str(row[2]), read(plain)))
@@ -123,13 +121,13 @@ _kept = lru_cache(maxsize=12_000)(_facts)
 
 
 def _failure(call: ToolCall) -> str:
-    """The class that the error's last line names; else how the call ended."""
+    """Class named by the error's last line, else the outcome."""
     named = _ERROR.findall((call.stderr or call.content)[-4_000:])
     return named[-1] if named else call.status.value if call.status else "under way"
 
 
 def _errors(rows: Rows) -> list[dict[str, Any]]:
-    """Most frequent first."""
+    """Error classes, most frequent first."""
     counts: Counter[str] = Counter()
     examples: dict[str, tuple[str, str]] = {}
     for trajectory, _, id_, facts in rows:
@@ -172,8 +170,8 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
 
 
 def live_figures(text: str) -> dict[str, Any]:
-    """An environment's `/metrics` as JSON. Percentiles are the upper edges of the buckets that they
-    fall into.
+    """Figures of an environment's `/metrics` as JSON. Percentiles are the upper edges of their
+    buckets.
     """
     plain: dict[str, float] = {}
     labelled: dict[str, dict[str, float]] = {}

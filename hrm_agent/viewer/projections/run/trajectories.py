@@ -1,6 +1,6 @@
-"""The trajectories of a run as a long, compact list.
+"""Trajectories of a run as a long, compact list.
 
-Finds trajectories by id, by the text of their task, and by their answer.
+Search of trajectories by id, by the text of their task, and by their answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def trajectories(
     verdict: str = "",
     step: int = 0,
 ) -> dict[str, Any]:
-    """`GET trajectories`: those that the run made, and those of others that it judged."""
+    """`GET trajectories`: trajectories that the run made, and others that it judged."""
     store, damaged = place.store(), Damaged()
     _known(status, [each.value for each in RunStatus], "status")
     _known(verdict, [each.value for each in Verdict], "verdict")
@@ -127,11 +127,11 @@ def _tool_calls(store: RunStore, threads: list[str]) -> dict[str, int]:
 
 _PAGE, _SECONDS = 500, 3.0
 _BEFORE, _AFTER = 60, 140
-"""Characters of a text that are shown around a hit."""
+"""Characters of a text that are shown before and after a hit."""
 
 
 def search(place: Place, q: str, run: str = "", limit: int = 50) -> dict[str, Any]:
-    """`GET search`: `complete` is false where it ended before all were looked at."""
+    """`GET search`. `complete` is false if it ended before all trajectories were searched."""
     wanted, store, damaged = q.casefold(), place.store(), Damaged()
     rows: list[dict[str, Any]] = []
     after, ends, complete = 0, time.monotonic() + _SECONDS, True
@@ -153,7 +153,7 @@ def search(place: Place, q: str, run: str = "", limit: int = 50) -> dict[str, An
 
 
 def _hit(header: Trajectory, wanted: str) -> dict[str, Any] | None:
-    """Where a trajectory has the text first."""
+    """First hit of the text in a trajectory (None without one)."""
     texts = {
         "id": header.id,
         "thread": header.thread_id,

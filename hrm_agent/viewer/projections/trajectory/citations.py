@@ -1,7 +1,7 @@
-"""What an answer cites: each citation held against the text that it names, as the state has it.
+"""Citations of an answer, each checked against the text of its source in the state.
 
-A store may say anything. Spans that lie outside of the text, sources that are not there and quotes
-that stand elsewhere are shown as what they are: not verified.
+Stores are untrusted. Spans outside of the text, missing sources and quotes from elsewhere are shown
+as not verified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AROUND = 1_500
 """Characters of a text that are shown on either side of a span."""
 _LONGEST_SPAN = 20_000
 _MOST = 500
-"""Citations, and sources."""
+"""Maximum number of citations, and of sources."""
 _MARK = re.compile(r"\[(\d{1,4})\]")
 _LIST = f"{CITATION_LIST}[1] "
 _MOST_PARTS = 2_000
@@ -36,7 +36,7 @@ Table = dict[str, Any]
 
 
 def citations(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query value's name
-    """`GET citations`."""
+    """`GET citations`: citations of a trajectory's answer, and its sources."""
     header = header_of(place, id)
     values = _values(place, header.thread_id)
     cited, sources = _citations(values), _sources(values)
@@ -64,7 +64,7 @@ def citations(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query
 
 
 def source(place: Place, id: str, source: str, start: int = 0, end: int = 0) -> dict[str, Any]:  # noqa: A002
-    """`GET source`: a span of a source in the text around it."""
+    """`GET source`: a span of a source with the text around it."""
     found = sources_of(place, id).get(source)
     if found is None:
         raise NotThere(
@@ -87,7 +87,7 @@ def source(place: Place, id: str, source: str, start: int = 0, end: int = 0) -> 
 
 
 def sources_of(place: Place, id_: str) -> dict[str, Table]:
-    """The sources in the newest state of a trajectory's thread."""
+    """Sources in the newest state of a trajectory's thread."""
     return _sources(_values(place, header_of(place, id_).thread_id))
 
 
@@ -119,7 +119,7 @@ def _sources(values: Table) -> dict[str, Table]:
 
 
 def _fields(value: Any) -> Table:
-    """Of an object of a type that is not loaded, too."""
+    """Fields of an object, even if its type is not loaded."""
     found = cast("Table", value)
     return cast("Table", found["made_of"]) if isinstance(found.get("made_of"), dict) else found
 
@@ -141,9 +141,7 @@ def _citation(number: int, cited: Table, sources: Mapping[str, Table]) -> dict[s
 
 
 def _verified(source: Table, start: int | None, end: int | None, quote: Any) -> bool | None:
-    """Whether the text has the quote in this span, to the character;
-    None where nothing is quoted.
-    """
+    """True if this span of the text equals the quote (None if nothing is quoted)."""
     if not isinstance(quote, str) or not quote:
         return None
     text = _text(source)
@@ -169,7 +167,7 @@ def _title(source: Table, name: str) -> str:
 
 
 def _url(value: Any) -> str | None:
-    """An address that a link may lead to; None for any other scheme."""
+    """Address for a link (None for schemes other than http and https)."""
     if not isinstance(value, str) or len(value) > 2_000:
         return None
     try:
@@ -180,7 +178,7 @@ def _url(value: Any) -> str | None:
 
 
 def _parts(text: str, count: int) -> list[dict[str, Any]]:
-    """The answer, with a part for each `[N]` that stands for one of `count` citations."""
+    """Parts of the answer, with a separate one for each `[N]` of one of the `count` citations."""
     found: list[dict[str, Any]] = []
     at = 0
     for mark in _MARK.finditer(text):

@@ -1,6 +1,6 @@
-"""The graph of a thread: as it is, where it is one of ours; else as its moments show it.
+"""Graph of a thread: its definition if it is built in, else as its moments show it.
 
-A graph that a store names is never imported: it may be anybody's.
+A graph that a store names is never imported, since its code is not trusted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["graph"]
 
 _MOST_MOMENTS = 400
-"""The newest ones, whose transitions are counted."""
+"""Number of newest moments whose transitions are counted."""
 _MOST_NODES = 500
 
 Edges = Counter[tuple[str, str]]
 
 
 def graph(place: Place, thread: str) -> dict[str, Any]:
-    """`GET graph`."""
+    """`GET graph`: nodes and edges of a thread's graph."""
     store, damaged = place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
     links = checkpoint_links(store, thread_id)
@@ -52,7 +52,9 @@ def graph(place: Place, thread: str) -> dict[str, Any]:
 
 
 def _taken(read: list[Moment]) -> Edges:
-    """How often each way was taken: from what ran into a moment to what ran next from it."""
+    """Number of times each edge was taken, from the nodes that led to a moment to the nodes that
+    ran next.
+    """
     found: Edges = Counter()
     for moment in read:
         came_from = tuple(dict.fromkeys(moment.ran.nodes))

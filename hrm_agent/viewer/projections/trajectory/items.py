@@ -1,6 +1,4 @@
-"""The items of a trajectory, a page at a time: turns, model calls and tool calls, with what each is
-made of.
-"""
+"""Items of a trajectory, a page at a time: turns, model calls and tool calls, with their parts."""
 
 from __future__ import annotations
 
@@ -36,14 +34,14 @@ __all__ = [
 ]
 
 _MOST_MESSAGES = 200
-"""New messages of one request that are shown; of more, the last."""
+"""Maximum new messages of one request that are shown, the last ones."""
 ROLES = {"human": "user", "ai": "assistant"}
-"""LangChain's types of messages that have another name among people."""
+"""LangChain's types of messages -> common names of their roles."""
 _PROGRAMS = ("code", "program", "script", "source")
 
 
 def items(place: Place, id: str, after: int = 0, limit: int = 200) -> dict[str, Any]:  # noqa: A002  query value
-    """`GET items`: `after` is the number of items before the first one."""
+    """`GET items`. `after`: number of items before the first one."""
     found = transcript(place, id)
     total = len(found.items)
     chosen = list(range(min(after, total), min(after + limit, total)))
@@ -58,7 +56,7 @@ def items(place: Place, id: str, after: int = 0, limit: int = 200) -> dict[str, 
 
 
 def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """The items with these numbers, as JSON. One that cannot be read has `problem`."""
+    """Items with these numbers, as JSON. An unreadable one has `problem`."""
     header, chosen = found.header, [(n, found.items[n]) for n in numbers]
     calls = _readable(
         store.journal.calls_among, [item.id for _, item in chosen if item.kind == "call"]
@@ -97,7 +95,7 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
 
 
 def _readable(among: Any, ids: list[str]) -> dict[str, Any]:
-    """All that can be read: where one is damaged, each by itself."""
+    """Readable records by id. If reading fails, each record is read separately."""
     with suppress(StoreError):
         return {each.id: each for each in among(ids)}
     found: dict[str, Any] = {}
@@ -108,10 +106,10 @@ def _readable(among: Any, ids: list[str]) -> dict[str, Any]:
 
 
 def bases_of(found: Transcript) -> dict[str, str | None]:
-    """Call -> the call whose request and answer it is shown as a continuation of.
+    """Call -> previous call, as whose continuation it is shown.
 
-    That is its parent; of a call without one, the role's call before it: what both were sent need
-    not be read twice.
+    That is its parent, else the previous call of the role: messages that both were sent need not be
+    read twice.
     """
     bases: dict[str, str | None] = {}
     newest: dict[tuple[str, str], str] = {}
@@ -123,9 +121,7 @@ def bases_of(found: Transcript) -> dict[str, str | None]:
 
 
 def calls_asked(found: Transcript) -> dict[str, str]:
-    """Tool call -> the model call whose message asked for it:
-    the newest before it that names it.
-    """
+    """Tool call -> newest model call before it whose message asked for it."""
     asked: dict[str, str] = {}
     by_id: dict[str, str] = {}
     for item in sorted(found.items, key=lambda item: (item.at, item.kind)):
@@ -235,7 +231,9 @@ def _credit(overlay: Overlay | None, call: Call) -> float | None:
 def _messages(
     messages: Sequence[Mapping[str, Any]], base: str | None, item: str, earlier: int
 ) -> list[dict[str, Any]]:
-    """Those that are new; the answer of the call before is told there."""
+    """New messages of a request. The answer of the previous call is left out, since it is shown
+    there.
+    """
     found: list[dict[str, Any]] = []
     for number, message in enumerate(messages, start=earlier):
         if base is not None and _is_answer(message, base):
@@ -258,7 +256,7 @@ def _is_answer(message: Mapping[str, Any], call_id: str) -> bool:
 
 
 def asked_calls(response: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tool calls that an answer asks for, those that could not be decoded at the end."""
+    """Tool calls that an answer asks for, undecodable ones last."""
     found: list[dict[str, Any]] = []
     for field in ("tool_calls", "invalid_tool_calls"):
         listed: Any = response.get(field)
@@ -285,7 +283,7 @@ def arguments_text(arguments: Any) -> str:
 
 
 def program_of(arguments: Any) -> str | None:
-    """The program among a tool's arguments; None where there is none."""
+    """Program among a tool's arguments (None if there is none)."""
     given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
     return next((given[name] for name in _PROGRAMS if isinstance(given.get(name), str)), None)
 

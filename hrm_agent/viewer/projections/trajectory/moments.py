@@ -1,6 +1,6 @@
-"""The moments of a thread, a page at a time, and the state at one of them.
+"""Moments of a thread, a page at a time, and the state at one of them.
 
-The state of a graph at one moment, as far as it can be shown without the graph's code.
+The state is shown as far as possible without the graph's code.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = ["moment", "moment_json", "moments", "moments_at", "plain", "thread_na
 def moments(
     place: Place, thread: str, after: int = 0, limit: int = 50, checkpoint: str = ""
 ) -> dict[str, Any]:
-    """`GET moments`: `after` is the number of moments before the first one; `checkpoint`: the page
-    that holds it.
+    """`GET moments`. `after`: number of moments before the first one. `checkpoint`: return the page
+    that contains it.
     """
     store, damaged = place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
@@ -101,7 +101,7 @@ def moments_at(
     chosen: Sequence[int],
     damaged: Damaged,
 ) -> list[Moment]:
-    """Some moments of a thread, without reading the others."""
+    """Selected moments of a thread, without reading the others."""
     ids = [links[number].id for number in chosen]
     before = {parent for number in chosen if (parent := links[number].parent) is not None}
     wanted = {*ids, *before}
@@ -124,8 +124,8 @@ def _one_by_one(
     ids: Sequence[str],
     damaged: Damaged,
 ) -> list[Moment]:
-    """All moments that make sense, where a forged checkpoint (a time that is none, a step) makes
-    none.
+    """Readable moments, each built separately, since a forged checkpoint (an invalid time or step)
+    breaks all.
     """
     found: list[Moment] = []
     for id_ in ids:
@@ -137,8 +137,8 @@ def _one_by_one(
 
 
 def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
-    """A thread by its id, or by its trajectory's; None for one without a trajectory that can be
-    read.
+    """Trajectory of a thread (None if it has none that can be read) and the thread's id, by the id
+    of either.
     """
     found: list[Trajectory] = []
     with suppress(StoreError):  # a damaged header hides no checkpoints
@@ -150,7 +150,7 @@ def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
 def _readable(
     store: RunStore, rows: list[CheckpointRow], damaged: Damaged
 ) -> list[CheckpointOutline]:
-    """All that can be read: where one is damaged, each by itself."""
+    """Readable outlines. If reading fails, each row is read separately."""
     with suppress(StoreError):
         return outlines_of(store, rows)
     found: list[CheckpointOutline] = []
@@ -163,12 +163,12 @@ def _readable(
 
 
 def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Trajectory:
-    """The trajectory with the calls of some steps, those of the lineage that it left included."""
+    """Trajectory with the calls of some steps, including those that it inherited."""
     calls: list[Call] = []
     tools: list[ToolCall] = []
     for thread, shared in threads_of(store, header):
         here = sorted(steps if shared is None else steps & shared)
-        with suppress(StoreError):  # the items of the trajectory tell which one is damaged
+        with suppress(StoreError):  # the items of the trajectory show which one is damaged
             calls += (
                 call
                 for call in store.journal.calls_among(here, steps_of=thread)
@@ -198,7 +198,7 @@ def _row(
 
 
 def moment_json(moment: Moment) -> dict[str, Any]:
-    """As `hrm-agent history --json` has it, but for questions of many thousand characters."""
+    """Moment as in `hrm-agent history --json`, with questions of many thousand characters cut."""
     told = cast("dict[str, Any]", foreign(moment_data(moment)))
     for asked in told["interrupts"]:
         text = asked["value"] if isinstance(asked["value"], str) else json_text(asked["value"])
@@ -207,12 +207,12 @@ def moment_json(moment: Moment) -> dict[str, Any]:
 
 
 _MOST_MESSAGES = 500
-"""Messages of a channel that are shown; of more, the last."""
+"""Maximum messages of a channel that are shown, the last ones."""
 
 
 def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
-    """`GET moment`. `checkpoint`: of the graph itself,
-    or of a subgraph as `CHECKPOINT|NAMESPACE`.
+    """`GET moment`. `checkpoint`: id in the graph itself, or `CHECKPOINT|NAMESPACE` in a
+    subgraph.
     """
     store, damaged = place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
@@ -330,7 +330,7 @@ def _message(message: ShownMessage, field: str, item: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A shown value as JSON: what is not loaded is named by its type."""
+    """Shown value as JSON. A value whose type is not loaded is named by its type."""
     match value:
         case Unread(type=type_, made_of=made_of):
             return {"type": type_, "made_of": plain(made_of)}

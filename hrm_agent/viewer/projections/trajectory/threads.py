@@ -1,4 +1,4 @@
-"""Finds a trajectory with all threads that it has behind it, and its items in the order of time."""
+"""Lookup of a trajectory with all threads behind it, and of its items in order of time."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ __all__ = [
 
 
 class TranscriptItem(NamedTuple):
-    """A turn, a model call or a tool call."""
+    """Turn, model call or tool call."""
 
     kind: str
-    """`turn`, `call` or `tool`."""
+    """Kind: `turn`, `call` or `tool`."""
     id: str
-    """Its id."""
+    """Id of the turn or call."""
     at: float
-    """Unix time in seconds."""
+    """Time of the item: Unix time in seconds."""
     mark: CallMark | None
-    """None for a turn."""
+    """Mark of the call (None for a turn)."""
 
 
 class Transcript(NamedTuple):
-    """A trajectory, as it happened."""
+    """Trajectory with its items."""
 
     header: Trajectory
-    """Without its calls."""
+    """Trajectory without its calls."""
     items: list[TranscriptItem]
-    """In the order in which `hrm-agent show` tells them."""
+    """Items in the order of `hrm-agent show`."""
     damaged: Damaged
     """Records that cannot be read."""
 
@@ -62,7 +62,9 @@ class Transcript(NamedTuple):
 
 
 def header_of(place: Place, id_: str) -> Trajectory:
-    """A trajectory by its id or its thread's. Raises `NotThere`; `StoreError` for a damaged one."""
+    """Trajectory by its id or its thread's. Raises `NotThere` if it is missing, `StoreError` if it
+    is damaged.
+    """
     store = place.store()
     found = store.journal.headers("id = ? OR thread_id = ?", (id_, id_))
     if not found:
@@ -73,15 +75,13 @@ def header_of(place: Place, id_: str) -> Trajectory:
 
 
 def threads_of(store: RunStore, header: Trajectory) -> list[tuple[str, set[str] | None]]:
-    """The threads that a trajectory's calls lie on, oldest first, with the steps that count; None:
-    all.
-    """
+    """Threads of a trajectory's calls, oldest first, each with the steps that count (None: all)."""
     behind = store.journal.threads_behind(header) if header.forked_from is not None else []
     return [*behind, (header.thread_id, None)]
 
 
 def transcript(place: Place, id_: str) -> Transcript:
-    """All items of a trajectory. Raises `NotThere`."""
+    """Trajectory with all its items. Raises `NotThere` if it is missing."""
     store, header, damaged = place.store(), header_of(place, id_), Damaged()
     items = [TranscriptItem("turn", turn.id, turn.started_at, None) for turn in header.turns]
     marks = call_marks(store, threads_of(store, header), damaged)
@@ -90,7 +90,7 @@ def transcript(place: Place, id_: str) -> Transcript:
 
 
 def overlays_on(store: RunStore, header: Trajectory, damaged: Damaged) -> list[Overlay]:
-    """What every run made of a trajectory, the newest at the end."""
+    """Judgements of a trajectory by the last 100 runs that judged it, newest last."""
     query = "SELECT run_id FROM overlays WHERE trajectory_id = ? ORDER BY seq"
     with store.database.read() as cursor:
         runs = [str(row[0]) for row in cursor.execute(query, (header.id,)).fetchall()]
@@ -101,7 +101,7 @@ def overlays_on(store: RunStore, header: Trajectory, damaged: Damaged) -> list[O
 
 
 def siblings_of(store: RunStore, header: Trajectory) -> list[str]:
-    """Ids of the trajectories of a group, in their order in it."""
+    """Ids of the trajectories of a group, in order."""
     if not header.group_id:
         return [header.id]
     found = headers_page(
@@ -115,7 +115,7 @@ def siblings_of(store: RunStore, header: Trajectory) -> list[str]:
 
 
 def forks_of(store: RunStore, header: Trajectory) -> list[Trajectory]:
-    """Those that were forked from it."""
+    """Forks of a trajectory."""
     return [
         each.header
         for each in headers_page(store, "origin = ?", (header.id,), Damaged(), limit=1_000)
@@ -123,7 +123,7 @@ def forks_of(store: RunStore, header: Trajectory) -> list[Trajectory]:
 
 
 def children_at(store: RunStore, header: Trajectory) -> dict[str, list[Trajectory]]:
-    """Checkpoint -> forks that hang there."""
+    """Checkpoint -> forks that begin there."""
     found: dict[str, list[Trajectory]] = {}
     for fork in forks_of(store, header):
         if fork.forked_from is not None:

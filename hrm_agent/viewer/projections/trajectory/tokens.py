@@ -1,11 +1,10 @@
-"""The tokens of a call and of those that it extends: what the policy was shown, what it sampled,
-what is trained.
+"""Tokens of a call and of those that it extends: shown to the policy, sampled, and trained.
 
-The text of single tokens, without loading a model and without code of anybody's.
+Texts of single tokens, without loading a model or running foreign code.
 
-Tokenizers are read of the policies that the package ships, of models that were fetched by name, and
-of model folders inside the place's own folder: a store names no other path that is opened. They are
-data for the `tokenizers` library; nothing of a folder is run.
+Tokenizers are read from the policies in the package, models fetched by name, and model folders
+inside the place's own folder. No other path that a store names is opened. They are data for the
+`tokenizers` library; no code of a folder is run.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenTexts", "token_texts", "tokens"]
 
 _MOST_BYTES_OF_TEXT = 1 << 26
-"""Of a tokenizer's file."""
+"""Maximum bytes of a tokenizer's file."""
 _SHIPPED = Path(__file__).parents[3] / "models" / "builtin"
 _BYTES_FRAME = {
     256: "<|im_start|>",
@@ -48,15 +47,15 @@ _BYTES_FRAME = {
 
 
 class TokenTexts:
-    """Spells tokens of one vocabulary."""
+    """Texts of the tokens of one vocabulary."""
 
     def __init__(self, name: str, pieces: dict[int, bytes | str]) -> None:
-        """`pieces`: a token's bytes, or its text where it always stands for whole characters."""
+        """`pieces`: bytes of a token, or its text if it always consists of whole characters."""
         self.name = name
         self._pieces = pieces
 
     def spell(self, ids: Sequence[int]) -> list[str]:
-        """One text a token. The bytes of a character are shown at the token that completes it."""
+        """Text of each token. The bytes of a character are shown at the token that completes it."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         found: list[str] = []
         for id_ in ids:
@@ -70,7 +69,7 @@ class TokenTexts:
 
 
 def token_texts(model: str, folder: Path | None) -> tuple[TokenTexts | None, str | None]:
-    """What spells the tokens of a model; else why there is none. `folder`: that of the place."""
+    """Token texts of a model, or the reason why there are none. `folder`: folder of the place."""
     base = model.partition("?")[0]
     scheme, colon, rest = base.partition(":")
     if "scripted" in (base, scheme):
@@ -88,7 +87,7 @@ def token_texts(model: str, folder: Path | None) -> tuple[TokenTexts | None, str
 
 
 def _inside(name: str, folder: Path | None) -> Path | None:
-    """The tokenizer of a model that was saved in the place's folder, wherever that lies now."""
+    """Tokenizer of a model saved in the place's folder, wherever that is now (None if missing)."""
     if folder is None or "\0" in name:
         return None
     root = folder.resolve()
@@ -119,7 +118,7 @@ def _from_file(path: Path) -> tuple[TokenTexts | None, str | None]:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
-    """`changed` is part of the key: a file that is written anew is read anew."""
+    """Read a tokenizer's file. `changed` is part of the cache key: a changed file is read again."""
     from tokenizers import Tokenizer
 
     del changed
@@ -148,7 +147,9 @@ def _decoder_of(tokenizer: Any) -> str:
 
 
 def _bytes_of(text: str) -> bytes | str:
-    """GPT-2's spelling of bytes, as byte-level vocabularies have it."""
+    """Bytes of a token in GPT-2's spelling, as in byte-level vocabularies (else the text
+    itself).
+    """
     spelled = [_BYTE_OF.get(character) for character in text]
     return text if None in spelled else bytes(byte for byte in spelled if byte is not None)
 
@@ -170,15 +171,15 @@ def _of_bytes() -> TokenTexts:
 
 
 _MOST = 100_000
-"""Tokens of one answer."""
+"""Maximum tokens of one answer."""
 _ANALYSED = "analysis/tokens.jsonl"
-"""What an analysis leaves in the run's folder."""
+"""File of an analysis in the run's folder."""
 _MOST_BYTES = 1 << 28
-"""Of the file of an analysis."""
+"""Maximum bytes of an analysis file."""
 
 
 def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") -> dict[str, Any]:
-    """`GET tokens`: tokens `from` to `to` of the path; `to` 0: as many as one answer holds."""
+    """`GET tokens`: tokens `from` to `to` of the path. `to` 0: as many as one answer holds."""
     store, damaged = place.store(), Damaged()
     ids = path_of_call(store, call)
     if not ids:
@@ -252,7 +253,7 @@ def _calls(store: RunStore, ids: Sequence[str], damaged: Damaged) -> dict[str, C
 
 
 def _starts(ids: Sequence[str], known: Mapping[str, CallTokens]) -> list[int]:
-    """Where each call's tokens begin, and where the last one's end."""
+    """Start of each call's tokens, and the end of the last one's."""
     starts = [0]
     for id_ in ids:
         starts.append(starts[-1] + (len(known[id_].token_ids) if id_ in known else 0))
@@ -262,8 +263,8 @@ def _starts(ids: Sequence[str], known: Mapping[str, CallTokens]) -> list[int]:
 def _judged(
     store: RunStore, call: Call | None, run: str, damaged: Damaged
 ) -> tuple[Overlay | None, Trajectory | None]:
-    """What a run made of the trajectory that the call is of; without a run, the one that made the
-    trajectory.
+    """Judgement of a call's trajectory, and the trajectory. `run`: run that judged, by default the
+    one that made the trajectory.
     """
     if call is None:
         return None, None
@@ -277,9 +278,7 @@ def _judged(
 
 
 def _weight(call: Call | None, overlay: Overlay | None, header: Trajectory | None) -> float | None:
-    """What each completion token of a call counts in the loss; None for one that is not trained
-    here.
-    """
+    """Weight of each completion token of a call in the loss (None if it is not trained here)."""
     if call is None or overlay is None or _why_untrained(call, overlay, header) is not None:
         return None
     return overlay.credit.get(call.id) if overlay.credit is not None else overlay.advantage
@@ -288,7 +287,7 @@ def _weight(call: Call | None, overlay: Overlay | None, header: Trajectory | Non
 def _why_untrained(
     call: Call | None, overlay: Overlay | None, header: Trajectory | None
 ) -> str | None:
-    """Why none of a call's tokens is trained; None if they are."""
+    """Reason why the tokens of a call are not trained (None if they are)."""
     if call is None or header is None:
         return "the call cannot be read" if call is None else None
     if call.identity.thread_id != header.thread_id:
@@ -345,16 +344,14 @@ def _columns(
 
 
 def _short_float(value: float) -> float | None:
-    """A float of 32 bits in as many digits as it has."""
+    """Value of a 32-bit float in as many digits as it has (None if not finite)."""
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def _analysis(
     folder: Path | None, ids: Sequence[str], starts: Sequence[int], span: tuple[int, int]
 ) -> dict[str, Any]:
-    """Entropy and marks of the tokens, from the file that an analysis of the run has left; else
-    null.
-    """
+    """Entropy and marks of the tokens, from the analysis file of the run; null without one."""
     lines = _analysed(folder, set(ids))
     if not lines:
         return {"entropy": None, "marks": None}
@@ -374,8 +371,8 @@ def _analysis(
 
 
 def _steps_word(header: Trajectory | None) -> str | None:
-    """What `hrm-agent analyze --steps` calls the part of the run that the trajectory is of; None
-    outside of a run.
+    """Value of `hrm-agent analyze --steps` for the part of the run with the trajectory (None
+    outside of a run).
     """
     if header is None or not header.run_id:
         return None
@@ -390,8 +387,8 @@ def _list(line: Mapping[str, Any] | None, name: str) -> list[Any]:
 
 
 def _analysed(folder: Path | None, ids: set[str]) -> dict[str, dict[str, Any]]:
-    """The lines of these calls. Others are passed over unread: an id stands at the beginning of its
-    line.
+    """Analysis lines of these calls. Others are skipped without parsing, since an id is at the
+    beginning of its line.
     """
     path = folder / _ANALYSED if folder is not None else None
     found: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,6 @@
-"""One trajectory: its header, what became of it, and what to type to see it in a terminal."""
+"""Projection of one trajectory: its header, judgements and counts, and commands that show it in a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ __all__ = ["commands_of", "header_data", "trajectory"]
 
 
 def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query value's name
-    """`GET trajectory`."""
+    """`GET trajectory`: header, forks, judgements, counts and commands of a trajectory."""
     store, found = place.store(), transcript(place, id)
     header, damaged = found.header, found.damaged
     origin = header.forked_from
@@ -57,7 +59,7 @@ def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the quer
 
 
 def header_data(header: Trajectory) -> dict[str, Any]:
-    """All of a trajectory but its calls."""
+    """Trajectory without its calls, as JSON."""
     item = f"trajectory:{header.id}"
     metadata = header.task.metadata
     return {
@@ -153,7 +155,9 @@ def _counts(found: Transcript) -> dict[str, Any]:
 
 
 def _focus(found: Transcript) -> dict[str, Any] | None:
-    """The item to look at first: the one that failed, else the one that gave the answer."""
+    """Item to look at first: the one that failed, else the one that gave the answer (None without
+    one).
+    """
     header = found.header
     own = [
         (n, item)
@@ -183,7 +187,7 @@ def _focus(found: Transcript) -> dict[str, Any] | None:
 
 
 def commands_of(place: Place, header: Trajectory) -> dict[str, str]:
-    """What to type in a terminal."""
+    """Commands for a terminal, by name."""
     store, thread = shlex.quote(place.where), shlex.quote(header.thread_id)
     id_ = shlex.quote(header.id)
     waits = header.stop_reason is StopReason.INTERRUPT

@@ -1,6 +1,4 @@
-"""Rules of every form: it reads what it writes, takes any text,
-and takes time in proportion to it.
-"""
+"""Rules of every call form: it reads what it writes, accepts any text, and takes linear time."""
 
 from __future__ import annotations
 
@@ -78,7 +76,7 @@ each = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @each
 @few_and_many
 def test_any_text_is_taken_apart(form: CallForm, examples: int) -> None:
-    """Nothing is raised, and what came of it can be stored and written again."""
+    """Any text is read without an exception, and the parsed turn can be stored and written again."""
     own = [turns.call("python", code="1") for turns in BY_FAMILY.values()] + [
         broken for turns in BY_FAMILY.values() for broken in turns.form.malformed.values()
     ]
@@ -127,7 +125,7 @@ def written(form: CallForm, value: str) -> str:
 
 @each
 def test_a_number_that_is_not_finite_is_refused(form: CallForm) -> None:
-    """JSON cannot write it, and Gemma's form would read it back as a text."""
+    """JSON cannot represent it, and Gemma's form would read it back as a text."""
     for value in ("1e999", "-1e999"):
         turn = form.read(written(form, value), {})
         assert turn.tool_calls == []
@@ -146,7 +144,7 @@ def test_no_depth_of_nesting_is_too_deep_for_a_reader(form: CallForm) -> None:
 
 @each
 def test_an_argument_that_holds_the_end_of_its_call_is_never_cut(form: CallForm) -> None:
-    """The shorter one would be run, and the rest shown as words."""
+    """The shortened call would be run, and the rest shown as words."""
     for others in ({}, {"n": 1}):
         end = form.write([{"name": "python", "args": {"code": "VALUE", **others}}]).partition(
             "VALUE"
@@ -161,7 +159,7 @@ def test_an_argument_that_holds_the_end_of_its_call_is_never_cut(form: CallForm)
 
 @each
 def test_each_of_many_undecodable_calls_keeps_its_own_text(form: CallForm) -> None:
-    """The text of all of them, kept by each, would be quadratic."""
+    """Keeping the text of all calls with each of them would be quadratic."""
     text = form.write([{"name": "f", "args": {"n": 2**64}}] * 1000)
     kept = [found["args"] for found in form.read(text, {}).invalid_tool_calls]
     assert len(kept) == 1000 and sum(map(len, kept)) < 3 * len(text)
@@ -169,9 +167,7 @@ def test_each_of_many_undecodable_calls_keeps_its_own_text(form: CallForm) -> No
 
 @each
 def test_calls_of_other_families_are_read_as_nothing_else(form: CallForm) -> None:
-    """They are words, or a call that cannot be read; what is read as a call is the one that was
-    meant.
-    """
+    """Foreign calls are read as text, as an unreadable call, or as the call that was meant."""
     for name, turns in BY_FAMILY.items():
         turn = form.read(turns.call("python", code="6 * 7"), SCHEMAS)
         assert turn.tool_calls in ([], [{"name": "python", "args": {"code": "6 * 7"}}]), name
@@ -220,7 +216,9 @@ SWALLOWING = (
         '</atem:parameter><atem:parameter name="b">',
     ),
 )
-"""The beginning of a call, and what makes the last one swallow all, so that each of them might."""
+"""Beginning of a call, and a text that makes the last call swallow all others. Each call might
+therefore do so.
+"""
 
 
 def seconds(form: CallForm, text: str) -> float:

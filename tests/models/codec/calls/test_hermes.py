@@ -1,4 +1,4 @@
-"""Answers taken apart, and shown while they come in."""
+"""Parsing of answers, also while they are streamed."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_streamed_text_is_shown_as_soon_as_it_can_be_read() -> None:
 
 
 def test_a_call_inside_of_a_closed_thought_is_a_call() -> None:
-    """Only some templates know thoughts, and a call that is silently left out would look like a
-    tool that is dumb.
+    """Thoughts are known to some templates only. A call dropped silently would look like a tool
+    that does not answer.
     """
     call = tool_call_text("python", {"code": "1"})
     turn = parse_turn(f"<think>I could try {call} first.</think>So:{call}")

@@ -64,7 +64,7 @@ def test_arguments(written: str, arguments: dict[str, Any]) -> None:
     ],
 )
 def test_strings_without_escapes(written: str, arguments: dict[str, Any]) -> None:
-    """As LFM2.5's template writes them."""
+    """Strings as LFM2.5's template writes them."""
     assert PYTHONIC.read(marked(f"[f({written})]"), {}).tool_calls == [
         {"name": "f", "args": arguments}
     ]

@@ -34,7 +34,7 @@ SCHEMAS: Schemas = {
 
 
 def call(form: CallForm, name: str, **values: str) -> str:
-    """As the models write it."""
+    """Text of a call as the models write it."""
     if form is QWEN_XML:
         inner = "".join(
             f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()
@@ -198,7 +198,7 @@ def test_a_call_that_cannot_be_read_says_why(form: CallForm, text: str, error: s
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_call_behind_one_that_was_left_open_is_read(form: CallForm) -> None:
-    """The one that was left open must not swallow it: its code would be run with tags in it."""
+    """An unclosed call must not swallow the next one. Its code would be run with tags in it."""
     whole = call(form, "f", code="1")
     for close in ("</parameter>\n", "</arg_value>", "</atem:parameter>"):
         if close in whole:

@@ -19,10 +19,10 @@ class FaultyWeights(WeightsFromTrainer):
     """Loads weights with the fault that was switched on."""
 
     def hrm_fault(self, name: str) -> dict[str, Any]:
-        """none; stale: the weights stay what they were, as in a server that wakes with what it had;
-        half: those of all workers but the first do; untied: the output layer that is tied to the
-        embedding keeps what it had; nudged, at once: the last bit of one weight of the last worker
-        is another.
+        """Switch on a fault. `none`: no fault. `stale`: the weights stay unchanged, as in a server
+        that wakes with old ones. `half`: those of all workers but the first do. `untied`: the
+        output layer that is tied to the embedding does. `nudged`: at once, the last bit of one
+        weight of the last worker is flipped.
         """
         self.hrm_fault_now = name
         if name == "nudged" and self.rank + 1 == self.vllm_config.parallel_config.world_size:

@@ -1,6 +1,4 @@
-"""What calls are credited with: of roles among their siblings, of rollouts that differ in length,
-of frozen roles.
-"""
+"""Credit of calls: by role among siblings, for rollouts of different lengths, and for frozen roles."""
 
 from __future__ import annotations
 
@@ -155,7 +153,7 @@ def test_even_credit_under_a_mean_over_tokens_is_the_mean_over_rollouts() -> Non
 
 @pytest.mark.parametrize("name", CREDITS)
 def test_a_frozen_role_is_context_and_no_more(name: str) -> None:
-    """Its weight is 0: the gradient is that of rollouts without its calls."""
+    """Frozen calls have weight 0. The gradient equals that of rollouts without these calls."""
     group = [planned(0, 1.0, 10, 3), planned(1, 0.0, 10, 1), planned(2, 0.0, 12, 2)]
     overlays = credited(group, kept(group), credit_by_name(name, frozen={"plan"}))
     given_by_id = {call: w for overlay in overlays for call, w in (overlay.credit or {}).items()}

@@ -20,7 +20,7 @@ from tests.training.update.logprobs.test_vocabulary_chunks import Sizes
 
 
 def scaled_logits() -> PreTrainedModel:
-    """Something follows its output layer."""
+    """Model that scales its logits after the output layer."""
     torch.manual_seed(0)
     return CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.5)).eval()
 
@@ -28,7 +28,7 @@ def scaled_logits() -> PreTrainedModel:
 def by_hand(
     model: PreTrainedModel, rows: list[Row]
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """By row: entropy and log-prob of each trained token, from the softmax of all logits of the row
+    """Entropy and log-prob of each trained token, by row, from the softmax of all logits of the row
     alone.
     """
     found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

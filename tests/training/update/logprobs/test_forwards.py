@@ -48,7 +48,7 @@ SIZES: dict[str, Any] = {
 
 
 def batches_of(rows: Sequence[Row], forward: ForwardName, count: int) -> list[MicroBatch]:
-    """`count` of them, by the largest budget that makes so many."""
+    """`count` batches, made with the largest token budget that gives this number."""
     for budget in range(2000, 0, -1):
         if len(batches := micro_batches(rows, token_budget=budget, forward=forward)) == count:
             return batches
@@ -56,7 +56,7 @@ def batches_of(rows: Sequence[Row], forward: ForwardName, count: int) -> list[Mi
 
 
 def loss_of(model: nn.Module, batch: MicroBatch) -> Tensor:
-    """Not linear in the log-probs, with a part that is a mean for each trajectory."""
+    """Loss that is not linear in the log-probs, with a part averaged per trajectory."""
     logprobs = token_logprobs(model, batch)
     ratio = (logprobs - batch.old_logprobs_K).exp().clamp(0.7, 1.5)
     return (ratio * batch.weights_K + logprobs**2 / batch.lengths_K * (1 + batch.sequences_K)).sum()

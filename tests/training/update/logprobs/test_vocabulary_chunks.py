@@ -24,7 +24,7 @@ POSITIONS, WIDTH, VOCABULARY, ENTRIES = 37, 16, 1500, 90
 
 
 class Sizes(TorchDispatchMode):
-    """Shapes of all that is computed."""
+    """Shapes of all computed tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_no_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @contextmanager
 def wide_products(model: nn.Module, width: int) -> Generator[list[int]]:
-    """Rows of what has a column for each token of the vocabulary."""
+    """Numbers of rows of tensors with a column for each token of the vocabulary."""
     rows: list[int] = []
     with Sizes() as sizes:
         yield rows
@@ -158,7 +158,7 @@ def test_what_follows_the_output_layer_is_not_left_out(
 
 
 def by_hand(model: nn.Module, batch: MicroBatch) -> Tensor:
-    """Path by path."""
+    """Log-probs computed path by path."""
     found: list[Tensor] = []
     for index in batch.loss_indices_K.tolist():
         path = [index]

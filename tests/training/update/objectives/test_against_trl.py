@@ -36,7 +36,7 @@ def module_trainer(tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
 
 @pytest.fixture
 def trainer(module_trainer: GRPOTrainer) -> GRPOTrainer:
-    """One with the weights that all begin with."""
+    """TRL's trainer, with the initial weights of all tests."""
     module_trainer.model.load_state_dict(tiny_model().state_dict())
     module_trainer.model.zero_grad()
     return module_trainer
@@ -53,7 +53,7 @@ def configure(trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, facts: dict
 
 
 def logprobs(trainer: GRPOTrainer, inputs: dict[str, Any]) -> torch.Tensor:
-    """TRL's, under the weights as they are."""
+    """Log-probs that TRL computes under the current weights."""
     token_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     with torch.no_grad():
@@ -68,7 +68,9 @@ def with_reference(
     inputs: dict[str, Any],
     coefficient: float,
 ) -> None:
-    """What TRL does with `beta`; it wraps its reference model itself, when it is made."""
+    """Set `beta` and the reference log-probs. TRL itself wraps its reference model when the trainer
+    is constructed.
+    """
     trainer.model.load_state_dict(tiny_model(1).state_dict())
     inputs["ref_per_token_logps"] = logprobs(trainer, inputs)
     trainer.model.load_state_dict(tiny_model().state_dict())
@@ -88,7 +90,9 @@ def loss_and_gradient(trainer: GRPOTrainer, inputs: dict[str, Any]) -> tuple[flo
 def ours(
     overlays: Sequence[Overlay], options: LossOptions, **others: Any
 ) -> tuple[dict[str, Any], Weights]:
-    """Metrics and gradient of one update: with plain descent at rate 1 the weights move by it."""
+    """Metrics and gradient of one update. With plain descent at rate 1, the weights move by the
+    gradient.
+    """
     model = tiny_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     batches = build_batches(RECORDED, overlays, token_budget=64)
@@ -186,7 +190,7 @@ def test_objectives(
 def test_importance_correction(
     trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch, level: str, mode: str
 ) -> None:
-    """TRL takes it for what vLLM samples: it is told that the rollouts are vLLM's."""
+    """TRL applies it to samples of vLLM, so it is configured as if the rollouts were vLLM's."""
     cap = 1.3 if level == "token" else 1.1
     configure(
         trainer,

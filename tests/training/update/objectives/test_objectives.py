@@ -1,5 +1,5 @@
-"""Objectives and corrections by hand, on single tokens; TRL's are in
-`test_objectives_against_trl.py`.
+"""Objectives and corrections by hand, on single tokens. Comparison with TRL's:
+`test_against_trl.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""ATIF out: what the format's own models take, one step a model call; and the same trajectory from
-it again.
+"""ATIF export: the format's own models accept it, one step per model call. Importing it restores
+the trajectory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KNOWN = RequestHints(tools=(PYTHON,))
 
 
 def written(folder: Path, *runs: Trajectory, known: RequestHints = KNOWN) -> list[Any]:
-    """The documents of a file, each of which the real library takes."""
+    """Documents of a file, each accepted by the real library."""
     export_to(folder / "x.atif", runs, "atif", known)
     documents = [json.loads(line) for line in (folder / "x.atif").read_text().split("\n") if line]
     for document in documents:
@@ -164,8 +164,8 @@ def test_the_same_is_learned(examples: int, tmp_path_factory: pytest.TempPathFac
 
 
 def test_parallel_conversations_are_subagents(tmp_path: Path) -> None:
-    """Each is one order of messages; in one list of steps, one solver's words would be told to
-    another.
+    """Each conversation is one sequence of messages. In a single list of steps, one solver's text
+    would be shown to another.
     """
     asked = [HumanMessage("a part"), HumanMessage("another part")]
     calls = [said(name, [one], ANSWER, asked=[one]) for name, one in zip("ab", asked, strict=True)]
@@ -342,8 +342,8 @@ def test_an_edited_text_is_what_is_read_back(tmp_path: Path) -> None:
 
 
 def test_identical_conversations_are_kept_apart(tmp_path: Path) -> None:
-    """Two solvers that were asked the same and said the same: neither call is lost, neither told of
-    the other.
+    """Two solvers with the same prompt and the same answer: no call is lost or assigned to the
+    other.
     """
 
     def solver(name: str) -> list[Call]:

@@ -1,5 +1,5 @@
-"""ATIF in: runs of other agents as trajectories, and hostile documents refused with the place of
-what is wrong.
+"""ATIF import: runs of other agents as trajectories. Hostile documents are refused with the
+location of the error.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-# Lowers the limit of its core file to nothing, which stops no dump where the host hands dumps to a
-# program of its own. outcome: ok shows: value=\(1, 1\)
+# Lowers the limit of its core file to nothing, which stops no dump where the host hands dumps to a program of its own.
+# outcome: ok
+# shows: value=\(1, 1\)
 import ctypes
 import resource
 

@@ -1,5 +1,5 @@
-# Writes wherever a file may be written: the host's folders, the interpreter's own library, the
-# root. outcome: ok
+# Writes wherever a file may be written: the host's folders, the interpreter's own library, the root.
+# outcome: ok
 import os
 import sys
 

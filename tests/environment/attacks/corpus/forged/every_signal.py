@@ -1,5 +1,6 @@
-# Children die by every signal that there is, and then the first process by one that the kernel
-# forces on it. outcome: error ok copies: 8
+# Children die by every signal that there is, and then the first process by one that the kernel forces on it.
+# outcome: error ok
+# copies: 8
 import ctypes
 import os
 import random

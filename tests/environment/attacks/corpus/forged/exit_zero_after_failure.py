@@ -1,5 +1,6 @@
-# Fails, and ends as if it had not: the claim is its own, but there is no value, and the next call
-# is not touched. outcome: ok never: value=.
+# Fails, and ends as if it had not: the claim is its own, but there is no value, and the next call is not touched.
+# outcome: ok
+# never: value=.
 import os
 
 try:

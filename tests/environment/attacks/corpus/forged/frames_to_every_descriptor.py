@@ -1,5 +1,5 @@
-# Writes what could be a result to every descriptor, then fails: what stands as the value is its own
-# claim. outcome: error
+# Writes what could be a result to every descriptor, then fails: what stands as the value is its own claim.
+# outcome: error
 import json
 import os
 import struct

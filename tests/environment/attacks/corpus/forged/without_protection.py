@@ -1,5 +1,7 @@
-# Ends as the first process of its namespace by a signal of its own choice: the kernel's protection
-# is raced away. outcome: error ok never: SIGSYS.*other architecture|more memory than copies: 12
+# Ends as the first process of its namespace by a signal of its own choice: the kernel's protection is raced away.
+# outcome: error ok
+# never: SIGSYS.*other architecture|more memory than
+# copies: 12
 import base64
 import os
 import random

@@ -17,8 +17,6 @@ import os
 
 flags = [fcntl.fcntl(descriptor, fcntl.F_GETFL) for descriptor in (0, 1, 2, 3)]
 offsets = [os.lseek(descriptor, 0, os.SEEK_CUR) for descriptor in (1, 2, 3)]
-(
-    "BREACH"
-    if any(each & (os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC) for each in flags) or any(offsets)
-    else "clean"
-)
+"BREACH" if any(each & (os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC) for each in flags) or any(
+    offsets
+) else "clean"

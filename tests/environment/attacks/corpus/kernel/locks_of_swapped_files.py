@@ -1,5 +1,6 @@
-# Asks for a lock on a file of its own, and has another thread put a file of the system in its place
-# meanwhile. outcome: ok timeout never: BREACH
+# Asks for a lock on a file of its own, and has another thread put a file of the system in its place meanwhile.
+# outcome: ok timeout
+# never: BREACH
 import fcntl
 import os
 import threading

@@ -1,5 +1,5 @@
-# Drops pages of files that all can read from memory, to see later which of them others have read,
-# or to be seen itself. outcome: ok
+# Drops pages of files that all can read from memory, to see later which of them others have read, or to be seen itself.
+# outcome: ok
 import ctypes
 import mmap
 import os

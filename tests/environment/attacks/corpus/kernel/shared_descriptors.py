@@ -1,5 +1,6 @@
-# Makes a process that shares its table of descriptors, not its memory: each could put files under
-# the other's numbers. outcome: ok error never: BREACH
+# Makes a process that shares its table of descriptors, not its memory: each could put files under the other's numbers.
+# outcome: ok error
+# never: BREACH
 import ctypes
 import os
 import time

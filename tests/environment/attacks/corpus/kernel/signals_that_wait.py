@@ -1,5 +1,6 @@
-# Takes what the kernel grants a user of timers and of signals that wait: as an ordinary user, the
-# host's own share. outcome: ok never: BREACH
+# Takes what the kernel grants a user of timers and of signals that wait: as an ordinary user, the host's own share.
+# outcome: ok
+# never: BREACH
 import ctypes
 import os
 import signal

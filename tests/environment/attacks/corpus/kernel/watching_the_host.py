@@ -1,5 +1,6 @@
-# Watches files of the host with dnotify, takes leases on them, and sends read-ahead hints to its
-# disk. outcome: ok shows: value=0
+# Watches files of the host with dnotify, takes leases on them, and sends read-ahead hints to its disk.
+# outcome: ok
+# shows: value=0
 import fcntl
 import os
 

@@ -1,5 +1,5 @@
-# Takes the rights to its streams away, where it owns them, so that the next call of its slot cannot
-# open them. outcome: ok
+# Takes the rights to its streams away, where it owns them, so that the next call of its slot cannot open them.
+# outcome: ok
 import os
 
 for descriptor in (0, 1, 2, 3):

@@ -1,5 +1,5 @@
-# Leaves pages beyond the end of the files that all calls of a slot write to, whose number the next
-# one can read. outcome: ok
+# Leaves pages beyond the end of the files that all calls of a slot write to, whose number the next one can read.
+# outcome: ok
 import ctypes
 
 libc = ctypes.CDLL(None)

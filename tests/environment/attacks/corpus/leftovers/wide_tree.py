@@ -1,5 +1,5 @@
-# Leaves folders that each hold folders, all without modes, with links to folders of the host among
-# them. outcome: ok error
+# Leaves folders that each hold folders, all without modes, with links to folders of the host among them.
+# outcome: ok error
 import os
 
 for one in range(15):

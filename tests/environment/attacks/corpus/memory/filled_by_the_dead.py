@@ -1,5 +1,6 @@
-# The same without a word to the kernel: children fill it and end, and those that keep it have never
-# touched it. outcome: out_of_memory ok error denied memory: 64
+# The same without a word to the kernel: children fill it and end, and those that keep it have never touched it.
+# outcome: out_of_memory ok error denied
+# memory: 64
 import mmap
 import os
 import time

@@ -1,5 +1,6 @@
-# Ends the thread that each process is named after, and goes on in another, whose memory is not
-# found under that name. outcome: out_of_memory memory: 96
+# Ends the thread that each process is named after, and goes on in another, whose memory is not found under that name.
+# outcome: out_of_memory
+# memory: 96
 import ctypes
 import mmap
 import os

@@ -1,5 +1,6 @@
-# Maps huge pages, which the host has set aside for others and which count as no process's memory;
-# unreserved too. outcome: ok shows: value=0
+# Maps huge pages, which the host has set aside for others and which count as no process's memory; unreserved too.
+# outcome: ok
+# shows: value=0
 import mmap
 
 taken = 0

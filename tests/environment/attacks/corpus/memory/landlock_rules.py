@@ -1,5 +1,6 @@
-# Gives itself rules by the ten thousand, each of which the kernel keeps in memory that no limit
-# counts. outcome: ok shows: value=0
+# Gives itself rules by the ten thousand, each of which the kernel keeps in memory that no limit counts.
+# outcome: ok
+# shows: value=0
 import ctypes
 import struct
 

@@ -1,5 +1,6 @@
-# Fills shared memory and takes its pages out of its own maps again: held, but in nobody's resident
-# set. outcome: out_of_memory ok error denied memory: 64
+# Fills shared memory and takes its pages out of its own maps again: held, but in nobody's resident set.
+# outcome: out_of_memory ok error denied
+# memory: 64
 import mmap
 import os
 import time

@@ -1,5 +1,6 @@
-# Fills the buffers of as many sockets as it can have, made as large as they get: memory that no
-# limit counts. outcome: ok shows: value=True
+# Fills the buffers of as many sockets as it can have, made as large as they get: memory that no limit counts.
+# outcome: ok
+# shows: value=True
 import socket
 
 kept, filled = [], 0

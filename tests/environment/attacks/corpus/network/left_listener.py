@@ -1,5 +1,5 @@
-# Listens on a port and an abstract name, and leaves a process behind that would answer the next
-# call. outcome: ok
+# Listens on a port and an abstract name, and leaves a process behind that would answer the next call.
+# outcome: ok
 import os
 import socket
 

@@ -1,5 +1,5 @@
-# Values that JSON has no word for: not a number, infinite, huge, half a character, keys that are
-# the same. outcome: ok
+# Values that JSON has no word for: not a number, infinite, huge, half a character, keys that are the same.
+# outcome: ok
 [
     float("nan"),
     float("inf"),

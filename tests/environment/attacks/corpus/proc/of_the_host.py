@@ -1,9 +1,6 @@
 # Reads what /proc tells of the machine.
 # outcome: ok
-NAMES = (
-    "1/environ 1/cmdline 1/root kcore kallsyms kmsg keys sched_debug net/tcp sysvipc/shm mounts"
-    " self/mountinfo"
-)
+NAMES = "1/environ 1/cmdline 1/root kcore kallsyms kmsg keys sched_debug net/tcp sysvipc/shm mounts self/mountinfo"
 for name in NAMES.split():
     try:
         text = open(f"/proc/{name}", "rb").read(4096)

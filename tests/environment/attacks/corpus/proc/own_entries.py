@@ -16,10 +16,10 @@ for name, text in (
         try:
             with open(f"{folder}/{name}", "w") as file:
                 file.write(text)
-            (
-                print("BREACH: wrote", name)
-                if name in ("oom_score_adj", "oom_adj", "uid_map")
-                else None
-            )
+            print("BREACH: wrote", name) if name in (
+                "oom_score_adj",
+                "oom_adj",
+                "uid_map",
+            ) else None
         except OSError as error:
             print(name, error.strerror)

@@ -2,14 +2,8 @@
 # outcome: ok
 import os
 
-NAMES = (
-    "sys/kernel/core_pattern sys/kernel/hostname sys/vm/drop_caches sysrq-trigger"
-    " sys/kernel/modprobe"
-)
-NAMES += (
-    " sys/user/max_user_namespaces sys/kernel/ns_last_pid sys/vm/overcommit_memory"
-    " sys/kernel/shmmax"
-)
+NAMES = "sys/kernel/core_pattern sys/kernel/hostname sys/vm/drop_caches sysrq-trigger sys/kernel/modprobe"
+NAMES += " sys/user/max_user_namespaces sys/kernel/ns_last_pid sys/vm/overcommit_memory sys/kernel/shmmax"
 for name in NAMES.split():
     for path in (f"/proc/{name}", f"/proc/self/root/proc/{name}"):
         try:

@@ -1,5 +1,6 @@
-# Makes children whose end tells the parent by odd signals, and that are told by odd signals of its
-# end. outcome: ok error wall: 5
+# Makes children whose end tells the parent by odd signals, and that are told by odd signals of its end.
+# outcome: ok error
+# wall: 5
 import ctypes
 import os
 import signal

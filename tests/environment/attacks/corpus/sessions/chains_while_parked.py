@@ -1,5 +1,6 @@
-# Goes on between the calls by processes of which each forks the next and ends, faster than they can
-# be stopped. outcome: ok session: a
+# Goes on between the calls by processes of which each forks the next and ends, faster than they can be stopped.
+# outcome: ok
+# session: a
 import os
 import time
 
@@ -8,8 +9,9 @@ def fork():
     while True:
         try:
             return os.fork()
-        # so many are dying at once that there is no room: a moment later there is
-        except BlockingIOError:
+        except (
+            BlockingIOError
+        ):  # so many are dying at once that there is no room: a moment later there is
             pass
 
 

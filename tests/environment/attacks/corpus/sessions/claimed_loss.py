@@ -1,5 +1,6 @@
-# Moves the file that its code came in back to the beginning, as if it had never been read, then
-# fails: it is not run again. outcome: ok session: a
+# Moves the file that its code came in back to the beginning, as if it had never been read, then fails: it is not run again.
+# outcome: ok
+# session: a
 x = 1
 # %%
 # outcome: error

@@ -1,5 +1,7 @@
-# Leaves a process behind that has used much CPU time: it counts for the call that it ran in, and
-# for no other. outcome: ok session: a cpu: 0.5
+# Leaves a process behind that has used much CPU time: it counts for the call that it ran in, and for no other.
+# outcome: ok
+# session: a
+# cpu: 0.5
 import os
 import time
 

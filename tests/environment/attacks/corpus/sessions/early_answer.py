@@ -1,5 +1,6 @@
-# A thread that goes on between the calls, and answers the next one, or on a busy machine this one,
-# before it has run. outcome: ok error session: speaker
+# A thread that goes on between the calls, and answers the next one, or on a busy machine this one, before it has run.
+# outcome: ok error
+# session: speaker
 import os
 import socket
 import stat

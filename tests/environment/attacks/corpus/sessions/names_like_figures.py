@@ -1,5 +1,7 @@
-# Calls itself by names that look like what the kernel says of a process: its memory, its threads,
-# its state. session: named outcome: ok peak: 200
+# Calls itself by names that look like what the kernel says of a process: its memory, its threads, its state.
+# session: named
+# outcome: ok
+# peak: 200
 import ctypes
 
 libc = ctypes.CDLL(None)

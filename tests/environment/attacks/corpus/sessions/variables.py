@@ -14,13 +14,9 @@ found = [
     if "of the other" + " episode 4711" in str(thing)[:10_000] and thing is not globals()
 ]
 print(len(found))
-(
-    print("BREACH: found", len(found))
-    if any(
-        "secret" in str(thing) for thing in found if isinstance(thing, dict) and thing.get("secret")
-    )
-    else None
-)
+print("BREACH: found", len(found)) if any(
+    "secret" in str(thing) for thing in found if isinstance(thing, dict) and thing.get("secret")
+) else None
 sys.modules["__main__"].secret
 # %%
 # outcome: ok

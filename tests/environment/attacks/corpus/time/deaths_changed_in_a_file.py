@@ -1,6 +1,6 @@
-# Has another process change what is to become of dead children while the call that asks for it is
-# looked at: in a file that it has mapped for itself alone, whose pages are the file's until they
-# are written to. outcome: ok error timeout
+# Has another process change what is to become of dead children while the call that asks for it is looked at: in a file
+# that it has mapped for itself alone, whose pages are the file's until they are written to.
+# outcome: ok error timeout
 import ctypes
 import os
 import struct

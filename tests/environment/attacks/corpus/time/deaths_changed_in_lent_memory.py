@@ -1,5 +1,8 @@
-# Lives on in memory that was lent twice: who lent it goes on when the one between is killed, and
-# changes what the other asks for while it is looked at. outcome: ok error timeout wall: 8 cpu: 20
+# Lives on in memory that was lent twice: who lent it goes on when the one between is killed, and changes what the other
+# asks for while it is looked at.
+# outcome: ok error timeout
+# wall: 8
+# cpu: 20
 import ctypes
 import mmap
 import os
@@ -28,8 +31,7 @@ if os.uname().machine == "x86_64":
     page = libc.mmap(0, 1 << 16, 7, 0x22, -1, 0)
     action, flag, pids = page + 0x8000, page + 0x8100, page + 0x8200
     stacks = page + 0x9000, page + 0xA000
-    # third process: 300 times sigaction, fork a child that exits, wait4; sets `flag` if wait4 gives
-    # ECHILD; then sleeps
+    # third process: 300 times sigaction, fork a child that exits, wait4; sets `flag` if wait4 gives ECHILD; then sleeps
     child_ends = call(60, 0)
     body = (
         call(13, 17, action, 0, 8)
@@ -58,8 +60,7 @@ if os.uname().machine == "x86_64":
     ctypes.memmove(page, second, len(second))
     ctypes.memmove(page + 0x1000, third, len(third))
     ctypes.memmove(stacks[1] - 8, struct.pack("Q", 0), 8)
-    # where clone returns to, by the stack: the one between by `ret`, the last by a jump after its
-    # own clone
+    # where clone returns to, by the stack: the one between by `ret`, the last by a jump after its own clone
     entry = second.index(b"\x0f\x05", len(call(39)) + 10) + 2
     jump = b"\x85\xc0\x75\x05\xe9" + struct.pack("<i", 0x1000 - (entry + 9))
     ctypes.memmove(page + entry, jump + sleep, len(jump + sleep))

@@ -1,5 +1,8 @@
-# Maps a file whose path is half a megabyte long, thousands of times, and asks for what its maps are
-# looked at for. outcome: timeout wall: 4 cpu: 30 memory: 512
+# Maps a file whose path is half a megabyte long, thousands of times, and asks for what its maps are looked at for.
+# outcome: timeout
+# wall: 4
+# cpu: 30
+# memory: 512
 import ctypes
 import os
 
