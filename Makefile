@@ -20,10 +20,10 @@ WORKERS ?= $(shell n=$$(( ($(CORES) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate viewer on_gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup demo system check quick style types test slow model vllm lint format policy bench docs site clean
+.PHONY: help python setup demo system check quick test-changed style types test slow model vllm lint format policy bench docs site clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 setup: $(STAMP) ## the virtual environment with every extra that the tests need
 
@@ -49,12 +49,17 @@ system: python # before minutes are spent on the set-up
 	@test ! -e $(STAMP) || ! command -v cc >/dev/null || compgen -G "hrm_agent/environment/sandbox/_serve*.so" >/dev/null || \
 	  touch hatch_build.py
 
-check: $(STAMP) ## lint, types, and the tests that are quick and want no server: two minutes
+check: $(STAMP) ## lint, types, the tests that are quick and want no server, and a report on the structure: two minutes
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint quick
+	$(BIN)/python -m tests.support.structure
 
 # These wait for nobody: one process a core, since each takes ten seconds to begin.
 quick: $(STAMP)
 	$(BIN)/python -m pytest -m "not (slow or server or whole)" -n logical --dist worksteal $(PYTEST_ARGS)
+
+test-changed: $(STAMP) ## the quick tests of what differs from HEAD (SINCE=COMMIT for another commit)
+	paths=$$($(BIN)/python -m tests.support.changed $(SINCE)); test -z "$$paths" || \
+	  $(BIN)/python -m pytest -m "not (slow or server or whole)" -n logical --dist worksteal $(PYTEST_ARGS) $$paths
 
 # Pyright has one core only: the tests run beside it, and what it found stands below them.
 test: system style ## lint, types, and the default tests; installs the servers that they start

@@ -29,11 +29,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.tools.local_wiki import LocalWiki
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hrm_agent.models.scripted import ScriptedEngine
+    from hrm_agent.tools.local_wiki import LocalWiki
 
 __all__ = [
     "LocalWiki",
@@ -50,6 +50,19 @@ T = TypeVar("T")
 _LOOPBACK = ("127.", "::1", "localhost", "::ffff:127.")
 _LONG = 120.0
 _SECONDS_BETWEEN_LOOKS = 0.01
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class on first use, since a test of arithmetic needs neither LangGraph nor a wiki."""
+    if name == "ScriptedEngine":
+        from hrm_agent.models.scripted import ScriptedEngine
+
+        return ScriptedEngine
+    if name == "LocalWiki":
+        from hrm_agent.tools.local_wiki import LocalWiki
+
+        return LocalWiki
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 async def wait_until(condition: Callable[[], T | Awaitable[T]], seconds: float = _LONG) -> T:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from hrm_agent.testing import tiny_network
 from hrm_agent.trajectory import (
@@ -21,6 +20,9 @@ from hrm_agent.trajectory import (
     ToolStatus,
     Trajectory,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCABULARY = 64
 ANSWER = "<reason>r</reason><answer>\\boxed{1}</answer>"
