@@ -425,9 +425,9 @@ def test_tests_stand_in_the_folder_of_their_package() -> None:
     assert tested - packages - TESTS_OF_NO_PACKAGE == set(), "tests of a package that is not there"
 
 
-def test_the_map_in_the_readme_is_of_the_folders() -> None:
-    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("## The map")[2].partition("**Reading order.**")[0]
+def test_the_map_for_contributors_is_of_the_folders() -> None:
+    page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.partition("## The map")[2].partition("**Reading order.**")[0]
     shown: set[str] = set()
     for row in re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE):
         folders = re.findall(r"`([\w/]+/)`", row[0])

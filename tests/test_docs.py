@@ -139,7 +139,7 @@ def running(words: list[str]) -> Generator[subprocess.Popen[str]]:
     assert process.returncode in (0, -signal.SIGKILL)
 
 
-LONG_PAGES = {"analysis.md", "deployment.md", "pictures.md", "trackers.md"}
+LONG_PAGES = {"deployment.md", "viewer.md"}
 """Seconds each, of commands that quick tests run as well: they are left to the slow tests."""
 QUICK_PAGES = [
     pytest.param(page, marks=pytest.mark.slow if page.name in LONG_PAGES else ())

@@ -33,10 +33,12 @@ OWN_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
 }
-"""Pages of the site for files at the top of the repository. The first page has the README's
-contents.
-"""
+"""Pages of the site for files at the top of the repository. The first page is the README."""
 DESCRIPTIONS = {
+    "README.md": (
+        "LangGraph agents that learn. One record of every run is resumed from, replayed, looked at and"
+        " trained on."
+    ),
     "CHANGELOG.md": "What changed in each version of hrm-agent, newest first.",
     "CONTRIBUTING.md": (
         "How to work on hrm-agent, with its checks, where things belong, and how we write."

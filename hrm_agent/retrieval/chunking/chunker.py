@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "chunk_text"]
 
 DEFAULT_STRATEGY, DEFAULT_SIZE, DEFAULT_OVERLAP = "semantic", 512, 0.15
-"""Default settings, explained in `docs/retrieval.md`."""
+"""Default settings, explained in `docs/documents.md`."""
 _MOST_OVERLAP = 0.5
 
 

@@ -24,7 +24,7 @@ from tests.support.training.paddings import (
 WORKED = "print(23 * 2 + 45 * 4)"
 FAILED = "1 / 0"
 PASSES = {"weekdays"}
-"""Families of which one goes undetected, as docs/guide.md states."""
+"""Families of which one goes undetected, as docs/training.md states."""
 WORKS = {"the same twice", "kept as it is"}
 """Families that calculate something: they are padding where it has been calculated."""
 
