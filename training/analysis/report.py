@@ -130,14 +130,10 @@ class AnalysisReport:
 
 @dataclass(frozen=True, slots=True)
 class MarkedCall:
-    """Tokens of one analysed call with their marks: a line of `tokens.jsonl`, and the data of
-    pages.
-    """
+    """Tokens of one analysed call with their marks: a line of `tokens.jsonl`."""
 
     call: CallEntropy
     """Entropies of the call."""
-    texts: Sequence[str]
-    """Text of each of its tokens."""
     forking: tuple[int, ...]
     """Indices of forking tokens."""
     reflection: tuple[int, ...]
@@ -241,7 +237,6 @@ def _token_report(
     marked = [
         MarkedCall(
             call=call,
-            texts=texts[call.call_id],
             forking=tuple(forking_indices(call, threshold)),
             reflection=tuple(reflection_indices(call, threshold, options.window)),
         )

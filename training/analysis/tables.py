@@ -1,4 +1,4 @@
-"""Tables of an analysis, for the console and the page."""
+"""Tables of an analysis for the console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ __all__ = [
     "length_table",
     "reflection_table",
     "selection_table",
-    "step_tables",
     "token_tables",
     "weights_table",
 ]
@@ -148,88 +147,6 @@ def selection_table(report: AnalysisReport) -> list[Columns]:
         Columns("all rollouts against those trained on", columns, rows),
         Columns("left out", ("verdict", "reason", "rollouts", "correct"), drops),
     ]
-
-
-def step_tables(report: AnalysisReport) -> list[Columns]:
-    """Tables by part of the run."""
-    found: list[Columns] = []
-    if report.tool_errors:
-        names = list(dict.fromkeys(name for row in report.tool_errors for name in row.statuses))
-        classes = [each.name for each in report.error_classes]
-        rows: list[Sequence[object]] = [
-            (
-                row.part,
-                row.rollouts,
-                row.calls,
-                *(row.statuses.get(name, 0) for name in names),
-                *(row.errors.get(name, 0) for name in classes),
-                row.correct_with_tool_error,
-            )
-            for row in report.tool_errors
-        ]
-        columns = (
-            "part",
-            "rollouts",
-            "tool calls",
-            *names,
-            *classes,
-            "tool error among the correct",
-        )
-        found.append(Columns("tool calls", columns, rows))
-    if report.lengths:
-        columns = ("part", "correct, share", "tokens of the correct", "tokens of the wrong")
-        found.append(
-            Columns(
-                "lengths",
-                columns,
-                [(r.part, r.accuracy, r.correct, r.wrong) for r in report.lengths],
-            )
-        )
-    if report.selection_by_step:
-        columns = (
-            "step",
-            "rollouts",
-            "trained on",
-            "correct",
-            "of those trained on",
-            "tool error",
-            "of those trained on",
-        )
-        found.append(
-            Columns(
-                "selection",
-                columns,
-                [
-                    (
-                        r.step,
-                        r.rollouts,
-                        r.kept,
-                        r.correct,
-                        r.kept_correct,
-                        r.tool_error,
-                        r.kept_tool_error,
-                    )
-                    for r in report.selection_by_step
-                ],
-            )
-        )
-    if report.tokens is not None:
-        rows = [
-            (p.part, p.rollouts, p.tokens, p.mean_entropy, "yes" if p.exact else "NO")
-            for p in report.tokens.parts
-        ]
-        columns = ("part", "rollouts drawn", "tokens", "mean nats", "by the weights that sampled")
-        found.append(Columns("entropy", columns, rows))
-    if report.surprise:
-        columns = ("part", "tokens", "mean nats")
-        found.append(
-            Columns(
-                "mean -log p as recorded",
-                columns,
-                [(r.part, r.tokens, r.mean) for r in report.surprise],
-            )
-        )
-    return found
 
 
 def _count(value: float) -> object:

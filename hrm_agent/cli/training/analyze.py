@@ -25,10 +25,8 @@ def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     folder = _folder(arguments)
     refuse_without_rollouts(arguments.run)
-    if find_spec("torch") is None or find_spec("matplotlib") is None:
-        raise ConfigError(
-            "An analysis needs torch and matplotlib.", f"Run `{to_install('train')}`."
-        )
+    if find_spec("torch") is None:
+        raise ConfigError("An analysis needs torch.", f"Run `{to_install('train')}`.")
     from hrm_agent.models.slow_start import told_if_slow
 
     with told_if_slow("loading torch; the first time this takes up to a minute"):
@@ -61,9 +59,7 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     output.result({"folder": str(folder), "files": files, **asdict(report)})
     _tell(output, report)
-    output.say(
-        f"\nIn {folder}: {', '.join(files)}. Look at it: open {folder / 'index.html'} in a browser."
-    )
+    output.say(f"\nIn {folder}: {', '.join(files)}.")
     return 0
 
 
