@@ -23,7 +23,7 @@ from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.rollout.eligibility import error_of
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
-from hrm_agent.training.trackers.open import require_trackers, track_result
+from hrm_agent.training.trackers import require_trackers, track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["collect_run", "collected", "exit_code", "run", "tell_changed_sources"]

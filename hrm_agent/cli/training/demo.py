@@ -19,7 +19,7 @@ from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.training.config.commands import FREE_ON_RESUME, DemoConfig
 from hrm_agent.training.demo import DemoReport, Stage, demo
 from hrm_agent.training.ranks.processes import is_first_process, require_one_process
-from hrm_agent.training.trackers.open import require_trackers, tracking
+from hrm_agent.training.trackers import require_trackers, tracking
 
 __all__ = ["demo_run", "run"]
 

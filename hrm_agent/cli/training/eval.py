@@ -26,7 +26,7 @@ from hrm_agent.training.evaluation.reports import (
 )
 from hrm_agent.training.evaluation.rubrics import scored_by, scorings_named
 from hrm_agent.training.evaluation.samples import samples_of
-from hrm_agent.training.trackers.open import track_result
+from hrm_agent.training.trackers import track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["eval_run", "run"]

@@ -130,7 +130,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     from hrm_agent.training.grpo import train
     from hrm_agent.training.metrics import read_metrics
     from hrm_agent.training.select.verdicts import when_learning_stopped, why_nothing_was_learnt
-    from hrm_agent.training.trackers.open import require_trackers, tracking
+    from hrm_agent.training.trackers import require_trackers, tracking
 
     if config.same_as_clipped:
         remark(config.same_as_clipped)
@@ -377,7 +377,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     from hrm_agent.cli.training.from_records import CONVERSATIONS, select
     from hrm_agent.training.metrics import NOT_FINITE, read_metrics
     from hrm_agent.training.ranks.processes import is_first_process, wait_for_all
-    from hrm_agent.training.trackers.open import require_trackers, tracking
+    from hrm_agent.training.trackers import require_trackers, tracking
 
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
         raise RunError(

@@ -17,12 +17,11 @@ from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.training import trackers
 from hrm_agent.training.config.commands import FREE_ON_RESUME, CollectConfig
 from hrm_agent.training.config.trackers import TRACK_KEYS, TrackSettings
 from hrm_agent.training.metrics import MetricsLog, row_numbers
-from hrm_agent.training.trackers import open as opening
-from hrm_agent.training.trackers.open import track_result, tracking
-from hrm_agent.training.trackers.rows import AppendedRows
+from hrm_agent.training.trackers import AppendedRows, track_result, tracking
 from tests.support.training import wandb_files
 
 ROW = {
@@ -82,7 +81,7 @@ def test_trackers_may_change_when_a_run_is_resumed() -> None:
 def test_a_tracker_that_is_not_installed_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     settings = TrackSettings(track=("wandb",))
     with (
         pytest.raises(ConfigError, match=r"pip install .*\[wandb\]'"),
@@ -116,9 +115,6 @@ def test_tensorboard_is_sent_each_step_once(tmp_path: Path) -> None:
     with tracking(settings, settings, "train rl", tmp_path, refused, first_step=1):
         log.append(row(0))
         log.append(row(1))
-    newest = max((tmp_path / "tensorboard").iterdir())
-    with newest.open("ab") as file:
-        file.write(newest.read_bytes()[:50])  # as a kill leaves it
     log = MetricsLog(path, before_step=1)  # a run that goes on from its checkpoint
     log.append(row(1))
     log.append(row(2))  # while no tracker was there
@@ -172,9 +168,6 @@ class Stuck:
     def __init__(self) -> None:
         self.asked, self.free = Event(), Event()
 
-    def newest_step(self) -> int:
-        return -1
-
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.asked.set()
         self.free.wait()
@@ -187,8 +180,8 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stuck = Stuck()
-    monkeypatch.setitem(opening._OPENERS, "wandb", lambda run: stuck)
-    monkeypatch.setattr(opening, "_SECONDS_AT_THE_END", 0.05)
+    monkeypatch.setitem(trackers._OPENERS, "wandb", lambda run: stuck)
+    monkeypatch.setattr(trackers, "_SECONDS_AT_THE_END", 0.05)
     settings, told = TrackSettings(track=("tensorboard", "wandb")), list[str]()
     log = MetricsLog(tmp_path / "metrics.jsonl")
     with tracking(settings, settings, "train rl", tmp_path, told.append):
@@ -200,12 +193,11 @@ def test_a_tracker_that_hangs_holds_up_nothing(
 
 
 PROGRAM = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
-from hrm_agent.training.metrics import MetricsLog, row_numbers
-from hrm_agent.training.trackers.open import tracking
+from hrm_agent.training.metrics import MetricsLog
+from hrm_agent.training.trackers import TRACKED_FILE, tracking
 from hrm_agent.training.config.trackers import TrackSettings
-from hrm_agent.training.trackers.wandb_file import steps_in
 
 folder, first, last, kill = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "kill"
 settings = TrackSettings(track=("trackio", "wandb"), track_folder=str(folder / "tracked"))
@@ -219,7 +211,10 @@ with tracking(settings, settings, "train rl", folder, tell, first_step=1):
     for step in range(first, last):
         log.append({"step": step, "loss": 1 / (step + 1)})
     while kill:
-        if any(step == last for file in folder.rglob("run-*.wandb") for step in steps_in(file)):
+        tracked = folder / TRACKED_FILE
+        sent = json.loads(tracked.read_text())["sent"] if tracked.exists() else {}
+        if list(sent.values()) == [last, last]:
+            time.sleep(3)  # wandb writes its file once a second
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
 """
