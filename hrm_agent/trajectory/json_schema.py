@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from hrm_agent.trajectory import judgements, schema
-from hrm_agent.trajectory.formats import COLUMNS, FORMATS, chat, rollouts, trl, verifiers, verl
+from hrm_agent.trajectory.formats import COLUMNS, FORMATS, chat, trl, verifiers, verl
 from hrm_agent.trajectory.formats.atif import export as atif
 from hrm_agent.trajectory.formats.atif import importing as atif_import
 from hrm_agent.trajectory.formats.inspect import logs as inspect_logs
@@ -67,7 +67,6 @@ _FORMAT_MODULES: dict[str, ModuleType] = {
     "Messages": messages,
     "trl": trl,
     "verifiers": verifiers,
-    "verifiers-rollouts": rollouts,
     "atif": atif,
     "atif, read back": atif_import,
     "verl": verl,

@@ -19,9 +19,7 @@ from hrm_agent.trajectory.formats.shared.messages import NO_MESSAGES, NO_TOOLS
 
 __all__ = ["run"]
 
-_TRACES = ("verifiers", "verifiers-rollouts")
-"""Formats whose rows may omit the messages of a call."""
-_MESSAGES = ("atif", "chat", "verl", *_TRACES)
+_MESSAGES = ("atif", "chat", "verifiers", "verl")
 """Formats that hold messages."""
 _WHOLE = ("jsonl", "parquet")
 """Formats that hold whole trajectories."""
@@ -143,7 +141,7 @@ def _source(
 
 
 def _say(output: Output, path: Path, name: str, report: Report) -> None:
-    lacks = {"lacking": dict(report.lacking)} if name in _TRACES else {}
+    lacks = {"lacking": dict(report.lacking)} if name == "verifiers" else {}
     rows = (
         {"rows": report.rows, "left_out": dict(report.left_out), **lacks}
         if name not in _WHOLE

@@ -1,8 +1,8 @@
 """Export of trajectories to files of other programs, and import.
 
 Two formats hold whole trajectories and are read back as equal ones: `jsonl`, one trajectory a line
-as published, and `parquet`, for many. The others belong to other programs. `trl` and the two of
-`verifiers` carry tokens, masks, log-probs and rewards, which a trainer needs, and are read back as
+as published, and `parquet`, for many. The others belong to other programs. `trl` and `verifiers`
+carry tokens, masks, log-probs and rewards, which a trainer needs, and are read back as
 that. `atif` carries everything except the messages from which tokens were rendered, and is also
 read from other agents. `chat` carries messages only, `verl` tasks and `otel` spans; none of them is
 read back. Logs of `inspect` are only read. docs/formats.md lists what each format keeps.
@@ -31,7 +31,6 @@ from hrm_agent.trajectory.formats.native import (
     write_parquet,
 )
 from hrm_agent.trajectory.formats.otel.file import otel_rows
-from hrm_agent.trajectory.formats.rollouts import read_rollouts, rollout_rows
 from hrm_agent.trajectory.formats.shared.archives import is_archive
 from hrm_agent.trajectory.formats.shared.json_documents import documents
 from hrm_agent.trajectory.formats.shared.messages import RequestHints
@@ -121,15 +120,6 @@ FORMATS: dict[str, Format] = {
         rows=lambda known, least, roles: verifiers_rows(known),
         read=read_verifiers,
         keys=frozenset({"nodes", "task"}),
-    ),
-    "verifiers-rollouts": Format(
-        "one rollout of `verifiers` before its traces: `prompt`, `completion`, `reward`, and"
-        " `trajectory`, whose steps have `prompt_ids`, `completion_ids`, their masks and"
-        " `completion_logprobs`",
-        f"{_TOKENS}; the answers' messages",
-        rows=lambda known, least, roles: rollout_rows(known),
-        read=read_rollouts,
-        keys=frozenset({"trajectory", "reward"}),
     ),
     "atif": Format(
         "one document of ATIF 1.8: steps with messages, tool calls, results and metrics",

@@ -60,17 +60,7 @@ from hrm_agent.trajectory.schema import (
 )
 from hrm_agent.trajectory.words import REASONING
 
-__all__ = [
-    "NEVER_ASKED",
-    "ai_message",
-    "ending",
-    "flat_message",
-    "lacks",
-    "read_verifiers",
-    "sampling_of",
-    "used_calls",
-    "verifiers_rows",
-]
+__all__ = ["read_verifiers", "verifiers_rows"]
 
 TRACE_VERSION = 1
 _OURS = "hrm_agent"
@@ -93,17 +83,33 @@ def verifiers_rows(known: RequestHints) -> RowMaker:
             yield gap
             return
         if not trajectory.own_calls:
-            yield Skipped(NEVER_ASKED)
+            yield Skipped("no model was asked")
             return
-        yield from lacks(trajectory, known)
+        for call in _used_calls(trajectory):
+            if messages_of(call, trajectory, known) is None:
+                yield Lacks(NO_MESSAGES)
+            if tools_of(call, known) is None:
+                yield Lacks(NO_TOOLS)
         nodes, calls, tools = _graph(trajectory, known)
-        first = next(iter(trajectory.own_calls), None)
+        task = trajectory.task
         yield {
             "version": TRACE_VERSION,
             "id": trajectory.id,
-            "task": _task(trajectory),
+            "task": {
+                "type": task.family,
+                "data": {
+                    "name": task.id,
+                    "prompt": task.prompt,
+                    "answer": task.answer,
+                    "metadata": task.metadata,
+                },
+                "key": f"{task.family}:{task.id}",
+            },
             "agent": {
-                "config": {"model": trajectory.policy, "sampling": first and sampling_of(first)}
+                "config": {
+                    "model": trajectory.policy,
+                    "sampling": _sampling_of(trajectory.own_calls[0]),
+                }
             },
             "tools": [_tool(tool) for tool in tools],
             "nodes": nodes,
@@ -112,7 +118,15 @@ def verifiers_rows(known: RequestHints) -> RowMaker:
                 name: {"score": value, "weight": float(name == "correct")}
                 for name, value in trajectory.rewards.items()
             },
-            "info": {_OURS: _info(trajectory)},
+            "info": {
+                _OURS: {
+                    "run_id": trajectory.run_id,
+                    "group_id": trajectory.group_id,
+                    "graph": trajectory.graph,
+                    "status": trajectory.status.value,
+                    "logprobs": common_kind(trajectory).value,
+                }
+            },
             "is_completed": trajectory.status is not RunStatus.RUNNING,
             "ok": trajectory.status is RunStatus.COMPLETED,
             "stop_condition": trajectory.stop_reason.value if trajectory.stop_reason else None,
@@ -130,19 +144,7 @@ def verifiers_rows(known: RequestHints) -> RowMaker:
     return rows
 
 
-NEVER_ASKED = "no model was asked"
-
-
-def lacks(trajectory: Trajectory, known: RequestHints) -> Iterator[Lacks]:
-    """Missing messages and tools in rows of this trajectory, call by call."""
-    for call in used_calls(trajectory):
-        if messages_of(call, trajectory, known) is None:
-            yield Lacks(NO_MESSAGES)
-        if tools_of(call, known) is None:
-            yield Lacks(NO_TOOLS)
-
-
-def used_calls(trajectory: Trajectory) -> list[Call]:
+def _used_calls(trajectory: Trajectory) -> list[Call]:
     """Own calls of the run, and the inherited ones that they extend."""
     by_id = {call.id: call for call in trajectory.calls}
     used: set[str] = set()
@@ -152,27 +154,6 @@ def used_calls(trajectory: Trajectory) -> list[Call]:
             used.add(step.id)
             step = by_id.get(step.parent or "")
     return [call for call in trajectory.calls if call.id in used]
-
-
-def _task(trajectory: Trajectory) -> Row:
-    task = trajectory.task
-    data = {
-        "name": task.id,
-        "prompt": task.prompt,
-        "answer": task.answer,
-        "metadata": task.metadata,
-    }
-    return {"type": task.family, "data": data, "key": f"{task.family}:{task.id}"}
-
-
-def _info(trajectory: Trajectory) -> Row:
-    return {
-        "run_id": trajectory.run_id,
-        "group_id": trajectory.group_id,
-        "graph": trajectory.graph,
-        "status": trajectory.status.value,
-        "logprobs": common_kind(trajectory).value,
-    }
 
 
 def _tool(tool: dict[str, Any]) -> Row:
@@ -192,16 +173,27 @@ def _graph(
     answered: dict[str, tuple[int, tuple[BaseMessage, ...]]] = {}
     shared: dict[tuple[int | None, str], int] = {}
     own = {call.id for call in trajectory.policy_calls}
-    for call in used_calls(trajectory):
+    for call in _used_calls(trajectory):
         at, before = answered.get(call.parent or "", (None, ()))
         messages = messages_of(call, trajectory, known) or ()
         tools = max(tools, tools_of(call, known) or (), key=len)
         begin = len(before) if before or call.parent is None else len(messages)
         for message in messages[begin:-1]:
-            row = {"parent": at, "message": flat_message(message), "timestamp": call.started_at}
+            row = {"parent": at, "message": _flat_message(message), "timestamp": call.started_at}
             at = shared.setdefault(_key(row), len(nodes))
             nodes += [row] if at == len(nodes) else []
-        row = _answer(call, at, trained=call.id in own)
+        mask = [sampled and call.id in own for sampled in call.mask]
+        row = {
+            "parent": at,
+            "message": _flat_message(answer_of(call)),
+            "sampled": True,
+            "timestamp": call.ended_at,
+            "token_ids": list(call.token_ids),
+            "mask": mask,
+            "logprobs": [
+                value for value, sampled in zip(call.logprobs, mask, strict=True) if sampled
+            ],
+        }
         if not call.token_ids:  # tokens are those of the whole path to their node
             shared.setdefault(_key(row), len(nodes))
         nodes.append(row)
@@ -215,25 +207,12 @@ def _key(node: Row) -> tuple[int | None, str]:
     return node["parent"], json.dumps(node["message"], sort_keys=True, default=str)
 
 
-def _answer(call: Call, parent: int | None, *, trained: bool) -> Row:
-    mask = [sampled and trained for sampled in call.mask]
-    return {
-        "parent": parent,
-        "message": flat_message(answer_of(call)),
-        "sampled": True,
-        "timestamp": call.ended_at,
-        "token_ids": list(call.token_ids),
-        "mask": mask,
-        "logprobs": [value for value, sampled in zip(call.logprobs, mask, strict=True) if sampled],
-    }
-
-
 def _model_call(call: Call, node: int) -> Row:
     cut = call.finish_reason is FinishReason.LENGTH
     return {
         "node": node,
         "model": call.model,
-        "sampling": sampling_of(call),
+        "sampling": _sampling_of(call),
         "finish_reason": (
             "length" if cut else "tool_calls" if call.response.get("tool_calls") else "stop"
         ),
@@ -241,7 +220,7 @@ def _model_call(call: Call, node: int) -> Row:
     }
 
 
-def sampling_of(call: Call) -> Row:
+def _sampling_of(call: Call) -> Row:
     """Sampling parameters of a call (None for those that a request to another program's model did
     not name).
     """
@@ -249,7 +228,7 @@ def sampling_of(call: Call) -> Row:
     return {name: getattr(held, name, None) for name in ("temperature", "top_p", "max_tokens")}
 
 
-def flat_message(message: BaseMessage) -> Row:
+def _flat_message(message: BaseMessage) -> Row:
     """Message with its calls in the form of verifiers: flat, with arguments as JSON text."""
     row = chat_message(message)
     if isinstance(message, AIMessage):
@@ -303,6 +282,11 @@ def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
     scores = {
         name: reward for name, reward in (row.get("rewards") or {}).items() if reward is not None
     }
+    rewards = {name: float(reward["score"]) for name, reward in scores.items()}
+    if scores:  # under `correct` the weighted sum that verifiers trains on
+        rewards["correct"] = float(
+            sum(reward["score"] * reward.get("weight", 1.0) for reward in scores.values())
+        )
     task, data = row["task"], row["task"]["data"]
     prompt = data.get("prompt") or ""
     key = str(data.get("name") or row["task"].get("key") or content_hash(data))
@@ -316,20 +300,9 @@ def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
         ),
         run_id=str(ours.get("run_id") or ""),
         group_id=str(ours.get("group_id") or key),
-        rewards=_rewards(scores),
-        **ending(row, ours.get("status")),
+        rewards=rewards,
+        **_ending(row, ours.get("status")),
     )
-
-
-def _rewards(scores: dict[str, Any]) -> dict[str, float]:
-    """Rewards by name, and under `correct` the weighted sum that verifiers trains on."""
-    if not scores:
-        return {}
-    total = sum(reward["score"] * reward.get("weight", 1.0) for reward in scores.values())
-    return {
-        **{name: float(reward["score"]) for name, reward in scores.items()},
-        "correct": float(total),
-    }
 
 
 def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: Row) -> End:
@@ -353,7 +326,7 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
         ),
         sampling=Sampling.model_validate(sampling),
         untrainable=_why_untrainable(said),
-        response=ai_message(node["message"]).model_dump(mode="json"),
+        response=_ai_message(node["message"]).model_dump(mode="json"),
         finish_reason=(
             FinishReason.LENGTH if call.get("finish_reason") == "length" else FinishReason.STOP
         ),
@@ -369,7 +342,7 @@ def _why_untrainable(sampling: Row) -> str | None:
     return f"{changed[0]} {sampling[changed[0]]} changed what was sampled from" if changed else None
 
 
-def ai_message(message: Row) -> AIMessage:
+def _ai_message(message: Row) -> AIMessage:
     """Answer with its calls. A call whose arguments are no JSON object is kept as
     undecodable text.
     """
@@ -399,7 +372,7 @@ def ai_message(message: Row) -> AIMessage:
     return answer
 
 
-def ending(row: Row, status: str | None = None) -> dict[str, Any]:
+def _ending(row: Row, status: str | None = None) -> dict[str, Any]:
     """Status, stop reason and error of a run. Limits are the stop conditions `max_...` of
     verifiers.
     """

@@ -21,7 +21,7 @@ from tests.support.trajectory.forests import learned
 from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 TASK = "What is 6 * 7?"
-READ_BACK = ("jsonl", "parquet", "trl", "verifiers", "verifiers-rollouts")
+READ_BACK = ("jsonl", "parquet", "trl", "verifiers")
 
 
 def stored(store: str | Path) -> list[Trajectory]:
@@ -165,7 +165,7 @@ def test_a_fork_teaches_what_it_added(forked: Path, hrm: Command, tmp_path: Path
         [m.get("weight") for m in row["messages"] if m["role"] == "assistant"] for row in rows
     ]
     assert weights == [[None, None], [0, None]]
-    for name in ("trl", "verifiers", "verifiers-rollouts"):
+    for name in ("trl", "verifiers"):
         hrm("export", forked, "--out", "x", "--format", name)
         found = list(import_from(tmp_path / "x"))
         assert [learned(one) for one in found] == [learned(first), learned(fork)]

@@ -19,7 +19,7 @@ from tests.support.properties import few_and_many, holds
 from tests.support.trajectory.forests import learned, trajectories
 from tests.support.trajectory.samples import make_call, make_trajectory
 
-TOKENS = ("trl", "verifiers", "verifiers-rollouts")
+TOKENS = ("trl", "verifiers")
 of_tokens = pytest.mark.parametrize("name", TOKENS)
 
 
@@ -67,12 +67,11 @@ def test_how_a_run_ended(name: str, end: dict[str, Any], tmp_path: Path) -> None
     assert (found.status, found.stop_reason) == (end["status"], end["stop_reason"])
 
 
-@pytest.mark.parametrize("name", ["verifiers", "verifiers-rollouts"])
-def test_a_failure_says_of_what(name: str, tmp_path: Path) -> None:
+def test_a_failure_says_of_what(tmp_path: Path) -> None:
     failed = make_trajectory(
         status=RunStatus.FAILED, stop_reason=StopReason.ERROR, error="KeyError: x"
     )
-    (found,) = there_and_back(failed, name, tmp_path)
+    (found,) = there_and_back(failed, "verifiers", tmp_path)
     assert (found.status, found.error) == (RunStatus.FAILED, "KeyError: x")
 
 
@@ -220,28 +219,6 @@ def test_log_probs_at_another_temperature_are_not_raw(tmp_path: Path) -> None:
     cold = {**TRACE, "agent": {"config": {"sampling": {"temperature": 0.6}}}, "calls": []}
     (found,) = import_from(write(tmp_path / "x", cold))
     assert not found.trainable
-
-
-def test_a_step_extends_the_one_that_its_prompt_begins_with(tmp_path: Path) -> None:
-    def step(prompt: list[int], completion: list[int]) -> dict[str, Any]:
-        tokens = {
-            "prompt_ids": prompt,
-            "completion_ids": completion,
-            "completion_mask": [1] * len(completion),
-        }
-        tokens |= {
-            "prompt_mask": [0] * len(prompt),
-            "completion_logprobs": [-0.5] * len(completion),
-        }
-        return {"prompt": [], "completion": [], "response": {"model": "m"}, "tokens": tokens}
-
-    steps = [step([1, 2], [3]), step([1, 2, 3, 4], [5]), step([1, 9], [6])]
-    row = {"example_id": 3, "reward": 1.0, "is_completed": True, "trajectory": steps}
-    (found,) = import_from(write(tmp_path / "x", row), origin=Origin(raw_logprobs=True))
-    first, second, third = found.calls
-    assert (second.parent, second.token_ids) == (first.id, (4, 5))
-    assert (third.parent, third.branch_of, third.token_ids) == (None, second.id, (1, 9, 6))
-    assert found.policy == "m"
 
 
 @pytest.mark.parametrize(

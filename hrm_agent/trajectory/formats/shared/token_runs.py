@@ -91,8 +91,7 @@ class Assembly:
         """Extend `parent` and the tokens inserted since. `mask` and `logprobs` are aligned with
         `token_ids`.
 
-        `facts`: fields of each call that this adds, and `branch_of` if a root continues another
-        call.
+        `facts`: fields of each call that this adds.
         """
         waiting = list(inserted)
         for start, end in _runs(mask):
@@ -121,10 +120,15 @@ class Assembly:
             else kind
         )
         index, extra = len(self.calls), dict(facts)
-        branch_of, sampling = extra.pop("branch_of", None), extra.pop("sampling", Sampling())
+        sampling = extra.pop("sampling", Sampling())
+        unusable = {LogprobKind.NONE: NO_LOGPROBS, LogprobKind.SAMPLED: UNKNOWN_LOGPROBS}
         untrainable = (
-            extra.pop("untrainable", None) or _why_untrainable(kind) or sampling.why_untrainable
+            extra.pop("untrainable", None) or unusable.get(kind) or sampling.why_untrainable
         )
+        extra.setdefault("finish_reason", FinishReason.STOP)
+        extra.setdefault("response", AIMessage("").model_dump(mode="json"))
+        extra.setdefault("started_at", self.started_at)
+        extra.setdefault("ended_at", self.started_at)
         task = str(index)
         call = Call(
             id=call_id(self.id, task, 0),
@@ -133,10 +137,7 @@ class Assembly:
             request_hash=content_hash(parent, inserted),
             model=self.policy,
             parent=parent,
-            branch_of=branch_of if parent is None else None,
-            branch_reason=(
-                None if parent else BranchReason.TEMPLATE if branch_of else BranchReason.ROOT
-            ),
+            branch_reason=None if parent else BranchReason.ROOT,
             token_ids=(*inserted, *sampled),
             mask=(False,) * len(inserted) + (True,) * len(sampled),
             logprobs=(0.0,) * len(inserted) + tuple(logprobs or [0.0] * len(sampled)),
@@ -145,20 +146,10 @@ class Assembly:
                 update={"max_tokens": max(sampling.max_tokens, len(sampled))}
             ),
             untrainable=untrainable,
-            **self._facts(extra),
+            **extra,
         )
         self.calls.append(call)
         return call.id
-
-    def _facts(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Fields of a call of this file: defaults, overridden by `given`."""
-        return {
-            "finish_reason": FinishReason.STOP,
-            "response": AIMessage("").model_dump(mode="json"),
-            "started_at": self.started_at,
-            "ended_at": self.started_at,
-            **given,
-        }
 
     def finish(self, **facts: Any) -> Trajectory:
         """Trajectory with the given fields. Raises `StoreError` if the linter finds a problem."""
@@ -181,10 +172,6 @@ class Assembly:
                 " from 0 to 1.",
             )
         return trajectory
-
-
-def _why_untrainable(kind: LogprobKind) -> str | None:
-    return {LogprobKind.NONE: NO_LOGPROBS, LogprobKind.SAMPLED: UNKNOWN_LOGPROBS}.get(kind)
 
 
 def common_kind(trajectory: Trajectory) -> LogprobKind:
