@@ -13,23 +13,17 @@ Files that a document refers to are not opened.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from hrm_agent.errors import StoreVersionError
+from hrm_agent.errors import ConfigError, StoreVersionError, to_install
 from hrm_agent.trajectory.formats.atif.own import is_own, own_trajectory
 from hrm_agent.trajectory.formats.atif.parts import blocks_of
-from hrm_agent.trajectory.formats.atif_schema import (
-    NEWEST,
-    AtifDocument,
-    AtifPart,
-    AtifResult,
-    AtifStep,
-    AtifToolUse,
-)
 from hrm_agent.trajectory.formats.shared.json_documents import documents, refused, valid
 from hrm_agent.trajectory.formats.shared.message_runs import (
     NO_PROMPT_TOKENS,
@@ -44,7 +38,13 @@ from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.words import REASONING
 
+if TYPE_CHECKING:
+    import atif
+
 __all__ = ["read_atif"]
+
+_NEWEST = 8
+"""Minor version of the newest documents that are read."""
 
 _MOST_NESTED = 8
 """Maximum depth of nested subagents."""
@@ -52,28 +52,30 @@ _MOST_NESTED = 8
 
 def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
     """Trajectories of a file of one document, or of one a line."""
+    try:
+        from atif import Trajectory as Document
+    except ImportError as error:
+        raise ConfigError(
+            "Reading ATIF needs the package atif.", f"Run `{to_install('atif')}`."
+        ) from error
     for place, row in documents(path):
-        _refuse_newer(row, place)
-        document = valid(AtifDocument, row, place)
-        yield (
-            own_trajectory(document, place)
-            if is_own(document)
-            else _foreign(document, row, place, origin)
-        )
+        version = re.fullmatch(r"ATIF-v1\.(\d{1,3})", str(row.get("schema_version")))
+        if version is None:
+            refused(place, "schema_version", "it is not that of an ATIF 1 document")
+        if int(version[1]) > _NEWEST:
+            raise StoreVersionError(
+                f"{place} is of {version[0]}; this program reads ATIF up to v1.{_NEWEST}.",
+                "Update with `pip install --upgrade hrm-agent`.",
+            )
+        document = valid(Document, row, place, strict=True)
+        if is_own(document):
+            yield own_trajectory(document, place)
+        else:
+            yield _foreign(document, row, place, origin)
 
 
-def _refuse_newer(row: Row, place: str) -> None:
-    version = row.get("schema_version")
-    minor = version.removeprefix("ATIF-v1.") if isinstance(version, str) else ""
-    if minor.isascii() and minor.isdigit() and len(minor) < 4 and int(minor) > NEWEST:
-        raise StoreVersionError(
-            f"{place} is of {version}; this program reads ATIF up to v1.{NEWEST}.",
-            "Update with `pip install --upgrade hrm-agent`.",
-        )
-
-
-def _foreign(document: AtifDocument, row: Row, place: str, origin: Origin) -> Trajectory:
-    moments = [moment for step in document.steps if (moment := step.seconds) is not None]
+def _foreign(document: atif.Trajectory, row: Row, place: str, origin: Origin) -> Trajectory:
+    moments = [_seconds(step.timestamp) for step in document.steps if step.timestamp]
     model = document.agent.model_name or next(
         (step.model_name for step in document.steps if step.model_name), None
     )
@@ -85,23 +87,18 @@ def _foreign(document: AtifDocument, row: Row, place: str, origin: Origin) -> Tr
     answers = [
         _text(step.message) for step in document.steps if step.source == "agent" and step.message
     ]
+    told = document.model_dump(
+        mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True
+    )
     went_on = document.continued_trajectory_ref is not None
     return run.finish(
-        task=TaskRef(id=task, family="atif", prompt=prompt, metadata=_metadata(document)),
+        task=TaskRef(id=task, family="atif", prompt=prompt, metadata={"atif": told}),
         group_id=task,
         status=RunStatus.TRUNCATED if went_on else RunStatus.COMPLETED,
         stop_reason=StopReason.MAX_TOKENS if went_on else StopReason.ANSWER,
         answer=answers[-1] if answers else None,
         rewards=_rewards(document.extra or {}),
     )
-
-
-def _metadata(document: AtifDocument) -> Row:
-    """Data of a document besides its steps and subagents."""
-    told = document.model_dump(
-        mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True
-    )
-    return {"atif": told}
 
 
 def _rewards(extra: Row) -> dict[str, float]:
@@ -115,7 +112,7 @@ def _rewards(extra: Row) -> dict[str, float]:
 
 
 def _tell(
-    run: ForeignRun, document: AtifDocument, place: str, at: str = "", level: int = 0
+    run: ForeignRun, document: atif.Trajectory, place: str, at: str = "", level: int = 0
 ) -> None:
     """Add the conversation of a document, then those of its subagents."""
     if level > _MOST_NESTED:
@@ -128,14 +125,16 @@ def _tell(
         _tell(run, inner, place, f"{at}subagent_trajectories[{index}].", level + 1)
 
 
-def _add(run: ForeignRun, step: AtifStep, document: AtifDocument, node: str, task: str) -> None:
+def _add(run: ForeignRun, step: atif.Step, document: atif.Trajectory, node: str, task: str) -> None:
     """Add a step. Its tool calls belong to a LangGraph task named `task`."""
-    content: Any = blocks_of(_dumped(step.message))
+    content: Any = blocks_of(step.model_dump()["message"])
     if step.source != "agent":
         run.say(SystemMessage(content) if step.source == "system" else HumanMessage(content))
         return
     message = _message(step, content)
-    moment = step.seconds if step.seconds is not None else _last_moment(run)
+    calls = run.assembly.calls
+    last = calls[-1].ended_at if calls else run.assembly.started_at
+    moment = _seconds(step.timestamp) if step.timestamp else last
     if step.is_copied_context or step.llm_call_count == 0:
         run.say(message)
     else:
@@ -153,7 +152,7 @@ def _add(run: ForeignRun, step: AtifStep, document: AtifDocument, node: str, tas
     _add_results(run, step, node, moment, task)
 
 
-def _message(step: AtifStep, content: Any) -> AIMessage:
+def _message(step: atif.Step, content: Any) -> AIMessage:
     metrics = step.metrics
     usage = ReportedUsage(
         *(
@@ -176,7 +175,7 @@ def _message(step: AtifStep, content: Any) -> AIMessage:
     return AIMessage(content, tool_calls=asked, additional_kwargs=thought, **usage_parts(usage))
 
 
-def _tokens(step: AtifStep) -> Tokens | None:
+def _tokens(step: atif.Step) -> Tokens | None:
     """Exact tokens of a step (None unless it has prompt and answer of a single call)."""
     metrics = step.metrics
     if (
@@ -189,51 +188,37 @@ def _tokens(step: AtifStep) -> Tokens | None:
     return Tokens(metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs)
 
 
-def _why_without(step: AtifStep) -> str | None:
+def _why_without(step: atif.Step) -> str | None:
     if _several(step):
         return "the step stands for several model calls"
     return NO_PROMPT_TOKENS if step.metrics and step.metrics.completion_token_ids else None
 
 
-def _several(step: AtifStep) -> bool:
+def _several(step: atif.Step) -> bool:
     return step.llm_call_count is not None and step.llm_call_count > 1
 
 
-def _add_results(run: ForeignRun, step: AtifStep, node: str, moment: float, task: str) -> None:
+def _add_results(run: ForeignRun, step: atif.Step, node: str, moment: float, task: str) -> None:
     """Add the results of a step: those of tool calls as tool messages, others as human messages."""
     asked = {call.tool_call_id: call for call in step.tool_calls or ()}
     for result in step.observation.results if step.observation else ():
         text = _text(result.content) if result.content is not None else ""
         call = asked.pop(result.source_call_id or "", None)
         if call is not None:
-            _add_tool_result(run, call, result, text, node=node, moment=moment, task=task)
-            continue
-        if text:
+            run.say(ToolMessage(text, name=call.function_name, tool_call_id=call.tool_call_id))
+            run.tool_result(
+                call.tool_call_id,
+                call.function_name,
+                call.arguments,
+                status=_status(result.extra or {}),
+                content=text,
+                task=task,
+                node=node,
+                started_at=moment,
+                ended_at=moment,
+            )
+        elif text:
             run.say(HumanMessage(text))
-
-
-def _add_tool_result(
-    run: ForeignRun,
-    call: AtifToolUse,
-    result: AtifResult,
-    text: str,
-    *,
-    node: str,
-    moment: float,
-    task: str,
-) -> None:
-    run.say(ToolMessage(text, name=call.function_name, tool_call_id=call.tool_call_id))
-    run.tool_result(
-        call.tool_call_id,
-        call.function_name,
-        call.arguments,
-        status=_status(result.extra or {}),
-        content=text,
-        task=task,
-        node=node,
-        started_at=moment,
-        ended_at=moment,
-    )
 
 
 def _status(extra: Row) -> ToolStatus:
@@ -248,16 +233,13 @@ def _status(extra: Row) -> ToolStatus:
     )
 
 
-def _last_moment(run: ForeignRun) -> float:
-    calls = run.assembly.calls
-    return calls[-1].ended_at if calls else run.assembly.started_at
+def _seconds(text: str) -> float:
+    """Unix time of an ISO 8601 text. A time without a zone is taken as UTC."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _dumped(message: str | Sequence[AtifPart]) -> Any:
-    return message if isinstance(message, str) else [part.model_dump() for part in message]
-
-
-def _text(message: str | Sequence[AtifPart]) -> str:
+def _text(message: str | Sequence[atif.ContentPart]) -> str:
     """Text of a message, with the type of each other part in its place."""
     if isinstance(message, str):
         return message

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.atif.parts import OURS, blocks_of, response_of
-from hrm_agent.trajectory.formats.atif_schema import AtifDocument, AtifResult, AtifStep
 from hrm_agent.trajectory.formats.shared.json_documents import refused, valid
 from hrm_agent.trajectory.formats.shared.messages import context_hash
 from hrm_agent.trajectory.formats.shared.rows import Row
 from hrm_agent.trajectory.lint import lint
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory
 
+if TYPE_CHECKING:
+    import atif
+
 __all__ = ["is_own", "own_trajectory"]
 
 
-def is_own(document: AtifDocument) -> bool:
+def is_own(document: atif.Trajectory) -> bool:
     """True for a document that `hrm-agent export` wrote."""
     return OURS in (document.extra or {})
 
 
-def own_trajectory(document: AtifDocument, place: str) -> Trajectory:
+def own_trajectory(document: atif.Trajectory, place: str) -> Trajectory:
     """Trajectory of a document. Raises `StoreError` if its parts no longer fit together."""
     extra = document.extra or {}
     ours = _mapping(extra[OURS], place, f"extra.{OURS}")
@@ -53,7 +55,7 @@ def own_trajectory(document: AtifDocument, place: str) -> Trajectory:
     return trajectory
 
 
-def _documents(document: AtifDocument) -> Iterator[tuple[str, AtifDocument]]:
+def _documents(document: atif.Trajectory) -> Iterator[tuple[str, atif.Trajectory]]:
     yield "", document
     for index, inner in enumerate(document.subagent_trajectories or ()):
         yield f"subagent_trajectories[{index}].", inner
@@ -72,7 +74,7 @@ class _Reading:
     seen: dict[str, tuple[int, ...]]
     """Id of a call -> all tokens up to its answer, inclusive."""
 
-    def read(self, document: AtifDocument, at: str) -> None:
+    def read(self, document: atif.Trajectory, at: str) -> None:
         messages: list[BaseMessage] = []
         for index, step in enumerate(document.steps):
             here = f"{at}steps[{index}]"
@@ -86,7 +88,7 @@ class _Reading:
             for number, result in enumerate(step.observation.results if step.observation else ()):
                 self._read_result(step, result, messages, f"{here}.observation.results[{number}]")
 
-    def _read_answer(self, step: AtifStep, messages: list[BaseMessage], at: str) -> None:
+    def _read_answer(self, step: atif.Step, messages: list[BaseMessage], at: str) -> None:
         said = response_of(step.model_dump())
         held = (step.extra or {}).get(OURS)
         if held is None:
@@ -111,7 +113,7 @@ class _Reading:
         index = self._index(ours, self.calls, f"{at}.extra.{OURS}.index")
         self.calls[index] = call
 
-    def _tokens(self, step: AtifStep, facts: Row, at: str) -> Row:
+    def _tokens(self, step: atif.Step, facts: Row, at: str) -> Row:
         """Tokens that the call adds to the one it extends."""
         metrics = step.metrics
         if (
@@ -138,7 +140,7 @@ class _Reading:
         }
 
     def _read_result(
-        self, step: AtifStep, result: AtifResult, messages: list[BaseMessage], at: str
+        self, step: atif.Step, result: atif.ObservationResult, messages: list[BaseMessage], at: str
     ) -> None:
         held = (result.extra or {}).get(OURS)
         record = None if held is None else self.take_tool_call(held, f"{at}.extra.{OURS}")

@@ -61,12 +61,14 @@ def parsed(data: bytes, place: str, *, nan: bool = False) -> Any:
     return _checked(value, place)
 
 
-def valid(model: type[Model], value: Any, place: str, at: str = "") -> Model:
+def valid(
+    model: type[Model], value: Any, place: str, at: str = "", *, strict: bool | None = None
+) -> Model:
     """`value` as a record. Raises `StoreError` naming the invalid field. `at`: path of `value` in
-    the document.
+    the document. `strict`: convert no types (None: as the model says).
     """
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, strict=strict)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         refused(place, _path(at, first["loc"]), first["msg"].removeprefix("Value error, "))

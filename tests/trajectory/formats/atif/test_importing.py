@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import atif
 import pytest
 
-from hrm_agent.errors import StoreError, StoreVersionError
+from hrm_agent.errors import ConfigError, StoreError, StoreVersionError
 from hrm_agent.trajectory import LogprobKind, RunStatus, StopReason, ToolStatus, Trajectory
 from hrm_agent.trajectory.formats import Origin, RequestHints, export_to, import_from
 from hrm_agent.trajectory.formats.shared import message_runs as foreign_run
@@ -201,16 +202,19 @@ for _ in range(100):
             changed("steps", 2, "surprise", to=1),
             "steps[2].surprise: Extra inputs are not permitted",
         ),
-        (changed("steps", 3, "step_id", to=9), "steps[3] has the step_id 9, where 4 belongs"),
+        (changed("steps", 3, "step_id", to=9), "steps[3].step_id=9 is not sequential"),
         (
             changed("steps", 1, "model_name", to="m"),
-            "steps[1]: a step of the user has no model_name",
+            "steps[1]: Field `model_name` is only valid on",
         ),
-        (changed("steps", 2, "metrics", "logprobs", to=[-1]), "steps[2].metrics: 1 logprobs for 2"),
+        (
+            changed("steps", 2, "metrics", "logprobs", to=[-1]),
+            "alignment: token_ids, mask and logprobs have 5",
+        ),
         (changed("steps", 2, "metrics", "logprobs", to=[3.0, 3.0]), "logprob-nonpositive"),
         (
             changed("steps", 2, "metrics", "prompt_token_ids", to=[2**31]),
-            "steps[2].metrics.prompt_token_ids[0]",
+            "token-range: 2147483648 is not a token id",
         ),
         (
             changed("steps", 2, "metrics", "prompt_tokens", to=True),
@@ -218,23 +222,20 @@ for _ in range(100):
         ),
         (
             changed("steps", 2, "timestamp", to="soon"),
-            "steps[2].timestamp: 'soon' is no ISO 8601 time",
+            "steps[2].timestamp: timestamp must be ISO 8601, got 'soon'",
         ),
-        (changed("steps", 2, "timestamp", to="0001-01-01T00:00:00+23:59"), "is before 1970"),
         (
             changed("steps", 2, "observation", "results", 0, "source_call_id", to="d"),
-            "has the source_call_id 'd'",
-        ),
-        (
-            changed("steps", 2, "tool_calls", to=RUN["steps"][2]["tool_calls"] * 2),
-            "two tool calls have one",
+            "source_call_id='d' does not match",
         ),
         (changed("steps", 1, "message", to=[{"type": "text"}]), "steps[1].message"),
-        (changed("steps", to=[]), "steps: List should have at least 1 item"),
-        (changed("subagent_trajectories", to=[RUN, RUN]), "needs a trajectory_id of its own"),
+        (changed("subagent_trajectories", to=[RUN, RUN]), "must set `trajectory_id`"),
         (changed("extra", "x", to=DEEP), "nested more than 64 levels deep"),
         (changed("extra", "x", to="\ud800"), "half a character"),
-        (changed("schema_version", to="ATIF-v2.0"), "schema_version: String should match"),
+        (
+            changed("schema_version", to="ATIF-v2.0"),
+            "schema_version: it is not that of an ATIF 1 document",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(row: Any, told: str, tmp_path: Path) -> None:
@@ -279,6 +280,12 @@ def test_subagents_without_an_end(tmp_path: Path) -> None:
         }
     with pytest.raises(StoreError, match="nested more than 8 levels deep"):
         read(tmp_path, row)
+
+
+def test_without_the_package_atif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "atif", None)
+    with pytest.raises(ConfigError, match=r"needs the package atif\. Run `pip install .*\[atif\]"):
+        read(tmp_path, RUN)
 
 
 def test_a_newer_version_is_told_as_such(tmp_path: Path) -> None:
