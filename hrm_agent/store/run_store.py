@@ -23,7 +23,6 @@ from hrm_agent.store.database.read_only import ReadOnlyDatabase
 from hrm_agent.store.database.sqlite import SqliteDatabase
 from hrm_agent.store.database.sqlite_read_only import ReadOnlySqlite
 from hrm_agent.store.journal import Scorings, StoreJournal, ThreadOptions
-from hrm_agent.store.named_servers import shown_url
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
 from hrm_agent.store.values.cipher import Cipher, cipher_of
 
@@ -32,7 +31,15 @@ if TYPE_CHECKING:
     from hrm_agent.store.values.blobs import Blobs
     from hrm_agent.store.values.requests import RequestStore
 
-__all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "file_of", "open_store", "own_run"]
+__all__ = [
+    "STORE_POINTER",
+    "RunStore",
+    "ThreadInfo",
+    "file_of",
+    "open_store",
+    "own_run",
+    "shown_url",
+]
 
 STORE_POINTER = "store.url"
 """File in a run's folder that names its store, if the store is elsewhere."""
@@ -235,8 +242,7 @@ def open_store(
     """Open a store by path or URL. A folder means its `store.db`, or the store that its `store.url`
     names.
 
-    A server that a folder names is connected to only if it is on this machine, or its host is in
-    PGHOST or in the list HRM_AGENT_STORE_HOSTS.
+    A server that a folder names is never connected to, as its password would be sent there.
 
     Accepted are `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see
     `hrm_agent.store.database.sqlite`) and `postgresql://user@host/database`. `key` (base64 of 32
@@ -262,12 +268,14 @@ def _open_database(
     """Open the database at a path or URL. `named_by`: pointer files that have led here."""
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
+        if named_by:
+            raise StoreError(
+                f"{named_by[-1]} names a store on a server, {shown_url(where)}; whoever made the"
+                " folder wrote that, so it was not connected to.",
+                "Name the store's own URL in place of the folder.",
+            )
         from hrm_agent.store.database.postgres_reading import ReadOnlyPostgres
 
-        if named_by:
-            from hrm_agent.store.named_servers import refuse_unknown_server
-
-            refuse_unknown_server(where, named_by[-1])
         if read_only:
             return ReadOnlyPostgres(where)
         from hrm_agent.store.database.postgres import PostgresDatabase
@@ -298,6 +306,27 @@ def _open_database(
         )
     file = path / "store.db" if path.is_dir() else path
     return ReadOnlySqlite(file) if read_only else SqliteDatabase(file, create=create, **given)
+
+
+def shown_url(address: str) -> str:
+    """Address for display, without passwords.
+
+    `postgresql://me:secret@host/name?password=secret` becomes `postgresql://me@host/name`. A path
+    is unchanged.
+    """
+    scheme, found, rest = address.partition("://")
+    if not found or scheme == "sqlite":
+        return address
+    # a question mark before the first slash may be part of a password
+    mark = rest.find("?", max(rest.find("/"), 0))
+    head, query = (rest, "") if mark < 0 else (rest[:mark], rest[mark + 1 :])
+    user, at, host = head.rpartition("@")
+    kept = [
+        each
+        for each in query.split("&")
+        if each and unquote(each.partition("=")[0]).lower() not in ("password", "sslpassword")
+    ]
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}" + (f"?{'&'.join(kept)}" if kept else "")
 
 
 def _path_of(where: str) -> tuple[Path, dict[str, str]]:

@@ -18,8 +18,7 @@ from hrm_agent.errors import HrmError, StoreError, nearest
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.database.read_only import ReadOnlyDatabase
 from hrm_agent.store.database.sqlite_read_only import change_mark_of, is_run_store
-from hrm_agent.store.named_servers import shown_url
-from hrm_agent.store.run_store import file_of
+from hrm_agent.store.run_store import file_of, shown_url
 from hrm_agent.viewer.run_files import config_of
 
 __all__ = ["NoPlaceError", "Place", "Places", "is_run_folder"]
