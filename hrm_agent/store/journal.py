@@ -24,7 +24,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
@@ -63,7 +62,6 @@ __all__ = [
     "StoreJournal",
     "ThreadOptions",
     "ToolCallsJournal",
-    "options_in",
 ]
 
 _TOOL_CALLS = "SELECT id, record FROM tool_calls"
@@ -899,17 +897,12 @@ class ThreadOptions:
 
     def in_a_file(self, thread_id: str, trajectory_id: str = "") -> str | None:
         """Options in the file that an earlier version kept beside the store (None if missing)."""
-        return options_in(
-            self._database.folder, trajectory_id or content_hash("trajectory", thread_id)[:16]
-        )
-
-
-def options_in(folder: Path, trajectory_id: str) -> str | None:
-    """Options in the file that an earlier version kept in a store's folder (None if missing)."""
-    try:
-        return (folder / "threads" / trajectory_id / "config.toml").read_text(encoding="utf-8")
-    except OSError:
-        return None
+        name = trajectory_id or content_hash("trajectory", thread_id)[:16]
+        file = self._database.folder / "threads" / name / "config.toml"
+        try:
+            return file.read_text(encoding="utf-8")
+        except OSError:
+            return None
 
 
 _WRITE = (

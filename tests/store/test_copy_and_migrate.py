@@ -1,13 +1,9 @@
-"""Stores copied to another backend or key, and threads migrated from version 1 and from LangGraph's
-own savers.
-"""
+"""Stores copied to another backend or key, and threads migrated from LangGraph's own savers."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
-from array import array
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,7 +24,7 @@ from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.upkeep.copying import copy_store
 from hrm_agent.store.upkeep.maintenance import stats, verify
 from hrm_agent.store.upkeep.migrate import migrate
-from hrm_agent.trajectory import ForkRef, Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import ForkRef, Overlay, Verdict
 from tests.support.postgres import PostgresServer
 from tests.support.store.bodies import execute, stored_bytes
 from tests.support.trajectory.samples import make_trajectory
@@ -322,7 +318,7 @@ def test_threads_of_a_stock_saver(stock: str, tmp_path: Path) -> None:
         expected, told = history(saver), states(saver)
     with open_store(tmp_path / "new.db", key=KEYS["first"]) as store:
         taken = migrate(stock, store)
-        assert (taken.threads, taken.trajectories) == (3, 0)
+        assert taken.threads == 3
         assert (
             taken.checkpoints
             == stats(store).rows["checkpoints"]
@@ -430,120 +426,14 @@ def test_what_cannot_be_migrated_is_told(tmp_path: Path) -> None:
                 migrate(str(source), store)
 
 
-# from version 1
-
-VERSION_1 = """
-CREATE TABLE trajectories (
-    id TEXT PRIMARY KEY, run_id TEXT NOT NULL, group_id TEXT NOT NULL, thread_id TEXT NOT NULL UNIQUE,
-    status TEXT NOT NULL, record TEXT NOT NULL
-);
-CREATE TABLE calls (
-    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, task_id TEXT NOT NULL,
-    parent TEXT, record TEXT NOT NULL
-);
-CREATE TABLE tokens (
-    call_id TEXT PRIMARY KEY REFERENCES calls (id), token_ids BLOB NOT NULL, mask BLOB NOT NULL, logprobs BLOB NOT NULL
-);
-CREATE TABLE tool_calls (
-    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, arguments_hash TEXT NOT NULL,
-    record TEXT NOT NULL
-);
-CREATE TABLE overlays (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, trajectory_id TEXT NOT NULL, record TEXT NOT NULL,
-    PRIMARY KEY (run_id, trajectory_id)
-);
-PRAGMA user_version = 1;
-"""
-NEW_IN_2 = {"root_checkpoint_id", "output", "idempotency_key"}
-"""Fields that a record of version 1 does not have."""
-
-
-def of_version_1(record: dict[str, Any]) -> str:
-    cut = {name: value for name, value in record.items() if name not in NEW_IN_2}
-    if "identity" in cut:
-        cut["identity"] = {
-            name: value for name, value in cut["identity"].items() if name not in NEW_IN_2
-        }
-    return json.dumps(cut | ({"schema_version": 1} if "schema_version" in cut else {}))
-
-
-@pytest.fixture
-def version_1(tmp_path: Path) -> tuple[Path, Trajectory]:
-    """A store as version 1 wrote it: the stock saver's tables beside the journal's, in WAL."""
-    path, made = tmp_path / "old.db", make_trajectory(thread_id="plain")
-    made = made.model_copy(
-        update={
-            "calls": tuple(
-                call.model_copy(update={"identity": moved(call)}) for call in made.calls
-            ),
-            "tool_calls": tuple(
-                call.model_copy(update={"identity": moved(call)}) for call in made.tool_calls
-            ),
-        }
-    )
-    with closing(sqlite3.connect(path, check_same_thread=False)) as connection:
-        connection.executescript(VERSION_1)
-        fill(SqliteSaver(connection))
-        header = of_version_1(made.model_dump(mode="json", exclude={"calls", "tool_calls"}))
-        row = (made.id, made.run_id, made.group_id, made.thread_id, made.status.value, header)
-        connection.execute("INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?)", row)
-        for call in made.calls:
-            record = of_version_1(
-                call.model_dump(mode="json", exclude={"token_ids", "mask", "logprobs"})
-            )
-            values = (call.id, "plain", call.identity.task_id, call.parent, record)
-            connection.execute(
-                "INSERT INTO calls (id, thread_id, task_id, parent, record) VALUES (?, ?, ?, ?, ?)",
-                values,
-            )
-            tokens = (
-                array("i", call.token_ids).tobytes(),
-                bytes(call.mask),
-                array("f", call.logprobs).tobytes(),
-            )
-            connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", (call.id, *tokens))
-        for tool in made.tool_calls:
-            record = of_version_1(tool.model_dump(mode="json"))
-            columns = "id, thread_id, arguments_hash, record"
-            connection.execute(
-                f"INSERT INTO tool_calls ({columns}) VALUES (?, 'plain', 'h', ?)", (tool.id, record)
-            )
-        overlay = an_overlay()
-        row = (overlay.run_id, overlay.step, overlay.trajectory_id, overlay.model_dump_json())
-        connection.execute("INSERT INTO overlays VALUES (?, ?, ?, ?)", row)
-        connection.commit()
-    return path, made
-
-
-def moved(record: Any) -> Any:
-    return record.identity.model_copy(update={"thread_id": "plain"})
-
-
-def test_a_store_of_version_1(version_1: tuple[Path, Trajectory], tmp_path: Path) -> None:
-    path, made = version_1
+def test_a_store_of_version_1_is_refused_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE trajectories (id TEXT PRIMARY KEY, record TEXT NOT NULL)")
+        connection.execute("PRAGMA user_version = 1")
     before = digest(path)
     with pytest.raises(
-        StoreVersionError,
-        match=rf"version 1; .* Nothing was changed\. `hrm-agent store migrate {path}",
+        StoreVersionError, match=r"version 1; .* Nothing was changed\. hrm-agent 0\.2\.0 copies it"
     ):
         open_store(path)
-    assert digest(path)[path.name] == before[path.name]
-    with open_store(tmp_path / "new.db") as store:
-        taken = migrate(str(path), store)
-        assert (taken.threads, taken.trajectories) == (3, 1)
-        assert digest(path)[path.name] == before[path.name]
-        assert store.journal.trajectory(made.id) == made
-        assert journal(store) == ([made], list(made.tool_calls), [an_overlay()])
-        assert (
-            store.journal.path_tokens(made.calls[1].id)
-            == made.calls[0].token_ids + made.calls[1].token_ids
-        )
-        assert (
-            store.journal.find_repeat("plain", "python", {"code": "17 + 25"})
-            == made.tool_calls[0].id
-        )
-        with stock_saver(str(path)) as saver:
-            assert states(store.checkpointer) == states(saver)
-        assert migrate(str(path), store) == taken and journal(store)[0] == [made]
-        answered = compiled(store.checkpointer).invoke(Command(resume="plum"), on("asked"))
-        assert answered["messages"][-1].content == "plum!"
+    assert digest(path) == before

@@ -46,10 +46,7 @@ ACTIONS = {
     "delete": "delete threads with everything recorded of them",
     "vacuum": "give free space back to the file system",
     "copy": "copy a store into a new one: to another database, or under another key",
-    "migrate": (
-        "copy a store of version 1, or the database of a SqliteSaver or PostgresSaver, into a new"
-        " store"
-    ),
+    "migrate": "copy the database of a SqliteSaver or PostgresSaver into a new store",
 }
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SHOWN_FINDINGS = 50
@@ -319,10 +316,7 @@ def _migrate(words: list[str]) -> int:
     with new_store(arguments.target, allow=allow) as target:
         taken = migrate(arguments.source, target, allow)
     output.result(asdict(taken))
-    output.say(
-        f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories}"
-        " trajectories migrated"
-    )
+    output.say(f"{taken.threads} threads, {taken.checkpoints} checkpoints migrated")
     return 0
 
 

@@ -60,8 +60,8 @@ class SqliteFile(Database):
             raise StoreVersionError(
                 f"The store {self._file} has schema version {version}; this program writes version"
                 f" {STORE_VERSION}.",
-                f"Nothing was changed. `hrm-agent store migrate {self._file} NEW.db` copies it into"
-                " a new one.",
+                "Nothing was changed. hrm-agent 0.2.0 copies it into a new one:"
+                f" `hrm-agent store migrate {self._file} NEW.db`.",
             )
         if FIRST_TABLE not in tables and (tables or not create):
             what = (

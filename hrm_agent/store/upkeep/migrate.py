@@ -1,8 +1,7 @@
-"""Migration to a store of this version, from version 1 or from databases of LangGraph's own savers.
+"""Migration of the threads of LangGraph's own savers into a store.
 
-The source is read, never written to. LangGraph's tables are read by LangGraph's savers, which must
-be installed. Deserialisation is as strict as usual: custom types in a state must be allowed by
-name.
+The source is read, never written to, by LangGraph's savers, which must be installed.
+Deserialisation is as strict as usual: custom types in a state must be allowed by name.
 
 Data that LangGraph's savers did not keep is not invented: their threads have checkpoints and
 writes, but no trajectory.
@@ -10,9 +9,7 @@ writes, but no trajectory.
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -22,11 +19,9 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.journal import options_in
 from hrm_agent.store.run_store import RunStore, file_of
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.serializer import StrictSerializer, allowed_types
-from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
 
 __all__ = ["Migrated", "check_source", "migrate"]
 
@@ -39,8 +34,6 @@ class Migrated:
     """Number of threads."""
     checkpoints: int
     """Number of checkpoints, including those of subgraphs."""
-    trajectories: int
-    """Number of trajectories (0 for LangGraph's savers)."""
 
 
 def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrated:
@@ -49,12 +42,7 @@ def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrate
     Repeating it changes nothing. Raises `StoreError` that names the unreadable part.
     """
     with _opened(source, StrictSerializer(allowed_types(allow))) as stock, target.database.whole():
-        threads, checkpoints = _checkpoints(stock, target)
-        return Migrated(
-            threads,
-            checkpoints,
-            _journal(stock.query, target, stock.folder) if stock.journal else 0,
-        )
+        return _checkpoints(stock, target)
 
 
 def check_source(source: str) -> None:
@@ -82,10 +70,6 @@ class _Stock:
     """Function that runs a statement on it and returns the rows."""
     writes: str
     """Name of its table of pending writes."""
-    journal: bool = False
-    """True for a store of version 1, which also has a journal."""
-    folder: Path = Path()
-    """Folder of a store of version 1, with the options of its threads."""
 
 
 @contextmanager
@@ -110,11 +94,10 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
                     "SELECT name FROM sqlite_master WHERE type = 'table'"
                 )
             }
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if "checkpoints" not in tables or ("meta" in tables and version > 1):
+            if "checkpoints" not in tables or not tables.isdisjoint(("meta", "trajectories")):
                 raise StoreError(
                     f"{path} has nothing to migrate.",
-                    "It has this version already, or is of another program.",
+                    "It is a run store already, or is of another program.",
                 )
             saver = SqliteSaver(connection, serde=serializer)
             saver.is_setup = True  # its set-up changes are not needed for reading
@@ -122,7 +105,7 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
             def query(text: str, values: Sequence[Any]) -> list[Any]:
                 return connection.execute(text, values).fetchall()
 
-            yield _Stock(saver, query, "writes", "trajectories" in tables, path.parent)
+            yield _Stock(saver, query, "writes")
     except sqlite3.Error as error:
         raise StoreError(
             f"{path} cannot be read: {error}.", "Name a SQLite file that a saver or a store wrote."
@@ -159,8 +142,7 @@ def _postgres(url: str, serializer: StrictSerializer) -> Generator[_Stock]:
         ) from error
 
 
-def _checkpoints(stock: _Stock, target: RunStore) -> tuple[int, int]:
-    """Migrate all checkpoints. Returns the numbers of threads and checkpoints."""
+def _checkpoints(stock: _Stock, target: RunStore) -> Migrated:
     count = 0
     threads = [
         str(row[0])
@@ -174,7 +156,7 @@ def _checkpoints(stock: _Stock, target: RunStore) -> tuple[int, int]:
         for checkpoint in found:
             target.checkpointer.adopt(checkpoint, paths)
         count += len(found)
-    return len(threads), count
+    return Migrated(len(threads), count)
 
 
 def _read(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterable[CheckpointTuple]:
@@ -185,34 +167,3 @@ def _read(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterable[Checkpoin
             f"Thread {thread_id!r} cannot be read: {error}.",
             "A type of one's own in a state is allowed by name: --allow package.module:Class.",
         ) from error
-
-
-def _journal(query: Query, target: RunStore, folder: Path) -> int:
-    """Migrate the journal of a version 1 store, and the options beside it. Returns the number of
-    trajectories.
-    """
-    journal = target.journal
-    for (record,) in query("SELECT record FROM trajectories ORDER BY rowid", ()):
-        header: dict[str, Any] = json.loads(record)
-        trajectory = Trajectory.model_validate({**header, "schema_version": 2})
-        journal.write_trajectory(trajectory)
-        if (text := options_in(folder, trajectory.id)) is not None:
-            target.options.write(trajectory.thread_id, text)
-    columns = (
-        "c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
-    )
-    for record, token_ids, mask, logprobs in query(f"SELECT {columns} ORDER BY c.seq", ()):
-        tokens = {
-            "token_ids": tuple(array("i", token_ids)),
-            "mask": tuple(flag == 1 for flag in mask),
-            "logprobs": tuple(array("f", logprobs)),
-        }
-        journal.write_call(Call.model_validate_json(record).model_copy(update=tokens))
-    for (record,) in query("SELECT record FROM tool_calls ORDER BY seq", ()):
-        journal.write_tool_call(ToolCall.model_validate_json(record))
-    overlays = [
-        Overlay.model_validate_json(record)
-        for (record,) in query("SELECT record FROM overlays", ())
-    ]
-    journal.write_overlays(overlays)
-    return len(query("SELECT 1 FROM trajectories", ()))

@@ -222,11 +222,9 @@ def test_migrate(hrm: Command, tmp_path: Path) -> None:
     done = hrm("store", "stats", "stock.db")
     assert done.code == 2 and "hrm-agent store migrate stock.db NEW.db" in done.err
     taken = hrm("store", "migrate", "stock.db", "new.db", "--json").json
-    assert taken == {"threads": 1, "checkpoints": 6, "trajectories": 0}
-    assert (
-        "1 threads, 6 checkpoints, 0 trajectories migrated"
-        in hrm("store", "migrate", "stock.db", "new2.db").out
-    )
+    assert taken == {"threads": 1, "checkpoints": 6}
+    said = hrm("store", "migrate", "stock.db", "new2.db").out
+    assert "1 threads, 6 checkpoints migrated" in said
     assert hrm("store", "verify", "new.db").code == 0
 
 
