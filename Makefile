@@ -92,7 +92,7 @@ format: $(STAMP) ## rewrite the sources in the common format
 	$(BIN)/ruff format .
 
 policy: $(STAMP) ## rebuild the policies that are shipped, from nothing
-	$(BIN)/python -m hrm_agent.training.small_policy
+	$(BIN)/python -m benchmarks.small_policy.build
 
 bench: system $(STAMP) ## every benchmark, some minutes each; the numbers go to benchmarks/results
 	mkdir -p benchmarks/results

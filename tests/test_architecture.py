@@ -408,7 +408,11 @@ def test_each_docstring_of_a_field_stands_by_itself() -> None:
     assert {module: texts for module, texts in leaning.items() if texts} == {}
 
 
-TESTS_OF_NO_PACKAGE = {"hrm_agent.examples", "hrm_agent.environment.attacks"}
+TESTS_OF_NO_PACKAGE = {
+    "hrm_agent.benchmarks",
+    "hrm_agent.environment.attacks",
+    "hrm_agent.examples",
+}
 """Tests of what stands outside of the packages, and the corpus of attacks."""
 
 

@@ -1,6 +1,6 @@
 """Spread of the small policies' figures over seeds and CPU rounding.
 
-    python -m hrm_agent.training.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread]
+    python -m benchmarks.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread]
                                            [--on-record] [--write]
 
 Each seed is built twice, in separate processes: with the instruction set that torch picks on this
@@ -8,7 +8,7 @@ CPU and one thread, and with `ATEN_CPU_CAPABILITY=avx2` and two threads, some mi
 on record in `--runs` made by the current recipe are not repeated. With `--on-record` nothing is
 built, and the table covers the builds that exist.
 
-`--write` stores the table for the cards of later builds (`training/small_policy/spread.json`), and
+`--write` stores the table for the cards of later builds (`benchmarks/small_policy/spread.json`), and
 ships the build of seed 0 on the CPU's own instruction set.
 """
 
@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 import hrm_agent.models
-from hrm_agent.training.small_policy.cards import SPREAD, spread_text
-from hrm_agent.training.small_policy.inputs import inputs_of_card, stale
+from benchmarks.small_policy.cards import SPREAD, spread_text
+from benchmarks.small_policy.inputs import inputs_of_card, stale
 
 __all__ = ["main", "table"]
 
@@ -48,7 +48,7 @@ Build = tuple[str, int]
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m hrm_agent.training.small_policy.spread",
+        prog="python -m benchmarks.small_policy.spread",
         description=(__doc__ or "").split("\n")[0],
     )
     parser.add_argument("--seeds", type=int, default=5)
@@ -79,7 +79,7 @@ def _build(runs: Path, path: str, seed: int) -> None:
     if all(_on_record(runs, name, (path, seed)) for name in POLICIES):
         return
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "hrm_agent.training.small_policy", "--seed", str(seed)]
+    command = [sys.executable, "-m", "benchmarks.small_policy.build", "--seed", str(seed)]
     command += ["--out", str(folder / "built"), "--runs", str(folder / "runs")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
     done = subprocess.run(

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.training.small_policy.figures import EVAL_SEED, Figures, RoleFigures
-from hrm_agent.training.small_policy.inputs import Inputs, inputs_of_card
+from benchmarks.small_policy.figures import EVAL_SEED, Figures, RoleFigures
+from benchmarks.small_policy.inputs import Inputs, inputs_of_card
 
 __all__ = [
     "SPREAD",
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 SPREAD = Path(__file__).with_name("spread.json")
-"""Figures found by `hrm_agent.training.small_policy.spread`."""
+"""Figures found by `benchmarks.small_policy.spread`."""
 
 _ROW = re.compile(r"^\| (\w+) \| [\d.]+ \| (\d+) \| ([\d.]+) \([^|]*\| ([\d.]+) \|$", re.MULTILINE)
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.small_policy.cards import faults_of_card, figures_of_card
+from benchmarks.small_policy.figures import measure_roles
+from benchmarks.small_policy.inputs import cold_start_inputs, inputs_of_card, roles_inputs
 from hrm_agent.models import load_policy
 from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.evaluation.evaluate import evaluate
 from hrm_agent.training.rollout.collect import collect
-from hrm_agent.training.small_policy.cards import faults_of_card, figures_of_card
 from hrm_agent.training.small_policy.fault_counts import fault_shares
-from hrm_agent.training.small_policy.figures import measure_roles
-from hrm_agent.training.small_policy.inputs import cold_start_inputs, inputs_of_card, roles_inputs
 from hrm_agent.training.small_policy.role_faults import RoleFaults
 
 NAME = "builtin:roles-cold-start"

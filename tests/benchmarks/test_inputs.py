@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hrm_agent.training.small_policy import inputs, traces
+from benchmarks.small_policy import inputs
+from benchmarks.small_policy.inputs import Inputs, cold_start_inputs, inputs_of_card
+from hrm_agent.training.small_policy import traces
 from hrm_agent.training.small_policy.cold_start import COLD_START
-from hrm_agent.training.small_policy.inputs import Inputs, cold_start_inputs, inputs_of_card
 
 pytestmark = pytest.mark.whole
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.models.loading.policy_loader import model_folder
-from hrm_agent.training.small_policy.__main__ import main
-from hrm_agent.training.small_policy.cards import figures_of_card, read_spread
-from hrm_agent.training.small_policy.figures import measure
-from hrm_agent.training.small_policy.inputs import (
+from benchmarks.small_policy.build import main
+from benchmarks.small_policy.cards import figures_of_card, read_spread
+from benchmarks.small_policy.figures import measure
+from benchmarks.small_policy.inputs import (
     cold_start_inputs,
     inputs_of_card,
     stale,
     trained_digest,
 )
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.training.small_policy.trained import REINFORCEMENT, card_of
 
 POLICIES = ("cold-start", "trained")
