@@ -9,8 +9,8 @@ chunks; the same packages give the same corpus. Questions are sentences out of i
 words in ten are kept, so that it is known which chunk should be found; a fixed seed draws them.
 Cutting is done once and counted apart.
 
-Floors: the same rows inserted into SQLite and nothing else; tantivy and a matrix product alone,
-without our index around them. bm25s is compared too if it is installed
+Floors: the same rows inserted into SQLite and nothing else; a matrix product alone, without our
+index around it. bm25s is compared too if it is installed
 (`pip install --target DIR bm25s`, PYTHONPATH=DIR).
 """
 
@@ -37,10 +37,8 @@ import numpy as np
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.embeddings import StaticEmbeddings
 from hrm_agent.retrieval.index import Chunking, DocumentIndex
-from hrm_agent.retrieval.index.database import Engine
 from hrm_agent.retrieval.index.fusion import Mode
 from hrm_agent.retrieval.index.reading import Document, DocumentKind
-from hrm_agent.retrieval.terms import phrases_of
 
 DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 Corpus = list[tuple[str, Document, Sequence[Chunk]]]
@@ -138,17 +136,16 @@ def ours(
     documents: Corpus,
     drawn: list[Question],
     place: Path,
-    engine: Engine,
     static: StaticEmbeddings | None = None,
 ) -> list[Row]:
     """Rows of one index: by words, or by vectors and hybrid, with build time and size of words and
     vectors.
     """
     modes: tuple[Mode, ...] = ("vectors", "hybrid") if static else ("words",)
-    rows = [Row(f"{engine}, {mode}") for mode in modes]
-    path = place / f"{engine}-{modes[0]}" / "index.db"
+    rows = [Row(f"fts5, {mode}") for mode in modes]
+    path = place / modes[0] / "index.db"
     path.parent.mkdir()
-    with DocumentIndex(path, create=True, engine=engine, embeddings=static) as index:
+    with DocumentIndex(path, create=True, embeddings=static) as index:
         clock = time.process_time()
         for name, document, chunks in documents:
             index.put(name, "", document, chunks)
@@ -191,35 +188,6 @@ def bare_inserts(documents: Corpus, place: Path) -> Row:
         )
         connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?)", rows)
     return Row("floor: rows inserted", time.process_time() - clock, size_of(path))
-
-
-def bare_tantivy(documents: Corpus, drawn: list[Question], place: Path) -> Row:
-    import tantivy
-
-    (folder := place / "bare-tantivy" / "index").mkdir(parents=True)
-    builder = tantivy.SchemaBuilder()
-    builder.add_integer_field("chunk", stored=True)
-    builder.add_text_field("text", tokenizer_name="en_stem")
-    clock = time.process_time()
-    index = tantivy.Index(builder.build(), str(folder))
-    writer, every = index.writer(64 * 2**20, 1), list[tuple[str, int]]()
-    for name, _, chunks in documents:
-        for one in chunks:
-            writer.add_document(tantivy.Document(chunk=len(every), text=one.text))
-            every.append((name, one.start))
-    writer.commit()
-    writer.wait_merging_threads()
-    row = Row("floor: tantivy alone", time.process_time() - clock, size_of(folder))
-    index.reload()
-
-    def ask(question: str) -> list[tuple[str, int]]:
-        searcher = index.searcher()
-        words = " ".join(term for phrase in phrases_of(question) for term in phrase)
-        hits = searcher.search(index.parse_query(words, ["text"]), 5).hits
-        return [every[searcher.doc(place)["chunk"][0]] for _, place in hits]
-
-    asked(row, ask, drawn)
-    return row
 
 
 def bare_matrix(documents: Corpus, drawn: list[Question], static: StaticEmbeddings) -> Row:
@@ -277,9 +245,9 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="retrieval-index-"))
     try:
         rows = [bare_inserts(documents, place)]
-        rows += ours(documents, drawn, place, "fts5") + ours(documents, drawn, place, "tantivy")
-        rows += ours(documents, drawn, place, "fts5", static)
-        rows += [bare_tantivy(documents, drawn, place), bare_matrix(documents, drawn, static)]
+        rows += ours(documents, drawn, place)
+        rows += ours(documents, drawn, place, static)
+        rows.append(bare_matrix(documents, drawn, static))
         if importlib.util.find_spec("bm25s"):
             rows.append(bm25s_row(documents, drawn))
     finally:

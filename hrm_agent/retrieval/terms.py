@@ -1,8 +1,8 @@
-"""Terms of questions and texts, for everything that ranks by words: engines of an index, and
-passages in memory.
+"""Terms of questions and texts, for everything that ranks by words: an index, and passages in
+memory.
 
-Texts and questions are analysed only here. An engine receives terms with a space between them and
-looks up terms, so FTS5 and tantivy find the same, and a question uses the same terms as the index.
+Texts and questions are analysed only here. FTS5 receives terms with a space between them and looks
+up terms, so a question uses the same terms as the index.
 A word becomes a term in three steps. First it is folded: compatibility forms and case as in Unicode
 (`Straße` is `strasse`, a final sigma is a sigma), with Turkish dotted and dotless i in Turkish
 text. Then it is stemmed in the language of the text. Last its accents are removed, since questions

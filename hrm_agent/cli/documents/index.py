@@ -12,7 +12,7 @@ from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.main import main
 from hrm_agent.errors import ConfigError
-from hrm_agent.retrieval.index.database import ENGINES, DocumentIndex
+from hrm_agent.retrieval.index.database import DocumentIndex
 from hrm_agent.retrieval.index.folder import (
     Chunking,
     Done,
@@ -58,7 +58,7 @@ def run(words: list[str]) -> int:
     if arguments.vectors == "none" and arguments.store.is_file():
         with DocumentIndex(arguments.store) as index:
             index.drop_vectors()
-    changes = {"engine": arguments.engine, "language": arguments.language, "embeddings": embeddings}
+    changes = {"language": arguments.language, "embeddings": embeddings}
     with DocumentIndex(arguments.store, create=create, **changes) as index:
         report = FolderReport()
         report.warnings += renewal(index)
@@ -134,9 +134,6 @@ def _parser() -> Parser:
         "--language", metavar="CODE", help=f"{text} [auto for a new index, else unchanged]"
     )
     parser.add_argument(
-        "--engine", choices=ENGINES, help="full-text engine [fts5 for a new index, else unchanged]"
-    )
-    parser.add_argument(
         "--vectors",
         metavar="NAME",
         help="embeddings: static, static:64, package.module:attribute or none [unchanged]",
@@ -199,7 +196,7 @@ def _say(
     seconds = time.perf_counter() - clock
     skipped = [outcome for outcome in report.outcomes if outcome.done is Done.SKIPPED]
     rows = [{"file": o.file, "why": str(o.why), "reason": o.reason} for o in skipped]
-    about = {"store": str(index.path), "engine": index.engine, "language": index.language or "none"}
+    about = {"store": str(index.path), "language": index.language or "none"}
     about |= {"vectors": index.embeddings, "folders": index.folders()}
     totals = {"documents": documents, "chunks": chunks, "seconds": seconds}
     skips = {"files_skipped": rows, "left_out": dict(left_out)}

@@ -2,10 +2,10 @@
 
 A text is stored once, and a hit is cut from it. A document with its chunks, their words and their
 vectors is one transaction of the file (`hrm_agent.retrieval.index.file`), so the index is
-consistent whenever the process dies. The words are ranked by SQLite's FTS5 or by tantivy. The file
-records the engine and the embeddings, so they need not be named again. It also records the language
-in which each document's words are stemmed and the version of the analysis that made the terms. If
-the rules or the version of the stemmers differ, the terms are made again from the stored texts.
+consistent whenever the process dies. The words are ranked by SQLite's FTS5. The file records the
+embeddings, so they need not be named again. It also records the language in which each document's
+words are stemmed and the version of the analysis that made the terms. If the rules or the version of
+the stemmers differ, the terms are made again from the stored texts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 from hrm_agent.errors import ConfigError, RetrievalError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.index import folder_labels, tantivy_full_text
+from hrm_agent.retrieval.index import folder_labels
 from hrm_agent.retrieval.index.file import IndexFile, about, set_about
-from hrm_agent.retrieval.index.full_text import Fts5, Ranked, Words
+from hrm_agent.retrieval.index.full_text import Fts5, Ranked
 from hrm_agent.retrieval.index.fusion import MODES, Hit, Mode, Placed, fused
 from hrm_agent.retrieval.index.reading import Document, DocumentKind
-from hrm_agent.retrieval.index.tantivy_full_text import Tantivy
 from hrm_agent.retrieval.index.vectors import VectorTable
 from hrm_agent.retrieval.languages import AUTO, NO_LANGUAGE, check_language, guess_language
 from hrm_agent.retrieval.terms import analysis_version
@@ -31,10 +30,8 @@ from hrm_agent.retrieval.terms import analysis_version
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-__all__ = ["ENGINES", "DocumentIndex", "Engine", "Hit", "Stored"]
+__all__ = ["DocumentIndex", "Hit", "Stored"]
 
-Engine = Literal["fts5", "tantivy"]
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 _DEPTH = 100
 """Chunks of each ranking that are fused."""
 
@@ -57,8 +54,8 @@ class DocumentIndex:
     """Documents, searchable by words and by vectors. Threads may share it. Each process opens its
     own.
 
-    `engine`, `language` and `embeddings` are for a new index or change an existing one (None keeps
-    what is recorded). `language` holds for all documents; with `auto` it is guessed for each
+    `language` and `embeddings` are for a new index or change an existing one (None keeps what is
+    recorded). `language` holds for all documents; with `auto` it is guessed for each
     document. `embeddings` are LangChain's, or their string (`hrm_agent.retrieval.embeddings`). All
     but the static ones have to be passed again by a caller that searches by vectors.
     """
@@ -68,19 +65,14 @@ class DocumentIndex:
         path: Path | str,
         *,
         create: bool = False,
-        engine: Engine | None = None,
         language: str | None = None,
         embeddings: Embeddings | str | None = None,
     ) -> None:
-        if engine not in (None, *ENGINES):
-            raise ConfigError(
-                f"There is no engine {engine!r}.",
-                f"{nearest(engine, ENGINES)} Known: {ENGINES}.".strip(),
-            )
         language = None if language is None else check_language(language)
         vectors = None if embeddings is None else VectorTable.of(embeddings)
         self._file = IndexFile(path, create=create)
         self.path = self._file.path
+        self._words = Fts5()
         self.renewed = 0
         """Documents whose words were indexed again on opening, since the recorded analysis or
         language differed.
@@ -88,7 +80,6 @@ class DocumentIndex:
         try:
             self._vectors = vectors
             self.language = self._analyse(language)
-            self._words = self._engine(engine)
             if vectors:
                 with self._file.transaction() as cursor:
                     vectors.claim(cursor)
@@ -104,11 +95,6 @@ class DocumentIndex:
 
     def close(self) -> None:
         self._file.close()
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine that ranks the words."""
-        return self._words.name
 
     @property
     def embeddings(self) -> str | None:
@@ -166,7 +152,6 @@ class DocumentIndex:
             self._words.add(cursor, list(zip(ids, texts, strict=True)), language)
             if vectors and rows is not None:
                 vectors.add(cursor, ids[0] if ids else 0, rows)
-        self._words.commit_if_large()
 
     def rename(self, old: str, new: str) -> None:
         """Rename a document. Nothing else changes."""
@@ -177,7 +162,6 @@ class DocumentIndex:
     def remove(self, file: str) -> None:
         with self._file.transaction() as cursor:
             self._remove(cursor, file)
-        self._words.commit_if_large()
 
     def without_vectors(self) -> list[str]:
         """Files whose chunks have no vectors yet, indexed before the index had embeddings."""
@@ -209,15 +193,10 @@ class DocumentIndex:
             VectorTable.clear(cursor)
         self._vectors = None
 
-    def commit(self) -> None:
-        """Make written and removed documents visible to searches. `search` calls it."""
-        self._words.commit()
-
     def optimize(self) -> None:
         """Merge the segments that many transactions left, for faster queries. Nothing else
         changes.
         """
-        self._words.commit()
         with self._file.transaction() as cursor:
             self._words.optimize(cursor)
 
@@ -231,15 +210,14 @@ class DocumentIndex:
             )
         if k < 1 or not question.strip():
             return []
-        self._words.commit()
         vectors = self._reading_vectors() if mode != "words" else None
         wanted = k if mode != "hybrid" else max(k, _DEPTH)
         with self._file.reading() as cursor:
-            self._same_engine(cursor)
+            self._same_terms(cursor)
             while True:
                 words = self._words.best(cursor, question, wanted) if mode != "vectors" else None
                 alike = vectors.best(cursor, question, wanted) if vectors else None
-                placed = fused(_living(cursor, words), _living(cursor, alike))[:k]
+                placed = fused(words, _living(cursor, alike))[:k]
                 if len(placed) == k or max(len(words or ()), len(alike or ())) < wanted:
                     return [self._hit(cursor, one) for one in placed]
                 wanted *= 4  # some that were found have been removed meanwhile
@@ -253,7 +231,6 @@ class DocumentIndex:
 
     def problems(self) -> list[str]:
         """Errors found in the index (empty if it is consistent)."""
-        self._words.commit()
         with self._file.reading() as cursor:
             found = [row[0] for row in cursor.execute("PRAGMA integrity_check") if row[0] != "ok"]
             found += self._words.problems(cursor)
@@ -262,38 +239,17 @@ class DocumentIndex:
             found.append(f"{len(bare)} documents without vectors")
         return found
 
-    def _engine(self, wanted: Engine | None) -> Words:
-        """Return the recorded engine, or replace it by the wanted one and fill that with all
-        chunks.
-        """
-        with self._file.reading() as cursor:
-            recorded = about(cursor, "engine") or "fts5"
-        if wanted in (None, recorded):
-            return Tantivy(self._file) if recorded == "tantivy" else Fts5()
-        if wanted == "tantivy":
-            tantivy_full_text.library()
-        fts5 = Fts5()
-        with self._file.transaction() as cursor:
-            tantivy_full_text.forget(cursor)
-            fts5.clear(cursor)
-            set_about(cursor, "engine", wanted)
-            if wanted == "fts5":
-                _fill(fts5, cursor)
-        if wanted == "tantivy":
-            return Tantivy(self._file)  # whose folder has no mark of this file, and is filled
-        tantivy_full_text.delete_folder(tantivy_full_text.folder_of(self.path))
-        return fts5
-
     def _analyse(self, wanted: str | None) -> str:
         """Return the recorded language, or replace it by the wanted one. Words are indexed again if
-        language or analysis changed.
+        language or analysis changed, or if the words were in another engine than FTS5.
         """
         version = analysis_version()
         with self._file.reading() as cursor:
             found, recorded = about(cursor, "analysis"), about(cursor, "language")
+            elsewhere = about(cursor, "engine") not in (None, "fts5")
         language = AUTO if recorded is None else recorded
         wanted = language if wanted is None else wanted
-        if (found, recorded) == (version, wanted):
+        if (found, recorded) == (version, wanted) and not elsewhere:
             return wanted
         with self._file.transaction() as cursor:
             self.language = wanted
@@ -316,25 +272,22 @@ class DocumentIndex:
                 self.renewed += 1
             set_about(cursor, "analysis", version)
             set_about(cursor, "language", wanted)
-            tantivy_full_text.forget(cursor)
-            if (about(cursor, "engine") or "fts5") == "fts5":
-                (fts5 := Fts5()).clear(cursor)
-                _fill(fts5, cursor)
+            set_about(cursor, "engine", None)
+            self._words.clear(cursor)
+            every = cursor.execute("SELECT file, language FROM documents").fetchall()
+            for file, of_file in every:
+                self._words.add(cursor, list(zip(*_chunks_of(cursor, file), strict=True)), of_file)
         return wanted
 
     def _language_of(self, text: str) -> str:
         return guess_language(text) if self.language == AUTO else self.language
 
-    def _same_engine(self, cursor: sqlite3.Cursor) -> None:
-        """Raise `RetrievalError` if another process has changed the engine or the terms."""
-        now = (
-            about(cursor, "engine") or "fts5",
-            about(cursor, "analysis"),
-            about(cursor, "language"),
-        )
-        if now != (self._words.name, analysis_version(), self.language):
+    def _same_terms(self, cursor: sqlite3.Cursor) -> None:
+        """Raise `RetrievalError` if another process has changed the terms."""
+        now = about(cursor, "analysis"), about(cursor, "language")
+        if now != (analysis_version(), self.language):
             raise RetrievalError(
-                f"Another process has changed the engine or the language of {self.path}.",
+                f"Another process has changed the language of {self.path}.",
                 "Open the index again.",
             )
 
@@ -359,7 +312,7 @@ class DocumentIndex:
         return self._vectors
 
     def _remove(self, cursor: sqlite3.Cursor, file: str) -> None:
-        self._same_engine(cursor)
+        self._same_terms(cursor)
         ids, texts = _chunks_of(cursor, file)
         if ids:
             self._words.remove(cursor, list(zip(ids, texts, strict=True)), _language(cursor, file))
@@ -432,12 +385,6 @@ def _chunks_of(cursor: sqlite3.Cursor, file: str) -> tuple[list[int], list[str]]
 def _language(cursor: sqlite3.Cursor, file: str) -> str:
     row = cursor.execute("SELECT language FROM documents WHERE file = ?", (file,)).fetchone()
     return row[0] if row else NO_LANGUAGE
-
-
-def _fill(words: Words, cursor: sqlite3.Cursor) -> None:
-    """Add all chunks to an empty engine."""
-    for file, language in cursor.execute("SELECT file, language FROM documents").fetchall():
-        words.add(cursor, list(zip(*_chunks_of(cursor, file), strict=True)), language)
 
 
 def _byte_offsets(text: str, chunks: Sequence[Chunk]) -> dict[int, int]:

@@ -38,14 +38,12 @@ _TABLES = (
     revision TEXT NOT NULL, kind TEXT NOT NULL, text BLOB NOT NULL, language TEXT)""",
     _LANGUAGES,
     # Character offsets for users and citations, byte offsets for reading a span without the rest of
-    # the text. An id is never reused, so an external ranking can be outdated but never wrong.
+    # the text. An id is never reused, so a matrix of vectors can be outdated but never wrong.
     """CREATE TABLE chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents(id),
     start INTEGER NOT NULL, stop INTEGER NOT NULL, first_byte INTEGER NOT NULL, bytes INTEGER NOT NULL,
     tokens INTEGER NOT NULL)""",
     "CREATE INDEX chunks_of ON chunks (document)",
     _WORDS,
-    # Chunks that were added or removed and that an external engine has not processed yet.
-    "CREATE TABLE unwritten (chunk INTEGER PRIMARY KEY)",
     # The vectors of one document's chunks, whose consecutive ids begin with `first`.
     "CREATE TABLE vectors (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
 )

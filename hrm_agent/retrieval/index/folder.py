@@ -200,7 +200,8 @@ def index_folder(
             on_file(report.outcomes[-1])
     report.warnings = [*run.monitor.warnings(), *_lost(index)]
     fresh = report.counts[Done.ADDED] + report.counts[Done.UPDATED]
-    index.optimize() if fresh > _SHARE_TO_TIDY * len(report.outcomes) else index.commit()
+    if fresh > _SHARE_TO_TIDY * len(report.outcomes):
+        index.optimize()
     return report
 
 
@@ -361,13 +362,10 @@ class _IndexRun:
 
     def _is_ours(self, path: Path) -> bool:
         """True if a file belongs to the index, which may be in the folder that it indexes, with the
-        files of SQLite and tantivy beside it.
+        files of SQLite beside it.
         """
         mine = self.index.path.resolve()
-        folder = Path(f"{mine}.tantivy")
-        return path in [
-            Path(f"{mine}{suffix}") for suffix in ("", "-wal", "-shm")
-        ] or path.is_relative_to(folder)
+        return path in [Path(f"{mine}{suffix}") for suffix in ("", "-wal", "-shm")]
 
 
 def _place_of(path: Path, descriptor: int, about: os.stat_result) -> Path:

@@ -1,5 +1,4 @@
-"""Ranking of chunks by the words of a question: interface of an engine, and SQLite's FTS5, which is
-always available.
+"""Ranking of chunks by the words of a question, by SQLite's FTS5.
 
 FTS5 reads positions and length of every chunk that has one of the words: a long question matches
 half of all chunks, which takes a tenth of a second at 50,000 chunks. Most of that is spent on words
@@ -15,11 +14,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Protocol
 
 from hrm_agent.retrieval.terms import Phrase, phrases_of, terms_of
 
-__all__ = ["Fts5", "Ranked", "Words", "languages_in"]
+__all__ = ["Fts5", "Ranked"]
 
 Ranked = list[tuple[int, float]]
 """Chunks and their scores, best first."""
@@ -29,57 +27,15 @@ _MOST_READ = 20_000
 _FEWEST_WORDS = 3
 
 
-class Words(Protocol):
-    """Engine that ranks chunks by words. Its data can be rebuilt from the index, so they may be
-    lost.
-    """
-
-    name: str
-    """Recorded name of the engine: `fts5` or `tantivy`."""
-
-    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
-        """Add chunks of a document in this language, in the transaction that stores them."""
-        ...
-
-    def remove(
-        self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str
-    ) -> None:
-        """Remove chunks. Texts and language have to be those with which they were added."""
-        ...
-
-    def commit(self) -> None:
-        """Write the queued chunks of this process. Call it outside of a transaction."""
-        ...
-
-    def commit_if_large(self) -> None:
-        """Write the queued chunks if there are many. Called after each document."""
-        ...
-
-    def optimize(self, cursor: sqlite3.Cursor) -> None:
-        """Merge the segments that many transactions left, for faster queries. Nothing else
-        changes.
-        """
-        ...
-
-    def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
-        """Return the `k` best chunks by BM25. Removed chunks may be among them."""
-        ...
-
-    def problems(self, cursor: sqlite3.Cursor) -> list[str]:
-        """Differences between the engine's data and the chunks."""
-        ...
-
-
 class Fts5:
-    """Engine in a table of the index file, always consistent with the chunks."""
-
-    name = "fts5"
+    """Words of the chunks in a table of the index file, always consistent with the chunks."""
 
     def __init__(self) -> None:
         self._counts = dict[str, int]()
         self._counted_at = 0
 
     def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
+        """Add chunks of a document in this language, in the transaction that stores them."""
         for chunk, text in chunks:
             terms = " ".join(terms_of(text, language))
             cursor.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (chunk, terms))
@@ -87,6 +43,7 @@ class Fts5:
     def remove(
         self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str
     ) -> None:
+        """Remove chunks. Texts and language have to be those with which they were added."""
         for chunk, text in chunks:
             terms = " ".join(terms_of(text, language))
             cursor.execute(
@@ -97,17 +54,16 @@ class Fts5:
         """Delete all words."""
         cursor.execute("INSERT INTO words (words) VALUES ('delete-all')")
 
-    def commit(self) -> None:
-        """Do nothing, since nothing is queued."""
-
-    def commit_if_large(self) -> None:
-        """Do nothing, since nothing is queued."""
-
     def optimize(self, cursor: sqlite3.Cursor) -> None:
+        """Merge the segments that many transactions left, for faster queries."""
         cursor.execute("INSERT INTO words (words) VALUES ('optimize')")
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
-        phrases = self._telling(cursor, phrases_of(question, languages_in(cursor)))
+        """Return the `k` best chunks by BM25. The question is asked in each document's language."""
+        languages = cursor.execute(
+            "SELECT DISTINCT language FROM documents WHERE language IS NOT NULL ORDER BY language"
+        ).fetchall()
+        phrases = self._telling(cursor, phrases_of(question, [row[0] for row in languages]))
         if not phrases:
             return []
         query = " OR ".join(f'"{" ".join(phrase)}"' for phrase in phrases)
@@ -115,6 +71,7 @@ class Fts5:
         return cursor.execute(best, (query, k)).fetchall()
 
     def problems(self, cursor: sqlite3.Cursor) -> list[str]:
+        """Differences between the words and the chunks."""
         lost = "SELECT count(*) FROM (SELECT id FROM chunks EXCEPT SELECT id FROM words_docsize)"
         left = "SELECT count(*) FROM (SELECT id FROM words_docsize EXCEPT SELECT id FROM chunks)"
         found = list[str]()
@@ -161,11 +118,3 @@ class Fts5:
             ).fetchone()
             self._counts[term] = row[0] if row else 0
         return {phrase: min(self._counts[term] for term in phrase) for phrase in phrases}
-
-
-def languages_in(cursor: sqlite3.Cursor) -> list[str]:
-    """Languages of the documents. A question is asked in each of them."""
-    rows = cursor.execute(
-        "SELECT DISTINCT language FROM documents WHERE language IS NOT NULL ORDER BY language"
-    )
-    return [row[0] for row in rows]

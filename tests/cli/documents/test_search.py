@@ -1,4 +1,4 @@
-"""`hrm-agent search`, and `hrm-agent index` with vectors, engines and several folders."""
+"""`hrm-agent search`, and `hrm-agent index` with vectors and several folders."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_is_hidden_or_outside_is_asked_for(hrm: Command, docs: Path, tmp_pa
     assert hrm("search", "zebra").code == hrm("search", "okapi").code == 1
 
 
-def test_vectors_and_engines(hrm: Command, docs: Path) -> None:
+def test_vectors(hrm: Command, docs: Path) -> None:
     assert hrm("index", "docs", "--store", "x.db").code == 0
     assert hrm("search", "--store", "x.db", "--mode", "vectors", "lamp").code == 2
     added = hrm(
@@ -91,16 +91,9 @@ def test_vectors_and_engines(hrm: Command, docs: Path) -> None:
         "x.db",
         "--vectors",
         "static:64",
-        "--engine",
-        "tantivy",
         "--json",
     ).json
-    assert (added["unchanged"], added["engine"], added["vectors"], added["warnings"]) == (
-        2,
-        "tantivy",
-        "static:64",
-        [],
-    )
+    assert (added["unchanged"], added["vectors"], added["warnings"]) == (2, "static:64", [])
     found = hrm(
         "search", "--store", "x.db", "--mode", "hybrid", "--json", "boiling water in a kettle"
     ).json
@@ -110,10 +103,8 @@ def test_vectors_and_engines(hrm: Command, docs: Path) -> None:
     assert (
         refused.code == 2 and "--vectors none" in json.loads(refused.err.splitlines()[-1])["hint"]
     )
-    back = hrm(
-        "index", "docs", "--store", "x.db", "--vectors", "none", "--engine", "fts5", "--json"
-    ).json
-    assert (back["engine"], back["vectors"]) == ("fts5", None) and not Path("x.db.tantivy").exists()
+    back = hrm("index", "docs", "--store", "x.db", "--vectors", "none", "--json").json
+    assert back["vectors"] is None
     assert hrm("search", "--store", "x.db", "kettle").code == 0
 
 
@@ -133,7 +124,7 @@ def test_several_folders(hrm: Command, docs: Path, tmp_path: Path) -> None:
 
 def test_mistakes_are_explained(hrm: Command, docs: Path) -> None:
     for words in (("search", "x"), ("search",), ("index",), ("index", "docs", "--vectors", "no.such:thing"),
-                  ("index", "docs", "--engine", "lucene"), ("index", "--remove", "docs")):  # fmt: skip
+                  ("index", "--remove", "docs")):  # fmt: skip
         done = hrm(*words, "--json")
         assert done.code == 2, words
         assert (

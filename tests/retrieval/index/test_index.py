@@ -24,7 +24,6 @@ from hrm_agent.retrieval.index import (
     index_folder,
 )
 from hrm_agent.retrieval.index import full_text as words
-from hrm_agent.retrieval.index.database import ENGINES
 from hrm_agent.retrieval.index.folder import FolderReport
 from hrm_agent.retrieval.index.reading import Why
 from tests.support.retrieval.documents import pdf, write_texts
@@ -49,10 +48,10 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=ENGINES)
-def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DocumentIndex]:
-    """Empty index on each engine in turn. The engines share one contract."""
-    with DocumentIndex(tmp_path / "index.db", create=True, engine=request.param) as index:
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[DocumentIndex]:
+    """Empty index."""
+    with DocumentIndex(tmp_path / "index.db", create=True) as index:
         yield index
 
 
@@ -353,8 +352,6 @@ def test_a_wrong_setting_changes_nothing(index: DocumentIndex, folder: Path) -> 
         index_folder(index, folder, files_in(folder), chunking=Chunking(strategy="recursiv"))
     with pytest.raises(ConfigError, match="words"):
         index.search("whale", mode="word")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="tantivy"):
-        DocumentIndex(index.path, engine="tantivi")  # type: ignore[arg-type]
     assert contents(index) == before
 
 

@@ -1,7 +1,7 @@
-"""kill -9 during indexing, for both engines, with vectors: no data is lost or duplicated.
+"""kill -9 during indexing, with vectors: no data is lost or duplicated.
 
 A forked process indexes and is killed: at chosen moments (within a document's transaction, before
-its vectors, on both sides of tantivy's commit) and, in the slow set, at random ones.
+its vectors) and, in the slow set, at random ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from hrm_agent.retrieval.index import Chunking, DocumentIndex, files_in, index_folder
-from hrm_agent.retrieval.index import tantivy_full_text as tantivy_words
-from hrm_agent.retrieval.index.database import ENGINES, Engine
 from hrm_agent.retrieval.index.folder import FolderReport
 from hrm_agent.retrieval.index.full_text import Fts5
-from hrm_agent.retrieval.index.tantivy_full_text import Tantivy
 from hrm_agent.retrieval.index.vectors import VectorTable
 from tests.support.retrieval.documents import write_texts
 
@@ -47,8 +44,8 @@ class Hashed(Embeddings):
         return [self.embed_query(text) for text in texts]
 
 
-def opened(path: Path, engine: Engine | None = None) -> DocumentIndex:
-    return DocumentIndex(path, create=True, engine=engine, embeddings=Hashed())
+def opened(path: Path) -> DocumentIndex:
+    return DocumentIndex(path, create=True, embeddings=Hashed())
 
 
 def update(index: DocumentIndex, folder: Path) -> FolderReport:
@@ -149,7 +146,6 @@ def index_and_die(
         return result
 
     setattr(of, name, dying)
-    tantivy_words._BATCH = 60  # several commits
     with opened(path) as index:
         update(index, folder)
 
@@ -164,7 +160,7 @@ def changed(tmp_path: Path) -> tuple[Path, Contents]:
     return folder, contents(tmp_path / "whole.db")
 
 
-def older(folder: Path, path: Path, engine: Engine) -> None:
+def older(folder: Path, path: Path) -> None:
     """Index of the folder's earlier state: some files had another text, and one has since been
     removed.
     """
@@ -175,28 +171,22 @@ def older(folder: Path, path: Path, engine: Engine) -> None:
     (old / "gone.txt").write_text("A Sentence that has gone since.")
     folder.rename(folder.parent / "new")
     old.rename(folder)
-    with opened(path, engine) as index:
+    with opened(path) as index:
         update(index, folder)
     shutil.rmtree(folder)
     (folder.parent / "new").rename(folder)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_killed_at_chosen_moments(
-    engine: Engine, changed: tuple[Path, Contents], tmp_path: Path
-) -> None:
+def test_killed_at_chosen_moments(changed: tuple[Path, Contents], tmp_path: Path) -> None:
     """One death after another, while an index of an older state is brought up to date."""
     folder, expected = changed
     path = tmp_path / "index.db"
-    older(folder, path, engine)
-    words: type = Tantivy if engine == "tantivy" else Fts5
+    older(folder, path)
     moments: list[tuple[type, str, int, bool]] = [
-        (words, "add", 1, False),
+        (Fts5, "add", 1, False),
         (VectorTable, "add", 2, True),
     ]
     moments += [(DocumentIndex, "put", 1, False), (DocumentIndex, "remove", 1, True)]
-    if engine == "tantivy":
-        moments[2:2] = [(Tantivy, "_commit", 1, True), (Tantivy, "_commit", 1, False)]
     updated = 0
     for of, name, left, before in moments:
         assert in_a_process(lambda: index_and_die(folder, path, of, name, left, before=before)), (
@@ -204,7 +194,7 @@ def test_killed_at_chosen_moments(
         )
         with opened(path) as index:
             check(index)
-            assert index.engine == engine and index.size()[0] == FILES + 1
+            assert index.size()[0] == FILES + 1
         now = len(set(contents(path)) & set(expected))
         assert now >= updated
         updated = now
@@ -215,20 +205,18 @@ def test_killed_at_chosen_moments(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 def test_killed_at_moments_that_nobody_chose(
-    engine: Engine, changed: tuple[Path, Contents], tmp_path: Path
+    changed: tuple[Path, Contents], tmp_path: Path
 ) -> None:
     """The kill may come anywhere: in the middle of a transaction, between two, or within the
     libraries' Python code.
     """
     folder, expected = changed
     path, rng = tmp_path / "index.db", random.Random(6)
-    older(folder, path, engine)
+    older(folder, path)
 
     def work_on(path: Path) -> Callable[[], None]:
         def work() -> None:
-            tantivy_words._BATCH = 60
             with opened(path) as index:
                 update(index, folder)
 
@@ -256,36 +244,3 @@ def test_killed_at_moments_that_nobody_chose(
         update(index, folder)
         assert contents(path) == expected
         check(index)
-
-
-def test_a_folder_of_tantivys_from_elsewhere_is_filled_again(
-    changed: tuple[Path, Contents], tmp_path: Path
-) -> None:
-    """Tantivy's folder is lost, broken, from a backup or from another index. Includes the change
-    from one engine to the other.
-    """
-    folder, expected = changed
-    path, beside = tmp_path / "index.db", tmp_path / "index.db.tantivy"
-    with opened(path) as index:
-        update(index, folder)
-    with opened(path, "tantivy") as index:
-        check(index)
-    shutil.copytree(beside, tmp_path / "backup")
-    (folder / "new.txt").write_text("A text about Sentence newts.")
-    with opened(path) as index:
-        update(index, folder)
-    for damage in ("lost", "backup", "broken"):
-        shutil.rmtree(beside)
-        if damage != "lost":
-            shutil.copytree(tmp_path / "backup", beside)
-        if damage == "broken":
-            (beside / "meta.json").write_text("{")
-        with opened(path) as index:
-            check(index)
-            assert index.search("newts")[0].file == "new.txt", damage
-    (folder / "new.txt").unlink()
-    with opened(path, "fts5") as index:
-        assert not beside.exists()
-        update(index, folder)
-        check(index)
-    assert contents(path) == expected

@@ -1,4 +1,4 @@
-"""Words of several languages are found in any of their forms, by both engines alike."""
+"""Words of several languages are found in any of their forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from langgraph.graph import START, MessagesState, StateGraph
 from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval import languages
 from hrm_agent.retrieval.index import Chunking, DocumentIndex, database, files_in, index_folder
-from hrm_agent.retrieval.index.database import ENGINES, Engine
 from hrm_agent.runtime.replay.effects import Effects, watching
 
 TEXTS = {
@@ -65,10 +64,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def filled(
-    path: Path, folder: Path, engine: Engine | None = None, language: str | None = None
-) -> DocumentIndex:
-    index = DocumentIndex(path, create=True, engine=engine, language=language)
+def filled(path: Path, folder: Path | None = None, language: str | None = None) -> DocumentIndex:
+    index = DocumentIndex(path, create=True, language=language)
     index_folder(index, folder, files_in(folder), chunking=Chunking(size=64))
     return index
 
@@ -82,11 +79,8 @@ def not_found(index: DocumentIndex) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_each_document_is_found_in_its_own_language(
-    tmp_path: Path, folder: Path, engine: Engine
-) -> None:
-    with filled(tmp_path / "index.db", folder, engine) as index:
+def test_each_document_is_found_in_its_own_language(tmp_path: Path, folder: Path) -> None:
+    with filled(tmp_path / "index.db", folder) as index:
         assert not_found(index) == []
         assert {file: index.document(file).language for file in TEXTS} == {
             file: file[:2] for file in TEXTS
@@ -95,13 +89,12 @@ def test_each_document_is_found_in_its_own_language(
         assert index.problems() == []
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path, engine: Engine) -> None:
+def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path) -> None:
     """The language may be changed. Indexed documents are then analysed again in the new language,
     and so are later ones.
     """
     (folder / "short.txt").write_text("Häuser", encoding="utf-8")
-    with filled(tmp_path / "index.db", folder, engine, "de") as index:
+    with filled(tmp_path / "index.db", folder, "de") as index:
         assert (index.language, index.renewed) == ("de", 0)
         assert index.search("Haus", k=9)[0].language == "de" and len(index.search("Haus", k=9)) == 2
     with filled(tmp_path / "index.db", folder) as index:
@@ -122,32 +115,28 @@ def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path, engi
         DocumentIndex(tmp_path / "index.db", language="deutsch")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_both_engines_find_the_same(tmp_path: Path, folder: Path, engine: Engine) -> None:
-    """Engines receive the same input. An index can be moved from one engine to the other."""
-    other: Engine = "tantivy" if engine == "fts5" else "fts5"
-    with filled(tmp_path / "index.db", folder, engine) as index:
-        found = {
-            question: index.search(question)
-            for questions in QUESTIONS.values()
-            for question in questions
-        }
-    with DocumentIndex(tmp_path / "index.db", engine=other) as index:
-        for question, hits in found.items():
-            assert [hit.file for hit in index.search(question)] == [hit.file for hit in hits], (
-                question
-            )
+def test_words_in_another_engine_are_indexed_anew(tmp_path: Path, folder: Path) -> None:
+    with filled(tmp_path / "index.db", folder):
+        pass
+    with sqlite3.connect(tmp_path / "index.db") as connection:
+        connection.executescript(
+            "INSERT INTO words (words) VALUES ('delete-all');"
+            "INSERT INTO about VALUES ('engine', 'tantivy')"
+        )
+    with DocumentIndex(tmp_path / "index.db") as index:
+        assert index.renewed == len(TEXTS) and not_found(index) == [] and index.problems() == []
+    with DocumentIndex(tmp_path / "index.db") as index:
+        assert index.renewed == 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_words_of_other_stemmers_are_indexed_anew(
-    tmp_path: Path, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An index that was opened before raises an error, since its lookups and deletions would not
     match the new terms.
     """
     monkeypatch.setattr(database, "analysis_version", lambda: "older")
-    with filled(tmp_path / "index.db", folder, engine) as older:
+    with filled(tmp_path / "index.db", folder) as older:
         monkeypatch.undo()
         with DocumentIndex(tmp_path / "index.db") as index:
             assert index.renewed == len(TEXTS) and not_found(index) == [] and index.problems() == []
@@ -158,11 +147,8 @@ def test_words_of_other_stemmers_are_indexed_anew(
             older.remove("en.txt")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_index_of_the_version_before_is_brought_forward(
-    tmp_path: Path, folder: Path, engine: Engine
-) -> None:
-    with filled(tmp_path / "index.db", folder, engine) as index:
+def test_an_index_of_the_version_before_is_brought_forward(tmp_path: Path, folder: Path) -> None:
+    with filled(tmp_path / "index.db", folder) as index:
         before = index.sources()
     with sqlite3.connect(tmp_path / "index.db") as connection:
         connection.executescript(
