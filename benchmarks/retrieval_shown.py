@@ -3,7 +3,7 @@
     python -m benchmarks.retrieval_shown [DIR] [--quick] [--strategy NAME] [--size TOKENS] [--limit N] [--json FILE]
 
 An index may find an answer that a searcher does not see, since five hits are longer than what it is
-shown. DIR has corpora and questions as `hrm-agent eval-retrieval` takes them [the shared corpora].
+shown. DIR has corpora and questions as `benchmarks.retrieval_quality` takes them [the shared corpora].
 Each question is asked with the research agent's own tool, `documents_search`; the text of its reply
 is located in the hits, character by character. Without DIR and the shared corpora the questions are
 sentences of this project's pages with every third word left out.
@@ -25,12 +25,12 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.chunking.ways import shared_data
+from benchmarks.retrieval_quality.questions import QuestionSet, RetrievalQuestion, read_questions
+from benchmarks.retrieval_quality.spans import Piece, overlap
 from hrm_agent.basics.intervals import bootstrapped
 from hrm_agent.graphs.research.sources import GAP, Source, evidence
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.graphs.research.tools import Toolbox
-from hrm_agent.retrieval.evaluation.questions import QuestionSet, RetrievalQuestion, read_questions
-from hrm_agent.retrieval.evaluation.spans import Piece, overlap
 from hrm_agent.retrieval.index import Chunking, DocumentIndex
 from hrm_agent.retrieval.index.reading import Document, DocumentKind
 
@@ -61,7 +61,6 @@ def measured(
     with DocumentIndex(context.index or "", create=True) as index:
         for name, document in questions.documents.items():
             index.put(name, name, document, chunking(document))
-        index.commit()
     return [asyncio.run(_asked(question, context)) for question in questions.questions[::every]]
 
 

@@ -38,6 +38,7 @@ QUICK = {
     "ray_workers": "--nodes 1 --rollouts 8 --burn 1 --wait 10",
     "rescoring": "--quick",
     "retrieval_index": "--chunks 500 --questions 20",
+    "retrieval_quality": "--quick --strategy default semantic --size 256 --resamples 200",
     "retrieval_shown": "--quick",
     "rollout_profile": "--rollouts 8 --repeats 1",
     "simulate": "--quick",

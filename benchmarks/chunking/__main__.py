@@ -29,13 +29,13 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.chunking.check import faults, tally
 from benchmarks.chunking.fuzz import fuzz_text
+from benchmarks.chunking.libraries import LIBRARIES
 from benchmarks.chunking.segments import Segmented, boundaries, documents, pk, segmented
 from benchmarks.chunking.ways import Row, cpu, cut, documentation, measured, shared_data, tokenizers
 from hrm_agent.errors import HrmError
 from hrm_agent.retrieval import STRATEGIES, Tokenizer, chunk_text
-from hrm_agent.retrieval.chunking.check import faults, tally
-from hrm_agent.retrieval.chunking.libraries import LIBRARIES
 
 _PAGES = Path(__file__).parents[2] / "docs"
 _SIZES = (24, 48, 64, 128)

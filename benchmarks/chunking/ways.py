@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chunking.check import shared_tokens, tally
+from benchmarks.chunking.libraries import LIBRARIES, library_chunks, library_spans, placed
 from hrm_agent.errors import HrmError
 from hrm_agent.retrieval import STRATEGIES, Tokenizer, chunk_text, load_tokenizer
-from hrm_agent.retrieval.chunking.check import shared_tokens, tally
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, library_spans, placed
 from hrm_agent.retrieval.tokenizers.encodings import encodings_on_disk
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
 

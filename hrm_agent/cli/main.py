@@ -66,9 +66,8 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "documents": {
         "index": "put your documents into an index that agents search and cite from",
         "search": "search an index for a question, with exact spans",
-        "chunk": "show how a text is cut into chunks, or compare all strategies",
+        "chunk": "show how a text is cut into chunks",
         "tokens": "compare tokenizers on your texts, or train a vocabulary on them",
-        "eval-retrieval": "measure retrieval on questions: chunking strategies, sizes and rankings",
     },
     "services": {
         "view": "look at runs in the browser: curves, groups, trajectories, tokens, forks",

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.retrieval_quality.questions import read_questions
 from benchmarks.retrieval_shown import measured, shown
 from hrm_agent.graphs.research.sources import (
     GAP,
@@ -17,7 +18,6 @@ from hrm_agent.graphs.research.sources import (
     renamed,
 )
 from hrm_agent.graphs.research.state import ResearchContext
-from hrm_agent.retrieval.evaluation.questions import read_questions
 from hrm_agent.retrieval.index import Chunking
 from hrm_agent.retrieval.index.fusion import Hit
 

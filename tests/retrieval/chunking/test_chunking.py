@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.chunking.check import faults, shared_tokens
 from benchmarks.chunking.fuzz import fuzz_text
 from benchmarks.chunking.segments import boundaries, documents, pk, segmented
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.retrieval import STRATEGIES, Chunk, Tokenizer, chunk_text, load_tokenizer
-from hrm_agent.retrieval.chunking.check import faults, shared_tokens
 from hrm_agent.retrieval.chunking.graphemes import grapheme_ends
 from hrm_agent.retrieval.chunking.sentences import Prose
 from hrm_agent.retrieval.embeddings import StaticEmbeddings

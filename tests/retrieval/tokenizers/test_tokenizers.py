@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.chunking.check import faults
 from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval import Tokenizer, chunk_text, load_tokenizer
-from hrm_agent.retrieval.chunking.check import faults
 from hrm_agent.retrieval.tokenizers.load import tokenizers_at_hand
 from hrm_agent.retrieval.tokenizers.monitor import RateLimits, RateMonitor
 from hrm_agent.retrieval.tokenizers.statistics import TokenTally, measure, tally

@@ -3,7 +3,7 @@
 Each is called as documented and counts with the same tokenizer, so only the cutting differs. The
 tokenizer is passed through our interface, or as its library's own object if the splitter accepts
 that. Results are returned unchanged: a `Chunk` here may name a span that is not its text, or have
-more tokens than the limit. `hrm_agent.retrieval.chunking.check` counts such faults. If a library
+more tokens than the limit. `benchmarks.chunking.check` counts such faults. If a library
 does not know where it cut, the span starts at -1.
 
 `library_spans` does only the library's own work and is what is timed. `library_chunks` also counts
@@ -20,7 +20,7 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-from hrm_agent.errors import ConfigError, RetrievalError, nearest, to_install
+from hrm_agent.errors import ConfigError, RetrievalError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.tokenizers.base import Tokenizer, checked
 
@@ -168,7 +168,8 @@ def _library(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{module} is not installed.", f"Run `{to_install('splitters')}`."
+            f"{module} is not installed.",
+            f"Run `pip install {module.partition('.')[0].replace('_', '-')}`.",
         ) from error
 
 

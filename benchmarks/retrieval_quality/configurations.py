@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
+from benchmarks.chunking.libraries import LIBRARIES, library_chunks
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
-from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks
 from hrm_agent.retrieval.index.folder import Chunking
 from hrm_agent.retrieval.index.fusion import MODES, Mode
 from hrm_agent.retrieval.index.reading import Document

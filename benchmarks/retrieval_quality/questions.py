@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from benchmarks.retrieval_quality.spans import SpanOf
 from hrm_agent.errors import RetrievalError, nearest
-from hrm_agent.retrieval.evaluation.spans import SpanOf
 from hrm_agent.retrieval.index.reading import Document, DocumentKind
 
 __all__ = ["QUESTIONS", "QuestionSet", "RetrievalQuestion", "read_questions"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.retrieval_quality.configurations import Configuration
+from benchmarks.retrieval_quality.questions import QuestionSet
+from benchmarks.retrieval_quality.spans import RANKS, Piece
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.evaluation.configurations import Configuration
-from hrm_agent.retrieval.evaluation.questions import QuestionSet
-from hrm_agent.retrieval.evaluation.spans import RANKS, Piece
 from hrm_agent.retrieval.index.database import DocumentIndex, Hit
 from hrm_agent.retrieval.index.reading import Document, DocumentKind
 from hrm_agent.retrieval.tokenizers.base import Tokenizer

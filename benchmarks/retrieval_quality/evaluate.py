@@ -9,19 +9,19 @@ all as good as the baseline, one differs by chance.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.retrieval_quality.configurations import Configuration
+from benchmarks.retrieval_quality.questions import QuestionSet, RetrievalQuestion
+from benchmarks.retrieval_quality.ranking import RankedPiece, Ranking, depth_for, rank, within
+from benchmarks.retrieval_quality.spans import overlap, reciprocal_rank
 from hrm_agent.basics.intervals import Estimate, bootstrapped
 from hrm_agent.errors import ConfigError
-from hrm_agent.retrieval.evaluation.configurations import Configuration
-from hrm_agent.retrieval.evaluation.questions import QuestionSet, RetrievalQuestion
-from hrm_agent.retrieval.evaluation.ranking import RankedPiece, Ranking, depth_for, rank, within
-from hrm_agent.retrieval.evaluation.spans import overlap, reciprocal_rank
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
@@ -105,7 +105,6 @@ def evaluate(
     configurations: Sequence[Configuration],
     base: Configuration,
     settings: Settings | None = None,
-    on_result: Callable[[Configuration], None] = lambda configuration: None,
 ) -> RetrievalEvaluation:
     """Measure `base` and every configuration. Duplicates, and `base` among them, are measured
     once.
@@ -126,7 +125,6 @@ def evaluate(
         scored = zip(questions.questions, ranking.found, strict=True)
         rows = [_measures(question, found, settings, tokenizer) for question, found in scored]
         measured[configuration] = ranking, rows
-        on_result(configuration)
     scores = _scores(questions.questions, [rows for _, rows in measured.values()], settings)
     results = [
         Result(

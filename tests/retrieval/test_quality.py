@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.retrieval_quality.configurations import Configuration
+from benchmarks.retrieval_quality.evaluate import ALL, MEASURES, Settings, evaluate
+from benchmarks.retrieval_quality.questions import QuestionSet, read_questions
+from benchmarks.retrieval_quality.ranking import RankedPiece, rank, within
+from benchmarks.retrieval_quality.spans import Piece, merged, overlap, reciprocal_rank
 from hrm_agent.basics.intervals import bootstrapped
 from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval.citations.quotes import CitationVerdict, resolve
-from hrm_agent.retrieval.evaluation.configurations import Configuration
-from hrm_agent.retrieval.evaluation.evaluate import ALL, MEASURES, Settings, evaluate
-from hrm_agent.retrieval.evaluation.questions import QuestionSet, read_questions
-from hrm_agent.retrieval.evaluation.ranking import RankedPiece, rank, within
-from hrm_agent.retrieval.evaluation.spans import Piece, merged, overlap, reciprocal_rank
 from hrm_agent.retrieval.index import DocumentIndex, files_in, index_folder
 from hrm_agent.retrieval.index.fusion import MODES
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer

@@ -1,7 +1,4 @@
-"""Checks that hold for every list of chunks, independent of the chunker. Used by tests and for
-splitters of other libraries.
-"""
-
+"""Checks that hold for every list of chunks, independent of the chunker."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

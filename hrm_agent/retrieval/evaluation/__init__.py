@@ -1,1 +1,0 @@
-"""Evaluation of retrieval: how much of the spans that answer a question is retrieved."""
