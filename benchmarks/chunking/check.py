@@ -1,4 +1,5 @@
 """Checks that hold for every list of chunks, independent of the chunker."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

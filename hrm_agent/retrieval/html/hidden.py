@@ -1,11 +1,11 @@
 """Hidden elements of an HTML page, found from the page itself, without a browser.
 
 Hidden text is where instructions to a model are placed, and where pages keep content for later.
-Considered are the attribute `hidden`, a closed `<dialog>`, and valid values
-(`hrm_agent.retrieval.html.css_values`) of `display`, `visibility`, `opacity`, `font-size`, `font`
-and `content-visibility`, in an element's `style` and in the page's `<style>`: rules with simple
-selectors (`tag`, `.class`, `#id` and their combinations), by importance, specificity and order as
-in CSS. `aria-hidden` hides nothing from a viewer of the page, so it hides nothing here.
+Considered are the attribute `hidden`, a closed `<dialog>`, and `display`, `visibility`, `opacity`,
+`font-size`, `font` and `content-visibility`, in an element's `style` and in the page's `<style>`:
+rules with simple selectors (`tag`, `.class`, `#id` and their combinations), by importance,
+specificity and order as in CSS. A value that is not known changes nothing, as in a browser.
+`aria-hidden` hides nothing from a viewer of the page, so it hides nothing here.
 
 Not covered: selectors of descendants, siblings, attributes and states, style sheets outside of the
 page, rules and sheets for media other than screens as such, scripts, text in the colour of its
@@ -15,24 +15,46 @@ background, outside of the window or under something else. Undecided elements co
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from hrm_agent.retrieval.html.css_values import declared, is_nothing, size_unit
+from typing import Any, Literal
 
 __all__ = ["SHOWN", "StyleRules", "StyleSheets", "Visibility"]
 
 _SELECTOR = re.compile(r"([a-zA-Z][\w-]*)?((?:[.#][\w-]+)*)")
-_PART = re.compile(r"([.#])([\w-]+)")
-_SCREEN = re.compile(r"@media\s+(?:only\s+)?(?:all|screen)\s*", re.IGNORECASE)
-_OF_PARENT = {"inherit", "unset", "larger", "smaller"}
-_RELATIVE = {"em", "ex", "ch", "%", "lh", "cap", "ic"}
-_COMMENT_MARK = re.compile("<!--|-->")
-"""HTML comment marks around a style sheet. CSS ignores the marks, and not the text between them."""
+_PART = re.compile(r"[.#][\w-]+")
+_SCREEN = re.compile(r"\s*(?:only\s+)?(?:all|screen)?\s*", re.IGNORECASE)
+_LONG_NUMBER = re.compile(r"(\d{300})\d+")
+"""Number with more digits than Python converts. The first ones decide whether it is above 0."""
 _INERT = {"iframe", "noembed", "noframes", "noscript", "script", "template"}
 """Elements whose contents a browser does not show as part of the page."""
-_BRACES = re.compile(r"[{}]")
+Effect = Literal["shown", "hidden", "inherited"]
+"""Effect of a declaration on its element. `inherited`: the parent decides."""
+_HIDING = {
+    "content-visibility": {"hidden"},
+    "display": {"none"},
+    "visibility": {"collapse", "hidden"},
+}
+# fmt: off
+_SHOWING = {
+    "content-visibility": {"auto", "initial", "revert", "visible"},
+    "display": {
+        "block", "contents", "flex", "flow-root", "grid", "initial", "inline", "inline-block", "inline-flex",
+        "inline-grid", "list-item", "revert", "table", "table-caption", "table-cell", "table-column",
+        "table-column-group", "table-footer-group", "table-header-group", "table-row", "table-row-group",
+        "-webkit-box",
+    },
+    "visibility": {"initial", "visible"},
+    "opacity": {"initial", "revert"},
+    "font-size": {"initial", "large", "medium", "small", "x-large", "x-small", "xx-large", "xx-small", "xxx-large"},
+}
+_UNITS: dict[str, Effect] = {
+    **dict.fromkeys(("cm", "in", "mm", "pc", "pt", "px", "q", "rem", "vh", "vmax", "vmin", "vw"), "shown"),
+    **dict.fromkeys(("cap", "ch", "em", "ex", "ic", "lh"), "inherited"),
+}
+# fmt: on
+"""Effects of a font size above 0, by its unit. Sizes in relative units depend on the parent's."""
 Weight = tuple[bool, tuple[int, int, int], int]
 """Importance, specificity, order."""
 _INLINE = (1 << 30, 0, 0)
@@ -68,10 +90,8 @@ class _Rule:
     """Tag in lower case (empty for any tag)."""
     needed: frozenset[str]
     """Classes with a dot and ids with a hash, all of which an element has to have."""
-    name: str
-    """Name of the property."""
-    value: str
-    """Value in lower case."""
+    effect: Effect
+    """Effect of the declaration."""
     weight: Weight
     """Precedence among rules for one property."""
 
@@ -84,35 +104,43 @@ class StyleRules:
         """Rules under one of their classes or ids, or their tag. Of equal selectors the one with
         the highest weight is kept.
         """
-        self._names = Counter[str]()
-        """Cost of comparing an element with the rules under a key."""
-        self._compared = self._count = 0
-        self._found = dict[tuple[str, frozenset[str]], dict[str, tuple[Weight, str]]]()
+        self._left = _MOST_COMPARED
+        self._count = 0
+        self._found = dict[tuple[str, frozenset[str]], dict[str, tuple[Weight, Effect]]]()
         """Cache of properties by tag, classes and id. Pages have few different ones."""
 
     def add(self, sheet: str) -> None:
         """Add the rules of one style sheet, after the previous ones."""
-        rules = _COMMENT_MARK.sub(" ", _without(sheet, "/*", "*/"))
-        for selectors, declarations in _blocks(rules):
-            given = dict[str, tuple[bool, str]]()
-            for name, value, important in declared(declarations):
-                if important or not given.get(name, (False, ""))[0]:
-                    given[name] = important, value
-            for selector in set(map(str.strip, selectors.split(","))) if given else ():
-                match = _SELECTOR.fullmatch(selector)
-                if match and match[0]:
-                    self._add((match[1] or "").lower(), match[2], given)
+        import tinycss2
 
-    def _add(self, tag: str, parts: str, given: Mapping[str, tuple[bool, str]]) -> None:
-        needed = frozenset(mark + name for mark, name in _PART.findall(parts))
-        specificity = parts.count("#"), parts.count("."), int(bool(tag))
-        alike = self._by_key[key := min(needed, default=tag)]
-        for name, (important, value) in given.items():
-            self._count += 1
-            rule = _Rule(tag, needed, name, value, (important, specificity, self._count))
-            self._names[key] += 0 if (tag, needed, name) in alike else 1 + len(needed)
-            before = alike.get((tag, needed, name), rule)
-            alike[tag, needed, name] = max(before, rule, key=lambda one: one.weight)
+        options = {"skip_comments": True, "skip_whitespace": True}
+        open_rules: list[Any] = tinycss2.parse_stylesheet(
+            _LONG_NUMBER.sub(r"\1", sheet), **options
+        )[::-1]
+        while open_rules:
+            rule = open_rules.pop()
+            before = tinycss2.serialize(getattr(rule, "prelude", ()))
+            if rule.type == "qualified-rule":
+                self._add(before, _declared(rule.content))
+            elif rule.type == "at-rule" and rule.content is not None:
+                screen = rule.lower_at_keyword == "media" and _SCREEN.fullmatch(before)
+                if screen or rule.lower_at_keyword == "layer":
+                    open_rules += tinycss2.parse_rule_list(rule.content, **options)[::-1]
+
+    def _add(self, selectors: str, declared: Mapping[str, tuple[bool, Effect]]) -> None:
+        for selector in set(map(str.strip, selectors.split(","))) if declared else ():
+            match = _SELECTOR.fullmatch(selector)
+            if not (match and match[0]):
+                continue
+            tag, parts = (match[1] or "").lower(), match[2]
+            needed = frozenset(_PART.findall(parts))
+            specificity = parts.count("#"), parts.count("."), int(bool(tag))
+            alike = self._by_key[min(needed, default=tag)]
+            for name, (important, effect) in declared.items():
+                self._count += 1
+                rule = _Rule(tag, needed, effect, (important, specificity, self._count))
+                before = alike.get((tag, needed, name), rule)
+                alike[tag, needed, name] = max(before, rule, key=lambda one: one.weight)
 
     def inside(self, around: Visibility, tag: str, attributes: Mapping[str, str]) -> Visibility:
         """Visibility of an element inside of one with the visibility `around`."""
@@ -122,30 +150,35 @@ class StyleRules:
         names |= {f"#{attributes['id']}"} if attributes.get("id") else set()
         found = dict(self._of_sheets(tag, frozenset(names)))
         if "hidden" in attributes or (tag == "dialog" and "open" not in attributes):
-            found.setdefault("display", ((False, (0, 0, 0), 0), "none"))
-        for number, (name, value, important) in enumerate(
-            declared(_without(attributes.get("style", ""), "/*", "*/"))
-        ):
-            weight = important, _INLINE, number
-            found[name] = max(found.get(name, (weight, "")), (weight, value))
-        return _under(around, {name: value for name, (_, value) in found.items()})
+            found.setdefault("display", ((False, (0, 0, 0), 0), "hidden"))
+        for name, (important, effect) in _declared(
+            _LONG_NUMBER.sub(r"\1", attributes.get("style", ""))
+        ).items():
+            own: tuple[Weight, Effect] = (important, _INLINE, 0), effect
+            found[name] = max(found.get(name, own), own, key=lambda one: one[0])
+        shown = {
+            name: effect == "shown" for name, (_, effect) in found.items() if effect != "inherited"
+        }
+        return Visibility(
+            all(shown.get(name, True) for name in ("content-visibility", "display", "opacity")),
+            shown.get("visibility", around.visible),
+            shown.get("font-size", around.sized),
+        )
 
-    def _of_sheets(self, tag: str, names: frozenset[str]) -> dict[str, tuple[Weight, str]]:
-        """Properties that rules set for an element."""
+    def _of_sheets(self, tag: str, names: frozenset[str]) -> dict[str, tuple[Weight, Effect]]:
+        """Effects of the rules on an element, by property."""
         known = self._found.get((tag, names))
         if known is not None or not self._by_key:
             return known or {}
         found = self._found[tag, names] = {}
-        keys = [key for key in (tag, *names) if key in self._by_key]
-        if (compared := self._compared + sum(self._names[key] for key in keys)) > _MOST_COMPARED:
-            return found
-        self._compared = compared
-        for key in keys:
-            for rule in self._by_key[key].values():
+        for key in (tag, *names):
+            for (_, _, name), rule in self._by_key.get(key, {}).items():
+                self._left -= 1 + len(rule.needed)
+                if self._left < 0:
+                    return {}
                 if rule.tag in ("", tag) and rule.needed <= names:
-                    found[rule.name] = max(
-                        found.get(rule.name, (rule.weight, "")), (rule.weight, rule.value)
-                    )
+                    other: tuple[Weight, Effect] = rule.weight, rule.effect
+                    found[name] = max(found.get(name, other), other, key=lambda one: one[0])
         return found
 
 
@@ -162,8 +195,7 @@ class StyleSheets:
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._inert += tag in _INERT
         if tag == "style" and not self._inert:
-            media = attributes.get("media", "").strip() or "all"
-            self._sheet = [] if _SCREEN.fullmatch(f"@media {media}") else None
+            self._sheet = [] if _SCREEN.fullmatch(attributes.get("media", "")) else None
 
     def data(self, data: str) -> None:
         if self._sheet is not None:
@@ -182,56 +214,44 @@ class StyleSheets:
         return self._rules
 
 
-def _under(around: Visibility, style: Mapping[str, str]) -> Visibility:
-    if not style:
-        return around
-    gone = style.get("display") == "none" or style.get("content-visibility") == "hidden"
-    return Visibility(
-        around.rendered and not gone and not is_nothing(style.get("opacity", "")),
-        {"hidden": False, "collapse": False, "visible": True, "initial": True}.get(
-            style.get("visibility", ""), around.visible
-        ),
-        _is_sized(style.get("font-size", ""), around),
-    )
+def _declared(block: Any) -> dict[str, tuple[bool, Effect]]:
+    """Declarations of a block with a known effect, as property -> (importance, effect). `font` is
+    returned as `font-size`.
+    """
+    if not block:
+        return {}
+    import tinycss2
+
+    found = dict[str, tuple[bool, Effect]]()
+    for one in tinycss2.parse_blocks_contents(block, skip_comments=True, skip_whitespace=True):
+        if one.type == "declaration":
+            name = "font-size" if one.lower_name == "font" else one.lower_name
+            effect = _effect(one.lower_name, [t for t in one.value if t.type != "whitespace"])
+            if effect and (one.important or not found.get(name, (False, effect))[0]):
+                found[name] = one.important, effect
+    return found
 
 
-def _is_sized(value: str, around: Visibility) -> bool:
-    if not value or value in _OF_PARENT:
-        return around.sized
-    unit = size_unit(value)
-    return unit is None or (not is_nothing(value) and (around.sized or unit not in _RELATIVE))
-
-
-def _blocks(sheet: str) -> Iterator[tuple[str, str]]:
-    """Selectors and declarations of the rules that apply to screens."""
-    opened: list[tuple[str, bool]] = []
-    """Open blocks, outermost first, as (text before the brace, True if its rules apply)."""
-    last = 0
-    for brace in _BRACES.finditer(sheet):
-        between = sheet[last : brace.start()]
-        if brace[0] == "{":
-            before = between.rpartition(";")[2].strip()
-            groups = _SCREEN.fullmatch(before) or before.lower().startswith("@layer")
-            holds = (
-                bool(groups)
-                if before.startswith("@")
-                else not (opened and not opened[-1][0].startswith("@"))
-            )
-            opened.append((before, holds and all(held for _, held in opened[-1:])))
-        elif opened:
-            before, holds = opened.pop()
-            if holds and not before.startswith("@"):
-                yield before, between
-        last = brace.end()
-
-
-def _without(text: str, opening: str, closing: str) -> str:
-    """Text without the parts between two marks. An unclosed part extends to the end."""
-    parts, at = list[str](), 0
-    while (begin := text.find(opening, at)) >= 0:
-        parts.append(text[at:begin])
-        end = text.find(closing, begin + len(opening))
-        if end < 0:
-            return " ".join(parts)
-        at = end + len(closing)
-    return " ".join([*parts, text[at:]]) if parts else text
+def _effect(name: str, value: list[Any]) -> Effect | None:
+    """Effect of a value (None for one that is not known)."""
+    if name == "font":
+        name = "font-size"
+        sized = ("dimension", "percentage")
+        value = [t for t in value if t.type in sized or (t.type == "number" and not t.value)][:1]
+    if name not in _SHOWING or len(value) != 1:
+        return None
+    (token,) = value
+    if token.type == "ident":
+        if token.lower_value in ("inherit", "unset"):
+            return "inherited"
+        if token.lower_value in _HIDING.get(name, ()):
+            return "hidden"
+        return "shown" if token.lower_value in _SHOWING[name] else None
+    if name == "opacity" and token.type in ("number", "percentage"):
+        return "shown" if token.value > 0 else "hidden"
+    if name == "font-size" and token.type in ("dimension", "number", "percentage"):
+        if not token.value:
+            return "hidden"
+        unit = "em" if token.type == "percentage" else getattr(token, "lower_unit", "")
+        return _UNITS.get(unit) if token.value > 0 else None
+    return None

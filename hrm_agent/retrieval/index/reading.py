@@ -37,7 +37,7 @@ __all__ = [
 
 MAX_BYTES = 32 * 2**20
 """Maximum bytes of a file, and of the text that is extracted from it (UTF-8)."""
-READER = 3
+READER = 4
 """Version of the reader, raised when it gives another text for the same bytes. Files indexed with
 another version are read again.
 """
