@@ -34,7 +34,6 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.errors",
         "hrm_agent.langgraph_format",
     },
-    "hrm_agent.pages": {"hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.draws": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
     "hrm_agent.import_by_name": {"hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.retrieval": {

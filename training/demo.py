@@ -77,20 +77,6 @@ class DemoReport(BaseModel):
             )
         ]
 
-    def _repr_html_(self) -> str:
-        """HTML summary for notebooks."""
-        from hrm_agent.basics.markup import fragment, pairs, table
-
-        facts = [
-            ("steps", self.steps),
-            ("answer", self.answer),
-            ("model", self.model),
-            ("trajectory", self.solved),
-        ]
-        return fragment(
-            table(("held-out problems", "before", "after"), self.rows(), "Demo"), pairs(facts)
-        )
-
 
 async def demo(
     config: DemoConfig,

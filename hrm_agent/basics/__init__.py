@@ -1,1 +1,1 @@
-"""General helpers: files, strict JSON, HTTP, intervals, plots, markup."""
+"""General helpers: files, strict JSON, HTTP, intervals, plots."""

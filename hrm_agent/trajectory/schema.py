@@ -15,6 +15,7 @@ All records are frozen. Alignment, units and the meaning of `None` are given und
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -468,11 +469,12 @@ class Trajectory(Record):
         """
         return self.rewards.get("reward", self.outcome)
 
-    def _repr_html_(self) -> str:
-        """HTML for notebooks."""
-        from hrm_agent.trajectory.words import trajectory_html
-
-        return trajectory_html(self)
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Fields that a notebook shows, without the tokens of the calls."""
+        for name in ("id", "graph", "policy", "status", "answer", "error", "rewards"):
+            yield name, getattr(self, name)
+        yield "calls", len(self.calls)
+        yield "tool_calls", len(self.tool_calls)
 
     @property
     def trainable(self) -> bool:

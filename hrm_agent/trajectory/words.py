@@ -1,6 +1,4 @@
-"""Descriptions of a record in words, shared by the command line and the pages.
-
-A trajectory as a notebook shows it: its facts, and its steps in a table.
+"""Descriptions of a record in words.
 
 Readable parts of a record: the text of an answer, its thoughts, the code of a tool call.
 """
@@ -11,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hrm_agent.basics.markup import Html, cut, element, fragment, join, pairs, table
 from hrm_agent.trajectory.call_facts import CallUsage, SentSampling
 from hrm_agent.trajectory.enums import LogprobKind
 from hrm_agent.trajectory.ids import NOT_RECORDED
@@ -39,7 +36,6 @@ __all__ = [
     "text_of",
     "thoughts_of",
     "tool_call_facts",
-    "trajectory_html",
     "usage_text",
 ]
 
@@ -343,46 +339,3 @@ def score_text(score: RewardScore) -> str:
     said = value if score.fault is None else f"fault ({score.fault.value})"
     weight = "" if score.weight == 1 else f", weight {score.weight:g}"
     return f"{score.name} {said}{weight}" + (f": {score.reason}" if score.reason else "")
-
-
-_STEPS_SHOWN = 100
-
-
-def trajectory_html(trajectory: Trajectory) -> str:
-    """HTML fragment of a trajectory, with its own styles."""
-    steps = [
-        (turn.started_at, ("person", "turn", element("pre", cut(turn.prompt))))
-        for turn in trajectory.turns
-    ]
-    steps += [
-        (call.ended_at, (call.identity.role, ", ".join(call_facts(call)), _said(call)))
-        for call in (*trajectory.calls, *trajectory.failed_calls)
-    ]
-    steps += [
-        (t.started_at, (t.name, tool_call_facts(t), element("pre", cut(t.content))))
-        for t in trajectory.tool_calls
-    ]
-    rows = [row for _, row in sorted(steps, key=lambda step: step[0])]
-    more = f", the first {_STEPS_SHOWN}" if len(rows) > _STEPS_SHOWN else ""
-    shown = table(("who", "what", "text"), rows[:_STEPS_SHOWN])
-    folded = (
-        element("details", element("summary", f"{len(rows)} steps{more}"), shown) if rows else None
-    )
-    return fragment(
-        element("b", f"Trajectory {trajectory.id}"), pairs(header_facts(trajectory)), folded
-    )
-
-
-def _said(call: Call) -> Html:
-    text = text_of(call.response).strip()
-    thoughts = (thoughts_of(call.response) or "").strip()
-    thought = (
-        element("details", element("summary", "Thoughts"), element("pre", cut(thoughts)))
-        if thoughts
-        else None
-    )
-    asked = [
-        f"> {asked['name']}: {code_of(asked['args'])}"
-        for asked in call.response.get("tool_calls", ())
-    ]
-    return join(thought, *(element("pre", cut(part)) for part in (text, *asked) if part))

@@ -1,21 +1,22 @@
-"""Copy of the page that opens by double click: its files, and its data as scripts.
+"""Copy of the page in one file that opens by double click, with its scripts, styles and answers.
 
-A page opened from a file may request nothing, so that all its answers are in `data/*.js`, by the
-key under which the page looks for them. They come from the functions that the server calls. A copy
-is bounded by its number of trajectories, newest steps first, and reports what was left out.
+A page opened from a file may request nothing, so that each answer stands in it as JSON, by the key
+under which the page looks for it. Answers come from the functions that the server calls. A copy is
+bounded by its number of trajectories, newest steps first, and reports what was left out.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from base64 import b64encode
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 from urllib.parse import quote
 
 from hrm_agent import __version__
-from hrm_agent.basics.files import read_whole
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.projections.bare_threads import count_bare_threads
@@ -40,11 +41,9 @@ __all__ = ["TRAJECTORIES", "data_key", "export"]
 
 TRAJECTORIES = 500
 """Maximum number of trajectories in a copy by default."""
-_MARK = "export.json"
-"""Marker file in the folder of a copy, so that a copy can be made there again."""
-_MADE_BY = "hrm-agent view --export"
 _WEB = Path(__file__).parent / "web"
-_DATA_LINE = "<!-- data -->"
+_LOADED = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="([^"]+)">(?:</script>)?\n')
+"""Lines of the page that load a script or a style."""
 _MOST_ITEMS, _MOST_MOMENTS, _MOST_STATES = 1_000, 500, 60
 """Maximum items, moments and states of one trajectory."""
 _MOST_TOKENS, _MOST_TEXT = 20_000, 200_000
@@ -63,27 +62,60 @@ class _Chosen(NamedTuple):
 
 
 def export(
-    places: Sequence[Place], folder: Path, *, runs: Sequence[str] = (), limit: int | None = None
-) -> dict[str, Any]:
-    """Write a copy of the page into a folder. Return its `files`, `bytes`, `left_out` and `folder`.
+    places: Sequence[Place],
+    file: TextIO,
+    *,
+    runs: Sequence[str] = (),
+    limit: int | None = None,
+    only: Collection[str] = (),
+    start: str = "",
+) -> dict[str, int]:
+    """Write a copy of the page. Return the number of things that were left out, by kind.
 
-    `runs`: only these. `limit`: maximum number of trajectories in all. Raises `ConfigError` for a
-    folder with other contents, and for a missing run.
+    `runs`: only these. `limit`: maximum number of trajectories in all. `only`: ids of the only
+    trajectories. `start`: address within the page that it opens at. Raises `ConfigError` for a
+    missing run.
     """
-    _make_room(folder)
-    copy = _Copy(folder)
-    copy.pages()
+    copy = _Copy(file, frozenset(only))
     found = list(_runs_of(places, copy, runs))
     if runs and (missing := set(runs) - {run["run"] for _, run in found}):
         raise ConfigError(
             f"There is no run {min(missing)!r}.", "`hrm-agent view` lists the runs that there are."
         )
+    before, after = _page(start)
+    file.write(before)
     left = TRAJECTORIES if limit is None else limit
     for number, (place, run) in enumerate(found):
         with place.moment():
             left -= copy.run(place, run, -(-left // (len(found) - number)))
     copy.everywhere(places, [run for _, run in found])
-    return copy.done()
+    file.write(after)
+    return copy.left_out
+
+
+def _page(start: str) -> tuple[str, str]:
+    """Page before and after its answers, with styles and scripts in it. Its content security policy
+    allows this script alone, and nothing from elsewhere.
+    """
+    text = (_WEB / "index.html").read_text(encoding="utf-8")
+    loaded = [_WEB / name for name in _LOADED.findall(text)]
+    styles = [path.read_text(encoding="utf-8") for path in loaded if path.suffix == ".css"]
+    scripts = [path.read_text(encoding="utf-8") for path in loaded if path.suffix == ".js"]
+    icon = "data:image/svg+xml;base64," + b64encode((_WEB / "icon.svg").read_bytes()).decode()
+    script = "\n;\n".join(scripts).replace("icon.svg", icon)
+    allowed = b64encode(sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src"
+        " data:; base-uri 'none'; form-action 'none'"
+    )
+    head, _, body = _LOADED.sub("", text).replace("icon.svg", icon).partition("</head>")
+    inside, _, end = body.partition("</body>")
+    head += f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    head += f'<meta name="start" content="{escape(start)}">\n'
+    head += f"<style>\n{''.join(styles)}</style>\n</head>"
+    licenses = [path.read_text(encoding="utf-8") for path in sorted(_WEB.glob("vendor/*.LICENSE"))]
+    kept = "".join(f"<!--\n{each}-->\n" for each in licenses)
+    return head + inside, f"{kept}<script>{script}</script>\n</body>{end}"
 
 
 def _runs_of(
@@ -104,39 +136,6 @@ def _runs_of(
             copy.problems.append({"place": place.id, "message": error.message, "hint": error.hint})
 
 
-def _make_room(folder: Path) -> None:
-    """Remove an earlier copy. Raises `ConfigError` for a folder with other contents."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is a file.", "Name a folder.")
-    if not any(folder.iterdir()):
-        return
-    try:
-        kept: Any = json.loads(read_whole(folder / _MARK) or "null")
-    except (OSError, ValueError, RecursionError):
-        kept = None
-    if not isinstance(kept, dict) or cast("dict[str, Any]", kept).get("made_by") != _MADE_BY:
-        raise ConfigError(
-            f"{folder} is not empty, and no copy that was exported.", "Name a new folder."
-        )
-    if link := next((path for path in folder.rglob("*") if path.is_symlink()), None):
-        raise ConfigError(
-            f"{link} is a link: what it leads to would be written over.", "Name a new folder."
-        )
-    names: Any = cast("dict[str, Any]", kept).get("files")
-    for name in cast("list[Any]", names) if isinstance(names, list) else ():
-        path = folder / str(name)
-        if (
-            ".." not in path.parts
-            and path.is_file()
-            and path.resolve().is_relative_to(folder.resolve())
-        ):
-            path.unlink()
-    for path in (folder / "data").glob("*-*.js"):  # of an unfinished copy
-        path.unlink()
-
-
 def data_key(name: str, values: Values) -> str:
     """Key under which a page looks for an answer: `NAME?a=1&b=2`, sorted, without empty values."""
     given = {key: str(value) for key, value in values.items() if value not in (None, "")}
@@ -144,55 +143,25 @@ def data_key(name: str, values: Values) -> str:
 
 
 class _Copy:
-    """Files of a copy, while they are written."""
+    """Answers of a copy, while they are written."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files: list[str] = []
-        self.keys: dict[str, str] = {}
+    def __init__(self, file: TextIO, only: frozenset[str]) -> None:
+        self._file = file
+        self._only = only
+        self._keys: set[str] = set()
         self.problems: list[dict[str, str]] = []
-        self._left_out: dict[str, int] = {}
-        self._in_index: dict[str, Any] = {}
-        (folder / "data").mkdir(parents=True, exist_ok=True)
-        self._mark()
-
-    def _mark(self) -> None:
-        """Write the marker. It is also written before the first file, so that an unfinished copy
-        can be made again.
-        """
-        mark = {
-            "made_by": _MADE_BY,
-            "version": __version__,
-            "files": [*self.files, _MARK],
-            "left_out": self._left_out,
-        }
-        (self.folder / _MARK).write_text(json.dumps(mark, indent=1) + "\n", encoding="utf-8")
+        self.left_out: dict[str, int] = {}
 
     def leave_out(self, what: str, count: int) -> None:
         if count > 0:
-            self._left_out[what] = self._left_out.get(what, 0) + count
-
-    def pages(self) -> None:
-        """Write the files of the page itself."""
-        for path in sorted(_WEB.rglob("*")):
-            name = path.relative_to(_WEB).as_posix()
-            if path.is_file() and "__pycache__" not in name:
-                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                if name == "index.html":
-                    text = path.read_text(encoding="utf-8")
-                    script = '<script defer src="data/index.js"></script>'
-                    (self.folder / name).write_text(
-                        text.replace(_DATA_LINE, script), encoding="utf-8"
-                    )
-                else:
-                    shutil.copyfile(path, self.folder / name)
-                self.files.append(name)
+            self.left_out[what] = self.left_out.get(what, 0) + count
 
     def run(self, place: Place, run: dict[str, Any], most: int) -> int:
         """Write a run with at most `most` trajectories. Return their number."""
         name, here = run["run"], {"place": place.id, "run": run["run"]}
-        chosen = _chosen(place, run, most)
-        self.leave_out("trajectories", chosen.all - len(chosen.ids))
+        chosen = _chosen(place, run, most, self._only)
+        if not self._only:
+            self.leave_out("trajectories", chosen.all - len(chosen.ids))
         shown = set(chosen.ids)
         listed = trajectories(place, name, limit=10**6)
         listed |= {"rows": [row for row in listed["rows"] if row[1] in shown], "next": None}
@@ -201,27 +170,26 @@ class _Copy:
             data_key("environment", here): environment(place, name),
             data_key("trajectories", here): listed,
         }
-        if not chosen.steps:
+        if self._only or not chosen.steps:
             grouped = groups(place, name, limit=_MOST_GROUPS)
-            kept = [
-                group
-                for group in grouped["groups"]
-                if any(r["trajectory"] in shown for r in group["rollouts"])
-            ]
+            kept = _with_shown(grouped["groups"], shown)
+            while grouped["next"] is not None and len(kept) < _MOST_GROUPS:
+                grouped = groups(place, name, after=grouped["next"], limit=_MOST_GROUPS)
+                kept += _with_shown(grouped["groups"], shown)
             answers[data_key("groups", here)] = grouped | {"groups": kept, "next": None}
-        self._write(place, "run", answers)
-        steps = {number: step(place, name, number) for number in chosen.steps}
-        for number, answer in steps.items():
-            neighbours = {
-                "previous": _within(answer["previous"], steps),
-                "next": _within(answer["next"], steps),
+        self._write(place, answers)
+        for number in chosen.steps:
+            answer = step(place, name, number)
+            answer |= {
+                side: answer[side] if answer[side] in chosen.steps else None
+                for side in ("previous", "next")
             }
-            self._write(
-                place, "step", {data_key("step", {**here, "step": number}): answer | neighbours}
-            )
+            if self._only:
+                answer |= {"groups": _with_shown(answer["groups"], shown)}
+            self._write(place, {data_key("step", {**here, "step": number}): answer})
         for id_ in chosen.ids:
             try:
-                self._write(place, "trajectory", dict(self._of_trajectory(place, id_, name)))
+                self._write(place, dict(self._of_trajectory(place, id_, name)))
             except HrmError as error:
                 self.leave_out("trajectories that cannot be read", 1)
                 self.problems.append(
@@ -292,25 +260,26 @@ class _Copy:
                     found | {"total": found["to"]},
                 )
 
-    def _write(self, place: Place, kind: str, answers: Mapping[str, Any]) -> None:
-        """Write a file of answers, with the full texts that were cut in them."""
-        name = f"data/{kind}-{len(self.files)}.js"
-        whole = dict(answers) | dict(self._cut_in(place, list(answers.values())))
-        self._file(name, "".join(_stored(key, value) for key, value in whole.items()))
-        self.keys |= dict.fromkeys(whole, name)
-
-    def _cut_in(self, place: Place, answers: Any) -> Iterator[tuple[str, Any]]:
-        for item, field, chars in set(_cut_places(answers)):
+    def _write(self, place: Place, answers: Mapping[str, Any]) -> None:
+        """Write answers, with the full texts that were cut in them."""
+        for key, value in answers.items():
+            self._store(key, value)
+        for item, field, chars in set(_cut_places(list(answers.values()))):
             key = data_key("blob", {"place": place.id, "item": item, "field": field})
             if chars > _MOST_TEXT:
                 self.leave_out("long texts", 1)
-            elif key not in self.keys:
+            elif key not in self._keys:
                 text = whole_text(place, item, field)
-                yield key, {"text": text, "from": 0, "chars": len(text), "next": None}
+                self._store(key, {"text": text, "from": 0, "chars": len(text), "next": None})
 
-    def _file(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text, encoding="ascii")
-        self.files.append(name)
+    def _store(self, key: str, value: Any) -> None:
+        """Write an answer. No text in it can end its element."""
+        if key not in self._keys:
+            self._keys.add(key)
+            told = json_text(value).replace("<", "\\u003c")
+            self._file.write(
+                f'<script type="application/json" data-key="{escape(key)}">{told}</script>\n'
+            )
 
     def everywhere(self, places: Sequence[Place], runs: Sequence[dict[str, Any]]) -> None:
         """Add the answers that every page needs: the list of runs, and facts about the copy."""
@@ -328,45 +297,27 @@ class _Copy:
             "environment": False,
             "places": listed,
         }
-        self._in_index |= {
-            data_key("runs", {}): {"runs": still, "bare_threads": [], "problems": self.problems},
-            data_key("about", {}): {**about, "left_out": self._left_out},
-        }
-
-    def done(self) -> dict[str, Any]:
-        index = f"hrm.storeFiles(JSON.parse({json.dumps(json_text(self.keys))}));\n"
-        self._file(
-            "data/index.js",
-            index + "".join(_stored(key, value) for key, value in self._in_index.items()),
+        self._store(
+            data_key("runs", {}), {"runs": still, "bare_threads": [], "problems": self.problems}
         )
-        self._mark()
-        written = [*self.files, _MARK]
-        size = sum((self.folder / name).stat().st_size for name in written)
-        return {
-            "files": len(written),
-            "bytes": size,
-            "left_out": self._left_out,
-            "folder": str(self.folder),
-        }
+        self._store(data_key("about", {}), {**about, "left_out": self.left_out})
 
 
-def _stored(key: str, value: Any) -> str:
-    """Line of a data file. The answer is JSON in a string, since some names mean more in a
-    JavaScript literal.
-    """
-    return f"hrm.store({json.dumps(key)},JSON.parse({json.dumps(json_text(value))}));\n"
+def _with_shown(found: Sequence[dict[str, Any]], shown: Collection[str]) -> list[dict[str, Any]]:
+    """Groups with a rollout in the copy."""
+    return [
+        group for group in found if any(one["trajectory"] in shown for one in group["rollouts"])
+    ]
 
 
-def _within(number: int | None, steps: Mapping[int, Any]) -> int | None:
-    return number if number in steps else None
-
-
-def _chosen(place: Place, run: dict[str, Any], most: int) -> _Chosen:
-    """Trajectories of the newest steps, then trajectories without a step."""
+def _chosen(place: Place, run: dict[str, Any], most: int, only: frozenset[str]) -> _Chosen:
+    """Trajectories of the newest steps, then trajectories without a step. `only`: of these."""
     rows = trajectories(place, run["run"], limit=10**6)["rows"]
     by_step: dict[int, list[str]] = {}
     apart: list[str] = []
     for row in rows:
+        if only and row[1] not in only:
+            continue
         (apart if row[4] is None else by_step.setdefault(row[4], [])).append(row[1])
     ids: list[str] = []
     steps: list[int] = []

@@ -63,13 +63,13 @@ def open_browser() -> Iterator[Browser]:
 
 
 class Site:
-    """A running viewer, or a copy in files."""
+    """A running viewer, or a copy in a file."""
 
     def __init__(self, browsing: Browsing, base: str, place: str, fragment: str) -> None:
         self._browsing = browsing
         self._base = base
         self._fragment = fragment
-        """Fragment of the address that opens the viewer (empty for a copy in files)."""
+        """Fragment of the address that opens the viewer (empty for a copy in a file)."""
         self.place = place
         """Id of the first place."""
 
@@ -112,8 +112,8 @@ class Browsing:
         base, _, fragment = address[0].partition("#")
         return Site(self, base, places[0].name, f"#{fragment}")
 
-    def export(self, place: Path, folder: Path, *words: str) -> Site:
-        """A copy in files of one place."""
+    def export(self, place: Path, file: Path, *words: str) -> Site:
+        """A copy of one place in a file."""
         command = [
             sys.executable,
             "-m",
@@ -121,11 +121,11 @@ class Browsing:
             "view",
             str(place),
             "--export",
-            str(folder),
+            str(file),
             *words,
         ]
         subprocess.run(command, check=True, capture_output=True)
-        return Site(self, f"file://{folder / 'index.html'}", place.name, "")
+        return Site(self, f"file://{file}", place.name, "")
 
     def new_page(self, base: str, width: int = 1440, theme: str = "light") -> Page:
         """A watched page that nothing is in yet."""

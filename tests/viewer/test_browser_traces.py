@@ -383,11 +383,11 @@ def test_thoughts_are_closed_until_the_keyboard_opens_them(
     browsing.check(page, "compared thoughts")
 
 
-def test_the_copy_opens_from_its_files_alone(
+def test_the_copy_opens_from_its_file_alone(
     trained_run: Path, browsing: Browsing, tmp_path: Path
 ) -> None:
     id_ = rollout_with_a_tool(trained_run)
-    site = browsing.export(trained_run, tmp_path / "copy")
+    site = browsing.export(trained_run, tmp_path / "copy.html")
     page = site.open("trajectory", place=site.place, id=id_)
     tree = page.get_by_role("tree", name="Steps")
     expect(page.get_by_role("link", name="Sibling")).not_to_have_count(0)
@@ -476,9 +476,9 @@ def test_no_answer_is_told_and_durations_are_rounded_into_their_unit(
 def test_the_arrows_of_a_copy_lead_to_siblings_that_are_in_it(
     trained_run: Path, browsing: Browsing, tmp_path: Path
 ) -> None:
-    site = browsing.export(trained_run, tmp_path / "copy", "--limit", "2")
+    site = browsing.export(trained_run, tmp_path / "copy.html", "--limit", "2")
     page = site.open("runs")
-    keys = page.evaluate("Object.keys(hrm.files).filter(key => key.startsWith('trajectory?'))")
+    keys = page.evaluate("[...hrm.stored.keys()].filter(key => key.startsWith('trajectory?'))")
     ids = {parse_qs(key.partition("?")[2])["id"][0] for key in keys}
     assert len(ids) == 2
     for id_ in ids:

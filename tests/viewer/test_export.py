@@ -1,12 +1,13 @@
-"""Copies of the page: their files, the data in their scripts, and the folders they may be written
-to.
-"""
+"""Copies of the page in one file: its parts, and the answers in it."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections import ENDPOINTS
 from tests.support.trajectory.samples import make_call, make_trajectory
-
-_LINE = re.compile(r'hrm\.store\((".*?(?<!\\)"),JSON\.parse\((".*")\)\);')
 
 
 @pytest.fixture
@@ -51,30 +50,48 @@ def place(tmp_path: Path) -> Iterator[Place]:
     found.close()
 
 
-def files_of(folder: Path) -> dict[str, str]:
-    """Files by key, from the copy's index."""
-    index = (folder / "data" / "index.js").read_text(encoding="ascii").splitlines()[0]
-    return json.loads(
-        json.loads(index.removeprefix("hrm.storeFiles(JSON.parse(").removesuffix("));"))
-    )
+class Copy(HTMLParser):
+    """A copy as a browser reads it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.answers: dict[str, Any] = {}
+        self.scripts: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self._key: str | None = None
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        self._key = dict(attrs).get("data-key") or (tag if tag == "script" else None)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._key = None
+
+    def handle_data(self, data: str) -> None:
+        if self._key == "script":
+            self.scripts.append(data)
+        elif self._key is not None:
+            self.answers[self._key] = json.loads(data)
 
 
-def answers_of(path: Path) -> dict[str, Any]:
-    """Key -> answer, of a data file."""
-    lines = path.read_text(encoding="ascii").splitlines()
-    found = [match for line in lines if (match := _LINE.fullmatch(line)) is not None]
-    return {json.loads(match[1]): json.loads(json.loads(match[2])) for match in found}
+def copied(places: Sequence[Place], **options: Any) -> tuple[Copy, dict[str, int]]:
+    file = StringIO()
+    left_out = export(places, file, **options)
+    return Copy(file.getvalue()), left_out
 
 
-def test_a_copy_has_the_page_and_the_server_s_answers(place: Place, tmp_path: Path) -> None:
-    told = export([place], tmp_path / "copy")
-    folder = tmp_path / "copy"
-    page = (folder / "index.html").read_text()
-    assert '<script defer src="data/index.js"></script>' in page and "<!-- data -->" not in page
-    for script in re.findall(r'(?:src|href)="([^"]+)"', page):
-        assert (folder / script).is_file(), script
-    files = files_of(folder)
-    stored = {key: answers_of(folder / name)[key] for key, name in files.items()}
+def test_a_copy_has_the_page_and_the_server_s_answers(place: Place) -> None:
+    copy, left_out = copied([place])
+    stored = copy.answers
+    (script,) = copy.scripts
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    attributes = dict(copy.attributes)
+    assert any(f"script-src 'sha256-{digest}'" in str(value) for _, value in copy.attributes)
+    assert "hrm.live.start()" in script and "src" not in attributes
+    loaded = [value for name, value in copy.attributes if name in ("src", "href")]
+    assert all(str(value).startswith("data:") for value in loaded), "nothing is fetched"
     id_ = {"place": "a place", "id": "id-3"}
     for name, values in (
         ("trajectory", id_),
@@ -94,13 +111,9 @@ def test_a_copy_has_the_page_and_the_server_s_answers(place: Place, tmp_path: Pa
         data_key("blob", {"place": "a place", "item": "trajectory:id-3", "field": "answer"})
     ]
     assert blob["text"] == "</script>\u2028" + "long " * 2_000 and blob["next"] is None
-    index = answers_of(folder / "data" / "index.js")
-    assert index["about?"]["static"] is True and index["about?"]["left_out"] == {}
-    assert [run["run"] for run in index["runs?"]["runs"]] == ["r & é"]
-    assert told["left_out"] == {} and told["files"] == sum(
-        path.is_file() for path in folder.rglob("*")
-    )
-    assert told["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert stored["about?"]["static"] is True and stored["about?"]["left_out"] == {}
+    assert [run["run"] for run in stored["runs?"]["runs"]] == ["r & é"]
+    assert left_out == {}
 
 
 def test_a_key_is_what_the_page_asks_for() -> None:
@@ -110,74 +123,43 @@ def test_a_key_is_what_the_page_asks_for() -> None:
     )
 
 
-def test_a_copy_is_bounded_and_says_what_was_left_out(place: Place, tmp_path: Path) -> None:
-    told = export([place], tmp_path / "copy", limit=2)
-    assert told["left_out"] == {"trajectories": 3}
-    keys = [key for key in files_of(tmp_path / "copy") if key.startswith("trajectory?")]
-    assert keys == [
+def test_a_copy_is_bounded_and_says_what_was_left_out(place: Place) -> None:
+    copy, left_out = copied([place], limit=2)
+    assert left_out == {"trajectories": 3}
+    assert [key for key in copy.answers if key.startswith("trajectory?")] == [
         data_key("trajectory", {"place": "a place", "id": id_}) for id_ in ("id-4", "id-3")
     ]
-    key = data_key("trajectories", {"place": "a place", "run": "r & é"})
-    listed = answers_of(tmp_path / "copy" / files_of(tmp_path / "copy")[key])[key]
+    listed = copy.answers[data_key("trajectories", {"place": "a place", "run": "r & é"})]
     assert {row[1] for row in listed["rows"]} == {"id-3", "id-4"} and listed["total"] == 5
-
-
-def test_it_is_written_into_its_own_folder_only(place: Place, tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty"):
-        export([place], full)
-    assert [path.name for path in full.iterdir()] == ["thesis.txt"]
-    with pytest.raises(ConfigError, match="is a file"):
-        export([place], full / "thesis.txt")
-    (full / "export.json").write_text(
-        '{"made_by": "hrm-agent view --export", "files": ["../keep", "/etc/passwd"]}'
-    )
-    (tmp_path / "keep").write_text("kept")
-    export([place], full, limit=1)
-    assert (tmp_path / "keep").read_text() == "kept" and (full / "thesis.txt").read_text() == "mine"
-    (full / "data" / "trajectory-9999.js").touch()
-    export([place], full, limit=1)
-    assert not (full / "data" / "trajectory-9999.js").exists(), (
-        "left by a copy that was not finished"
-    )
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "my-code.js").write_text("theirs")
-    for link, leads_to in (("data", "theirs"), ("index.html", "keep")):
-        linked = tmp_path / f"linked-{link}"
-        linked.mkdir()
-        (linked / "export.json").write_text('{"made_by": "hrm-agent view --export", "files": []}')
-        (linked / link).symlink_to(tmp_path / leads_to)
-        with pytest.raises(ConfigError, match="is a link"):
-            export([place], linked, limit=1)
-    assert (tmp_path / "theirs" / "my-code.js").read_text() == "theirs" and (
-        tmp_path / "keep"
-    ).read_text() == "kept"
     with pytest.raises(ConfigError, match="no run 'x'"):
-        export([place], tmp_path / "other", runs=["x"])
+        copied([place], runs=["x"])
+
+
+def test_a_copy_of_one_trajectory_opens_there(place: Place) -> None:
+    copy, left_out = copied([place], only=["id-1"], start="#/trajectory?id=id-1")
+    assert ("content", "#/trajectory?id=id-1") in copy.attributes and left_out == {}
+    kept = [key for key in copy.answers if key.startswith("trajectory?")]
+    assert kept == [data_key("trajectory", {"place": "a place", "id": "id-1"})]
+    groups = copy.answers[data_key("groups", {"place": "a place", "run": "r & é"})]["groups"]
+    assert "id-1" in {rollout["trajectory"] for group in groups for rollout in group["rollouts"]}
 
 
 def test_a_place_that_cannot_be_opened_is_told(place: Place, tmp_path: Path) -> None:
     missing = Place("gone", str(tmp_path / "gone.db"), None)
-    told = export([missing, place], tmp_path / "copy")
-    index = answers_of(tmp_path / "copy" / "data" / "index.js")
-    assert index["runs?"]["problems"][0]["place"] == "gone" and told["left_out"]["places"] == 1
-    assert len(index["runs?"]["runs"]) == 1
+    copy, left_out = copied([missing, place])
+    runs = copy.answers["runs?"]
+    assert runs["problems"][0]["place"] == "gone" and left_out["places"] == 1
+    assert len(runs["runs"]) == 1
 
 
 @pytest.mark.whole
-def test_of_a_training_the_newest_steps_are_there(trained_run: Path, tmp_path: Path) -> None:
+def test_of_a_training_the_newest_steps_are_there(trained_run: Path) -> None:
     place = Place("small", str(trained_run), trained_run)
-    told = export([place], tmp_path / "copy", runs=["small"], limit=20)
+    copy, left_out = copied([place], runs=["small"], limit=20)
     place.close()
-    keys = files_of(tmp_path / "copy")
+    keys = copy.answers
     assert data_key("step", {"place": "small", "run": "small", "step": 3}) in keys
     assert data_key("step", {"place": "small", "run": "small", "step": 1}) not in keys
-    assert (
-        sum(key.startswith("trajectory?") for key in keys) == 20
-        and told["left_out"]["trajectories"] > 0
-    )
-    assert any(key.startswith("moment?") for key in keys) and any(
-        key.startswith("graph?") for key in keys
-    )
+    assert sum(key.startswith("trajectory?") for key in keys) == 20 and left_out["trajectories"] > 0
+    assert any(key.startswith("moment?") for key in keys)
+    assert any(key.startswith("graph?") for key in keys)

@@ -83,14 +83,6 @@ class Comparison:
     only_b: tuple[str, ...]
     """Ids of problems that A lacks, has with another prompt, or has not finished."""
 
-    def _repr_html_(self) -> str:
-        """HTML table for notebooks."""
-        from hrm_agent.basics.markup import element, fragment, table
-
-        columns = ("", f"A: {self.a.name}", f"B: {self.b.name}", "B less A")
-        lines = [element("p", line) for line in comparison_lines(self)]
-        return fragment(table(columns, comparison_rows(self), "Comparison"), *lines)
-
     @property
     def certain(self) -> bool:
         """True if the difference is significant at the 5 % level."""

@@ -144,12 +144,6 @@ class Evaluation:
     reported_cost: float | None
     """Cost reported by providers, in their currency (None if none did)."""
 
-    def _repr_html_(self) -> str:
-        """HTML table for notebooks."""
-        from hrm_agent.basics.markup import fragment, table
-
-        return fragment(table(("measure", "value"), summary(self), "Evaluation"))
-
 
 def evaluate(
     trajectories: Iterable[Trajectory],

@@ -57,26 +57,6 @@ class Rescored:
     scorings: dict[str, Scoring] = field(default_factory=dict[str, Scoring])
     """Trajectory id -> its current scoring, made now or before."""
 
-    def _repr_html_(self) -> str:
-        """HTML summary for notebooks."""
-        from hrm_agent.basics.markup import element, fragment, pairs, table
-        from hrm_agent.training.evaluation.rubrics import reward_means
-
-        counts = [("code", self.code), ("scored", self.scored), ("skipped", self.skipped)]
-        left_out = [("left out", f"{count}: {reason}") for reason, count in self.left_out.items()]
-        replaced = [
-            ("replaced", f"{count} of code {code or 'unknown'}")
-            for code, count in self.replaced.items()
-        ]
-        means = reward_means(self.trajectories, self.scorings)
-        rows = [(name, found.value, found.low, found.high) for name, found in means.items()]
-        title = element("b", f"Scores by {self.rubric}")
-        return fragment(
-            title,
-            pairs([*counts, *replaced, *left_out]),
-            table(("reward", "mean", "from", "to"), rows),
-        )
-
 
 async def rescore(
     store: RunStore,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+from hrm_agent.basics.files import read_whole
 from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.citations_view import cited_lines, source_data, source_lines, values_of
 from hrm_agent.cli.common.formatting import call_lines, tool_call_lines
-from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names
-from hrm_agent.cli.common.pages import save_page, write_page
+from hrm_agent.cli.common.pages import writing_page
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.trajectory import Call, Overlay, Scoring, Trajectory, Turn
 from hrm_agent.trajectory.words import (
     credited,
@@ -31,8 +35,8 @@ def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     _refuse_unclear(arguments)
     output = Output(as_json=arguments.json)
-    if arguments.trajectory is None:
-        write_page(arguments, output)
+    if arguments.html is not None:
+        _write_page(arguments, output)
         return 0
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         trajectory = store.journal.trajectory(arguments.trajectory, requests=arguments.json)
@@ -43,11 +47,6 @@ def run(words: list[str]) -> int:
         verdicts = [
             o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id
         ]
-    if arguments.html is not None:
-        from hrm_agent.pages import trajectory_page
-
-        save_page(trajectory_page(trajectory, verdicts, scorings), arguments.html, output)
-        return 0
     output.result(
         {
             **trajectory.model_dump(mode="json"),
@@ -72,7 +71,11 @@ def _parser() -> Parser:
     add("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     help_text = "the sources of its answer; with a number, the cited span"
     add("--sources", nargs="?", const="", metavar="N", help=help_text)
-    add("--html", metavar="FILE", help="write a page without scripts to FILE, `-` for stdout")
+    add(
+        "--html",
+        metavar="FILE",
+        help="write it as a page in one file, as `view` shows it; `-` for stdout",
+    )
     add("--group", help="with --html: the rollouts of a group side by side")
     add(
         "--step",
@@ -101,6 +104,73 @@ def _refuse_unclear(arguments: Arguments) -> None:
         raise ConfigError(
             "--html writes a page, and nothing else.", "Leave out --json and --sources."
         )
+
+
+def _write_page(arguments: Arguments, output: Output) -> None:
+    """Write the viewer's copy of a trajectory, of a group or of a training step."""
+    from hrm_agent.viewer.export import export
+    from hrm_agent.viewer.places import Places
+
+    run, ids, page = _chosen(arguments)
+    places = Places([arguments.store])
+    first = places.all()[:1]
+    start = f"#/{page[0]}?{urlencode({'place': first[0].id, **page[1]})}"
+    try:
+        if arguments.html == "-":
+            export(first, sys.stdout, runs=[run], only=ids, start=start)
+            return
+        path = Path(arguments.html)
+        with writing_page(path) as file:
+            export(first, file, runs=[run], only=ids, start=start)
+    finally:
+        places.close()
+    output.say(f"Written: {path} ({path.stat().st_size / 1000:,.0f} kB)")
+
+
+def _chosen(arguments: Arguments) -> tuple[str, list[str], tuple[str, Mapping[str, object]]]:
+    """Run, ids of its trajectories, and the page of them as (name, values). Raises `ConfigError`,
+    `StoreError`.
+    """
+    with existing_store(arguments.store, allowed_names(arguments)) as store:
+        if arguments.trajectory is not None:
+            found = store.journal.trajectory(arguments.trajectory, requests=False)
+            return found.run_id, [found.id], ("trajectory", {"id": found.id})
+        if arguments.group is not None:
+            rollouts = list(
+                store.journal.trajectories(
+                    group_id=arguments.group, on_damage=_tell, requests=False
+                )
+            )
+            if not rollouts:
+                raise StoreError(
+                    f"There is no group {arguments.group!r}.",
+                    "`hrm-agent history --json` names the group of each run.",
+                )
+            run = rollouts[0].run_id
+            return run, [each.id for each in rollouts], ("groups", {"run": run})
+        run_id = read_whole(Path(arguments.store) / "run_id")
+        if run_id is None:
+            raise ConfigError(
+                f"{arguments.store} is not the folder of a training run.",
+                "Name it: --store FOLDER.",
+            )
+        if arguments.step < 1:
+            raise ConfigError(
+                f"--step {arguments.step}: steps are counted from 1, as the console does.",
+                "Write --step 1.",
+            )
+        judged = store.journal.overlays(run_id, arguments.step - 1)
+        if not judged:
+            raise StoreError(
+                f"Step {arguments.step} of run {run_id!r} has no rollout on record.",
+                "Name another step.",
+            )
+        page = ("step", {"run": run_id, "step": arguments.step})
+        return run_id, [each.trajectory_id for each in judged], page
+
+
+def _tell(id_: str, error: StoreError) -> None:
+    remark(f"trajectory {id_} is left out: {error.message}")
 
 
 def _show_sources(output: Output, values: Mapping[str, Any], wanted: str) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.pages import writing_page
 from hrm_agent.cli.common.serving_options import check_port, read_token, until_signal, url_of
 from hrm_agent.errors import ConfigError
 from hrm_agent.store.database.sqlite_read_only import is_run_store
@@ -79,8 +80,8 @@ def _parser() -> Parser:
     add(
         "--export",
         type=Path,
-        metavar="DIR",
-        help="write the page as files that open by double click, and stop",
+        metavar="FILE",
+        help="write the page with its data as one file that opens by double click, and stop",
     )
     add(
         "--run",
@@ -99,7 +100,7 @@ def _check(arguments: Arguments, named: list[str]) -> None:
     if arguments.token_file is not None and arguments.environment is None:
         raise ConfigError("--token-file is the token of an environment.", "Add --environment URL.")
     if arguments.export is None and (arguments.run or arguments.limit is not None):
-        raise ConfigError("--run and --limit say what is exported.", "Add --export DIR.")
+        raise ConfigError("--run and --limit say what is exported.", "Add --export FILE.")
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(
             f"--limit {arguments.limit}: at least 1 is needed.", "Leave it out for all."
@@ -139,16 +140,17 @@ def _export(arguments: Arguments, named: list[str]) -> int:
     from hrm_agent.viewer.places import Places
 
     places = Places(named)
+    path = Path(arguments.export)
     try:
-        done = export(places.all(), arguments.export, runs=arguments.run, limit=arguments.limit)
+        with writing_page(path) as file:
+            left_out = export(places.all(), file, runs=arguments.run, limit=arguments.limit)
     finally:
         places.close()
+    size = path.stat().st_size
     output = Output(as_json=arguments.json)
-    output.result(done)
-    output.say(
-        f"{arguments.export / 'index.html'}: {done['files']} files, {done['bytes'] / 1e6:.1f} MB"
-    )
-    for what, count in done["left_out"].items():
+    output.result({"file": str(path), "bytes": size, "left_out": left_out})
+    output.say(f"{path}: {size / 1e6:.1f} MB")
+    for what, count in left_out.items():
         output.say(f"left out: {count} {what}")
     return 0
 

@@ -6,18 +6,14 @@ LangGraph made in place are in the thread itself, and a fork into a thread of it
 the checkpoint that both share.
 
 `hrm_agent.runtime.time_travel.read_history` reads it from a store.
-
-In a notebook a history is shown with a row for each moment.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from hrm_agent.basics.markup import element, fragment, pairs, table
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
@@ -31,7 +27,6 @@ __all__ = [
     "Selector",
     "Step",
     "Subgraph",
-    "history_html",
     "role_of",
 ]
 
@@ -204,10 +199,6 @@ class History:
         """Yield every moment; those of subgraphs follow the moment that their step led to."""
         yield from _walk(self.moments)
 
-    def _repr_html_(self) -> str:
-        """HTML for notebooks."""
-        return history_html(self)
-
     def select(self, selector: Selector) -> Moment:
         """Return the selected moment. Raises `RunError` with the existing names."""
         if isinstance(selector, Moment):
@@ -284,56 +275,3 @@ def role_of(namespace: str) -> str:
 
 def _joined(place: str, name: str) -> str:
     return f"{place}/{name}" if place else name
-
-
-_SHOWN = 200
-_COLUMNS = (
-    "moment",
-    "checkpoint",
-    "from",
-    "ran",
-    "model calls",
-    "tool calls",
-    "tokens",
-    "seconds",
-    "next",
-)
-
-
-def history_html(found: History) -> str:
-    """History as a fragment of HTML with its own styles."""
-    trajectory = found.trajectory
-    facts = [
-        ("status", trajectory.status.value if trajectory else "checkpoints only, no recorded run"),
-        ("answer", trajectory.answer if trajectory else None),
-        ("forks", ", ".join(branch.history.thread_id for branch in found.branches)),
-    ]
-    indices = {moment.checkpoint_id: moment.index for moment in found.moments}
-    rows = [_row(moment, indices.get(moment.parent or "")) for moment in found.moments[:_SHOWN]]
-    more = len(found.moments) - _SHOWN
-    left_out = element("p", f"and {more} more moments", class_="quiet") if more > 0 else None
-    return fragment(
-        element("b", f"Thread {found.thread_id}"), pairs(facts), table(_COLUMNS, rows), left_out
-    )
-
-
-def _row(moment: Moment, parent: str | None) -> tuple[object, ...]:
-    ran = moment.ran
-    counts = (len(ran.calls), len(ran.tool_calls), ran.used.output_tokens)
-    asks = [f"asks: {question.value}" for question in moment.questions]
-    then = ", ".join([_counted(moment.next) or "end", *asks])
-    return (
-        moment.index,
-        moment.checkpoint_id,
-        parent,
-        _counted(ran.nodes) or moment.source,
-        *counts,
-        ran.seconds,
-        then,
-    )
-
-
-def _counted(names: tuple[str, ...]) -> str:
-    return ", ".join(
-        name if count == 1 else f"{name} x{count}" for name, count in Counter(names).items()
-    )

@@ -40,26 +40,41 @@ def judged(store: str) -> str:
     return str(where)
 
 
-@pytest.mark.parametrize("words", [["trajectory-1"], ["--group", "group-1"], ["--step", "4"]])
-def test_a_page_has_the_numbers_of_show(words: list[str], hrm: Command, judged: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (["trajectory-1"], "#/trajectory?place=run&amp;id=trajectory-1"),
+        (["--group", "group-1"], "#/groups?place=run&amp;run=run-1"),
+        (["--step", "4"], "#/step?place=run&amp;run=run-1&amp;step=4"),
+    ],
+)
+def test_a_page_is_the_viewer_s_copy(
+    words: list[str], start: str, hrm: Command, judged: str
+) -> None:
     done = hrm("show", *words, "--store", judged, "--html", "page.html")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Written: page.html (")
     page = Path("page.html").read_text(encoding="utf-8")
-    assert hrm("show", *words, "--store", judged, "--html", "-").out == page
-    text = html.unescape(re.sub("<[^>]*>", "", page))
+    assert f'<meta name="start" content="{start}">' in page
+    answers = {
+        html.unescape(key): json.loads(text)
+        for key, text in re.findall(r'data-key="([^"]+)">(.*)</script>', page)
+    }
     found = hrm("show", "trajectory-1", "--store", judged, "--json").json
-    for call in found["calls"]:
-        assert f"{sum(call['mask'])} completion tokens" in text
-        assert f"mean log-prob {sum(call['logprobs']) / sum(call['mask']):.3f}" in text
-    for call in found["tool_calls"]:
-        assert f"{call['status']}, {call['duration_seconds']:.3f} s" in text
-    for name, value in found["rewards"].items():
-        assert f"{name} {value:g}" in text
+    items = answers["items?id=trajectory-1&place=run"]["items"]
+    assert {item["id"] for item in items} >= {call["id"] for call in found["calls"]}
+    assert "trajectory?id=trajectory-1&place=run" in answers
+    rollouts = [
+        rollout
+        for key, answer in answers.items()
+        if key.startswith("step?")
+        for group in answer["groups"]
+        for rollout in group["rollouts"]
+    ]
     (overlay,) = found["overlays"]
-    assert (
-        f"{overlay['verdict']}, advantage {overlay['advantage']:+.3f}: {overlay['reason']}" in text
-    )
+    (rollout,) = rollouts
+    assert (rollout["verdict"], rollout["advantage"]) == (overlay["verdict"], overlay["advantage"])
+    assert hrm("show", *words, "--store", judged, "--html", "-").out.startswith("<!doctype html>")
 
 
 def test_what_is_not_clear_is_refused(hrm: Command, judged: str) -> None:

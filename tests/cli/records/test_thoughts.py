@@ -62,19 +62,6 @@ def test_show_marks_each_line_of_them(run: Trajectory, hosted: Trajectory, hrm: 
     assert "    | I <i>think</i>.\n    It is 4.\n" in hrm("show", hosted.id, "--store", "s.db").out
 
 
-def test_a_page_folds_and_escapes_them(run: Trajectory, hosted: Trajectory, hrm: Command) -> None:
-    page = hrm("show", run.id, "--store", "s.db", "--html", "-").out
-    assert (
-        "<details><summary>Thoughts, 24 characters</summary><pre>The tool &lt;b&gt;says&lt;/b&gt;"
-        " so.</pre>" in page
-    )
-    assert "The tool &lt;b&gt;says" in run._repr_html_()
-    assert (
-        "I &lt;i&gt;think&lt;/i&gt;."
-        in hrm("show", hosted.id, "--store", "s.db", "--html", "-").out
-    )
-
-
 def test_a_difference_tells_them_from_the_text(run: Trajectory, hrm: Command) -> None:
     changed = hrm("diff", f"{run.thread_id}@2", run.thread_id, "--store", "s.db").out
     assert "+| The tool <b>says</b> so.\n+It is 42.\n" in changed

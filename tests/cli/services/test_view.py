@@ -76,20 +76,16 @@ def test_memory_stays_where_it_is_with_many_listeners(runs: Path) -> None:
 
 @pytest.mark.whole
 def test_a_copy_is_written_and_another_one_in_its_place(runs: Path, hrm: Command) -> None:
+    copy = runs.parent / "copy.html"
     for _ in range(2):
-        done = hrm(
-            "view", str(runs), "--export", str(runs.parent / "copy"), "--limit", "5", "--json"
-        )
+        done = hrm("view", str(runs), "--export", str(copy), "--limit", "5", "--json")
         assert done.code == 0
         said = json.loads(done.out)
-        assert (
-            said["files"] > 3
-            and said["left_out"] == {}
-            and said["folder"] == str(runs.parent / "copy")
-        )
-    assert (runs.parent / "copy" / "index.html").exists()
-    shown = hrm("view", str(runs), "--export", str(runs.parent / "copy"))
-    assert shown.code == 0 and "index.html" in shown.out
+        assert said == {"file": str(copy), "bytes": copy.stat().st_size, "left_out": {}}
+    shown = hrm("view", str(runs), "--export", str(copy))
+    assert shown.code == 0 and "copy.html: " in shown.out
+    refused = hrm("view", str(runs), "--export", str(runs.parent))
+    assert refused.code == 2 and "cannot be written: " in refused.err
 
 
 @pytest.mark.parametrize(

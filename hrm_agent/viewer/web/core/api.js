@@ -1,4 +1,4 @@
-// Asks the server, or in a static copy its data files, for one answer of /api/v1.
+// Asks the server, or in a copy the page itself, for one answer of /api/v1.
 (() => {
   "use strict";
 
@@ -37,7 +37,7 @@
 
   const PAGING = new Set(["after", "limit", "from", "to", "keys", "status", "verdict", "sort"]);
 
-  // As Python's quote writes it, which the files of a copy are named by.
+  // As Python's quote writes it, which the answers of a copy are named by.
   const quoted = (value) => encodeURIComponent(value).replace(/[!'()*]/g, (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`);
 
   function query(params, left_out = new Set()) {
@@ -52,33 +52,14 @@
     return `${name}?${query(params, PAGING)}`;
   }
 
-  const loading = new Map();
-
-  function load_script(file) {
-    if (!loading.has(file)) {
-      loading.set(
-        file,
-        new Promise((resolve, reject) => {
-          const script = document.createElement("script");
-          script.src = file;
-          script.onload = resolve;
-          script.onerror = () => reject(new ApiError(`The file ${file} of this copy is missing.`, "Make the copy again: hrm-agent view --export."));
-          document.head.append(script);
-        }),
-      );
-    }
-    return loading.get(file);
-  }
+  const parsed = new Map();
 
   async function get_static(name, params) {
     const wanted = key(name, params);
-    if (!hrm.stored.has(wanted)) {
-      const file = hrm.files[wanted];
-      if (!file || !/^data\/[\w.-]+\.js$/.test(file))
-        throw new ApiError("This was left out of this copy.", "Make a larger copy (hrm-agent view --export --limit N), or look at the store itself.", 404);
-      await load_script(file);
-    }
-    return hrm.stored.get(wanted);
+    if (!hrm.stored.has(wanted))
+      throw new ApiError("This was left out of this copy.", "Make a larger copy (hrm-agent view --export --limit N), or look at the store itself.", 404);
+    if (!parsed.has(wanted)) parsed.set(wanted, JSON.parse(hrm.stored.get(wanted).textContent));
+    return parsed.get(wanted);
   }
 
   function headers(more) {
@@ -120,9 +101,9 @@
   hrm.ApiError = ApiError;
   hrm.api = {
     key,
-    is_static: () => hrm.files !== null,
+    is_static: () => hrm.stored.size > 0,
     // Whether there can be an answer: in a copy something may have been left out.
-    has: (name, params) => hrm.files === null || hrm.stored.has(key(name, params)) || key(name, params) in hrm.files,
+    has: (name, params) => hrm.stored.size === 0 || hrm.stored.has(key(name, params)),
     can_fork: () => sessionStorage.getItem("hrm-fork-token") !== null,
     headers,
     // Resolves once there is a token, or nobody has one.
@@ -130,7 +111,7 @@
     url: (name, params) => `api/v1/${name}?${query(params)}`,
     cached: (name, params) => kept.get(`${name}?${query(params)}`),
     async get(name, params, { signal } = {}) {
-      if (hrm.files !== null) return get_static(name, params);
+      if (hrm.stored.size > 0) return get_static(name, params);
       await ready;
       const value = await answer(fetch(hrm.api.url(name, params), { headers: headers(), signal }));
       keep(`${name}?${query(params)}`, value);

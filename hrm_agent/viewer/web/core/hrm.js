@@ -20,15 +20,7 @@
     // name of a route -> component that gets {params}
     pages: {},
     ui: {},
-    // In a static copy: key of an answer -> the file that holds it, and what those files have brought so far.
-    files: null,
-    stored: new Map(),
-    // Called by the files of a static copy.
-    storeFiles(files) {
-      hrm.files = { ...hrm.files, ...files };
-    },
-    store(key, value) {
-      hrm.stored.set(key, value);
-    },
+    // In a copy: key of an answer -> the element that holds its JSON.
+    stored: new Map([...document.querySelectorAll("script[data-key]")].map((one) => [one.dataset.key, one])),
   };
 })();

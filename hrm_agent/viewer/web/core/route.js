@@ -16,6 +16,10 @@
     return `#/${name === "runs" ? "" : name}${search ? `?${search}` : ""}`;
   }
 
+  // A copy of one trajectory opens there.
+  const start = document.querySelector('meta[name="start"]');
+  if (start && start.content && !location.hash) history.replaceState(null, "", start.content);
+
   const listeners = new Set();
   const changed = () => listeners.forEach((listener) => listener(parse(location.hash)));
   addEventListener("hashchange", changed);

@@ -36,7 +36,7 @@
       }
     }
 
-    /* A copy in files may hold the first ones only. */
+    /* A copy in a file may hold the first ones only. */
     get total() { return hrm.api.is_static() ? this.ids.length : this.facts.total; }
     get has_text() { return !this.facts.why_no_text; }
     has(index) { return this.ids[index] !== undefined; }
