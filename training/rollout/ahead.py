@@ -4,7 +4,7 @@ With `versions_behind` = k, a step is begun together with the k steps after it, 
 samples while the learner learns. The order in which steps begin keeps the bound: step n trains the
 weights of version n, and none of its rollouts begins before version n - k is in use. Each call
 records the version that sampled its tokens. The loss weighs the tokens accordingly
-(`hrm_agent.training.update.objectives.correction`), and leaves out any that are older than the
+(`hrm_agent.training.update.objectives`), and leaves out any that are older than the
 bound.
 
 A rollout may see several versions. When weights are published, its running replies end or are

@@ -48,14 +48,16 @@ from hrm_agent.training.update.gradients import clip, kept_on_rank, step_if_fini
 from hrm_agent.training.update.logprobs import sampled_and_recorded_logprobs, token_logprobs
 from hrm_agent.training.update.model_mode import in_update
 from hrm_agent.training.update.objectives import (
+    LARGEST,
+    Correction,
     LossOptions,
     TrainedTokens,
+    corrections,
     merge_metrics,
+    mismatch,
     policy_loss,
+    sum_by_sequence,
 )
-from hrm_agent.training.update.objectives.correction import Correction, corrections, mismatch
-from hrm_agent.training.update.objectives.merging import LARGEST
-from hrm_agent.training.update.objectives.tokens import sum_by_sequence
 from hrm_agent.training.update.reductions import (
     Agreed,
     agree,

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from hrm_agent.training.update.batch import MicroBatch
-from hrm_agent.training.update.objectives import Counts
-from hrm_agent.training.update.objectives.merging import LARGEST
+from hrm_agent.training.update.objectives import LARGEST, Counts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

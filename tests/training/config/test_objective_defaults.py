@@ -17,7 +17,7 @@ from hrm_agent.training.config.commands import DemoConfig, GrpoConfig, SftConfig
 from hrm_agent.training.config.fitted import fit_sft, with_values
 from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
-from hrm_agent.training.update.advantages.credit import credit_by_name
+from hrm_agent.training.update.advantages import credit_by_name
 from hrm_agent.training.update.objectives import Counts, LossOptions, TrainedTokens, policy_loss
 from hrm_agent.training.update.schedule import Schedule, refuse_other_course
 from hrm_agent.trajectory import Overlay, Verdict

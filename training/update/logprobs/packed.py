@@ -33,7 +33,7 @@ from hrm_agent.models.local.attention_survey import (
 from hrm_agent.models.local.packed_attention import replica
 from hrm_agent.training.update.batch import ForwardName, MicroBatch
 from hrm_agent.training.update.logprobs.attention_plan import AttentionPlan, Run, runs_of
-from hrm_agent.training.update.logprobs.forward import ModelInputs
+from hrm_agent.training.update.logprobs.padded import ModelInputs
 from hrm_agent.training.update.logprobs.path_attention import path_attention
 
 __all__ = ["packed", "usable_forward"]

@@ -1,4 +1,5 @@
-"""Rows side by side, padded on the right to B x T, which every causal model accepts.
+"""Inputs of a forward pass, and rows side by side, padded on the right to B x T, which every causal
+model accepts.
 
 There is no attention mask and there are no position ids: in a causal model no token sees the
 padding to its right, and positions count from 0 anyway.
@@ -6,17 +7,36 @@ padding to its right, and positions count from 0 anyway.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from hrm_agent.training.update.batch import MicroBatch
-from hrm_agent.training.update.logprobs.forward import ModelInputs
 
-__all__ = ["padded", "side_by_side"]
+__all__ = ["Forward", "ModelInputs", "padded", "side_by_side"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """Inputs of one model call for a whole micro-batch."""
+
+    arguments: Mapping[str, Any]
+    """Keyword arguments of the model's forward."""
+    rows_N: Int[Tensor, " N"]  # noqa: N815
+    """Row of each token of the micro-batch within the model's B x T."""
+    columns_N: Int[Tensor, " N"]  # noqa: N815
+    """Column of each token within the model's B x T."""
+
+
+Forward = Callable[[nn.Module, MicroBatch], AbstractContextManager[ModelInputs]]
+"""Context manager in which the model may be called with the inputs, and must not be called
+otherwise.
+"""
 
 
 @contextmanager

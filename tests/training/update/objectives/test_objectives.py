@@ -19,10 +19,11 @@ from hrm_agent.training.update.objectives import (
     Counts,
     LossOptions,
     TrainedTokens,
+    corrections,
+    k3,
+    mismatch,
     policy_loss,
 )
-from hrm_agent.training.update.objectives.correction import corrections, mismatch
-from hrm_agent.training.update.objectives.reference_kl import k3
 
 
 def tokens(

@@ -1,0 +1,390 @@
+"""Advantages of rollouts (`by_group`), and the credit of a rollout's calls (`credit_by_name`): two
+registries.
+
+An *estimator* turns the rewards of a group into a number for each kept rollout. All estimators use
+only the *kept* rollouts of a group: the baseline belongs to the rollouts that are trained on, as in
+rStar2-Agent (section 2).
+
+A *credit* turns this number into a weight for each call, so that the calls of several roles may
+learn different things from one outcome. It sees the kept rollouts of a step with their overlays. A
+call without a weight is context: its tokens are read, and never trained. The calls of a frozen role
+have no weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
+
+__all__ = [
+    "ADVANTAGES",
+    "CREDITS",
+    "Credit",
+    "Estimator",
+    "advantage_of",
+    "as_recorded",
+    "by_group",
+    "centred",
+    "credit_by_name",
+    "credited",
+    "dr_grpo",
+    "estimator_by_name",
+    "even",
+    "group_advantages",
+    "grpo",
+    "normalised",
+    "per_role",
+    "reinforce_plus_plus",
+    "rloo",
+    "whole_trajectory",
+]
+
+
+def grpo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
+    """GRPO: rewards less the mean of their group, over its standard deviation.
+
+        A_i = (R_i - mean R) / (std R + eps)
+
+    with the unbiased standard deviation (rStar2-Agent, section 2).
+    """
+    return [normalised(reward_G, eps) for reward_G in reward_by_group]
+
+
+def normalised(reward_G: Sequence[float], eps: float = 1e-6) -> list[float]:
+    """Rewards less their mean, over their unbiased standard deviation plus `eps` (zeros for fewer
+    than two).
+    """
+    if len(reward_G) < 2:
+        return [0.0] * len(reward_G)
+    mean = statistics.fmean(reward_G)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in reward_G) / (len(reward_G) - 1))
+    return [(reward - mean) / (std + eps) for reward in reward_G]
+
+
+def dr_grpo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
+    """Dr. GRPO: rewards less the mean of their group, and no more (Liu et al., arXiv 2503.20783).
+
+        A_i = R_i - mean R
+
+    Divided by the deviation, a group that is almost always right or almost always wrong weighs more
+    than one in between. `eps` is unused.
+    """
+    del eps
+    return [centred(reward_G) for reward_G in reward_by_group]
+
+
+def centred(reward_G: Sequence[float]) -> list[float]:
+    """Rewards less their mean (zero for a single one)."""
+    if not reward_G:
+        return []
+    mean = statistics.fmean(reward_G)
+    return [reward - mean for reward in reward_G]
+
+
+def rloo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
+    """RLOO: rewards less the mean of the *other* rollouts of their group (Ahmadian et al., arXiv
+    2402.14740).
+
+        A_i = R_i - sum of R_j over j != i / (n - 1)
+
+    The baseline of a rollout does not contain its own reward, so the estimate of the gradient is
+    unbiased. A single rollout has advantage zero. `eps` is unused.
+    """
+    del eps
+    advantages: list[list[float]] = []
+    for reward_G in reward_by_group:
+        total = math.fsum(reward_G)
+        others = max(1, len(reward_G) - 1)
+        is_single = len(reward_G) < 2
+        advantages.append(
+            [0.0 if is_single else reward - (total - reward) / others for reward in reward_G]
+        )
+    return advantages
+
+
+def reinforce_plus_plus(
+    reward_by_group: Sequence[Sequence[float]], eps: float
+) -> list[list[float]]:
+    """REINFORCE++ with a baseline: rewards less the mean of their group, normalised over the whole
+    batch.
+
+        B_i = R_i - mean of R over its group,      A_i = (B_i - mean B) / (std B + eps)
+
+    Of the two variants of Hu et al. (arXiv 2501.03262) this is *REINFORCE++-baseline*, the one for
+    several rollouts of a prompt. Mean and unbiased deviation are over all kept rollouts of the
+    step, each counted once however long it is. So a group whose rewards hardly differ keeps small
+    advantages, where GRPO would blow them up.
+    """
+    groups = [centred(reward_G) for reward_G in reward_by_group]
+    advantages = iter(normalised([each for group in groups for each in group], eps))
+    return [[next(advantages) for _ in group] for group in groups]
+
+
+Estimator = Callable[[Sequence[Sequence[float]], float], list[list[float]]]
+"""Function (rewards of the kept rollouts of each group, eps) -> their advantages, in the same
+order.
+"""
+
+ADVANTAGES: dict[str, Estimator] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+}
+"""Estimators by the name that a user gives."""
+
+
+def estimator_by_name(name: str) -> Estimator:
+    """Return the estimator `name`. Raises `ConfigError` for a name that is not in `ADVANTAGES`."""
+    if name not in ADVANTAGES:
+        hint = f"{nearest(name, ADVANTAGES)} Advantages: {', '.join(ADVANTAGES)}.".strip()
+        raise ConfigError(f"There are no advantages {name!r}.", hint)
+    return ADVANTAGES[name]
+
+
+def by_group(overlays: Iterable[Overlay], name: str = "grpo", eps: float = 1e-6) -> list[Overlay]:
+    """Overlays in their order, with the advantages of those kept. Groups are distinguished by
+    `group_id`.
+
+    `name` is one of `ADVANTAGES`. `eps` is added to deviations used as divisors.
+    """
+    estimate, judged = estimator_by_name(name), list(overlays)
+    kept: dict[str, list[int]] = defaultdict(list)
+    for index, overlay in enumerate(judged):
+        if overlay.verdict is Verdict.KEPT:
+            kept[overlay.group_id].append(index)
+    estimated = estimate([[judged[i].reward for i in indices] for indices in kept.values()], eps)
+    for indices, advantages in zip(kept.values(), estimated, strict=True):
+        for index, advantage in zip(indices, advantages, strict=True):
+            judged[index] = judged[index].model_copy(update={"advantage": advantage})
+    return judged
+
+
+def group_advantages(overlays: Iterable[Overlay], eps: float = 1e-6) -> list[Overlay]:
+    """Advantages of GRPO, by `by_group`."""
+    return by_group(overlays, "grpo", eps)
+
+
+def whole_trajectory(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> dict[str, float]:
+    """Credit under which every call of a rollout has the rollout's advantage.
+
+    This is the assumption of GRPO: one number for a whole run allows no distinction between its
+    calls.
+
+    Weights by call: the advantage of its trajectory. Calls that a fork inherited are left to the
+    run that made them.
+    """
+    pairs = zip(trajectories, overlays, strict=True)
+    return {
+        call.id: advantage_of(overlay)
+        for trajectory, overlay in pairs
+        for call in trajectory.own_calls
+    }
+
+
+def advantage_of(overlay: Overlay) -> float:
+    """Advantage of a kept rollout. Raises `ValueError` if it has none because it was not kept, or
+    `by_group` has not been called.
+    """
+    if overlay.advantage is None:
+        raise ValueError(f"trajectory {overlay.trajectory_id} was kept but has no advantage")
+    return overlay.advantage
+
+
+_Place = tuple[str, str, bytes]
+"""Key shared by siblings: (group, role, digest of the tokens that the first call of a stretch saw).
+"""
+
+
+def per_role(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], estimate: Estimator, eps: float
+) -> dict[str, float]:
+    """Credit that compares the calls of a role with those of its siblings: the same role after the
+    very same context.
+
+    Rollouts of one prompt whose plans differ give their solvers different subgoals, and the outcome
+    of a run depends on its plan as much as on its solvers. If several rollouts share a plan (forks
+    of one run, or runs that planned alike), their solvers can be compared among themselves: the
+    plan is the same, so any difference of the outcome is due to the solvers.
+
+    A *stretch* is the own calls of one role in one conversation, from its first one on. Siblings
+    are stretches of one role in one group whose first calls saw the same tokens, prompt included.
+    If siblings come from at least two rollouts with differing rewards, the calls of a stretch get
+    the advantage among them, otherwise that of their rollout. A planner sees the same prompt in
+    each rollout of its group, so that its siblings are the whole group and nothing changes for it.
+
+    Weights by call: the advantage among its siblings by `estimate`, or that of its trajectory if it
+    has none.
+    """
+    siblings: dict[_Place, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for index, trajectory in enumerate(trajectories):
+        for role, seen, call in _stretches(trajectory):
+            siblings[overlays[index].group_id, role, seen][index].append(call.id)
+    compared = [
+        calls for calls in siblings.values() if len({overlays[i].reward for i in calls}) > 1
+    ]
+    advantages = estimate([[overlays[i].reward for i in calls] for calls in compared], eps)
+    weights = whole_trajectory(trajectories, overlays)
+    for calls, among in zip(compared, advantages, strict=True):
+        for ids, advantage in zip(calls.values(), among, strict=True):
+            weights.update(dict.fromkeys(ids, advantage))
+    return weights
+
+
+def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
+    """Own calls with tokens as (role, digest of the tokens seen by the first call of its stretch,
+    call).
+    """
+    by_id = {call.id: call for call in trajectory.calls}
+    own = {call.id for call in trajectory.own_calls if call.token_ids}
+    seen: dict[str, bytes] = {}
+    for call in (call for call in trajectory.own_calls if call.id in own):
+        first = call
+        while first.parent in own and by_id[first.parent].identity.role == call.identity.role:
+            first = by_id[first.parent]
+        if first.id not in seen:
+            seen[first.id] = _digest(_context(first, by_id))
+        yield call.identity.role, seen[first.id], call
+
+
+def _context(call: Call, by_id: dict[str, Call]) -> list[int]:
+    """Tokens before the first one that `call` sampled, from the root on."""
+    prompt = call.mask.index(True) if True in call.mask else len(call.mask)
+    parts = [call.token_ids[:prompt]]
+    while call.parent is not None:
+        call = by_id[call.parent]
+        parts.append(call.token_ids)
+    return [token for part in reversed(parts) for token in part]
+
+
+def _digest(token_ids: Sequence[int]) -> bytes:
+    """Digest of a context, which may have thousands of tokens, in a step of thousands of calls."""
+    return hashlib.sha256(array("q", token_ids).tobytes()).digest()
+
+
+def even(
+    trajectories: Sequence[Trajectory], weight_by_call: Mapping[str, float]
+) -> dict[str, float]:
+    """Credit under which a rollout of many tokens weighs as much as one of few.
+
+    Under a mean over tokens a rollout weighs by its number of tokens: one that asks nine models
+    outweighs one that asks five, though each has one outcome. Here the weights of a rollout with n
+    trained tokens are scaled by k / n, so that the sum of |weight| over its tokens is k
+    |advantage|. k is the mean number of trained tokens of a rollout. It makes the mean scale of the
+    batch's tokens 1, so that the gradient keeps its size.
+
+    Scale the weights. Rollouts without a token to train are ignored.
+    """
+    lengths = {
+        each.id: length
+        for each in trajectories
+        if (length := _trained_tokens(each, weight_by_call))
+    }
+    mean = sum(lengths.values()) / max(1, len(lengths))
+    return {
+        call.id: weight_by_call[call.id] * (mean / lengths[each.id])
+        for each in trajectories
+        if each.id in lengths
+        for call in each.own_calls
+        if call.id in weight_by_call
+    }
+
+
+def _trained_tokens(trajectory: Trajectory, weight_by_call: Mapping[str, float]) -> int:
+    calls = (call for call in trajectory.policy_calls if not call.constrained)
+    return sum(call.sampled_tokens for call in calls if call.id in weight_by_call)
+
+
+Credit = Callable[[Sequence[Trajectory], Sequence[Overlay]], Mapping[str, float]]
+"""Function (kept trajectories, their overlays with advantages, in the same order) -> weight by call
+id.
+
+A call that is not in the mapping is not trained on.
+"""
+
+CREDITS = ("whole_trajectory", "per_role", "even")
+"""Names of credits that a user may give."""
+
+
+def credit_by_name(
+    name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()
+) -> Credit:
+    """Credit `name`, under which calls of the roles `frozen` have no weight.
+
+    `advantages` and `eps` are passed to `by_group`, by which `per_role` compares siblings. Raises
+    `ConfigError` for an unknown name.
+    """
+    if name not in CREDITS:
+        hint = f"{nearest(name, CREDITS)} Credits: {', '.join(CREDITS)}.".strip()
+        raise ConfigError(f"There is no credit {name!r}.", hint)
+    estimate = estimator_by_name(advantages)
+    if name == "whole_trajectory" and not frozen:
+        return whole_trajectory
+
+    def credit(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
+        if name == "per_role":
+            weights = per_role(trajectories, overlays, estimate, eps)
+        else:
+            weights = whole_trajectory(trajectories, overlays)
+        free = {
+            call.id
+            for each in trajectories
+            for call in each.own_calls
+            if call.identity.role not in frozen
+        }
+        weights = {call_id: weight for call_id, weight in weights.items() if call_id in free}
+        return even(trajectories, weights) if name == "even" else weights
+
+    return credit
+
+
+def credited(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], credit: Credit
+) -> list[Overlay]:
+    """Overlays in their order, the kept ones with the weights that `credit` gives their calls.
+
+    Weights of `whole_trajectory` are not recorded, since they follow from the advantage.
+    """
+    if credit is whole_trajectory:
+        return list(overlays)
+    by_id = {trajectory.id: trajectory for trajectory in trajectories}
+    kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
+    weights = credit([by_id[overlay.trajectory_id] for overlay in kept], kept)
+    given = {
+        overlay.trajectory_id: {
+            call.id: weights[call.id]
+            for call in by_id[overlay.trajectory_id].own_calls
+            if call.id in weights
+        }
+        for overlay in kept
+    }
+    return [
+        (
+            overlay.model_copy(update={"credit": given[overlay.trajectory_id]})
+            if overlay.verdict is Verdict.KEPT
+            else overlay
+        )
+        for overlay in overlays
+    ]
+
+
+def as_recorded(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> dict[str, float]:
+    """Weights by call as recorded in the overlays. If an overlay has none, each of its calls gets
+    the advantage.
+    """
+    weights: dict[str, float] = {}
+    for trajectory, overlay in zip(trajectories, overlays, strict=True):
+        given = overlay.credit
+        weights |= whole_trajectory([trajectory], [overlay]) if given is None else given
+    return weights

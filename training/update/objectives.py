@@ -1,0 +1,448 @@
+"""Objectives of the training: losses by token, their aggregation to one number, and optional terms.
+
+`OBJECTIVES` by name: clipped (GRPO, DAPO), cispo, gspo. `policy_loss` computes the complete loss of
+one micro-batch.
+"""
+
+# Field names contain shapes, too.
+# ruff: noqa: N815
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, assert_never
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hrm_agent.errors import ConfigError
+
+__all__ = [
+    "LARGEST",
+    "OBJECTIVES",
+    "Correction",
+    "Counts",
+    "LossOptions",
+    "Objective",
+    "PerToken",
+    "TrainedTokens",
+    "aggregate",
+    "cispo",
+    "clipped",
+    "clipped_surrogate",
+    "corrections",
+    "gspo",
+    "k3",
+    "means",
+    "merge_metrics",
+    "mismatch",
+    "policy_loss",
+    "sum_by_sequence",
+    "surrogate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LossOptions:
+    """Options of the loss. Raises `ConfigError` for values that are invalid or have no effect."""
+
+    objective: Literal["clipped", "cispo", "gspo"] = "clipped"
+    """Loss of a token. clipped: PPO's surrogate as in GRPO and DAPO. cispo: the log-prob weighted
+    by the clipped ratio, so that no token loses its gradient. gspo: the surrogate with one ratio
+    for a whole rollout.
+    """
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Aggregation of the losses. token: mean over all trained tokens (DAPO). sequence: mean over
+    rollouts of the mean of their tokens (GRPO, GSPO). constant: mean over rollouts of the sum of
+    their tokens over `constant` (Dr. GRPO).
+    """
+    constant: float = 256.0
+    """Number of tokens by which the sum of a rollout is divided. Only for the aggregation constant.
+    """
+    clip_low: float = 0.2
+    """Lower clip bound of the probability ratio, as a distance from 1. No effect in cispo. GSPO's
+    paper: 3e-4.
+    """
+    clip_high: float = 0.28
+    """Upper clip bound of the probability ratio, as a distance from 1. GSPO's paper: 4e-4."""
+    dual_clip: float | None = None
+    """Maximum loss of a token with a negative weight, as a multiple of the weight (None:
+    unbounded). Only for clipped.
+    """
+    kl_coef: float = 0.0
+    """Coefficient of the divergence from the starting policy (k3, per token). 0: none, and no
+    second model is held.
+    """
+    old_logprobs: Literal["trainer", "engine"] = "trainer"
+    """Denominator of the ratio. trainer: log-probs that it computes before the first optimiser
+    step. engine: those recorded when the tokens were sampled.
+    """
+    correction: Literal["none", "token", "sequence"] = "none"
+    """Importance correction: weigh the loss by the trainer's over the engine's probability before
+    the first optimiser step, by token or by whole rollout. Tokens of an engine that rounds
+    differently, or of older weights, then count as the trainer's own.
+    """
+    correction_mode: Literal["truncate", "mask"] = "truncate"
+    """Treatment of a correction above the cap. truncate: the cap. mask: 0."""
+    correction_cap: float = 2.0
+    """Maximum correction."""
+    max_staleness: int | None = None
+    """Maximum number of versions between the weights that sampled a token and the current ones
+    (None: unbounded). Older tokens are not trained on.
+    """
+
+    def __post_init__(self) -> None:
+        for name in ("constant", "clip_high", "correction_cap"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}.", "Take a number above 0.")
+        if not 0 < self.clip_low < 1:
+            raise ConfigError(f"clip_low is {self.clip_low}.", "Take a number between 0 and 1.")
+        if self.kl_coef < 0:
+            raise ConfigError(f"kl_coef is {self.kl_coef}.", "Take 0, for none, or more.")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}.",
+                "Take 0 or more; none trains on all tokens.",
+            )
+        if self.dual_clip is not None and (self.objective != "clipped" or self.dual_clip <= 1):
+            raise ConfigError(
+                f"dual_clip is {self.dual_clip} and the objective {self.objective}.",
+                "Take a number above 1, with the objective clipped.",
+            )
+        if self.correction != "none" and self.old_logprobs == "engine":
+            raise ConfigError(
+                "A correction has no effect with old_logprobs = engine: the ratio is the engine's"
+                " already.",
+                "Take old_logprobs = trainer, or correction = none.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    """Trained tokens of one micro-batch. All log-probs are at the temperature of sampling."""
+
+    logprobs_K: Float[Tensor, " K"]
+    """Log-probs of the trained policy, with a gradient."""
+    old_logprobs_K: Float[Tensor, " K"]
+    """Log-probs in the denominator of the ratio."""
+    weights_K: Float[Tensor, " K"]
+    """Advantage times credit."""
+    sequences_K: Int[Tensor, " K"]
+    """Number of each token's trajectory within the step."""
+    lengths_K: Float[Tensor, " K"]
+    """Number of trained tokens of that trajectory in the step."""
+    sequence_log_ratios_K: Float[Tensor, " K"] | None = None
+    """Mean log ratio of each token's trajectory, without gradient (None if each trajectory is
+    complete in this micro-batch).
+    """
+    corrections_K: Float[Tensor, " K"] | None = None
+    """Factors of the loss that correct for the distribution that sampled the tokens (None: 1)."""
+    reference_logprobs_K: Float[Tensor, " K"] | None = None
+    """Log-probs of the reference policy (None if there is none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counts of one optimiser step over all ranks, divided by the number of ranks, since gradients
+    are averaged over these.
+    """
+
+    tokens: float
+    """Number of trained tokens."""
+    sequences: float
+    """Number of trajectories with trained tokens. One that is split over several optimiser steps
+    counts by its share.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """Result of an objective for each token."""
+
+    loss_K: Float[Tensor, " K"]
+    """Loss to minimise."""
+    ratios_K: Float[Tensor, " K"]
+    """Probability ratio to the old policy, before clipping."""
+    clipped_low_K: Tensor
+    """True if the lower bound removed the gradient."""
+    clipped_high_K: Tensor
+    """True if the upper bound removed the gradient, or some of it."""
+
+
+def sum_by_sequence(
+    values_K: Float[Tensor, " K"], sequences_K: Int[Tensor, " K"]
+) -> Float[Tensor, " K"]:
+    """Sum over all tokens of each token's sequence."""
+    numbers, inverse_K = torch.unique(sequences_K, return_inverse=True)
+    sums = values_K.new_zeros(len(numbers)).index_add(0, inverse_K, values_K)
+    return sums[inverse_K]
+
+
+LARGEST = "ratio_max"
+"""Metric that is a maximum. All others are shares of means."""
+
+
+def means(
+    found: PerToken, logprobs_K: Tensor, old_logprobs_K: Tensor, tokens: float
+) -> dict[str, Tensor]:
+    """Shares of the means over all `tokens` of the batch, except `ratio_max`.
+
+    `kl_k3` estimates KL(old, new) from samples of the old policy: under it the mean of r - 1 is 0
+    and that of -log r the divergence, and no summand is negative.
+    """
+    with torch.no_grad():
+        log_ratio_K = logprobs_K - old_logprobs_K
+        summed = {
+            "clip_fraction_low": found.clipped_low_K,
+            "clip_fraction_high": found.clipped_high_K,
+            "kl_k3": log_ratio_K.exp() - 1 - log_ratio_K,
+            "entropy_estimate": -logprobs_K,
+        }
+        metrics = {name: values_K.sum() / tokens for name, values_K in summed.items()}
+        ratios_K = found.ratios_K
+        metrics[LARGEST] = ratios_K.max() if len(ratios_K) else ratios_K.new_tensor(-math.inf)
+        return metrics
+
+
+def merge_metrics(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Metrics of a batch from those of its micro-batches, which share one denominator: sums, except
+    the maximum of `ratio_max`.
+    """
+    joined = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+    return {
+        name: values.max() if name == LARGEST else values.sum() for name, values in joined.items()
+    }
+
+
+def clipped(tokens: TrainedTokens, options: LossOptions) -> PerToken:
+    """Clipped surrogate of PPO, as in GRPO, DAPO and GRPO-RoC.
+
+        J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A),     r = pi / pi_old
+
+    The upper bound is wider than the lower by default (DAPO's "clip higher"; rStar2-Agent, arXiv
+    2508.20722, section 2).
+
+    `dual_clip` bounds the loss of a token with a negative advantage at `dual_clip * |A|` (3.0 in
+    the trainer that the authors used; not in the paper).
+
+    Surrogate of each token by its own ratio.
+    """
+    ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp()
+    return surrogate(
+        ratios_K, tokens.weights_K, options.clip_low, options.clip_high, options.dual_clip
+    )
+
+
+def surrogate(
+    ratios_K: Tensor,
+    weights_K: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> PerToken:
+    """Surrogate of each token by the given ratios."""
+    clipped_K = ratios_K.clamp(1 - clip_low, 1 + clip_high)
+    objective_K = torch.minimum(ratios_K * weights_K, clipped_K * weights_K)
+    if dual_clip is not None:
+        bounded_K = torch.maximum(objective_K, dual_clip * weights_K)
+        objective_K = torch.where(weights_K < 0, bounded_K, objective_K)
+    low_K = (ratios_K < 1 - clip_low) & (weights_K < 0)
+    high_K = (ratios_K > 1 + clip_high) & (weights_K > 0)
+    return PerToken(-objective_K, ratios_K.detach(), low_K, high_K)
+
+
+def clipped_surrogate(
+    logprobs_K: Float[Tensor, " K"],
+    old_logprobs_K: Float[Tensor, " K"],
+    weights_K: Float[Tensor, " K"],
+    denominator: float,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """Loss -J of the given tokens, summed and divided by `denominator`, and metrics to be joined by
+    `merge_metrics`.
+
+    Both log-probs are at the temperature of sampling.
+    """
+    ratios_K = (logprobs_K - old_logprobs_K).exp()
+    found = surrogate(ratios_K, weights_K, clip_low, clip_high, dual_clip)
+    loss = found.loss_K.sum() / denominator
+    return loss, {"loss": loss.detach(), **means(found, logprobs_K, old_logprobs_K, denominator)}
+
+
+def cispo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
+    """CISPO: the log-prob of each token, weighted by its clipped ratio (MiniMax-M1, arXiv 2506.13585).
+
+        J = stop_gradient(min(r, 1 + clip_high)) A log pi
+
+    In the clipped surrogate a token outside the bounds has no gradient at all, and those are often
+    the rare tokens that decide the reasoning. Here each keeps its gradient, and only its weight is
+    bounded. There is no lower bound, as in the paper's experiments.
+
+    Loss of each token. `clipped_high_K` marks tokens of positive weight whose ratio was clipped,
+    though they have a gradient.
+    """
+    ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp().detach()
+    bound = 1 + options.clip_high
+    loss_K = -ratios_K.clamp(max=bound) * tokens.weights_K * tokens.logprobs_K
+    high_K = (ratios_K > bound) & (tokens.weights_K > 0)
+    return PerToken(loss_K, ratios_K, high_K.new_zeros(high_K.shape), high_K)
+
+
+def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
+    """GSPO: the clipped surrogate with one ratio for a whole rollout (Zheng et al., arXiv 2507.18071).
+
+        s = exp(mean over the rollout's trained tokens of log r)
+        J = min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)
+
+    The reward belongs to a rollout, and so does its ratio. It is written token by token, like the
+    paper's GSPO-token. Value and gradient are the same if all tokens of a rollout have one weight:
+
+        s_t = stop_gradient(s) pi_t / stop_gradient(pi_t)
+
+    So the tokens of a rollout may lie in several micro-batches, and its calls may have different
+    weights. If they lie in several, a forward pass over all of them computes s beforehand.
+
+    Surrogate of each token by the ratio of its rollout.
+    """
+    own_K = tokens.logprobs_K.detach()
+    mean_K = tokens.sequence_log_ratios_K
+    if mean_K is None:
+        mean_K = (
+            sum_by_sequence(own_K - tokens.old_logprobs_K, tokens.sequences_K) / tokens.lengths_K
+        )
+    ratios_K = (mean_K + (tokens.logprobs_K - own_K)).exp()
+    return surrogate(ratios_K, tokens.weights_K, options.clip_low, options.clip_high)
+
+
+def aggregate(loss_K: Tensor, lengths_K: Tensor, counts: Counts, options: LossOptions) -> Tensor:
+    """Aggregation of the losses of tokens to one number.
+
+        token        1 / N * sum over tokens
+        sequence     1 / M * sum over rollouts of 1 / n_i * sum over the n_i tokens of rollout i
+        constant     1 / M * sum over rollouts of 1 / C   * sum over tokens
+
+    N and M are the trained tokens and rollouts of the **whole** batch of an optimiser step, over
+    all micro-batches and ranks. They are passed in: with a mean over each micro-batch, the weight
+    of a token would depend on the tokens batched with it.
+
+    Share of the loss of this micro-batch.
+    """
+    match options.aggregation:
+        case "token":
+            return loss_K.sum() / counts.tokens
+        case "sequence":
+            return (loss_K / lengths_K).sum() / counts.sequences
+        case "constant":
+            return loss_K.sum() / (counts.sequences * options.constant)
+        case _:
+            assert_never(options.aggregation)
+
+
+def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
+    """Divergence from the policy that training started with, estimated from the sampled tokens.
+
+        k3 = pi_ref / pi - 1 - log(pi_ref / pi)
+
+    No summand is negative, and under samples of pi the mean is KL(pi, pi_ref) (Schulman's third
+    estimator, as in GRPO).
+
+    Estimate k3 of each token, with a gradient.
+    """
+    log_ratio_K = reference_logprobs_K - logprobs_K
+    return log_ratio_K.exp() - 1 - log_ratio_K
+
+
+class Correction(NamedTuple):
+    """Importance correction of each token."""
+
+    weights_K: Tensor
+    """Factor of the token's loss."""
+    cut_K: Tensor
+    """True if the cap was exceeded."""
+
+
+def corrections(
+    trainer_logprobs_K: Tensor, engine_logprobs_K: Tensor, sequences_K: Tensor, options: LossOptions
+) -> Correction:
+    """Importance correction: tokens sampled by another distribution are weighted as if the trainer had
+    sampled them.
+
+        w = pi_trainer / pi_engine
+
+    before the first optimiser step: of each token, or of a whole rollout (the product over its
+    trained tokens). Engine and trainer differ if their rounding differs (half precision, other
+    kernels), or if the engine sampled with older weights. An unbounded w has no bounded variance.
+    It is therefore truncated at a cap, which biases the estimate a little, or masked above it,
+    which leaves out the tokens that the trainer finds far too likely.
+
+    Corrections as set by `options`. If they are by sequence, the tokens must be of whole sequences.
+    """
+    log_weights_K = trainer_logprobs_K - engine_logprobs_K
+    if options.correction == "sequence":
+        log_weights_K = sum_by_sequence(log_weights_K, sequences_K)
+    raw_K = log_weights_K.exp()
+    cut_K = raw_K > options.correction_cap
+    if options.correction_mode == "mask":
+        return Correction(raw_K.masked_fill(cut_K, 0.0), cut_K)
+    return Correction(raw_K.clamp(max=options.correction_cap), cut_K)
+
+
+def mismatch(
+    trainer_logprobs_K: Tensor,
+    engine_logprobs_K: Tensor,
+    correction: Correction | None,
+    tokens: float,
+) -> dict[str, Tensor]:
+    """Difference between engine and trainer, as shares of means over `tokens`, to be joined by
+    `merge_metrics`.
+
+    Without a correction the weights are the ratios of single tokens. `importance_square` becomes
+    `effective_sample_size`, (mean w)^2 / mean w^2: the share of equally weighted tokens that would
+    carry as much information.
+    """
+    log_ratio_K = trainer_logprobs_K - engine_logprobs_K
+    ratio_K = log_ratio_K.exp()
+    weights_K = ratio_K if correction is None else correction.weights_K
+    cut_K = torch.zeros_like(ratio_K) if correction is None else correction.cut_K
+    summed = {
+        "engine_difference": log_ratio_K.abs(),
+        "mismatch_kl": ratio_K - 1 - log_ratio_K,
+        "importance_mean": weights_K,
+        "importance_square": weights_K**2,
+        "importance_cut": cut_K,
+    }
+    return {name: values_K.sum() / tokens for name, values_K in summed.items()}
+
+
+Objective = Callable[[TrainedTokens, LossOptions], PerToken]
+"""Function (trained tokens, options) -> loss of each."""
+
+OBJECTIVES: dict[str, Objective] = {"clipped": clipped, "cispo": cispo, "gspo": gspo}
+"""Objectives by the name that a user gives."""
+
+
+def policy_loss(
+    tokens: TrainedTokens, counts: Counts, options: LossOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Share of the loss of this micro-batch, and metrics to be joined by `merge_metrics`.
+
+    `kl_reference` is nan without a reference policy.
+    """
+    found = OBJECTIVES[options.objective](tokens, options)
+    loss_K = found.loss_K
+    if tokens.corrections_K is not None:
+        loss_K = loss_K * tokens.corrections_K
+    divergence = loss_K.new_tensor(math.nan)
+    if tokens.reference_logprobs_K is not None:
+        divergence_K = k3(tokens.logprobs_K, tokens.reference_logprobs_K)
+        loss_K = loss_K + options.kl_coef * divergence_K
+        divergence = divergence_K.detach().sum() / counts.tokens
+    loss = aggregate(loss_K, tokens.lengths_K, counts, options)
+    by_token = means(found, tokens.logprobs_K, tokens.old_logprobs_K, counts.tokens)
+    return loss, {"loss": loss.detach(), **by_token, "kl_reference": divergence}
