@@ -13,6 +13,7 @@ time.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -31,7 +32,6 @@ from hrm_agent.trajectory.formats.native import (
     write_parquet,
 )
 from hrm_agent.trajectory.formats.otel.file import otel_rows
-from hrm_agent.trajectory.formats.shared.archives import is_archive
 from hrm_agent.trajectory.formats.shared.json_documents import documents
 from hrm_agent.trajectory.formats.shared.messages import RequestHints
 from hrm_agent.trajectory.formats.shared.rows import Report, RowMaker, write_rows
@@ -214,7 +214,7 @@ def _shown(path: Path) -> str:
     """Format of a file, detected from its suffix or its first row."""
     if path.suffix == ".parquet":
         return "parquet"
-    if is_archive(path):
+    if zipfile.is_zipfile(path):
         return "inspect"
     first = next((row for _, row in documents(path, nan=True)), None)
     fits = (

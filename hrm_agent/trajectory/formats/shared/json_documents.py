@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from hrm_agent.errors import StoreError
 
-__all__ = ["MOST_BYTES", "documents", "parsed", "printable", "refused", "valid"]
+__all__ = ["MOST_BYTES", "documents", "parsed", "printable", "refused", "refused_field", "valid"]
 
 MOST_BYTES = 256 * 2**20
 """Largest document that is read, in bytes: several hundred times the longest run seen so far."""
@@ -70,8 +70,18 @@ def valid(
     try:
         return model.model_validate(value, strict=strict)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        refused(place, _path(at, first["loc"]), first["msg"].removeprefix("Value error, "))
+        refused_field(error, place, at)
+
+
+def refused_field(error: ValidationError, place: str, at: str = "") -> NoReturn:
+    """Raise `StoreError` naming the first invalid field. `at`: path of the record in the
+    document.
+    """
+    first = error.errors(include_url=False)[0]
+    # Names of a document may be long.
+    for part in first["loc"]:
+        at += f"[{part}]" if isinstance(part, int) else f".{part[:80]}" if at else part[:80]
+    refused(place, at, first["msg"].removeprefix("Value error, "))
 
 
 def refused(place: str, at: str, problem: str) -> NoReturn:
@@ -83,15 +93,6 @@ def refused(place: str, at: str, problem: str) -> NoReturn:
 def printable(text: str) -> str:
     """`text` without characters that would move a terminal's cursor or change its colours."""
     return "".join(one if one.isprintable() else "\ufffd" for one in text)
-
-
-def _path(at: str, loc: Sequence[str | int]) -> str:
-    """Path such as `steps[3].tool_calls[0].arguments`. Names of a document may be long, and are
-    cut.
-    """
-    for part in loc:
-        at += f"[{part}]" if isinstance(part, int) else f".{part[:80]}" if at else part[:80]
-    return at
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:

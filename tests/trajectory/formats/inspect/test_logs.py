@@ -9,21 +9,19 @@ from __future__ import annotations
 import copy
 import json
 import math
-import struct
+import sys
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
+from inspect_ai.log import read_eval_log
+from inspect_ai.log._file import eval_log_json_str
 
-from hrm_agent.errors import StoreError, StoreVersionError
+from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.trajectory import FinishReason, RunStatus, StopReason, ToolStatus, Trajectory
 from hrm_agent.trajectory.formats import RequestHints, export_to, import_from
-from hrm_agent.trajectory.formats.shared import archives, json_documents
 from hrm_agent.trajectory.formats.shared import message_runs as foreign_run
-from hrm_agent.trajectory.formats.shared.archives import open_archive
 from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, conversation_of
 
 LOG = Path(__file__).parents[3] / "support" / "trajectory" / "data" / "inspect.eval"
@@ -31,11 +29,7 @@ LOG = Path(__file__).parents[3] / "support" / "trajectory" / "data" / "inspect.e
 
 def log() -> Any:
     """The log as the JSON form has it."""
-    with open_archive(LOG) as archive:
-        names = sorted(name for name in archive.names() if name.startswith("samples/"))
-        return json.loads(archive.read("header.json")) | {
-            "samples": [json.loads(archive.read(name)) for name in names]
-        }
+    return json.loads(eval_log_json_str(read_eval_log(LOG)))
 
 
 WHOLE = log()
@@ -138,7 +132,7 @@ def test_messages_named_again_and_again_are_refused(
         "input": [],
         "input_refs": [[0, 100]] * 20,
     }
-    told = {"events": [event], "events_data": {"messages": pool}}
+    told = {"events": [event], "events_data": {"messages": pool, "calls": []}}
     assert len(read(tmp_path, **told).calls[0].request or ()) == 2000
     monkeypatch.setattr(foreign_run, "MOST_SENT", 1999)
     with pytest.raises(StoreError, match="were sent more than 1,999 messages"):
@@ -183,10 +177,14 @@ def test_scores(value: Any, rewards: dict[str, float], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "status", "reason"),
     [
-        ({"error": {"message": "Boom", "traceback": ""}}, RunStatus.FAILED, StopReason.ERROR),
+        (
+            {"error": {"message": "Boom", "traceback": "", "traceback_ansi": ""}},
+            RunStatus.FAILED,
+            StopReason.ERROR,
+        ),
         ({"limit": {"type": "token", "limit": 5}}, RunStatus.TRUNCATED, StopReason.MAX_TOKENS),
         ({"limit": {"type": "working", "limit": 5}}, RunStatus.TRUNCATED, StopReason.MAX_SECONDS),
-        ({"limit": {"type": "new", "limit": 5}}, RunStatus.TRUNCATED, StopReason.MAX_CALLS),
+        ({"limit": {"type": "custom", "limit": 5}}, RunStatus.TRUNCATED, StopReason.MAX_CALLS),
         ({"limit": {"type": "operator", "limit": 1}}, RunStatus.ABORTED, StopReason.ABORTED),
     ],
 )
@@ -216,7 +214,7 @@ def test_attachments_images_and_thoughts(tmp_path: Path) -> None:
         {"type": "reasoning", "reasoning": "attachment://a"},
         {"type": "text", "text": "Here:"},
         {"type": "image", "image": "attachment://b"},
-        {"type": "video", "video": "x"},
+        {"type": "video", "video": "x", "format": "mp4"},
     ]
     found = read(
         tmp_path,
@@ -236,95 +234,46 @@ def test_attachments_images_and_thoughts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"epoch": 0}, "samples[0].epoch: Input should be greater than or equal to 1"),
         (
             {"events": [{"event": "model", "model": 3}]},
-            "samples[0].events[0].model: Input should be a valid string",
+            "samples[0].events[0].model.model: Input should be a valid string",
         ),
-        ({"events": [{"event": "tool", "id": "x"}]}, "model"),
-        ({"messages": [{"role": "robot", "content": ""}]}, "samples[0].messages[0].role"),
-        ({"started_at": "soon"}, "samples[0].started_at: 'soon' is no ISO 8601 time"),
+        (
+            {"events": [{"event": "tool", "id": "x"}]},
+            "samples[0].events[0].tool.function: Field required",
+        ),
+        (
+            {"messages": [{"role": "robot", "content": ""}]},
+            "samples[0].messages[0].function-wrap[_wrap()].role",
+        ),
+        ({"started_at": "soon"}, "samples[0].started_at: Invalid"),
         ({"scores": [1]}, "samples[0].scores: Input should be"),
     ],
 )
 def test_what_cannot_be_read_is_named(changes: Any, told: str, tmp_path: Path) -> None:
-    if told == "model":
-        assert read(tmp_path, **changes).calls
-        return
     with pytest.raises(StoreError) as raised:
         read(tmp_path, **changes)
     assert raised.value.message.startswith(f"{tmp_path / 'x.json'}: {told}")
 
 
-def test_a_range_beyond_the_pool(tmp_path: Path) -> None:
-    events = copy.deepcopy(SAMPLE["events"])
-    next(event for event in events if event["event"] == "model")["input_refs"] = [[0, 10**9]]
-    with pytest.raises(
-        StoreError, match=r"input_refs: \[0, 1000000000\] is no range of the 4 messages"
-    ):
-        read(tmp_path, events=events)
-
-
 def test_a_newer_log(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({**WHOLE, "version": 3}))
-    with pytest.raises(StoreVersionError, match="log of version 3"):
+    with pytest.raises(StoreError, match="version 3"):
         list(import_from(tmp_path / "x.json"))
 
 
 def test_a_log_of_a_killed_run_and_a_plain_archive(tmp_path: Path) -> None:
+    start = {"version": 2, "eval": WHOLE["eval"], "plan": WHOLE["plan"]}
     with zipfile.ZipFile(tmp_path / "x.eval", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("_journal/start.json", json.dumps({"version": 2, "eval": WHOLE["eval"]}))
+        archive.writestr("_journal/start.json", json.dumps(start))
         archive.writestr("samples/sum_epoch_1.json", json.dumps(SAMPLE))
     assert len(list(import_from(tmp_path / "x.eval"))) == 1
 
 
-def zstandard_archive(path: Path, content: bytes, checksum: int) -> Path:
-    """An archive of one member, as inspect compresses it, whatever it claims to be."""
-    name, packed = b"header.json", zstandard.compress(content)
-    facts = struct.pack(
-        "<5H3L2H", 20, 0, 93, 0, 0, checksum, len(packed), len(content), len(name), 0
-    )
-    local = b"PK\x03\x04" + facts + name + packed
-    entry = (
-        b"PK\x01\x02" + struct.pack("<H", 20) + facts + struct.pack("<3H2L", 0, 0, 0, 0, 0) + name
-    )
-    end = b"PK\x05\x06" + struct.pack("<4H2LH", 0, 0, 1, 1, len(entry), len(local), 0)
-    path.write_bytes(local + entry + end)
-    return path
-
-
-def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (archives, json_documents):
-        monkeypatch.setattr(module, "MOST_BYTES", 2**20)
-    content = b" " * 2**26
-    with pytest.raises(StoreError, match=r"header\.json: it unpacks to more than 1 MiB"):
-        list(import_from(zstandard_archive(tmp_path / "x.eval", content, zlib.crc32(content))))
-    with zipfile.ZipFile(tmp_path / "y.eval", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("header.json", content)
-    with pytest.raises(StoreError, match=r"header\.json: it unpacks to more than 1 MiB"):
-        list(import_from(tmp_path / "y.eval"))
-
-
-def test_many_members_that_come_to_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MOST_TOTAL", 1000)
-    with pytest.raises(StoreError, match="it unpacks to more than"):
-        list(import_from(LOG))
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 2)
-    with pytest.raises(StoreError, match="more than 2 members"):
-        list(import_from(LOG))
-
-
 def test_a_damaged_archive(tmp_path: Path) -> None:
-    content = json.dumps({"version": 2, "eval": WHOLE["eval"]}).encode()
-    assert (
-        list(import_from(zstandard_archive(tmp_path / "x.eval", content, zlib.crc32(content))))
-        == []
-    )
-    with pytest.raises(StoreError, match="its checksum does not fit"):
-        list(import_from(zstandard_archive(tmp_path / "y.eval", content, 1)))
     (tmp_path / "z.eval").write_bytes(LOG.read_bytes()[:5000])
     with pytest.raises(StoreError, match=r"z\.eval cannot be read"):
-        list(import_from(tmp_path / "z.eval"))
+        list(import_from(tmp_path / "z.eval", "inspect"))
 
 
 def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
@@ -334,3 +283,9 @@ def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as raised:
         list(import_from(tmp_path / "x.eval"))
     assert "\x1b" not in raised.value.message
+
+
+def test_without_the_package_inspect_ai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    with pytest.raises(ConfigError, match=r"inspect_ai\. Run `pip install .*\[inspect\]"):
+        list(import_from(LOG))
