@@ -35,8 +35,8 @@ from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import OnDamage, reading
 from hrm_agent.store.values.hashing import hash_of
 from hrm_agent.store.values.packed_records import plain_mask, plain_numbers, plain_record
-from hrm_agent.store.values.plain_reader import NeedsItsType, PlainMessages
-from hrm_agent.store.values.sent_requests import Sent, copies_of, json_dump, read_requests
+from hrm_agent.store.values.plain_reader import NeedsItsType, PlainLoader, request_part
+from hrm_agent.store.values.sent_requests import Sent, copies_of, read_requests
 from hrm_agent.store.values.value_reader import read_values
 from hrm_agent.trajectory import (
     Call,
@@ -537,8 +537,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         to import.
         """
         try:
-            reader = read_values(cursor, self._cipher, PlainMessages(), shared=True)
-            return read_requests(reader, self._cipher, rows, json_dump)
+            reader = read_values(cursor, self._cipher, PlainLoader(request_part), shared=True)
+            return read_requests(reader, self._cipher, rows, lambda dump: dump)
         except NeedsItsType:
             return self._requests().read(cursor, rows)
 

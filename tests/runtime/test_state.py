@@ -23,14 +23,9 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.runtime.state import StateReader, Unbuilt
 from hrm_agent.runtime.time_travel.fork import fork, history, thread_diff
 from hrm_agent.store import RunStore
-from hrm_agent.store.browse.state import (
-    ShownMessage,
-    Written,
-    newest_plain_channels,
-    shown_channels,
-)
+from hrm_agent.store.browse.state import Written, newest_plain_channels, shown_channels
 from hrm_agent.store.upkeep.verification import verify
-from hrm_agent.store.values.plain_reader import NeedsItsType
+from hrm_agent.store.values.plain_reader import NeedsItsType, ShownMessage
 from hrm_agent.trajectory import Call, GraphIdentity, TaskRef
 
 TASK = TaskRef(id="1", family="test", prompt="Go.")

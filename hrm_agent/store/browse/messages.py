@@ -16,12 +16,12 @@ from hrm_agent.store.database.cursors import Cursor, placeholders
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.values.damage import DAMAGED
 from hrm_agent.store.values.hashing import LIST, TREE
-from hrm_agent.store.values.plain_reader import NeedsItsType, Packed, unpacked
+from hrm_agent.store.values.plain_reader import PlainLoader, ShownMessage, Unread
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.sent_requests import read_request
 from hrm_agent.store.values.value_reader import Reference, read_values
 
-__all__ = ["NewMessages", "message_of", "new_messages"]
+__all__ = ["NewMessages", "new_messages"]
 
 _AT_ONCE = 500
 _MOST = 1_000_000
@@ -153,49 +153,24 @@ def _common(a: Sequence[Reference], b: Sequence[Reference]) -> int:
     )
 
 
-class _AnyMessages:
-    """Loader that makes no objects. A message of an unknown type is replaced by the type's name."""
-
-    def loads_typed(self, data: tuple[str, bytes]) -> dict[str, Any]:
-        kind, content = data
-        if kind == "bytes":
-            found: Any = json.loads(content)
-            return (
-                cast("dict[str, Any]", found)
-                if isinstance(found, dict)
-                else {"unread": "a value that is no message"}
-            )
-        try:
-            made = unpacked(content)
-        except NeedsItsType:
-            return {"unread": "a value that cannot be read"}
-        if not isinstance(made, Packed):
-            return {"unread": "a value that is no message"}
-        return message_of(made)
-
-
-def message_of(packed: Packed) -> dict[str, Any]:
-    """Fields of a serialised LangChain message, or `{"unread": reason}` for any other value."""
-    try:
-        inside: Any = unpacked(packed.data)
-    except NeedsItsType:
-        return {"unread": "a value that cannot be read"}
-    match inside:
-        case [str(module), str(), dict() as fields, *_] if module.startswith(
-            "langchain_core.messages."
-        ):
-            return cast("dict[str, Any]", fields)
-        case [str(module), str(name), *_]:
-            return {"unread": f"a value of the type {module}.{name}, which is not loaded here"}
-        case _:
-            return {"unread": "a value that cannot be read"}
+def _message(value: Any) -> dict[str, Any]:
+    """Fields of a stored message, or `{"unread": reason}` for any other value."""
+    if isinstance(value, bytes):
+        value = json.loads(value)
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", value)
+    if isinstance(value, ShownMessage):
+        return value.fields
+    if isinstance(value, Unread) and value.made_of is not None:
+        return {"unread": f"a value of the type {value.type}, which is not loaded here"}
+    return {"unread": value.type if isinstance(value, Unread) else "a value that is no message"}
 
 
 def _read(
     store: RunStore, cursor: Cursor, earlier: int, references: Sequence[Reference]
 ) -> NewMessages:
     try:
-        reader = read_values(cursor, store.cipher, _AnyMessages(), shared=True)
+        reader = read_values(cursor, store.cipher, PlainLoader(_message), shared=True)
         reader.load(references)
         return NewMessages(
             earlier, tuple(reader.value(reference) for reference in references), None

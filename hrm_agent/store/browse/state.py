@@ -1,7 +1,7 @@
-"""Readers of checkpoint values for untrusted stores: no object is made, and nothing is imported.
+"""Readers of checkpoint values without making objects, so also of stores of unknown origin.
 
 For display, a message becomes its fields. A value of any other type becomes the type's name and its
-parts.
+parts (`hrm_agent.store.values.plain_reader`).
 
 Outlines show the course of a run, not its state. They are read without LangChain and LangGraph.
 Plain values, sets, sent tasks and questions are read. Messages are only recognised. A value of any
@@ -28,24 +28,20 @@ from hrm_agent.store.values.checkpoint_reader import (
 from hrm_agent.store.values.damage import DAMAGED
 from hrm_agent.store.values.manifests import read_manifest
 from hrm_agent.store.values.plain_reader import (
-    MESSAGE_FIELDS,
-    TYPED,
     NeedsItsType,
-    Packed,
+    PlainLoader,
+    SentTask,
+    ShownMessage,
+    StoredQuestion,
+    Unread,
     is_json,
-    unpacked,
 )
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.value_reader import read_values
 
 __all__ = [
     "HIDDEN",
-    "SNAPSHOT",
     "CheckpointLink",
-    "SentTask",
-    "ShownMessage",
-    "StoredQuestion",
-    "Unread",
     "Written",
     "checkpoint_links",
     "newest_plain_channels",
@@ -57,54 +53,6 @@ __all__ = [
 
 HIDDEN = object()
 """Placeholder for a message, or for a value that an edit has put in place of another."""
-_SET, _SEND, _KEYWORDS, _MODEL = 0, 1, 2, 5
-"""Codes of LangGraph's serializer: values made of one argument, of several, of keyword arguments,
-and pydantic models.
-
-A value that it would return changed has a code of this package (`TYPED`), with the same parts and
-the way to build it.
-"""
-SNAPSHOT = 7
-"""LangGraph's code of a snapshot of a `DeltaChannel`."""
-_MODELS, _NAMED = (_MODEL, TYPED), (_KEYWORDS, TYPED)
-
-
-class SentTask(NamedTuple):
-    """Task that `Send` asks for."""
-
-    node: str
-    """Name of its node."""
-
-
-class StoredQuestion(NamedTuple):
-    """Interrupt of a graph."""
-
-    id: str
-    """LangGraph's id of the interrupt."""
-    value: Any
-    """Question as a plain value."""
-
-
-class _Outlined:
-    """Loader (`hrm_agent.store.values.value_reader`) of the values of checkpoints."""
-
-    def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        kind, content = data
-        if kind == "null":
-            return None
-        if kind not in ("bytes", "msgpack"):
-            raise NeedsItsType
-        return content if kind == "bytes" else _outlined(unpacked(content))
-
-
-class _Plain:
-    """Loader of values that JSON can represent."""
-
-    def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        value = unpacked(data[1]) if data[0] == "msgpack" else None
-        if data[0] not in ("msgpack", "null") or not is_json(value):
-            raise NeedsItsType
-        return value
 
 
 def outlines(store: RunStore, thread_id: str) -> list[CheckpointOutline]:
@@ -114,7 +62,7 @@ def outlines(store: RunStore, thread_id: str) -> list[CheckpointOutline]:
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? ORDER BY id DESC, seq DESC"
     with store.database.read() as cursor:
         rows = [CheckpointRow(*row) for row in cursor.execute(query, (thread_id,)).fetchall()]
-        reader = read_values(cursor, store.cipher, _Outlined(), shared=True)
+        reader = read_values(cursor, store.cipher, PlainLoader(_outline), shared=True)
         return StoreSnapshot(cursor, reader, store.cipher, lambda *_: None).outlines(rows)
 
 
@@ -135,82 +83,44 @@ def newest_plain_channels(
             if any(name in names and ref is None for name, (_, ref) in channels.items()):
                 raise NeedsItsType  # its value may depend on earlier checkpoints
             wanted = {name: ref for name, (_, ref) in channels.items() if name in names}
-            reader = read_values(cursor, store.cipher, _Plain(), shared=False)
+            reader = read_values(cursor, store.cipher, PlainLoader(_json), shared=False)
             reader.load(wanted.values())
             return {name: reader.value(ref) for name, ref in wanted.items()}
         except (RefusedValue, *DAMAGED) as error:  # reading it with its types reports the error
             raise NeedsItsType from error
 
 
-def _outlined(value: Any) -> Any:
-    """Outline of a value, at all depths."""
-    if isinstance(value, Packed):
-        return _of_type(value.code, unpacked(value.data))
-    if isinstance(value, list):
-        return [_outlined(item) for item in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        return {name: _outlined(item) for name, item in cast("dict[Any, Any]", value).items()}
+def _outline(value: Any) -> Any:
+    """Outline of a decoded value. Its parts must be of known types too."""
+    match value:
+        case ShownMessage(made_of) | Unread("langgraph.types.Overwrite", made_of):
+            _outline(made_of)
+            return HIDDEN
+        case Unread():
+            raise NeedsItsType
+        case SentTask(node, argument):
+            _outline(argument)
+            return SentTask(node)
+        case StoredQuestion():
+            return value._replace(value=_json(value.value))
+        case list() | tuple() | set():
+            parts = cast("list[Any]", value)
+            return type(parts)(map(_outline, parts))
+        case dict():
+            items = cast("dict[Any, Any]", value).items()
+            return {name: _outline(item) for name, item in items}
+        case _:
+            return value
+
+
+def _json(value: Any) -> Any:
+    if not is_json(value):
+        raise NeedsItsType
     return value
 
 
-def _of_type(code: int, made: Any) -> Any:
-    match code, made:
-        case (_, _) if code == SNAPSHOT:
-            return _outlined(made)
-        case (_, ["builtins", "tuple", [*items], _]) if code == TYPED:
-            return tuple(map(_outlined, items))
-        case (_, [str(module), str(name), dict(), _, *_]) if (
-            code in _MODELS
-            and (
-                module,
-                name,
-            )
-            in MESSAGE_FIELDS
-        ):
-            _outlined(made[2])  # its contents must be of known types too
-            return HIDDEN
-        case (_, ["builtins", "set", [*items], *_]) if (
-            code in (_SET, TYPED) and is_json(items) and _are_keys(items)
-        ):
-            return set(items)
-        case (_, ["langgraph.types", "Send", [str(node), argument], *_]) if code in (_SEND, TYPED):
-            _outlined(argument)
-            return SentTask(node)
-        case (
-            _,
-            ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked, **more}, *_],
-        ) if code in _NAMED:
-            if is_json([asked, more]):
-                return StoredQuestion(id_, asked)
-        case (_, ["langgraph.types", "Overwrite", dict(), *_]) if code in _NAMED:
-            _outlined(made[2])
-            return HIDDEN
-        case _:
-            pass
-    raise NeedsItsType
-
-
-def _are_keys(items: list[Any]) -> bool:
-    return not any(isinstance(item, (list, dict)) for item in items)
-
-
-_DEEPEST = 60
-
-
-class ShownMessage(NamedTuple):
-    """LangChain message."""
-
-    fields: dict[str, Any]
-    """Fields of the message, as stored."""
-
-
-class Unread(NamedTuple):
-    """Value of a type that is not loaded."""
-
-    type: str
-    """`package.module.Type`, as the store names it."""
-    made_of: Any
-    """Parts of the value, as plain values."""
+def _shown(value: Any) -> Any:
+    return Unread("bytes", f"{len(value)} bytes") if isinstance(value, bytes) else value
 
 
 class Written(NamedTuple):
@@ -222,72 +132,6 @@ class Written(NamedTuple):
     """Newest recorded value (None if no value is recorded)."""
     writes: list[Any]
     """Later writes, in order."""
-
-
-class _Shown:
-    """Loader (`hrm_agent.store.values.value_reader`) of values for display."""
-
-    def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        kind, content = data
-        if kind == "null":
-            return None
-        if kind in ("bytes", "bytearray"):
-            return Unread(kind, f"{len(content)} bytes")
-        return _shown(_unpacked(content), 0) if kind == "msgpack" else Unread(kind, None)
-
-
-def _unpacked(content: bytes) -> Any:
-    try:
-        return unpacked(content)
-    except NeedsItsType:
-        return Unread("a value that cannot be read", None)
-
-
-def _shown(value: Any, depth: int) -> Any:
-    if depth > _DEEPEST:
-        return Unread("a value that is nested more deeply", None)
-    if isinstance(value, Packed):
-        return _made(value.code, _unpacked(value.data), depth)
-    if type(value) is list:
-        return [_shown(item, depth + 1) for item in cast("list[Any]", value)]
-    if type(value) is dict:
-        return {
-            str(name): _shown(item, depth + 1)
-            for name, item in cast("dict[Any, Any]", value).items()
-        }
-    return value
-
-
-def _made(code: int, made: Any, depth: int) -> Any:
-    """Displayed form of a typed value. LangGraph's serializer names a module, an attribute of it,
-    and arguments.
-    """
-    if code == SNAPSHOT:
-        return _shown(made, depth)
-    match made:
-        case ["langgraph.types", "Send", [str(node), *_]]:
-            return SentTask(node)
-        case ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked}, *_]:
-            return StoredQuestion(id_, _shown(asked, depth + 1))
-        case ["builtins", "str", [bytes(text)], *_]:
-            return text.decode("utf-8", "surrogatepass")
-        case ["builtins", "set" | "frozenset" | "tuple" as name, [*items], *_]:
-            shown = [_shown(item, depth + 1) for item in items]
-            return (
-                shown
-                if name == "tuple" or not all(isinstance(item, str) for item in shown)
-                else set(shown)
-            )
-        case [str(module), str(), dict() as fields, *_] if module.startswith(
-            "langchain_core.messages."
-        ):
-            return ShownMessage(
-                {str(name): _shown(item, depth + 1) for name, item in fields.items()}
-            )
-        case [str(module), str(name), arguments, *_]:
-            return Unread(f"{module}.{name}", _shown(arguments, depth + 1))
-        case _:
-            return Unread(f"a value of kind {code}", None)
 
 
 class CheckpointLink(NamedTuple):
@@ -396,4 +240,4 @@ def _written(
 
 
 def _reader(store: RunStore, cursor: Any) -> Any:
-    return read_values(cursor, store.cipher, _Shown(), shared=True)
+    return read_values(cursor, store.cipher, PlainLoader(_shown), shared=True)

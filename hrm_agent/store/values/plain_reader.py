@@ -1,74 +1,103 @@
-"""Reader of stored messages without LangChain.
+"""Decoder of stored values without their types: no object is made, and nothing is imported.
 
-LangGraph's serializer stores a message as its class and its fields. For the four common classes,
-fields with plain values only equal `message_dump` of the message. Anything unusual raises
-`NeedsItsType` and is left to the serializer. So the result never differs from the serializer's.
+LangGraph's serializer stores an object as its class and the parts that it is made of. Here a
+message becomes its fields, and a value of any other class its name and its parts. So a store of
+unknown origin can be shown, and a run can be listed without importing LangChain and LangGraph,
+which takes most of a second.
+
+Each reader projects what it needs from the decoded values. A reader that needs more than a value
+shows without its class raises `NeedsItsType`. Its caller then reads the value by the store's
+serializer.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import ormsgpack
 
+from hrm_agent.store.values.refusals import RefusedValue
+
 __all__ = [
-    "DETAILS",
-    "MESSAGE_FIELDS",
     "TYPED",
     "NeedsItsType",
-    "Packed",
-    "PlainMessages",
-    "StoredMessage",
+    "PlainLoader",
+    "SentTask",
+    "ShownMessage",
+    "StoredQuestion",
+    "Unread",
     "is_json",
-    "is_sound",
-    "unpacked",
+    "request_part",
 ]
 
-_COMMON = ("content", "additional_kwargs", "response_metadata", "type", "name", "id")
-_OF_AI = (*_COMMON, "tool_calls", "invalid_tool_calls", "usage_metadata")
-MESSAGE_FIELDS = {
-    ("langchain_core.messages.human", "HumanMessage"): ("human", _COMMON),
-    ("langchain_core.messages.system", "SystemMessage"): ("system", _COMMON),
-    ("langchain_core.messages.ai", "AIMessage"): (
-        "ai",
-        (*_COMMON, "tool_calls", "invalid_tool_calls", "usage_metadata"),
-    ),
-    ("langchain_core.messages.tool", "ToolMessage"): (
-        "tool",
-        (*_COMMON, "tool_call_id", "artifact", "status"),
-    ),
-}
-"""`type` of such a message and its fields in order, by module and class."""
-_CALL = ("name", "args", "id", "type")
-_INVALID_CALL = ("type", "id", "name", "args", "error")
-_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
-DETAILS = {
-    "input_token_details": ("audio", "cache_creation", "cache_read"),
-    "output_token_details": ("audio", "reasoning"),
-}
-"""Allowed counts by part of `usage_metadata`."""
 TYPED = 100
 """Code of the extension for values that LangGraph's form does not keep
 (`hrm_agent.store.values.typed_values`).
 """
-_PYDANTIC = 5
-"""Extension code of LangGraph's serializer for a pydantic model."""
+_SNAPSHOT = 7
+"""LangGraph's code of a snapshot of a `DeltaChannel`."""
+_DEEPEST = 60
 
 
 class NeedsItsType(Exception):
     """Error for a value that cannot be shown without its class."""
 
 
-class StoredMessage(NamedTuple):
-    """Message without its class."""
+class ShownMessage(NamedTuple):
+    """LangChain message."""
 
-    dump: dict[str, Any]
-    """Fields as JSON values."""
+    fields: dict[str, Any]
+    """Fields of the message, as stored."""
 
 
-class Packed(NamedTuple):
+class SentTask(NamedTuple):
+    """Task that `Send` asks for."""
+
+    node: str
+    """Name of its node."""
+    argument: Any = None
+    """Input of the node."""
+
+
+class StoredQuestion(NamedTuple):
+    """Interrupt of a graph."""
+
+    id: str
+    """LangGraph's id of the interrupt."""
+    value: Any
+    """Question as a plain value."""
+
+
+class Unread(NamedTuple):
+    """Value of a type that is not loaded."""
+
+    type: str
+    """`package.module.Type`, as the store names it."""
+    made_of: Any
+    """Parts of the value, as plain values."""
+
+
+class PlainLoader:
+    """Loader (`hrm_agent.store.values.value_reader`) of decoded values."""
+
+    def __init__(self, project: Callable[[Any], Any]) -> None:
+        """`project` converts each decoded leaf."""
+        self._project = project
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        kind, content = data
+        if kind == "null":
+            return self._project(None)
+        if kind in ("bytes", "bytearray"):
+            return self._project(content)
+        found = _unpacked(content) if kind == "msgpack" else Unread(kind, None)
+        return self._project(_decoded(found, 0))
+
+
+class _Packed(NamedTuple):
     """Value of a type that msgpack does not support."""
 
     code: int
@@ -77,51 +106,70 @@ class Packed(NamedTuple):
     """Packed parts of the value."""
 
 
-class PlainMessages:
-    """Loader (`hrm_agent.store.values.value_reader`) of the values in requests: messages, and the
-    JSON of others.
+def _unpacked(data: bytes) -> Any:
+    try:
+        return ormsgpack.unpackb(data, ext_hook=_Packed, option=ormsgpack.OPT_NON_STR_KEYS)
+    except ValueError:
+        return Unread("a value that cannot be read", None)
+
+
+def _decoded(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST:
+        return Unread("a value that is nested more deeply", None)
+    if isinstance(value, _Packed):
+        return _of_type(value.code, _unpacked(value.data), depth + 1)
+    if type(value) is list:
+        return [_decoded(item, depth + 1) for item in cast("list[Any]", value)]
+    if type(value) is dict:
+        items = cast("dict[Any, Any]", value).items()
+        return {name: _decoded(item, depth + 1) for name, item in items}
+    return value
+
+
+def _of_type(code: int, made: Any, depth: int) -> Any:
+    """Decoded form of a typed value. LangGraph's serializer names a module, an attribute of it, and
+    arguments. A value of the code `TYPED` has the same parts, and the way to build it.
     """
-
-    def loads_typed(self, data: tuple[str, bytes]) -> StoredMessage | bytes | list[Any]:
-        kind, content = data
-        if kind == "bytes":
-            return content
-        found = unpacked(content) if kind == "msgpack" else None
-        if found == []:
-            return []  # a request without messages
-        if not isinstance(found, Packed) or found.code != _PYDANTIC:
-            raise NeedsItsType
-        return StoredMessage(_fields(unpacked(found.data)))
-
-
-def unpacked(data: bytes) -> Any:
-    """Unpacked value, with `Packed` in place of objects. Raises `NeedsItsType` for invalid data."""
-    try:
-        return ormsgpack.unpackb(data, ext_hook=Packed, option=ormsgpack.OPT_NON_STR_KEYS)
-    except ValueError as error:
-        raise NeedsItsType from error
-
-
-def _fields(model: Any) -> dict[str, Any]:
-    """Fields of a packed message."""
-    match model:
-        case [str(module), str(name), dict(), _] if (module, name) in MESSAGE_FIELDS:
-            type_, names = MESSAGE_FIELDS[module, name]
-            fields = cast("dict[Any, Any]", model[2])
+    if code == _SNAPSHOT:
+        return _decoded(made, depth)
+    match made:
+        case ["langgraph.types", "Send", [str(node), *more], *_]:
+            return SentTask(node, _decoded(more, depth))
+        case ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked}, *_]:
+            return StoredQuestion(id_, _decoded(asked, depth))
+        case ["builtins", "str", [bytes(text)], *_]:
+            return text.decode("utf-8", "surrogatepass")
+        case ["builtins", "tuple", [*items], *_]:
+            return tuple(_decoded(item, depth) for item in items)
+        case ["builtins", "set" | "frozenset", [*items], *_]:
+            found = [_decoded(item, depth) for item in items]
+            plain = all(isinstance(item, str | int | float | None) for item in found)
+            return set(found) if plain else found
+        case [str(module), str(), dict() as fields, *_] if module.startswith(
+            "langchain_core.messages."
+        ):
+            items = cast("dict[Any, Any]", fields).items()
+            return ShownMessage({str(name): _decoded(item, depth) for name, item in items})
+        case [str(module), str(name), arguments, *_]:
+            return Unread(f"{module}.{name}", _decoded(arguments, depth))
         case _:
-            raise NeedsItsType
-    try:
-        plain = (
-            tuple(fields) == names
-            and fields["type"] == type_
-            and is_json(fields)
-            and is_sound(fields)
-        )
-    except RecursionError as error:
-        raise NeedsItsType from error
-    if not plain:
+            return Unread(f"a value of kind {code}", None)
+
+
+def request_part(value: Any) -> dict[str, Any] | list[Any]:
+    """JSON of a message or a tool in a request. Raises `NeedsItsType`, and `RefusedValue` for any
+    other value.
+    """
+    if value == []:
+        return []  # a request without messages
+    if isinstance(value, ShownMessage) and is_json(value.fields):
+        return value.fields
+    if isinstance(value, ShownMessage | Unread):
         raise NeedsItsType
-    return fields
+    found = json.loads(value) if isinstance(value, bytes) else None
+    if not isinstance(found, dict):
+        raise RefusedValue(f"a value ({type(value).__name__}) that is no message")
+    return cast("dict[str, Any]", found)
 
 
 def is_json(value: Any) -> bool:
@@ -134,75 +182,3 @@ def is_json(value: Any) -> bool:
         items = cast("dict[Any, Any]", value)
         return all(isinstance(name, str) for name in items) and all(map(is_json, items.values()))
     return type(value) is list and all(map(is_json, cast("list[Any]", value)))
-
-
-def is_sound(fields: Mapping[str, Any]) -> bool:
-    """True if LangChain would keep each of these fields unchanged."""
-    content, calls = fields["content"], fields.get("tool_calls", [])
-    invalid = fields.get("invalid_tool_calls", [])
-    return (
-        _is_text_or_parts(content)
-        and isinstance(fields["additional_kwargs"], dict)
-        and isinstance(fields["response_metadata"], dict)
-        and all(isinstance(fields[name], str | None) for name in ("name", "id"))
-        and isinstance(calls, list)
-        and all(map(_is_call, cast("list[Any]", calls)))
-        and isinstance(invalid, list)
-        and all(map(_is_invalid_call, cast("list[Any]", invalid)))
-        # LangChain would parse these
-        and bool(calls or invalid or not fields["additional_kwargs"].get("tool_calls"))
-        and _is_usage(fields.get("usage_metadata"))
-        and isinstance(fields.get("tool_call_id", ""), str)
-        and fields.get("status", "success") in ("success", "error")
-    )
-
-
-def _is_text_or_parts(content: Any) -> bool:
-    return isinstance(content, str) or (
-        isinstance(content, list)
-        and all(isinstance(part, (str, dict)) for part in cast("list[Any]", content))
-    )
-
-
-def _is_call(call: Any) -> bool:
-    return (
-        isinstance(call, dict)
-        and set(cast("dict[str, Any]", call)) == set(_CALL)
-        and isinstance(call["name"], str)
-        and isinstance(call["args"], dict)
-        and isinstance(call["id"], str | None)
-        and call["type"] == "tool_call"
-    )
-
-
-def _is_invalid_call(call: Any) -> bool:
-    return (
-        isinstance(call, dict)
-        and set(cast("dict[str, Any]", call)) == set(_INVALID_CALL)
-        and all(isinstance(call[name], str | None) for name in ("name", "args", "id", "error"))
-        and call["type"] == "invalid_tool_call"
-    )
-
-
-def _is_usage(usage: Any) -> bool:
-    if usage is None:
-        return True
-    if not isinstance(usage, dict):
-        return False
-    given = cast("dict[str, Any]", usage)
-    counts = {name: value for name, value in given.items() if name not in DETAILS}
-    parts = [(DETAILS[name], value) for name, value in given.items() if name in DETAILS]
-    return (
-        _are_counts(counts, _COUNTS)
-        and len(counts) == len(_COUNTS)
-        and all(_are_counts(v, k) for k, v in parts)
-    )
-
-
-def _are_counts(found: Any, names: tuple[str, ...]) -> bool:
-    if not isinstance(found, dict):
-        return False
-    return all(
-        name in names and type(value) is int
-        for name, value in cast("dict[str, Any]", found).items()
-    )

@@ -26,8 +26,9 @@ from hrm_agent.errors import UnstorableError
 from hrm_agent.store.database.cursors import Cursor, WriteCursor
 from hrm_agent.store.values.blobs import Blobs
 from hrm_agent.store.values.content_addressed import ValueWriter
+from hrm_agent.store.values.plain_reader import request_part
 from hrm_agent.store.values.refusals import Unstorable
-from hrm_agent.store.values.sent_requests import Dump, Sent, json_dump, read_requests
+from hrm_agent.store.values.sent_requests import Dump, Sent, read_requests
 from hrm_agent.store.values.serializer import StrictSerializer
 from hrm_agent.store.values.value_reader import Reference
 from hrm_agent.trajectory.message_dump import message_dump
@@ -213,5 +214,5 @@ class RequestStore:
         return read_requests(reader, self.blobs.cipher, rows, _dump)
 
 
-def _dump(message: Any) -> Dump:
-    return message_dump(message) if isinstance(message, BaseMessage) else json_dump(message)
+def _dump(message: Any) -> Any:
+    return message_dump(message) if isinstance(message, BaseMessage) else request_part(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, cast
@@ -12,11 +11,10 @@ import ormsgpack
 from hrm_agent.errors import StoreError
 from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import DAMAGED
-from hrm_agent.store.values.plain_reader import StoredMessage
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.value_reader import Reference, ValueReader
 
-__all__ = ["Dump", "Sent", "copies_of", "json_dump", "read_request", "read_requests"]
+__all__ = ["Dump", "Sent", "copies_of", "read_request", "read_requests"]
 
 Dump = dict[str, Any]
 Sent = dict[str, dict[str, tuple[Dump, ...]]]
@@ -66,16 +64,6 @@ def read_requests(
             "Its file was damaged or changed: `hrm-agent store verify`.",
         ) from error
     return found
-
-
-def json_dump(message: Any) -> Dump:
-    """Dump of a message that was read without LangChain, or is stored as JSON."""
-    if isinstance(message, StoredMessage):
-        return message.dump
-    found = json.loads(message) if isinstance(message, bytes) else None
-    if not isinstance(found, dict):
-        raise RefusedValue(f"a value ({type(message).__name__}) that is no message")
-    return cast(Dump, found)
 
 
 def copies_of(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from hrm_agent.errors import StoreError
 from hrm_agent.store.browse.lists import overlays_of
 from hrm_agent.store.browse.messages import new_messages
-from hrm_agent.store.browse.state import ShownMessage, Unread, shown_channels
+from hrm_agent.store.browse.state import shown_channels
 from hrm_agent.store.values.damage import DAMAGED
+from hrm_agent.store.values.plain_reader import ShownMessage, Unread
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.words import failed_text, parts_of, text_of, thoughts_of
 from hrm_agent.viewer.json_text import PIECE, NotThere, json_lines

@@ -23,8 +23,8 @@ from hrm_agent.runtime.time_travel.fork import fork, siblings
 from hrm_agent.runtime.time_travel.history import History, Moment, Step
 from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.browse.state import SentTask, newest_plain_channels, outlines
-from hrm_agent.store.values.plain_reader import NeedsItsType
+from hrm_agent.store.browse.state import newest_plain_channels, outlines
+from hrm_agent.store.values.plain_reader import NeedsItsType, SentTask
 from hrm_agent.trajectory import TaskRef
 from tests.support.graphs.scripts import TASK_PROMPT, Roles, multiplier
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
-from hrm_agent.store.browse.state import ShownMessage, checkpoint_links, shown_channels
+from hrm_agent.store.browse.state import checkpoint_links, shown_channels
+from hrm_agent.store.values.plain_reader import ShownMessage
 from hrm_agent.viewer.json_text import cut_text, short
 from hrm_agent.viewer.projections.groups import Damaged, overlay_data
 from hrm_agent.viewer.projections.trajectory.items import item_rows

@@ -17,10 +17,6 @@ from hrm_agent.runtime.time_travel.read_history import HistoryReader
 from hrm_agent.store import RunStore
 from hrm_agent.store.browse.state import (
     CheckpointLink,
-    SentTask,
-    ShownMessage,
-    StoredQuestion,
-    Unread,
     Written,
     checkpoint_links,
     outlines_of,
@@ -29,6 +25,7 @@ from hrm_agent.store.browse.state import (
 )
 from hrm_agent.store.values.checkpoint_reader import CheckpointOutline, CheckpointRow
 from hrm_agent.store.values.damage import DAMAGED, in_a_line
+from hrm_agent.store.values.plain_reader import SentTask, ShownMessage, StoredQuestion, Unread
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 from hrm_agent.trajectory.words import text_of, thoughts_of
 from hrm_agent.viewer.json_text import (
@@ -345,8 +342,8 @@ def plain(value: Any) -> Any:
         case dict():
             return {str(name): plain(item) for name, item in cast("dict[Any, Any]", value).items()}
         case set():
-            return sorted(cast("set[str]", value))
-        case list():
+            return sorted(cast("set[Any]", value), key=str)
+        case list() | tuple():
             return [plain(item) for item in cast("list[Any]", value)]
         case _:
             return value
