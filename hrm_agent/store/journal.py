@@ -20,7 +20,6 @@ Tool calls are found by id, by the hash of their name and arguments, and by thei
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -30,11 +29,21 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store.database.cursors import Cursor, WriteCursor, answered, placeholders
 from hrm_agent.store.database.database import Database
 from hrm_agent.store.database.held_threads import HeldThread, KnownToolCall, WrittenCall
+from hrm_agent.store.records import (
+    CALLS,
+    DRAWS,
+    HEADERS,
+    OPTIONS,
+    OVERLAYS,
+    SCORINGS,
+    TOOL_CALLS,
+    RecordTable,
+)
 from hrm_agent.store.threads import describe_thread
 from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import OnDamage, reading
 from hrm_agent.store.values.hashing import hash_of
-from hrm_agent.store.values.packed_records import plain_mask, plain_numbers, plain_record
+from hrm_agent.store.values.packed_records import plain_mask, plain_numbers
 from hrm_agent.store.values.plain_reader import NeedsItsType, PlainLoader, request_part
 from hrm_agent.store.values.sent_requests import Sent, copies_of, read_requests
 from hrm_agent.store.values.value_reader import read_values
@@ -56,15 +65,11 @@ if TYPE_CHECKING:
     from hrm_agent.store.values.serializer import StrictSerializer
 
 __all__ = [
-    "DrawsJournal",
-    "OverlaysJournal",
     "Scorings",
     "StoreJournal",
     "ThreadOptions",
-    "ToolCallsJournal",
 ]
 
-_TOOL_CALLS = "SELECT id, record FROM tool_calls"
 _FOUND_BY = ("id", "checkpoint_id", "arguments_hash", "key_hash")
 """Columns of a `KnownToolCall`."""
 _INSERT = (
@@ -73,302 +78,6 @@ _INSERT = (
 )
 
 
-class ToolCallsJournal(ABC):
-    """Tool calls of a store's journal."""
-
-    _database: Database
-    _cipher: Cipher
-
-    @abstractmethod
-    def _inherited_steps(self, thread_id: str) -> list[tuple[str, str]]:
-        """Ids and steps of the tool calls in the lineage of a fork."""
-
-    def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
-        if (held := self._database.held.of(thread_id)) is not None:
-            if (known := held.record(record_id)) is not None:
-                return known[0]
-            inherited = held.inherited(lambda: self._inherited_steps(thread_id))
-            if record_id not in self._tool_calls_of(held, thread_id) and record_id not in map(
-                itemgetter(0), inherited
-            ):
-                return None
-        return next(iter(self._tool_calls("id = ?", (record_id,))), None)
-
-    def _tool_calls_of(self, held: HeldThread, thread_id: str) -> dict[str, KnownToolCall]:
-        def load() -> list[KnownToolCall]:
-            # do not miss what another thread is committing
-            with self._database.settled() as cursor:
-                query = (
-                    f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER"
-                    " BY seq"
-                )
-                return [
-                    KnownToolCall._make(row)
-                    for row in cursor.execute(query, (thread_id,)).fetchall()
-                ]
-
-        return held.tool_calls(load)
-
-    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
-        hash_ = self._hash(name, arguments)
-        if (held := self._database.held.of(thread_id)) is not None:
-            found = self._tool_calls_of(held, thread_id).values()
-            return next((known.id for known in [*found] if known.arguments_hash == hash_), None)
-        query = (
-            "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq"
-            " LIMIT 1"
-        )
-        with self._database.read() as cursor:
-            row = cursor.execute(query, (thread_id, hash_)).fetchone()
-        return str(row[0]) if row else None
-
-    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        found = self._tool_calls(
-            "thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key))
-        )
-        return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
-
-    def write_tool_call(
-        self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
-    ) -> ToolCall:
-        """Write a tool call (see `Journal.write_tool_call`)."""
-        thread = tool_call.identity.thread_id
-        if (
-            repeatable
-            and not again
-            and self._database.joins(held := self._database.held.of(thread))
-        ):
-            known = held.record(tool_call.id)
-            if known is not None and known[0].status is not None:
-                return known[0]
-            if held.new and (
-                known is not None or tool_call.id not in self._tool_calls_of(held, thread)
-            ):
-                self._defer(held, tool_call)
-                return tool_call
-        return self._database.add(
-            lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread
-        )
-
-    def _defer(self, held: HeldThread, tool_call: ToolCall) -> None:
-        found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
-        thread = tool_call.identity.thread_id
-        query = f"{_INSERT} DO UPDATE SET record = excluded.record"
-        row = (*found_by, thread, sealed)
-        stop = self._database.fence.stopping(thread, held.lease)
-        self._database.defer(
-            lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds
-        )
-        # readers of the table wait for the row meanwhile
-        held.add_tool_call(found_by, tool_call, sealed)
-
-    def _sealed(self, tool_call: ToolCall) -> bytes:
-        return self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id)
-
-    def _as_found(self, tool_call: ToolCall) -> KnownToolCall:
-        key = tool_call.idempotency_key
-        return KnownToolCall(
-            *(
-                tool_call.id,
-                tool_call.identity.step,
-                self._hash(tool_call.name, tool_call.arguments),
-            ),
-            None if key is None else self._hash("key", key),
-        )
-
-    def insert_tool_call(
-        self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False
-    ) -> ToolCall:
-        """Write a tool call as part of another transaction."""
-        found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
-        held = self._database.held.of(tool_call.identity.thread_id)
-        standing = self._insert_tool_call(cursor, tool_call, found_by, sealed, held, again=again)
-        if held is not None and standing is tool_call:
-            held.add_tool_call(found_by, tool_call, sealed)
-        return standing
-
-    def _insert_tool_call(
-        self,
-        cursor: Cursor,
-        tool_call: ToolCall,
-        found_by: KnownToolCall,
-        sealed: bytes,
-        held: HeldThread | None,
-        *,
-        again: bool,
-    ) -> ToolCall:
-        known = held.record(tool_call.id) if held is not None else None
-        update = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
-        if known is not None and not again and known[0].status is not None:
-            return known[0]
-        if (
-            known is not None
-            and answered(cursor, update, (sealed, tool_call.id, known[1]), (1,)) is not None
-        ):
-            return tool_call
-        while True:
-            row = (*found_by, tool_call.identity.thread_id, sealed)
-            new = None if held is not None and held.has_tool_call(tool_call.id) else (1,)
-            if answered(cursor, f"{_INSERT} DO NOTHING RETURNING 1", row, new) is not None:
-                return tool_call
-            stored = cursor.execute(
-                "SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)
-            ).fetchone()
-            if stored is None:  # deleted meanwhile
-                continue
-            standing = self._read_tool_call(tool_call.id, stored[0])
-            if standing.status is not None and not again:
-                return standing
-            # On a server, another transaction may have ended the call since it was read.
-            if cursor.execute(update, (sealed, tool_call.id, stored[0])).fetchone() is not None:
-                return tool_call
-
-    def _steps(self, thread_id: str) -> list[tuple[str, str]]:
-        with self._database.read() as cursor:
-            query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
-            return [
-                (str(id_), str(step))
-                for id_, step in cursor.execute(query, (thread_id,)).fetchall()
-            ]
-
-    def tool_calls(self) -> list[ToolCall]:
-        """All tool calls of the store, in the order in which they started."""
-        return self._tool_calls("1 = 1", ())
-
-    def tool_calls_among(
-        self, ids: Sequence[str], *, steps_of: str | None = None
-    ) -> Iterator[ToolCall]:
-        """Tool calls by their ids, or by the ids of their steps on the thread `steps_of`."""
-        for start in range(0, len(ids), 500):
-            some = ids[start : start + 500]
-            column, values = (
-                ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
-            )
-            and_thread = "" if steps_of is None else " AND thread_id = ?"
-            yield from self._tool_calls(
-                f"{column} IN ({placeholders(len(some))}){and_thread}", values
-            )
-
-    def _hash(self, *parts: Any) -> str:
-        """Hash for lookups by content. It is keyed in an encrypted store, so it reveals nothing."""
-        plain = content_hash(*parts)
-        return (
-            hash_of(0, plain.encode(), self._cipher.hash_key).hex()
-            if self._cipher.hash_key
-            else plain
-        )
-
-    def _tool_calls(self, where: str, values: Sequence[Any]) -> list[ToolCall]:
-        with self._database.read() as cursor:
-            rows = cursor.execute(f"{_TOOL_CALLS} WHERE {where} ORDER BY seq", values).fetchall()
-        return [self._read_tool_call(id_, record) for id_, record in rows]
-
-    def _read_tool_call(self, id_: str, record: bytes) -> ToolCall:
-        with reading("tool call", id_):
-            return ToolCall.model_validate_json(
-                plain_record(self._cipher.open(record, "tool", id_))
-            )
-
-
-class OverlaysJournal:
-    """Overlays of a store's journal."""
-
-    _database: Database
-    _cipher: Cipher
-
-    def write_overlays(self, overlays: Sequence[Overlay]) -> None:
-        """Write the judgements of one training step, in one transaction."""
-        rows = [(o.run_id, o.step, o.trajectory_id, self._sealed_overlay(o)) for o in overlays]
-        self._database.add(
-            lambda cursor: cursor.executemany(
-                "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES (?, ?, ?, ?) ON"
-                " CONFLICT (run_id, trajectory_id) DO UPDATE SET step = excluded.step, record ="
-                " excluded.record",
-                rows,
-            )
-        )
-
-    def _sealed_overlay(self, overlay: Overlay) -> bytes:
-        # Unset fields are left out: an earlier version refuses a field that it does not know.
-        silent = {
-            name
-            for name in ("carried_from", "credit", "penalty_by_role")
-            if getattr(overlay, name) is None
-        }
-        record = overlay.model_dump_json(exclude=silent)
-        return self._cipher.seal(record.encode(), "overlay", overlay.run_id, overlay.trajectory_id)
-
-    def overlays(self, run_id: str, step: int | None = None) -> list[Overlay]:
-        """Judgements of one training run by step, or of one step only."""
-        which, values = ("", (run_id,)) if step is None else (" AND step = ?", (run_id, step))
-        query = (
-            f"SELECT trajectory_id, record FROM overlays WHERE run_id = ?{which} ORDER BY step, seq"
-        )
-        with self._database.read() as cursor:
-            rows = cursor.execute(query, values).fetchall()
-        found: list[Overlay] = []
-        for trajectory_id, record in rows:
-            with reading("judgement", f"{run_id} of {trajectory_id}"):
-                opened = self._cipher.open(record, "overlay", run_id, trajectory_id)
-                found.append(Overlay.model_validate_json(opened))
-        return found
-
-
-class DrawsJournal(ABC):
-    """Draws of a store's journal."""
-
-    _database: Database
-    _cipher: Cipher
-
-    @abstractmethod
-    def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
-        """Threads that a fork descends from, oldest first, with the steps that it shares with
-        each.
-        """
-
-    def draws_of_thread(self, thread_id: str) -> list[TaskDraws]:
-        """Draws of a thread's tasks, in no order."""
-        query = "SELECT task_id, attempt, record FROM draws WHERE thread_id = ?"
-        with self._database.read() as cursor:
-            rows = cursor.execute(query, (thread_id,)).fetchall()
-        found: list[TaskDraws] = []
-        for task_id, attempt, record in rows:
-            with reading("draws of task", task_id):
-                opened = self._cipher.open(record, "draws", thread_id, task_id, str(attempt))
-                found.append(TaskDraws.model_validate_json(opened))
-        return found
-
-    def draws_of(self, header: Trajectory) -> list[TaskDraws]:
-        """Draws of a run's tasks. For a fork, also those of the lineage that it inherited."""
-        left = [
-            draws
-            for thread, steps in self.threads_behind(header)
-            for draws in self.draws_of_thread(thread)
-            if draws.identity.step in steps
-        ]
-        return left + self.draws_of_thread(header.thread_id)
-
-    def write_draws(
-        self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]
-    ) -> None:
-        """Write the draws of a task with the next commit. They replace a previous row of the same
-        key.
-        """
-        place = (thread_id, *map(str, key))
-
-        def write(cursor: Cursor) -> None:
-            sealed = self._cipher.seal(record().model_dump_json().encode(), "draws", *place)
-            cursor.execute(
-                "INSERT INTO draws (thread_id, task_id, attempt, record) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (thread_id, task_id, attempt) DO UPDATE SET record = excluded.record",
-                (thread_id, *key, sealed),
-            )
-
-        self._database.defer(write, thread_id)
-
-
-_APART = {"token_ids", "mask", "logprobs", "request", "tools"}
-"""Fields of a call that have rows of their own. Older stores keep the request in the record."""
 _CALLS = (
     "SELECT c.id, c.record, t.token_ids, t.mask, t.logprobs, r.data FROM calls c "
     "LEFT JOIN tokens t ON t.call_id = c.id LEFT JOIN requests r ON r.call_id = c.id"
@@ -391,7 +100,7 @@ SELECT id, parent_id FROM line ORDER BY depth DESC
 """
 
 
-class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
+class StoreJournal:
     """Journal of a run store. Every write is committed when it returns, except draws and a run's
     joined steps.
     """
@@ -403,6 +112,10 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         messages.
         """
         self._database, self._cipher, self._requests = database, cipher, requests
+        self._headers = RecordTable(HEADERS, database, cipher)
+        self._tool_call_rows = RecordTable(TOOL_CALLS, database, cipher)
+        self._draws = RecordTable(DRAWS, database, cipher)
+        self._overlays = RecordTable(OVERLAYS, database, cipher)
         self.is_blocking = database.is_blocking
         """True if a write waits for a disk or a server. An event loop then hands it to a thread."""
 
@@ -516,7 +229,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
     def _sealed_call(self, call: Call) -> tuple[bytes, tuple[bytes, bytes, bytes]]:
         seal = self._cipher.seal
-        return seal(call.model_dump_json(exclude=_APART).encode(), "call", call.id), (
+        return CALLS.sealed(self._cipher, call, call.id), (
             seal(array("i", call.token_ids).tobytes(), "tokens", call.id),
             seal(bytes(call.mask), "mask", call.id),
             seal(array("f", call.logprobs).tobytes(), "logprobs", call.id),
@@ -546,16 +259,237 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         self, id_: str, record: bytes, token_ids: bytes | None, mask: bytes, logprobs: bytes
     ) -> Call:
         opened = self._cipher.open
+        call = CALLS.opened(self._cipher, (id_,), record)
+        if token_ids is None:
+            return call
         with reading("model call", id_):
-            call = Call.model_validate_json(plain_record(opened(record, "call", id_)))
-            if token_ids is None:
-                return call
             tokens = {
                 "token_ids": tuple(array("i", plain_numbers(opened(token_ids, "tokens", id_)))),
                 "mask": tuple(map(bool, plain_mask(opened(mask, "mask", id_)))),
                 "logprobs": tuple(array("f", plain_numbers(opened(logprobs, "logprobs", id_)))),
             }
         return call.model_copy(update=tokens)
+
+    # tool calls
+
+    def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
+        if (held := self._database.held.of(thread_id)) is not None:
+            if (known := held.record(record_id)) is not None:
+                return known[0]
+            inherited = held.inherited(lambda: self._inherited_steps(thread_id))
+            if record_id not in self._tool_calls_of(held, thread_id) and record_id not in map(
+                itemgetter(0), inherited
+            ):
+                return None
+        return next(iter(self._tool_call_rows.read("id = ?", (record_id,))), None)
+
+    def _tool_calls_of(self, held: HeldThread, thread_id: str) -> dict[str, KnownToolCall]:
+        def load() -> list[KnownToolCall]:
+            # do not miss what another thread is committing
+            with self._database.settled() as cursor:
+                query = (
+                    f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER"
+                    " BY seq"
+                )
+                return [
+                    KnownToolCall._make(row)
+                    for row in cursor.execute(query, (thread_id,)).fetchall()
+                ]
+
+        return held.tool_calls(load)
+
+    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
+        hash_ = self._hash(name, arguments)
+        if (held := self._database.held.of(thread_id)) is not None:
+            found = self._tool_calls_of(held, thread_id).values()
+            return next((known.id for known in [*found] if known.arguments_hash == hash_), None)
+        query = (
+            "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq"
+            " LIMIT 1"
+        )
+        with self._database.read() as cursor:
+            row = cursor.execute(query, (thread_id, hash_)).fetchone()
+        return str(row[0]) if row else None
+
+    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
+        found = self._tool_call_rows.read(
+            "thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key))
+        )
+        return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
+
+    def write_tool_call(
+        self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
+    ) -> ToolCall:
+        """Write a tool call (see `Journal.write_tool_call`)."""
+        thread = tool_call.identity.thread_id
+        if (
+            repeatable
+            and not again
+            and self._database.joins(held := self._database.held.of(thread))
+        ):
+            known = held.record(tool_call.id)
+            if known is not None and known[0].status is not None:
+                return known[0]
+            if held.new and (
+                known is not None or tool_call.id not in self._tool_calls_of(held, thread)
+            ):
+                self._defer(held, tool_call)
+                return tool_call
+        return self._database.add(
+            lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread
+        )
+
+    def _defer(self, held: HeldThread, tool_call: ToolCall) -> None:
+        found_by, sealed = (
+            self._as_found(tool_call),
+            TOOL_CALLS.sealed(self._cipher, tool_call, tool_call.id),
+        )
+        thread = tool_call.identity.thread_id
+        query = f"{_INSERT} DO UPDATE SET record = excluded.record"
+        row = (*found_by, thread, sealed)
+        stop = self._database.fence.stopping(thread, held.lease)
+        self._database.defer(
+            lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds
+        )
+        # readers of the table wait for the row meanwhile
+        held.add_tool_call(found_by, tool_call, sealed)
+
+    def _as_found(self, tool_call: ToolCall) -> KnownToolCall:
+        key = tool_call.idempotency_key
+        return KnownToolCall(
+            *(
+                tool_call.id,
+                tool_call.identity.step,
+                self._hash(tool_call.name, tool_call.arguments),
+            ),
+            None if key is None else self._hash("key", key),
+        )
+
+    def insert_tool_call(
+        self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False
+    ) -> ToolCall:
+        """Write a tool call as part of another transaction."""
+        found_by, sealed = (
+            self._as_found(tool_call),
+            TOOL_CALLS.sealed(self._cipher, tool_call, tool_call.id),
+        )
+        held = self._database.held.of(tool_call.identity.thread_id)
+        standing = self._insert_tool_call(cursor, tool_call, found_by, sealed, held, again=again)
+        if held is not None and standing is tool_call:
+            held.add_tool_call(found_by, tool_call, sealed)
+        return standing
+
+    def _insert_tool_call(
+        self,
+        cursor: Cursor,
+        tool_call: ToolCall,
+        found_by: KnownToolCall,
+        sealed: bytes,
+        held: HeldThread | None,
+        *,
+        again: bool,
+    ) -> ToolCall:
+        known = held.record(tool_call.id) if held is not None else None
+        update = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
+        if known is not None and not again and known[0].status is not None:
+            return known[0]
+        if (
+            known is not None
+            and answered(cursor, update, (sealed, tool_call.id, known[1]), (1,)) is not None
+        ):
+            return tool_call
+        while True:
+            row = (*found_by, tool_call.identity.thread_id, sealed)
+            new = None if held is not None and held.has_tool_call(tool_call.id) else (1,)
+            if answered(cursor, f"{_INSERT} DO NOTHING RETURNING 1", row, new) is not None:
+                return tool_call
+            stored = cursor.execute(
+                "SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)
+            ).fetchone()
+            if stored is None:  # deleted meanwhile
+                continue
+            standing = TOOL_CALLS.opened(self._cipher, (tool_call.id,), stored[0])
+            if standing.status is not None and not again:
+                return standing
+            # On a server, another transaction may have ended the call since it was read.
+            if cursor.execute(update, (sealed, tool_call.id, stored[0])).fetchone() is not None:
+                return tool_call
+
+    def _steps(self, thread_id: str) -> list[tuple[str, str]]:
+        with self._database.read() as cursor:
+            query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+            return [
+                (str(id_), str(step))
+                for id_, step in cursor.execute(query, (thread_id,)).fetchall()
+            ]
+
+    def tool_calls(self) -> list[ToolCall]:
+        """All tool calls of the store, in the order in which they started."""
+        return self._tool_call_rows.read("1 = 1", ())
+
+    def tool_calls_among(
+        self, ids: Sequence[str], *, steps_of: str | None = None
+    ) -> Iterator[ToolCall]:
+        """Tool calls by their ids, or by the ids of their steps on the thread `steps_of`."""
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            column, values = (
+                ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            )
+            and_thread = "" if steps_of is None else " AND thread_id = ?"
+            yield from self._tool_call_rows.read(
+                f"{column} IN ({placeholders(len(some))}){and_thread}", values
+            )
+
+    def _hash(self, *parts: Any) -> str:
+        """Hash for lookups by content. It is keyed in an encrypted store, so it reveals nothing."""
+        plain = content_hash(*parts)
+        return (
+            hash_of(0, plain.encode(), self._cipher.hash_key).hex()
+            if self._cipher.hash_key
+            else plain
+        )
+
+    # draws
+
+    def draws_of_thread(self, thread_id: str) -> list[TaskDraws]:
+        """Draws of a thread's tasks, in no order."""
+        return self._draws.read("thread_id = ?", (thread_id,))
+
+    def draws_of(self, header: Trajectory) -> list[TaskDraws]:
+        """Draws of a run's tasks. For a fork, also those of the lineage that it inherited."""
+        left = [
+            draws
+            for thread, steps in self.threads_behind(header)
+            for draws in self.draws_of_thread(thread)
+            if draws.identity.step in steps
+        ]
+        return left + self.draws_of_thread(header.thread_id)
+
+    def write_draws(
+        self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]
+    ) -> None:
+        """Write the draws of a task with the next commit. They replace a previous row of the same
+        key.
+        """
+        self._database.defer(
+            lambda cursor: self._draws.insert(cursor, record(), thread_id, *key), thread_id
+        )
+
+    # overlays
+
+    def write_overlays(self, overlays: Sequence[Overlay]) -> None:
+        """Write the judgements of one training step, in one transaction."""
+        rows = [self._overlays.row(o, o.run_id, o.trajectory_id, step=o.step) for o in overlays]
+        if rows:
+            self._database.add(
+                lambda cursor: cursor.executemany(rows[0][0], [values for _, values in rows])
+            )
+
+    def overlays(self, run_id: str, step: int | None = None) -> list[Overlay]:
+        """Judgements of one training run by step, or of one step only."""
+        which, values = ("", (run_id,)) if step is None else (" AND step = ?", (run_id, step))
+        return self._overlays.read(f"run_id = ?{which}", values)
 
     # trajectories
 
@@ -564,22 +498,16 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
         A trajectory that has ended is not overwritten, unless it is resumed (`RunStatus.RUNNING`).
         """
-        header = trajectory.model_dump_json(
-            exclude={"calls", "tool_calls", "failed_calls"}
-        ).encode()
+        header = HEADERS.dump(trajectory)
         row = (
-            *(
-                trajectory.id,
-                trajectory.run_id,
-                trajectory.group_id,
-                trajectory.thread_id,
-                trajectory.status.value,
-            ),
-            *(
-                trajectory.started_at,
-                trajectory.forked_from.trajectory_id if trajectory.forked_from else None,
-            ),
-            self._cipher.seal(header, "trajectory", trajectory.id),
+            trajectory.id,
+            trajectory.run_id,
+            trajectory.group_id,
+            trajectory.thread_id,
+            trajectory.status.value,
+            trajectory.started_at,
+            trajectory.forked_from.trajectory_id if trajectory.forked_from else None,
+            self._cipher.seal(header, HEADERS.word, trajectory.id),
         )
 
         held = self._database.held.of(trajectory.thread_id)
@@ -646,8 +574,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
                 name: copies_of(value, copied) for name, value in shown.items() if value is not None
             }
             read.append(self._read_call(id_, *written.row).model_copy(update=known))
-        tools = tuple(self._read_tool_call(id_, record) for id_, record in tool_calls)
-        return _with(Trajectory.model_validate_json(header), read, tools)
+        tools = [TOOL_CALLS.opened(self._cipher, row[:1], row[1]) for row in tool_calls]
+        return _with(HEADERS.load(header), read, tools)
 
     def trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory:
         """Trajectory with its calls, by its own id or its thread's. Raises `StoreError` if it is
@@ -727,7 +655,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         requests.
         """
         calls = self._calls("c.thread_id = ?", (header.thread_id,), requests=requests)
-        tool_calls = self._tool_calls("thread_id = ?", (header.thread_id,))
+        tool_calls = self._tool_call_rows.read("thread_id = ?", (header.thread_id,))
         if header.forked_from is not None:
             inherited_calls, inherited_tools = self._inherited(header, requests=requests)
             calls, tool_calls = inherited_calls + calls, inherited_tools + tool_calls
@@ -741,20 +669,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         `on_damage` is called for an unreadable one, which is then left out. By default `StoreError`
         is raised.
         """
-        with self._database.read() as cursor:
-            query = f"SELECT id, record FROM trajectories WHERE {where} ORDER BY seq"
-            rows = cursor.execute(query, values).fetchall()
-        found: list[Trajectory] = []
-        for id_, record in rows:
-            try:
-                with reading("trajectory", id_):
-                    header = plain_record(self._cipher.open(record, "trajectory", id_))
-                    found.append(Trajectory.model_validate_json(header))
-            except StoreError as error:
-                if on_damage is None:
-                    raise
-                on_damage(id_, error)
-        return found
+        return self._headers.read(where, values, on_damage)
 
     def _inherited(
         self, header: Trajectory, *, requests: bool
@@ -767,7 +682,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         for thread, steps in self.threads_behind(header):
             of_thread = self._calls("c.thread_id = ?", (thread,), requests=requests)
             calls += [call for call in of_thread if call.identity.step in steps]
-            tools = self._tool_calls("thread_id = ?", (thread,))
+            tools = self._tool_call_rows.read("thread_id = ?", (thread,))
             tool_calls += [tool for tool in tools if tool.identity.step in steps]
         return calls, tool_calls
 
@@ -867,7 +782,7 @@ class ThreadOptions:
     """Options of a store's threads."""
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
-        self._database, self._cipher = database, cipher
+        self._database, self._rows = database, RecordTable(OPTIONS, database, cipher)
 
     def write(self, thread_id: str, text: str) -> None:
         """Write the options of a thread. They replace previous ones."""
@@ -879,21 +794,12 @@ class ThreadOptions:
 
     def insert(self, cursor: Cursor, thread_id: str, text: str) -> None:
         """Write options as part of another transaction."""
-        cursor.execute(
-            "INSERT INTO options (thread_id, record) VALUES (?, ?) "
-            "ON CONFLICT (thread_id) DO UPDATE SET record = excluded.record",
-            (thread_id, self._cipher.seal(text.encode(), "options", thread_id)),
-        )
+        self._rows.insert(cursor, text, thread_id)
 
     def read(self, thread_id: str) -> str | None:
         """Options of a thread (None if missing). Raises `StoreError` for a damaged row."""
-        query = "SELECT record FROM options WHERE thread_id = ?"
-        with self._database.read() as cursor:
-            row = cursor.execute(query, (thread_id,)).fetchone()
-        if row is None:
-            return self.in_a_file(thread_id)
-        with reading("row of options of thread", repr(thread_id)):
-            return self._cipher.open(row[0], "options", thread_id).decode()
+        found = self._rows.read("thread_id = ?", (thread_id,))
+        return found[0] if found else self.in_a_file(thread_id)
 
     def in_a_file(self, thread_id: str, trajectory_id: str = "") -> str | None:
         """Options in the file that an earlier version kept beside the store (None if missing)."""
@@ -905,17 +811,12 @@ class ThreadOptions:
             return None
 
 
-_WRITE = (
-    "INSERT INTO scorings (rubric, trajectory_id, record) VALUES (?, ?, ?) "
-    "ON CONFLICT (rubric, trajectory_id) DO UPDATE SET record = excluded.record"
-)
-
-
 class Scorings:
     """Scorings of a store. A rubric has one scoring per trajectory. Scoring again replaces it."""
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database, self._cipher = database, cipher
+        self._rows = RecordTable(SCORINGS, database, cipher)
 
     def write(self, scorings: Sequence[Scoring], *, as_rewards: bool = False) -> None:
         """Write all scorings in one transaction.
@@ -923,13 +824,12 @@ class Scorings:
         `as_rewards` also sets the rewards of the trajectories, for scoring by the run that made
         them. A trajectory that has rewards keeps them.
         """
-        rows = [(s.rubric, s.trajectory_id, self._sealed(s)) for s in scorings]
 
         def write(cursor: Cursor) -> None:
-            for row in rows:
-                cursor.execute(_WRITE, row)
-            for scoring in scorings if as_rewards else ():
-                self._as_rewards(cursor, scoring)
+            for scoring in scorings:
+                self._rows.insert(cursor, scoring, scoring.rubric, scoring.trajectory_id)
+                if as_rewards:
+                    self._as_rewards(cursor, scoring)
 
         self._database.write(write)
 
@@ -945,12 +845,11 @@ class Scorings:
 
         def write(cursor: WriteCursor) -> Scoring | None:
             self._database.lock_thread(cursor, f"scoring:{trajectory_id}")
-            query = "SELECT record FROM scorings WHERE rubric = ? AND trajectory_id = ?"
-            row = cursor.execute(query, place).fetchone()
-            standing = None if row is None else self._opened(*place, row[0])
+            rows = self._rows.query(cursor, "rubric = ? AND trajectory_id = ?", place)
+            standing = next((found for _, found in SCORINGS.rows(self._cipher, rows)), None)
             changed = change(standing)
             if changed is not None:
-                cursor.execute(_WRITE, (*place, self._sealed(changed)))
+                self._rows.insert(cursor, changed, *place)
             return changed or standing
 
         return self._database.write(write)
@@ -960,21 +859,11 @@ class Scorings:
         row = cursor.execute("SELECT record FROM trajectories WHERE id = ?", (id_,)).fetchone()
         if row is None or not scoring.rewards:
             return
-        with reading("trajectory", id_):
-            header = Trajectory.model_validate_json(
-                plain_record(self._cipher.open(row[0], "trajectory", id_))
-            )
+        header = HEADERS.opened(self._cipher, (id_,), row[0])
         if not header.rewards:
             scored = header.model_copy(update={"rewards": scoring.rewards})
-            record = scored.model_dump_json(
-                exclude={"calls", "tool_calls", "failed_calls"}
-            ).encode()
-            sealed = self._cipher.seal(record, "trajectory", id_)
+            sealed = HEADERS.sealed(self._cipher, scored, id_)
             cursor.execute("UPDATE trajectories SET record = ? WHERE id = ?", (sealed, id_))
-
-    def _sealed(self, scoring: Scoring) -> bytes:
-        place = ("scoring", scoring.rubric, scoring.trajectory_id)
-        return self._cipher.seal(scoring.model_dump_json().encode(), *place)
 
     def rubrics(self) -> list[str]:
         """Rubrics with at least one scoring, in the order of their first scores."""
@@ -986,27 +875,15 @@ class Scorings:
 
     def by_rubric(self, rubric: str) -> dict[str, Scoring]:
         """Scorings by one rubric, by trajectory id."""
-        return {found.trajectory_id: found for found in self._read("rubric = ?", rubric)}
+        return {found.trajectory_id: found for found in self._rows.read("rubric = ?", (rubric,))}
 
     def trajectory_ids(self, rubric: str, at_least: float) -> list[str]:
         """Ids of the trajectories whose reward by a rubric is at least `at_least`, in the order in
         which they were first scored.
         """
-        found = self._read("rubric = ?", rubric)
+        found = self._rows.read("rubric = ?", (rubric,))
         return [s.trajectory_id for s in found if s.rewards and s.rewards["reward"] >= at_least]
 
     def of(self, trajectory_id: str) -> list[Scoring]:
         """Scorings of one trajectory, oldest first."""
-        return list(self._read("trajectory_id = ?", trajectory_id))
-
-    def _read(self, where: str, value: str) -> Iterable[Scoring]:
-        query = f"SELECT rubric, trajectory_id, record FROM scorings WHERE {where} ORDER BY seq"
-        with self._database.read() as cursor:
-            rows = cursor.execute(query, (value,)).fetchall()
-        for rubric, trajectory_id, record in rows:
-            yield self._opened(rubric, trajectory_id, record)
-
-    def _opened(self, rubric: str, trajectory_id: str, record: bytes) -> Scoring:
-        with reading("scoring", f"of {trajectory_id} by {rubric}"):
-            opened = self._cipher.open(record, "scoring", rubric, trajectory_id)
-            return Scoring.model_validate_json(opened)
+        return self._rows.read("trajectory_id = ?", (trajectory_id,))

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.database.cursors import Cursor, placeholders
+from hrm_agent.store.records import CALLS, HEADERS, OVERLAYS, TOOL_CALLS, RecordKind
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.values.damage import DAMAGED, OnDamage, reading
-from hrm_agent.store.values.packed_records import plain_mask, plain_record
-from hrm_agent.trajectory import Call, Overlay, ToolCall, ToolStatus, Trajectory
+from hrm_agent.store.values.damage import DAMAGED, OnDamage
+from hrm_agent.store.values.packed_records import plain_mask
+from hrm_agent.trajectory import Call, Overlay, ToolStatus, Trajectory
 
 __all__ = [
     "StoredHeader",
@@ -80,20 +82,13 @@ def headers_page(
     """Headers of trajectories, in the order in which they started. `on_damage` is called for a
     damaged one, which is left out.
     """
-    query = f"SELECT seq, id, record FROM trajectories WHERE {where} ORDER BY seq"
+    query = f"SELECT id, record, seq FROM trajectories WHERE {where} ORDER BY seq"
     with store.database.read() as cursor:
         rows = cursor.execute(
             query + (f" LIMIT {int(limit)}" if limit is not None else ""), values
         ).fetchall()
-    found: list[StoredHeader] = []
-    for seq, id_, record in rows:
-        try:
-            with reading("trajectory", id_):
-                plain = plain_record(store.cipher.open(record, "trajectory", id_))
-                found.append(StoredHeader(int(seq), _kept(_header, _read_header, plain)))
-        except StoreError as error:
-            on_damage(str(id_), error)
-    return found
+    headers = _HEADERS.rows(store.cipher, rows, on_damage)
+    return [StoredHeader(int(seq), header) for (_, _, seq), header in headers]
 
 
 def overlays_of(
@@ -108,27 +103,14 @@ def overlays_of(
 
     `on_damage` is called for a damaged one, which is left out.
     """
-    found: dict[str, Overlay] = {}
+    select = "SELECT run_id, trajectory_id, record FROM overlays WHERE run_id = ? AND"
     with store.database.read() as cursor:
         if step is not None:
-            query = (
-                "SELECT trajectory_id, record FROM overlays WHERE run_id = ? AND step = ? ORDER"
-                " BY seq"
-            )
-            rows = cursor.execute(query, (run_id, step)).fetchall()
+            rows = cursor.execute(f"{select} step = ? ORDER BY seq", (run_id, step)).fetchall()
         else:
-            query = (
-                "SELECT trajectory_id, record FROM overlays WHERE run_id = ? AND trajectory_id IN"
-            )
-            rows = list(_in_chunks(cursor, query, ids, (run_id,)))
-    for id_, record in rows:
-        try:
-            with reading("judgement", f"{run_id} of {id_}"):
-                plain = store.cipher.open(record, "overlay", run_id, id_)
-                found[str(id_)] = _kept(_overlay, _read_overlay, plain)
-        except StoreError as error:
-            on_damage(str(id_), error)
-    return found
+            rows = list(_in_chunks(cursor, f"{select} trajectory_id IN", ids, (run_id,)))
+    overlays = _OVERLAYS.rows(store.cipher, rows, on_damage)
+    return {str(row[1]): overlay for row, overlay in overlays}
 
 
 def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, ThreadUse]:
@@ -170,16 +152,11 @@ def tool_marks(
     damaged one, which is left out.
     """
     found: dict[str, list[ToolMark]] = {}
-    query = "SELECT seq, thread_id, id, record FROM tool_calls WHERE thread_id IN"
+    query = "SELECT id, record, thread_id, seq FROM tool_calls WHERE thread_id IN"
     with store.database.read() as cursor:
-        rows = sorted(_in_chunks(cursor, query, threads), key=lambda row: int(row[0]))
-    for _, thread, id_, record in rows:
-        try:
-            with reading("tool call", str(id_)):
-                plain = plain_record(store.cipher.open(record, "tool", id_))
-                found.setdefault(str(thread), []).append(_kept(_tool_mark, _read_tool_mark, plain))
-        except StoreError as error:
-            on_damage(str(id_), error)
+        rows = sorted(_in_chunks(cursor, query, threads), key=lambda row: int(row[3]))
+    for (_, _, thread, _), mark in _TOOL_MARKS.rows(store.cipher, rows, on_damage):
+        found.setdefault(str(thread), []).append(mark)
     return found
 
 
@@ -206,27 +183,20 @@ def _sampled(store: RunStore, call_id: str, mask: bytes | None) -> int | None:
 
 def _read_call(store: RunStore, call_id: str, record: bytes) -> Call | None:
     with suppress(StoreError, *DAMAGED):
-        return Call.model_validate_json(plain_record(store.cipher.open(record, "call", call_id)))
+        return CALLS.opened(store.cipher, (call_id,), record)
     return None
 
 
-def _kept(kept: Callable[[bytes], T], read: Callable[[bytes], T], plain: bytes) -> T:
-    return (kept if len(plain) <= _KEPT_BYTES else read)(plain)
-
-
-def _read_header(plain: bytes) -> Trajectory:
-    return Trajectory.model_validate_json(plain)
-
-
-def _read_overlay(plain: bytes) -> Overlay:
-    return Overlay.model_validate_json(plain)
-
-
 def _read_tool_mark(plain: bytes) -> ToolMark:
-    call = ToolCall.model_validate_json(plain)
+    call = TOOL_CALLS.load(plain)
     return ToolMark(call.id, call.name, call.status, call.identity.role, call.duration_seconds)
 
 
-_header = lru_cache(maxsize=_KEPT)(_read_header)
-_overlay = lru_cache(maxsize=_KEPT)(_read_overlay)
-_tool_mark = lru_cache(maxsize=_KEPT)(_read_tool_mark)
+def _cached(kind: RecordKind[Any], load: Callable[[bytes], T]) -> RecordKind[T]:
+    kept = lru_cache(maxsize=_KEPT)(load)
+    return replace(kind, load=lambda plain: (kept if len(plain) <= _KEPT_BYTES else load)(plain))
+
+
+_HEADERS = _cached(HEADERS, HEADERS.load)
+_OVERLAYS = _cached(OVERLAYS, OVERLAYS.load)
+_TOOL_MARKS = _cached(TOOL_CALLS, _read_tool_mark)
