@@ -2,7 +2,7 @@
 not made for hostile texts.
 
 They run in a separate process: a grandchild of this one, outside of the environment for
-model-written code, connected by two private pipes. It receives a function's name and arguments, and
+model-written code, connected by a private socket. It receives a function's name and arguments, and
 returns JSON. It ends when this process does.
 
 Each call runs in a fork, which the kernel ends at its limits. Then the text is the cause, and
@@ -18,14 +18,14 @@ import os
 import pickle
 import resource
 import signal
-import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
+
+from hrm_agent.basics.worker_process import FrameSocket, parent_socket, start_module
 
 __all__ = ["MAX_CPU_SECONDS", "CallRaisedError", "ExceededError", "bounded_call"]
 
@@ -34,7 +34,6 @@ MAX_CPU_SECONDS = 2.0
 MAX_WALL_SECONDS = 60
 """Maximum wall-clock time of one call, in seconds, for calls that get too little CPU time."""
 MAX_MEMORY_BYTES = 2 * 1024**3
-_LENGTH = struct.Struct("<Q")
 
 
 class ExceededError(Exception):
@@ -73,26 +72,21 @@ class _Server:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: FrameSocket | None = None
 
     def ask(self, asked: bytes) -> Any:
         """Send a request and return the answer (None if the process was lost twice)."""
         with self._lock:
             for _ in range(2):
-                process = self._process = self._process or _start()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                with suppress(BrokenPipeError):
-                    _write(process.stdin, asked)
-                if (answer := _read(process.stdout)) is not None:
+                connection = self._connection = self._connection or _start()
+                connection.send(asked)
+                if answer := connection.receive():
                     found = json.loads(answer)
                     if found is not None:
                         return found
                 else:
-                    self._process = None
-                    with suppress(BrokenPipeError):
-                        process.stdin.close()
-                    process.stdout.close()
+                    self._connection = None
+                    connection.close()
             return None
 
 
@@ -100,41 +94,22 @@ _servers: dict[int, _Server] = {}
 """Servers by process id, since a fork may not use its parent's."""
 
 
-def _start() -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hrm_agent.rewards.bounded_call"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,  # Ctrl+C is for this process only, which may still make calls
+def _start() -> FrameSocket:
+    # Ctrl+C is for this process only, which may still make calls
+    process, connection = start_module(
+        "hrm_agent.rewards.bounded_call", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     # its child does the serving: reward processes are checked for remaining children
     process.wait()
-    return process
+    return FrameSocket(connection)
 
 
-def _write(pipe: IO[bytes], data: bytes) -> None:
-    pipe.write(_LENGTH.pack(len(data)) + data)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes]) -> bytes | None:
-    """Next frame from a pipe (None at its end)."""
-    header = pipe.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    data = pipe.read(length)
-    return data if len(data) == length else None
-
-
-def _serve(asked: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer requests until the other side has closed its pipe."""
-    while (question := _read(asked)) is not None:
+def _serve(connection: FrameSocket) -> None:
+    """Answer requests until the other side has closed the connection."""
+    while question := connection.receive():
         function, imports, arguments = pickle.loads(question)  # noqa: S301 - only the other side can write it
         if problem := _import(function.partition(":")[0], imports):
-            _write(answers, json.dumps({"lost": problem}).encode())
+            connection.send(json.dumps({"lost": problem}).encode())
             continue
         reading, writing = os.pipe()
         child = os.fork()
@@ -145,7 +120,7 @@ def _serve(asked: IO[bytes], answers: IO[bytes]) -> None:
         with os.fdopen(reading, "rb") as pipe:
             said = pipe.read()
         _, status = os.waitpid(child, 0)
-        _write(answers, said if status == 0 and said else json.dumps(_ending(status)).encode())
+        connection.send(said if status == 0 and said else json.dumps(_ending(status)).encode())
 
 
 def _import(module: str, others: Sequence[str]) -> str:
@@ -197,6 +172,4 @@ if __name__ == "__main__":
         os._exit(0)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with os.fdopen(os.dup(1), "wb") as own:
-        os.dup2(2, 1)  # output of a library is not an answer
-        _serve(sys.stdin.buffer, own)
+    _serve(parent_socket())

@@ -15,20 +15,17 @@ import asyncio
 import json
 import os
 import pickle
-import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from hrm_agent.basics.worker_process import WorkerProcess
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.import_by_name import imported_files
 from hrm_agent.rewards.calling import fault_score
 from hrm_agent.rewards.rollout import Rollout
 from hrm_agent.rewards.rubric import Reward, Rubric
-from hrm_agent.rewards.worker import LENGTH
 from hrm_agent.trajectory import RewardFault, RewardScore
 
 __all__ = ["RewardPool"]
@@ -39,6 +36,7 @@ MAX_JOBS = 32
 """Maximum number of parallel jobs of one process. A judge takes seconds, but little of this
 process.
 """
+_STDERR = 2
 _OPEN_SECONDS = 120.0
 """Seconds that a process may take to start, for the import of a user's module."""
 
@@ -139,9 +137,9 @@ class RewardPool:
     async def _open(self, *, alone: bool = False) -> _Worker:
         if self._closed:  # a job that its run has abandoned
             raise asyncio.CancelledError
-        worker = _Worker(self._rewards, alone=alone)
+        worker = _Worker(self._rewards, self._variables, alone=alone)
         self._all.add(worker)
-        await worker.open(self._spec, self._folder, self._variables)
+        await worker.open(self._spec, self._folder)
         return worker
 
     async def _alone(self, job: _Job) -> None:
@@ -169,14 +167,17 @@ def _give_up(job: _Job, rewards: Mapping[str, Reward], fault: RewardFault, reaso
 class _Worker:
     """Process that calls a rubric's functions."""
 
-    def __init__(self, rewards: Mapping[str, Reward], *, alone: bool) -> None:
-        """`alone`: the process has only one job, so that its failure is that job's fault."""
+    def __init__(
+        self, rewards: Mapping[str, Reward], variables: Mapping[str, str], *, alone: bool
+    ) -> None:
+        """Start the process. `alone`: it has only one job, so that its failure is that job's fault."""
         self._rewards, self._alone = rewards, alone
         self._jobs: dict[int, _Job] = {}
         self._numbers = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process = WorkerProcess(
+            "hrm_agent.rewards.worker", environment=variables, stdout=_STDERR
+        )
         self._ended = False
         self._soiled = False
         """True if a function has left a thread or a process behind. Then the process gets no
@@ -191,26 +192,11 @@ class _Worker:
     def jobs(self) -> int:
         return len(self._jobs)
 
-    async def open(self, spec: str, folder: str, variables: Mapping[str, str]) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
-        starting = asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "hrm_agent.rewards.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**variables, "PYTHONPATH": paths},
-            start_new_session=True,
-        )
-        # In CPython 3.11 `create_subprocess_exec` hangs if it is cancelled together with the task
-        # that connects its pipes, as at the end of `asyncio.run`. So it runs in a separate task,
-        # and `close` waits for that.
-        self._starting = asyncio.create_task(starting)
-        self._process = await asyncio.shield(self._starting)
+    async def open(self, spec: str, folder: str) -> None:
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
-                with suppress(ConnectionError):
-                    await self._send(("open", spec, folder))
+                await self._process.connect()
+                self._send(("open", spec, folder))
                 answer = await self._receive()
         except TimeoutError:
             await self.close()
@@ -237,31 +223,23 @@ class _Worker:
         self._jobs[number] = job
         try:
             if not self._ended:
-                with suppress(ConnectionError):
-                    await self._send(
-                        ("score", number, job.data, job.count, tuple(job.names), imported_files())
-                    )
+                self._send(
+                    ("score", number, job.data, job.count, tuple(job.names), imported_files())
+                )
                 await job.done
         finally:
             self._jobs.pop(number, None)
             if self._soiled and not self._jobs:
                 await self.close()
 
-    async def _send(self, frame: tuple[Any, ...]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        data = pickle.dumps(frame)
-        self._process.stdin.write(LENGTH.pack(len(data)) + data)
-        await self._process.stdin.drain()
+    def _send(self, frame: tuple[Any, ...]) -> None:
+        self._process.send(pickle.dumps(frame))
 
     async def _receive(self) -> dict[str, Any] | None:
         """Next answer of the process (None at its end)."""
-        assert self._process is not None
-        assert self._process.stdout is not None
         try:
-            header = await self._process.stdout.readexactly(LENGTH.size)
-            return json.loads(await self._process.stdout.readexactly(*LENGTH.unpack(header)))
-        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            return json.loads(await self._process.receive())
+        except ValueError:
             return None
 
     async def _read(self) -> None:
@@ -311,23 +289,14 @@ class _Worker:
                     f"not done after {bound:g} s; its process was ended",
                 )
             if late:
-                self._kill()
+                self._process.kill()
                 return
             await asyncio.sleep(0.1)
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """End the process and all that its functions have started."""
         self._ended = True
-        if self._starting is not None:
-            self._process = await self._starting
-        self._kill()
-        if self._process is not None:
-            await self._process.wait()
+        await self._process.close()
         for task in self._tasks:
             task.cancel()
         for job in self._jobs.values():

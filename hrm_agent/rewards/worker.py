@@ -1,11 +1,10 @@
 """Process that runs a named rubric's functions: `python -m hrm_agent.rewards.worker`.
 
-It is connected to its parent by two private pipes, and leads a process group: the parent ends it
-together with everything that a reward function has started. It reads pickles, which only the parent
-can write. It answers in JSON, since a function may have changed this process in any way. Output of
-functions goes to stderr.
+The parent ends it together with everything that a reward function has started. It reads pickles,
+which only the parent can write. It answers in JSON, since a function may have changed this process
+in any way. Output of functions goes to stderr.
 
-A frame is a length and that many bytes. The parent sends `("open", spec, folder)` once, then
+The parent sends `("open", spec, folder)` once, then
 `("score", job, rollouts, count, names, files)`. The rollouts are pickled separately, since a state
 may hold objects that cannot be read here. The answers are `{"opened": ...}`, and for every name of
 a job `{"job", "began"}` before the function is called and `{"job", "name", "scores"}` after it. So
@@ -19,13 +18,12 @@ import json
 import os
 import pickle
 import signal
-import struct
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
+from hrm_agent.basics.worker_process import FrameSocket, parent_socket
 from hrm_agent.errors import HrmError
 from hrm_agent.import_by_name import import_by_name
 from hrm_agent.rewards.calling import fault_score, group_scores, rollout_score
@@ -34,39 +32,32 @@ from hrm_agent.rewards.rollout import Rollout
 from hrm_agent.rewards.rubric import Rubric
 from hrm_agent.trajectory import RewardFault
 
-__all__ = ["LENGTH", "main"]
+__all__ = ["main"]
 
-LENGTH = struct.Struct("<Q")
 _Send = Callable[[dict[str, Any]], None]
 
 
-class _Answers:
-    """Pipe back to the parent. A child that a function has forked must not use it."""
+async def _serve(parent: FrameSocket) -> None:
+    loop, frames, owner = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]](), os.getpid()
 
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self._pipe, self._owner = pipe, os.getpid()
-
-    def send(self, answer: dict[str, Any]) -> None:
-        if os.getpid() != self._owner:
+    def send(answer: dict[str, Any]) -> None:
+        if os.getpid() != owner:  # a child that a function has forked
             os._exit(0)
-        data = json.dumps(answer).encode()
-        self._pipe.write(LENGTH.pack(len(data)) + data)
-        self._pipe.flush()
-
-
-async def _serve(asked: IO[bytes], answers: _Answers) -> None:
-    loop, frames = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]]()
+        parent.send(json.dumps(answer).encode())
 
     def read() -> None:
-        while len(header := asked.read(LENGTH.size)) == LENGTH.size:
-            frame = pickle.loads(asked.read(*LENGTH.unpack(header)))  # noqa: S301 - only the parent can write it
-            loop.call_soon_threadsafe(frames.put_nowait, frame)
+        while frame := parent.receive():
+            loop.call_soon_threadsafe(frames.put_nowait, pickle.loads(frame))  # noqa: S301 - only the parent can write it
         os.killpg(0, signal.SIGKILL)  # the parent, the only reader of answers, is gone
 
-    _, spec, folder = await asyncio.to_thread(_first, asked)
-    rubric = _opened(spec, folder, answers)
-    if rubric is None:
+    first = await asyncio.to_thread(parent.receive)
+    _, spec, folder = pickle.loads(first)  # noqa: S301 - only the parent can write it
+    try:
+        rubric, _ = load_rubric(spec, folder)
+    except HrmError as error:
+        send({"error": [error.message, error.hint]})
         return
+    send({"opened": True})
     threading.Thread(target=read, daemon=True).start()
     running: set[asyncio.Task[None]] = set()
     while True:
@@ -74,25 +65,11 @@ async def _serve(asked: IO[bytes], answers: _Answers) -> None:
         try:
             rollouts = _loaded(data, files, folder)
         except Exception as error:  # raised by a user's type
-            _refuse(rubric, job, count, names, error, answers.send)
+            _refuse(rubric, job, count, names, error, send)
             continue
-        task = asyncio.create_task(_score(rubric, job, rollouts, names, answers.send))
+        task = asyncio.create_task(_score(rubric, job, rollouts, names, send))
         running.add(task)
         task.add_done_callback(running.discard)
-
-
-def _first(asked: IO[bytes]) -> tuple[Any, ...]:
-    return pickle.loads(asked.read(*LENGTH.unpack(asked.read(LENGTH.size))))  # noqa: S301 - only the parent can write it
-
-
-def _opened(spec: str, folder: str, answers: _Answers) -> Rubric | None:
-    try:
-        rubric, _ = load_rubric(spec, folder)
-    except HrmError as error:
-        answers.send({"error": [error.message, error.hint]})
-        return None
-    answers.send({"opened": True})
-    return rubric
 
 
 def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]:
@@ -149,9 +126,7 @@ def _has_children() -> bool:
 
 def main() -> None:
     """Serve the parent until it is gone."""
-    with os.fdopen(os.dup(1), "wb") as pipe:
-        os.dup2(2, 1)
-        asyncio.run(_serve(sys.stdin.buffer, _Answers(pipe)))
+    asyncio.run(_serve(parent_socket()))
 
 
 if __name__ == "__main__":

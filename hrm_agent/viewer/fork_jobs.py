@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.basics.unicode import replace_surrogates
+from hrm_agent.basics.worker_process import signal_group
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.runtime.time_travel.read_history import trajectory_id_of
 from hrm_agent.store.browse.state import checkpoint_links
@@ -159,13 +160,13 @@ class ForkJobs:
             self._closed = True
             running = [job.process for job in self._jobs.values() if job.ended is None]
         for process in running:
-            _signal(process, signal.SIGTERM)
+            signal_group(process.pid, signal.SIGTERM)
         until = time.monotonic() + _SECONDS_TO_END
         for process in running:
             try:
                 process.wait(max(until - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
-                _signal(process, signal.SIGKILL)
+                signal_group(process.pid)
                 process.wait()
         self._held.close()
         self._watched.close()
@@ -234,11 +235,6 @@ def _read(stream: IO[bytes] | None, kept: bytearray) -> None:
     while stream is not None and (piece := stream.read(1 << 16)):
         kept += piece
         del kept[:-_TOLD]
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
 
 
 def _threads(result: Mapping[str, Any] | None) -> list[str]:

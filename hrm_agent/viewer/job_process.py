@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import sys
 import threading
+
+from hrm_agent.basics.worker_process import parent_socket
 
 __all__ = ["main"]
 
@@ -20,17 +21,14 @@ def main() -> None:
     """Run `python -m hrm_agent.viewer.job_process DESCRIPTOR WORD...` as the leader of a process
     group.
     """
-    descriptor = int(sys.argv.pop(1))
-    os.set_inheritable(descriptor, False)  # else a graph's processes would hold it
-    threading.Thread(
-        target=_end_with_viewer, args=(descriptor,), name="viewer", daemon=True
-    ).start()
+    viewer = parent_socket()
+
+    def end_with_viewer() -> None:
+        viewer.receive()  # until the other end is closed
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_viewer, name="viewer", daemon=True).start()
     runpy.run_module("hrm_agent", run_name="__main__", alter_sys=True)
-
-
-def _end_with_viewer(descriptor: int) -> None:
-    os.read(descriptor, 1)  # until the other end is closed
-    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

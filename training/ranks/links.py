@@ -4,7 +4,7 @@ Rank 0 has a connection to each other rank. It is not the process group of the t
 follower waits for its next order as long as rollouts take, which no timeout fits; and because the
 end of a connection shows at once that a process has ended, whatever the cause.
 
-A frame is that of `hrm_agent.training.workers.wire`, after its length. The ranks are processes of
+Frames are those of `hrm_agent.training.workers.wire`. The ranks are processes of
 one program and one user, as torchrun has started them, so they may unpickle each other's messages.
 A connecting process has to know a secret that the process group carried.
 """
@@ -15,19 +15,22 @@ import asyncio
 import hmac
 import secrets
 import socket
+import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from hrm_agent.basics.worker_process import FrameSocket
 from hrm_agent.errors import RunError
-from hrm_agent.training.workers.wire import LENGTH, Message, packed, unpacked
+from hrm_agent.training.workers.wire import Message, packed, unpacked
 
 __all__ = ["FALLEN", "RankLink", "RankListener", "linked_to"]
 
 FALLEN = "fallen"
 """Kind of the message with the error by which a process ends."""
 _SECRET_BYTES = 32
+_RANK = struct.Struct("<Q")
 _CONNECT_SECONDS = 60.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """Keep-alive options. A machine that lost its power sends nothing; its connections end after a
@@ -45,8 +48,8 @@ class RankLink:
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection, self._file = connection, connection.makefile("rb")
-        self._sending, self._hearing = threading.Lock(), threading.Lock()
+        self._frames = FrameSocket(connection)
+        self._hearing = threading.Lock()
         self._heard: list[Message] = []
         self._listener: tuple[Callable[[Message], None], Callable[[], None]] | None = None
         self.failure: str | None = None
@@ -59,9 +62,7 @@ class RankLink:
         """Send messages, and return once they are handed to the connection. Errors are ignored: a
         lost peer shows by `ended`.
         """
-        data = packed(messages)
-        with self._sending, suppress(OSError):
-            self._connection.sendall(LENGTH.pack(len(data)) + data)
+        self._frames.send(packed(messages))
 
     def hear(self, take: Callable[[Message], None], over: Callable[[], None]) -> None:
         """Call `take` with each message, earlier ones included, and `over` at the end, in the
@@ -83,8 +84,8 @@ class RankLink:
 
     def _read(self) -> None:
         try:
-            while messages := self._receive():
-                for message in messages:
+            while frame := self._frames.receive():
+                for message in unpacked(frame):
                     self._hear(message)
         finally:
             with self._hearing:
@@ -103,21 +104,10 @@ class RankLink:
             else:
                 self._listener[0](message)
 
-    def _receive(self) -> Sequence[Message]:
-        """Receive the next messages (empty at the end)."""
-        with suppress(OSError):
-            header = self._file.read(LENGTH.size)
-            if len(header) == LENGTH.size:
-                (length,) = LENGTH.unpack(header)
-                data = self._file.read(length)
-                if len(data) == length:
-                    return unpacked(data)
-        return ()
-
     def close(self) -> None:
         """Close the connection. The other end receives all that was sent before."""
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self._frames.connection.shutdown(socket.SHUT_RDWR)
 
 
 class RankListener:
@@ -143,7 +133,7 @@ class RankListener:
                 try:
                     connection, _ = self._socket.accept()
                     connection.settimeout(_CONNECT_SECONDS)
-                    said = _exactly(connection, _SECRET_BYTES + LENGTH.size)
+                    said = _exactly(connection, _SECRET_BYTES + _RANK.size)
                 except TimeoutError:
                     lacking = sorted(set(range(1, count)) - set(links))
                     raise RunError(
@@ -151,7 +141,7 @@ class RankListener:
                         "Look whether a firewall is between them.",
                     ) from None
                 if hmac.compare_digest(said[:_SECRET_BYTES], self._secret):
-                    links[LENGTH.unpack(said[_SECRET_BYTES:])[0]] = RankLink(connection)
+                    links[_RANK.unpack(said[_SECRET_BYTES:])[0]] = RankLink(connection)
                 else:
                     connection.close()
         return links
@@ -169,7 +159,7 @@ def linked_to(host: str, place: tuple[int, bytes], rank: int) -> RankLink:
             f"Rank {rank} cannot reach rank 0 at {host}:{port}: {error}.",
             "Look whether a firewall is between them.",
         ) from error
-    connection.sendall(secret + LENGTH.pack(rank))
+    connection.sendall(secret + _RANK.pack(rank))
     return RankLink(connection)
 
 

@@ -16,18 +16,18 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import socket
 import sys
 import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
 from hrm_agent.basics.frozen_heap import begin_program, frozen_heap
+from hrm_agent.basics.worker_process import parent_socket
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.open import SPARE_SECONDS, open_environment
@@ -41,7 +41,6 @@ from hrm_agent.store import open_store
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.workers.engine_proxy import EngineProxy
 from hrm_agent.training.workers.wire import (
-    LENGTH,
     Message,
     WorkerSetup,
     error_of,
@@ -252,26 +251,6 @@ def _environment(setup: WorkerSetup) -> Environment:
     )
 
 
-class _Socket:
-    """Socket with its two directions."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._file = connection, connection.makefile("rb")
-        self._sending = threading.Lock()
-
-    def receive(self) -> Sequence[Message]:
-        header = self._file.read(LENGTH.size)
-        if len(header) < LENGTH.size:
-            return ()
-        (length,) = LENGTH.unpack(header)
-        data = self._file.read(length)
-        return unpacked(data) if len(data) == length else ()
-
-    def write(self, frame: bytes) -> None:
-        with self._sending, suppress(OSError):  # the parent is gone, as `receive` will show
-            self._connection.sendall(LENGTH.pack(len(frame)) + frame)
-
-
 async def serve(parent: Parent) -> None:
     """Load the setup sent first by the parent, then run its commands until there are no more."""
     loop = asyncio.get_running_loop()
@@ -308,14 +287,16 @@ async def serve(parent: Parent) -> None:
 
 def main() -> None:
     """Run the parent's commands until it is gone."""
-    descriptor, parent = map(int, sys.argv[1:])
-    os.set_inheritable(descriptor, False)  # else what a graph starts would hold the connection
+    ends = parent_socket()
     die_with_parent()
-    if os.getppid() != parent:  # it was gone before the kernel knew what to do then
+    if os.getppid() != int(sys.argv[1]):  # it was gone before the kernel knew what to do then
         return
-    with socket.socket(fileno=descriptor) as connection:
-        ends = _Socket(connection)
-        asyncio.run(serve(Parent(ends.receive, ends.write)))
+
+    def receive() -> Sequence[Message]:
+        frame = ends.receive()
+        return unpacked(frame) if frame else ()
+
+    asyncio.run(serve(Parent(receive, ends.send)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import builtins
 import pickle
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +30,8 @@ from hrm_agent.runtime.selection.strategies import Mode
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.tasks.base import Task
 
-__all__ = ["LENGTH", "Message", "WorkerSetup", "error_of", "packed", "told", "unpacked"]
+__all__ = ["Message", "WorkerSetup", "error_of", "packed", "told", "unpacked"]
 
-LENGTH = struct.Struct("<Q")
-"""Length header of a frame on a socket."""
 Message = tuple[Any, ...]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -180,8 +179,6 @@ def test_one_that_dies_while_it_loads_counts_as_a_death(
     async def killed(worker: Any, setup: Any) -> None:
         opening = asyncio.create_task(whole(worker, setup))
         if next(opened) == 3:
-            while worker._process is None:
-                await asyncio.sleep(0)
             worker._process.kill()
         await opening
 
@@ -196,22 +193,12 @@ def test_one_that_dies_while_it_loads_counts_as_a_death(
 
 async def test_what_an_engine_still_answers_is_not_sent_to_a_worker_that_was_told_to_end() -> None:
     worker = SubprocessWorker({})
-    ours, theirs = socket.socketpair()
-    with theirs:
-        _, worker._writer = await asyncio.open_connection(sock=ours)
-        worker._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "import sys; sys.stdin.read()"),
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        closing = asyncio.create_task(worker.close())
-        await asyncio.sleep(0)
-        worker.send([("stop", 1)])
-        assert worker._process.stdin is not None
-        worker._process.stdin.close()
-        await closing
-        worker._writer.transport.abort()
-        assert theirs.recv(1) == b""
+    await worker._process.connect()
+    closing = asyncio.create_task(worker.close())
+    await asyncio.sleep(0)
+    worker.send([("stop", 1)])  # after the end of the connection it would raise
+    await closing
+    assert not psutil.pid_exists(worker.pid)
 
 
 @pytest.mark.slow
