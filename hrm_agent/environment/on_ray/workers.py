@@ -1,14 +1,13 @@
 """`Workers` over the slots of all nodes of a Ray cluster.
 
-Each node has one actor. A Ray call per tool call would cost more than the tool call, so calls that
-arrive while a batch is being sent share the next one (`RayNode.give`), and outcomes return in
-batches as they are ready (`RayNode.collect`). A work goes to the node with the shortest queue for
-its slots. The length of a node's queue is always known exactly, since it gets works only from here:
-all works sent and not answered. Works of a session go to the node that has its process.
+Each node has one actor, and each work is one Ray call. A work goes to the node with the fewest open
+works for its slots. Works of a session go to the node that has its process. A node gets more works
+than it has slots (`overhang`), or slots would be idle for the time of a message.
 
-A node gets more works than it has slots (`overhang`), or slots would be idle for the time of a
-message. The other works wait here, where they can still go to any node. So a work may wait on a
-node before it begins.
+The cluster is checked every few seconds. So new nodes are found, nodes that came back, and live
+nodes whose actor died. A node that isolates less than accepted is left out, with a warning. A node
+without CPUs in Ray's view is left out silently: that is how the head node is excluded. An actor
+uses no CPUs in Ray's accounting.
 
 A node that died or does not respond is given up and its actor killed, so that no two processes run
 the same work. Its works are `lost`: all their effects were in processes of that node. The scheduler
@@ -19,34 +18,70 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from hrm_agent.basics.async_bridge import BackgroundLoop
 from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.local.slot_files import infrastructure_failure
-from hrm_agent.environment.on_ray.cluster import Node, RayCluster, answer_of
 from hrm_agent.environment.on_ray.connection import line_of
-from hrm_agent.environment.on_ray.node import POLL_SECONDS, Collected, Event, Given, unpack
+from hrm_agent.environment.on_ray.node import RESPONSE_SECONDS, RayNode, given_of
 from hrm_agent.environment.scheduler.workers import Work, Workers
 from hrm_agent.errors import HrmError
 
-__all__ = ["BATCH", "RayWorkers"]
+__all__ = ["RayWorkers"]
 
 _LOG = logging.getLogger(__name__)
-BATCH = 256
-"""Most works in one Ray call."""
-SILENCE_SECONDS = POLL_SECONDS + 30.0
-"""Seconds without a response after which a node is given up."""
+LOOK_SECONDS = 2.0
+"""Seconds between two checks of the cluster's nodes, and of each of them."""
+SILENCE_SECONDS = RESPONSE_SECONDS + 30.0
+"""Seconds without a response to a check after which a node is given up."""
+START_SECONDS = 120.0
+"""Seconds after which a node's actor without a response is given up."""
+REST_SECONDS = 15.0
+"""Seconds until a node whose actor did not start is tried again."""
 NOBODY_SECONDS = 60.0
 """Seconds without any node after which calls end with status `infrastructure`. Until then they wait
 for one.
 """
+_MAX_CONCURRENCY = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """Node with an actor."""
+
+    id: str
+    """Ray's id of the node."""
+    name: str
+    """Address and first digits of the id, for messages."""
+    actor: Any
+    """Ray's handle of the actor on the node."""
+    isolation: str
+    """Isolation level of the node, `L3` to `L0`."""
+    slots: int
+    """Calls that it runs at a time."""
+    open: dict[Work, int] = field(default_factory=dict[Work, int])
+    """Works sent to it, with their numbers."""
+    sessions: set[int] = field(default_factory=set[int])
+    """Numbers of sessions whose process is on it."""
+    works: int = 0
+    """Number of works assigned to it so far."""
+    slot_deaths: int = 0
+    """Number of slots that died there so far."""
+
+    @property
+    def load(self) -> tuple[float, int, int]:
+        """Sort key: the node with the smallest gets the next work."""
+        return len(self.open) / self.slots, len(self.sessions), self.works
 
 
 class RayWorkers:
@@ -62,23 +97,21 @@ class RayWorkers:
 
         Raises HrmError if no node can be used.
         """
-        self._overhang = overhang
+        self._ray, self._make, self._least, self._overhang = ray, make, least, overhang
         self.isolation = ""
         """Weakest isolation level of the nodes. Each outcome has its own node's level."""
         self.slots = self.slot_deaths = self.faults = 0
         self.grew: Callable[[], None] = lambda: None
         """Callback for an increase of `slots`."""
-        self._cluster = RayCluster(ray, make, least)
-        self._cluster.joined, self._cluster.gone = self._joined, self._on_node_lost
-        self._nodes = self._cluster.nodes
-        self._of_session: dict[int, Node] = {}
-        self._of_work: dict[Work, tuple[Node, int]] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._left_out: dict[str, tuple[str, float]] = {}
+        """Other nodes: id -> (reason, time of the next try)."""
+        self._of_session: dict[int, _Node] = {}
+        self._of_work: dict[Work, _Node] = {}
         self._numbers = count(1)
         self._on_death: Callable[[int], None] = lambda session: None
         self._lost_nodes = 0
         self._down = ""
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._woken = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._guard = LoopGuard("ray-environment", rests=False)
         self._background = BackgroundLoop("ray-environment")
@@ -92,7 +125,7 @@ class RayWorkers:
     # interface of the scheduler
 
     def start(self, work: Work) -> None:
-        self._post(lambda: self._place_or_fail(work))
+        self._post(lambda: self._start(work))
 
     def kill(self, work: Work) -> None:
         self._post(lambda: self._kill(work))
@@ -117,21 +150,11 @@ class RayWorkers:
         """Counts by node, in the text format of Prometheus."""
         return self._background.run(self._render())
 
-    # the loop
+    # works
 
     def _post(self, change: Callable[[], None]) -> None:
-        """Run `change` on the loop, which is woken once for many changes."""
-        self._inbox.append(change)
-        if not self._woken:
-            self._woken = True
-            with suppress(RuntimeError):  # closed: every work has its outcome
-                self._loop.call_soon_threadsafe(self._take)
-
-    def _take(self) -> None:
-        self._woken = False
-        while self._inbox:
-            with self._guard:
-                self._inbox.popleft()()
+        with suppress(RuntimeError):  # closed: every work has its outcome
+            self._loop.call_soon_threadsafe(self._guard.call, change)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
@@ -139,21 +162,7 @@ class RayWorkers:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # works
-
-    def _place_or_fail(self, work: Work) -> None:
-        try:
-            self._place(work)
-        except Exception as error:  # the call gets an outcome for any error
-            self._guard.caught(error)
-            work.done(
-                infrastructure_failure(
-                    f"The call could not be placed: {line_of(error)}", self.isolation
-                ),
-                True,
-            )
-
-    def _place(self, work: Work) -> None:
+    def _start(self, work: Work) -> None:
         node = self._of_session.get(work.session)
         if node is None and (work.fresh or not work.session):
             node = min(self._nodes.values(), key=lambda node: node.load, default=None)
@@ -163,103 +172,145 @@ class RayWorkers:
             )
             work.done(infrastructure_failure(why, self.isolation), not self._down)
             return
-        number = next(self._numbers)
-        node.open[number] = work
-        node.unsent.append(number)
-        self._of_work[work] = node, number
+        node.open[work] = next(self._numbers)
+        node.works += 1
+        self._of_work[work] = node
         if work.session:
             node.sessions.add(work.session)
             self._of_session[work.session] = node
-        node.something.set()
+        self._spawn(self._run(node, work))
+
+    async def _run(self, node: _Node, work: Work) -> None:
+        try:
+            result, lost, died = await node.actor.run.remote(node.open[work], given_of(work))
+        except Exception as error:  # Ray raises many kinds
+            self._lose(node, error)
+            return
+        with self._guard:
+            if died:
+                self._session_died(node, work.session)
+            self._settle(work, result, lost=lost)
+
+    def _settle(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
+        """Report an outcome, unless the work has one already."""
+        node = self._of_work.pop(work, None)
+        if node is not None:
+            del node.open[work]
+            work.done(result, lost)
 
     def _kill(self, work: Work) -> None:
-        node, number = self._of_work.get(work, (None, 0))
-        if node is None:
-            return
-        if number in node.unsent:
-            node.unsent.remove(number)
-            self._settle(node, number)
-            work.done(infrastructure_failure("killed before it began", node.isolation), False)
-        else:
-            node.killed.append(number)
-            node.something.set()
+        node = self._of_work.get(work)
+        if node is not None:
+            node.actor.kill.remote(node.open[work])
 
     def _end_session(self, session: int) -> None:
         node = self._of_session.pop(session, None)
         if node is not None:
             node.sessions.discard(session)
-            node.ended.append(session)
-            node.something.set()
+            node.actor.end_session.remote(session)
 
-    def _settle(self, node: Node, number: int) -> Work | None:
-        work = node.open.pop(number, None)
-        if work is not None:
-            del self._of_work[work]
-        return work
-
-    def _session_died(self, node: Node, session: int) -> None:
+    def _session_died(self, node: _Node, session: int) -> None:
         node.sessions.discard(session)
         if self._of_session.get(session) is node:
             del self._of_session[session]
         self._on_death(session)
 
-    # a node
+    # nodes
 
-    async def _send(self, node: Node) -> None:
-        """Send works, kills and ended sessions to a node, in batches."""
-        try:
-            while True:
-                await node.something.wait()
-                node.something.clear()
-                while node.unsent or node.killed or node.ended:
-                    batch = [
-                        _given(node, node.unsent.popleft())
-                        for _ in range(min(BATCH, len(node.unsent)))
-                    ]
-                    killed, node.killed, ended, node.ended = node.killed, [], node.ended, []
-                    node.batches += 1
-                    node.works += len(batch)
-                    await answer_of(node.actor.give.remote(batch, killed, ended), SILENCE_SECONDS)
-        except Exception as error:
-            self._on_node_lost(node, error)
-
-    async def _collect(self, node: Node) -> None:
-        """Receive the events of a node."""
-        try:
-            while True:
-                collected: Collected = await answer_of(node.actor.collect.remote(), SILENCE_SECONDS)
-                events, slot_deaths = collected
-                self.slot_deaths += slot_deaths - node.slot_deaths
-                node.slot_deaths = slot_deaths
-                self._on_events(node, events)
-        except Exception as error:
-            self._on_node_lost(node, error)
-
-    def _on_events(self, node: Node, events: list[Event]) -> None:
-        for number, what, packed in events:
-            with self._guard:
-                self._on_event(node, number, what, packed)
-
-    def _on_event(self, node: Node, number: int, what: int, packed: tuple[Any, ...]) -> None:
-        if not number:
-            self._session_died(node, what)
-            return
-        work = self._settle(node, number)
-        if work is None:
-            return
-        try:
-            result = unpack(packed)
-        except Exception as error:
-            self._guard.caught(error)
-            result = infrastructure_failure(
-                f"its outcome could not be read: {line_of(error)}", node.isolation
+    async def _open(self) -> None:
+        await asyncio.gather(*await self._look())
+        if not self._nodes:
+            reasons = "; ".join(reason for reason, _ in self._left_out.values()) or "none has CPUs"
+            raise HrmError(
+                f"No node of the Ray cluster can run calls: {reasons.rstrip('.')}.",
+                "`ray status` shows its nodes.",
             )
-        work.done(result, bool(what))
+        self._spawn(self._watch())
 
-    def _on_node_lost(self, node: Node, why: object) -> None:
-        """Give a node up. Its works are lost, except stateless ones that were never sent, which go
-        to another node.
-        """
+    async def _watch(self) -> None:
+        """Look for nodes forever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with self._guard:
+                try:
+                    await self._look()
+                except Exception as error:  # Ray raises many kinds
+                    _LOG.warning("Ray does not say which nodes there are: %s", line_of(error))
+
+    async def _look(self) -> list[asyncio.Task[None]]:
+        """Give up nodes that are gone, and return tasks that begin to use new ones."""
+        alive = {
+            each["NodeID"]: each["NodeManagerAddress"]
+            for each in await asyncio.to_thread(self._ray.nodes)
+            if each["Alive"] and each["Resources"].get("CPU", 0) > 0
+        }
+        for node in [node for node in self._nodes.values() if node.id not in alive]:
+            self._lose(node, "Ray counts it as dead")
+        for old in self._left_out.keys() - alive.keys():
+            del self._left_out[old]
+        now = time.monotonic()
+        new = [
+            node
+            for node in sorted(alive.keys() - self._nodes.keys())
+            if self._left_out.get(node, ("", 0.0))[1] <= now
+        ]
+        for node in new:
+            self._left_out[node] = "it is about to be used", math.inf
+        return [self._spawn(self._join(node, alive[node])) for node in new]
+
+    async def _join(self, id_: str, address: str) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        name = f"{address}/{id_[:8]}"
+        actor = (
+            self._ray.remote(RayNode)
+            .options(
+                num_cpus=0,
+                max_concurrency=_MAX_CONCURRENCY,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(id_, soft=False),
+            )
+            .remote(self._make)
+        )
+        try:
+            isolation, slots, refusal = await _answer_of(actor.hello.remote(), START_SECONDS)
+            if not refusal and not Isolation(isolation).holds(self._least):
+                refusal = (
+                    f"it isolates at {isolation}, less than {self._least}, the least that is"
+                    " accepted"
+                )
+            if not refusal:
+                self._left_out.pop(id_, None)
+                node = self._nodes[id_] = _Node(id_, name, actor, isolation, slots)
+                self._spawn(self._check(node))
+                self._count_slots()
+                self.grew()
+                return
+            self._left_out[id_] = f"{name}: {refusal}", math.inf
+            _LOG.warning("The node %s is left out: %s", name, refusal)
+        except Exception as error:
+            self._left_out[id_] = f"{name}: {line_of(error)}", time.monotonic() + REST_SECONDS
+            _LOG.warning("The node %s cannot be used: %s", name, line_of(error))
+        finally:
+            if id_ not in self._nodes:
+                await self._end(actor)
+
+    async def _check(self, node: _Node) -> None:
+        """Check a node until it is given up."""
+        while self._nodes.get(node.id) is node:
+            try:
+                dead, slot_deaths = await _answer_of(node.actor.check.remote(), SILENCE_SECONDS)
+            except Exception as error:
+                self._lose(node, error)
+                return
+            self.slot_deaths += slot_deaths - node.slot_deaths
+            node.slot_deaths = slot_deaths
+            for session in dead:
+                with self._guard:
+                    self._session_died(node, session)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _lose(self, node: _Node, why: object) -> None:
+        """Give a node up. Its works are lost."""
         if self._nodes.get(node.id) is not node:
             return
         del self._nodes[node.id]
@@ -271,41 +322,14 @@ class RayWorkers:
             len(node.open),
             line_of(why),
         )
-        self._spawn(self._cluster.end(node.actor))
-        for task in node.tasks:
-            task.cancel()
+        self._spawn(self._end(node.actor))
         for session in list(node.sessions):
             with self._guard:
                 self._session_died(node, session)
-        unsent = set(node.unsent)
-        for number, work in list(node.open.items()):
+        lost = infrastructure_failure(f"the node {node.name} was lost", node.isolation)
+        for work in list(node.open):
             with self._guard:
-                self._settle(node, number)
-                if number in unsent and not work.session and self._nodes:
-                    self._place_or_fail(work)
-                else:
-                    work.done(
-                        infrastructure_failure(f"the node {node.name} was lost", node.isolation),
-                        True,
-                    )
-
-    # the cluster
-
-    async def _open(self) -> None:
-        await self._cluster.look()
-        await self._cluster.settled()
-        if not self._nodes:
-            reasons = "; ".join(self._cluster.reasons.values()) or "none has CPUs"
-            raise HrmError(
-                f"No node of the Ray cluster can run calls: {reasons.rstrip('.')}.",
-                "`ray status` shows its nodes.",
-            )
-        self._spawn(self._cluster.watch())
-
-    def _joined(self, node: Node) -> None:
-        node.tasks = [self._spawn(self._send(node)), self._spawn(self._collect(node))]
-        self._count_slots()
-        self.grew()
+                self._settle(work, lost, lost=True)
 
     def _count_slots(self) -> None:
         nodes = self._nodes.values()
@@ -316,50 +340,54 @@ class RayWorkers:
 
     def _give_up(self, lost_nodes: int) -> None:
         """Let waiting calls fail if there has been no node for long: with one slot they are
-        started, and `_place` reports the failure.
+        started, and `_start` reports the failure.
         """
         if not self._nodes and lost_nodes == self._lost_nodes:
             self.slots = 1
             self.grew()
 
+    async def _end(self, actor: Any, seconds: float = 0.0) -> None:
+        """End an actor, with `seconds` for it to end its works."""
+        if seconds:
+            with suppress(Exception):
+                await _answer_of(actor.close.remote(), seconds)
+        with suppress(Exception):
+            await asyncio.to_thread(self._ray.kill, actor)
+
     async def _close(self) -> None:
         self._down = "the environment was closed"
-        self._take()
         nodes = list(self._nodes.values())
-        for task in list(self._tasks):
+        self._nodes.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await self._cluster.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._end(node.actor, RESPONSE_SECONDS) for node in nodes))
         for node in nodes:
-            for number, work in list(node.open.items()):
-                self._settle(node, number)
-                work.done(infrastructure_failure(self._down, node.isolation), False)
+            for work in list(node.open):
+                self._settle(work, infrastructure_failure(self._down, node.isolation), lost=False)
 
     async def _render(self) -> str:
-        nodes = list(self._nodes.values())
-        lines = [line for name in _BY_NODE for line in _metric(name, nodes)]
+        lines: list[str] = []
+        for name, (kind, text, value) in _BY_NODE.items():
+            metric = f"hrm_environment_node_{name}"
+            lines += [f"# HELP {metric} {text}", f"# TYPE {metric} {kind}"]
+            lines += [
+                f'{metric}{{node="{node.name}"}} {value(node)}' for node in self._nodes.values()
+            ]
         return "\n".join([*lines, f"# TYPE {_LOST} counter", f"{_LOST} {self._lost_nodes}", ""])
 
 
-def _given(node: Node, number: int) -> Given:
-    work = node.open[number]
-    limits = work.limits
-    bounds = limits.wall_seconds, limits.cpu_seconds, limits.memory_bytes, limits.output_bytes
-    return number, work.code, bounds, work.session, work.fresh, work.seed, work.again
+async def _answer_of(reference: Any, seconds: float) -> Any:
+    """Result of a Ray call. Raises the call's error, or TimeoutError."""
+    return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
 
 
 _LOST = "hrm_environment_nodes_lost_total"
-_BY_NODE: dict[str, tuple[str, str, Callable[[Node], int]]] = {
+_BY_NODE: dict[str, tuple[str, str, Callable[[_Node], int]]] = {
     "slots": ("gauge", "Slots of a node.", lambda node: node.slots),
     "open": ("gauge", "Calls on a node, or on their way to it.", lambda node: len(node.open)),
     "sessions": ("gauge", "Sessions with a process on a node.", lambda node: len(node.sessions)),
     "works_total": ("counter", "Calls and cells given to a node.", lambda node: node.works),
-    "batches_total": ("counter", "Ray calls that they took.", lambda node: node.batches),
     "slot_deaths_total": ("counter", "Slots of a node that died.", lambda node: node.slot_deaths),
 }
-
-
-def _metric(name: str, nodes: list[Node]) -> Iterator[str]:
-    kind, text, value = _BY_NODE[name]
-    name = f"hrm_environment_node_{name}"
-    yield from (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
-    yield from (f'{name}{{node="{node.name}"}} {value(node)}' for node in nodes)

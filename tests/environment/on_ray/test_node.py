@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
-from hrm_agent.environment.base import Limits
-from hrm_agent.environment.on_ray.node import RayNode
-from hrm_agent.environment.on_ray.workers import _given
+from hrm_agent.environment.base import ExecutionResult, Limits
+from hrm_agent.environment.on_ray.node import RayNode, given_of
 from hrm_agent.environment.scheduler.workers import Work
+from hrm_agent.trajectory import ToolStatus
 
 
 class Started:
     """`Workers` that keep what they are given."""
 
     slots = 8
+    isolation = "L0"
 
     def __init__(self) -> None:
         self.works = list[Work]()
@@ -23,6 +23,7 @@ class Started:
 
     def start(self, work: Work) -> None:
         self.works.append(work)
+        work.done(ExecutionResult(ToolStatus.OK), False)
 
 
 async def test_a_work_arrives_whole() -> None:
@@ -32,10 +33,10 @@ async def test_a_work_arrives_whole() -> None:
         Work("2", Limits(wall_seconds=2), print, again=True),
     ]
     workers = Started()
-    node = cast(Any, SimpleNamespace(open=dict(enumerate(sent))))
-    await RayNode(lambda: cast(Any, workers)).give(
-        [_given(node, number) for number in node.open], [], []
-    )
+    node = RayNode(lambda: cast(Any, workers))
+    await node.hello()
+    for number, work in enumerate(sent):
+        await node.run(number, given_of(work))
     for work, got in zip(sent, workers.works, strict=True):
         names = ("code", "limits", "session", "fresh", "seed", "again")
         assert [getattr(got, name) for name in names] == [getattr(work, name) for name in names]
