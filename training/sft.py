@@ -41,7 +41,8 @@ from hrm_agent.models.model_facts import facts_of_loaded
 from hrm_agent.training.chat_rows import chat_of
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.config.commands import SftConfig
-from hrm_agent.training.config.fitted import decided, fit_sft, left_open, with_values
+from hrm_agent.training.config.fitted import decided, fit_sft, left_open
+from hrm_agent.training.config.rules import with_values
 from hrm_agent.training.metrics import MetricsLog
 from hrm_agent.training.update.adapters import Adapter
 from hrm_agent.training.update.gradients import SkippedSteps, step_if_finite

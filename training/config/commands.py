@@ -38,10 +38,10 @@ from hrm_agent.training.config.parts import (
 )
 from hrm_agent.training.config.rules import (
     QUOTA_KEYS,
-    conditions,
     ratio_moves,
     refuse_uncorrected,
     refuse_with_ranks,
+    with_acting_keys,
 )
 from hrm_agent.training.config.trackers import TRACK_KEYS, TrackSettings
 
@@ -217,16 +217,7 @@ class SftConfig(CheckpointSettings):
 
     @model_validator(mode="after")
     def _every_key_acts(self, info: ValidationInfo) -> Self:
-        """Refuse a value that changes nothing. A run on record by an earlier version keeps it."""
-        for key, acts, why in (
-            ("matrix_learning_rate", self.optimizer == "muon", "the optimizer is adamw"),
-            ("fall", self.cooldown > 0, "without cooldown the learning rate does not fall"),
-        ):
-            default = type(self).model_fields[key].default
-            if not acts and getattr(self, key) != default and info.context != ON_RECORD:
-                hint = "Leave it out." if default is None else f"Leave it out, or at {default}."
-                raise ConfigError(f"{key} has no effect here: {why}.", hint)
-        return self
+        return with_acting_keys(self, on_record=info.context == ON_RECORD)
 
 
 class FineTuneConfig(SftConfig, TrackSettings):
@@ -267,11 +258,6 @@ class FineTuneConfig(SftConfig, TrackSettings):
                 " is of.",
                 "Leave it out; the adapter of one role is tuned as FOLDER/ROLE, on its answers"
                 " (--role).",
-            )
-        if not self.source and (self.roles or self.by or self.reward is not None):
-            raise ConfigError(
-                "reward, by and roles choose among runs on record.",
-                "Name the record: --from STORE.",
             )
         return self
 
@@ -348,44 +334,16 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @model_validator(mode="after")
     def _every_key_acts(self, info: ValidationInfo) -> Self:
-        """Refuse a value that changes nothing, since the user expects an effect.
-
-        Earlier versions accepted it, so a run on record gets the default instead.
-        """
-        unused: dict[str, dict[str, Any]] = {}
-        for table, keys, acts, why in conditions(
-            self.rollout,
-            self.select,
-            self.loss,
-            self.optim,
-            self.evaluation,
-            on_record=bool(self.source),
-        ):
-            part: BaseModel = getattr(self, table)
-            for key in keys:
-                default = type(part).model_fields[key].default
-                own = part.own(key) if isinstance(part, LossPart) else None
-                if not acts and getattr(part, key) not in (default, own):
-                    unused.setdefault(table, {})[key] = default
-                    if info.context == ON_RECORD:
-                        continue
-                    usual = default if own is None else own
-                    hint = "Leave it out." if usual is None else f"Leave it out, or at {usual}."
-                    raise ConfigError(f"{key} has no effect here: {why}.", hint)
+        config = with_acting_keys(self, on_record=info.context == ON_RECORD)
+        half = self.rollout.group_size // 2
         for key in QUOTA_KEYS:
-            least, half = (
-                unused.get("select", {}).get(key, getattr(self.select, key)),
-                self.rollout.group_size // 2,
-            )
+            least = getattr(config.select, key)
             if least > max(half, SelectPart.model_fields[key].default):
                 raise ConfigError(
                     f"{key} = {least} is more than half of group_size = {self.rollout.group_size}.",
                     f"At most {half}.",
                 )
-        update = {
-            table: getattr(self, table).model_copy(update=keys) for table, keys in unused.items()
-        }
-        return self.model_copy(update=update) if update else self
+        return config
 
     @model_validator(mode="after")
     def _passes_go_together(self, info: ValidationInfo) -> Self:
@@ -428,37 +386,11 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     @model_validator(mode="after")
     def _older_weights_sample(self) -> Self:
         refuse_uncorrected(self.rollout, self.loss, self.samples)
-        refuse_with_ranks(self.rollout, self.optim, self.adapter, on_record=bool(self.source))
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_sampled(self) -> Self:
-        """Refuse keys that have no effect on a record. Other sampling keys are accepted, so that a
-        run's own configuration works with other rewards.
-        """
-        if not self.source:
-            if self.by:
-                raise ConfigError(
-                    "by chooses scores of runs on record.", "Name the record: --from STORE."
-                )
-            return self
         if self.by and self.rewards is not None:
             raise ConfigError(
                 "Both by and rewards were named.", "Learn from scores on record, or from new ones."
             )
-        draws = {
-            "engine": self.engines.engine != "transformers",
-            "stages": bool(self.stages),
-            "refill": bool(self.rollout.refill),
-            "engine_difference_limit": self.loss.engine_difference_limit is not None,
-            "mastered_after": bool(self.select.mastered_after),
-            "eval_every": bool(self.evaluation.eval_every),
-        }
-        for key in (key for key, given in draws.items() if given):
-            raise ConfigError(
-                f"{key} has no effect with --from: no problem is drawn, and none is put.",
-                "Leave it out.",
-            )
+        refuse_with_ranks(self.rollout, self.optim, self.adapter, on_record=bool(self.source))
         return self
 
     @model_validator(mode="after")
@@ -486,7 +418,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     def same_as_clipped(self) -> str:
         """Reason why the objective makes no difference here, in one line (empty if it does)."""
         loss, optim = self.loss, self.optim
-        if loss.objective == "clipped" or ratio_moves(loss, optim, on_record=bool(self.source)):
+        keys = {**loss.model_dump(), **optim.model_dump(), "source": self.source}
+        if loss.objective == "clipped" or ratio_moves(keys):
             return ""
         mean = loss.taken("aggregation")
         return (

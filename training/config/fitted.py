@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from hrm_agent.models.model_facts import ModelFacts, facts_of
 from hrm_agent.training.config.commands import GrpoConfig, SftConfig
+from hrm_agent.training.config.rules import with_values
 
 __all__ = [
     "Fitted",
@@ -32,7 +33,6 @@ __all__ = [
     "fit_sft",
     "left_open",
     "with_recorded",
-    "with_values",
 ]
 
 Config = TypeVar("Config", bound="SftConfig | GrpoConfig")
@@ -118,17 +118,6 @@ def fit(config: GrpoConfig) -> GrpoConfig:
         return config
     facts = facts_of(config.policy, adapter=config.adapter.lora_rank > 0)
     return with_values(config, fit_grpo(config, facts).values)
-
-
-def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the configuration with `values` in it, each in the table of its key."""
-    own = {key: value for key, value in values.items() if key in type(config).model_fields}
-    for name in type(config).model_fields:
-        part = getattr(config, name)
-        if isinstance(part, BaseModel):
-            within = {key: value for key, value in values.items() if key in type(part).model_fields}
-            own |= {name: part.model_copy(update=within)} if within else {}
-    return config.model_copy(update=own)
 
 
 def with_recorded(config: Config, recorded: Config) -> Config:

@@ -13,12 +13,11 @@ from pydantic import (
     ConfigDict,
     Field,
     FieldSerializationInfo,
-    ValidationInfo,
     field_serializer,
     model_validator,
 )
 
-from hrm_agent.config import BY_MODEL, ON_RECORD, ONE_BY_ONE, ConfigPart
+from hrm_agent.config import BY_MODEL, ONE_BY_ONE, ConfigPart
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability
 from hrm_agent.training.config.objective_defaults import OWN, Aggregation, ObjectiveName
@@ -238,26 +237,6 @@ class LossPart(ConfigPart):
     GiB hold, 4096 at most.
     """
 
-    @model_validator(mode="after")
-    def _goes_together(self, info: ValidationInfo) -> Self:
-        if self.objective == "cispo" and self.clip_low is not None and info.context == ON_RECORD:
-            return self.model_copy(update={"clip_low": None})  # written by an earlier version
-        for key, acts in (
-            ("dual_clip", self.objective == "clipped"),
-            ("clip_low", self.objective != "cispo"),
-        ):
-            if getattr(self, key) is not None and not acts:
-                raise ConfigError(
-                    f"{key} has no effect here: the objective is {self.objective}.", "Leave it out."
-                )
-        if self.correction != "none" and self.old_logprobs == "engine":
-            raise ConfigError(
-                "correction has no effect here: with old_logprobs engine the ratio is the engine's"
-                " already.",
-                "Take old_logprobs trainer, or leave correction out.",
-            )
-        return self
-
     @field_serializer("aggregation", "clip_high", "clip_low", when_used="json")
     def _as_taken(self, value: Any, info: FieldSerializationInfo) -> Any:
         """Serialise the value in use. A configuration that others are merged with keeps its
@@ -328,26 +307,7 @@ class EnginesPart(ConfigPart):
     """
 
     @model_validator(mode="after")
-    def _every_key_acts(self) -> Self:
-        own = ("server_python", "server_options")
-        for key in (key for key in type(self).model_fields if key != "engine"):
-            if getattr(self, key) == type(self).model_fields[key].default:
-                continue
-            if self.engine != "vllm":
-                raise ConfigError(
-                    f"{key} has no effect here: no server samples.", "Set engine to vllm."
-                )
-            if key in own and self.servers and not self.server_count:
-                raise ConfigError(
-                    f"{key} has no effect here: no server is started, since some are named.",
-                    "Set server_count.",
-                )
-        sent = self.weights_by == "collective"
-        for key, acts in (("weights_folder", not sent), ("weights_address", sent)):
-            if getattr(self, key) and not acts:
-                raise ConfigError(
-                    f"{key} has no effect here: weights_by is {self.weights_by}.", "Leave it out."
-                )
+    def _servers_are_named(self) -> Self:
         for url in self.servers:
             if not url.startswith("vllm:"):
                 raise ConfigError(
@@ -386,13 +346,7 @@ class AdapterPart(ConfigPart):
     """
 
     @model_validator(mode="after")
-    def _every_key_acts(self) -> Self:
-        for key in ("lora_alpha", "lora_dropout", "lora_targets", "lora_roles"):
-            if not self.lora_rank and getattr(self, key) != type(self).model_fields[key].default:
-                raise ConfigError(
-                    f"{key} has no effect here: there is no adapter.",
-                    "Set lora_rank, 8 for example.",
-                )
+    def _names_are_sound(self) -> Self:
         if not self.lora_targets:
             raise ConfigError("lora_targets names no layer.", "Leave it out for all linear ones.")
         for role in self.lora_roles:

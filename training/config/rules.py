@@ -1,88 +1,241 @@
-"""Rules for keys of a reinforcement learning configuration that depend on each other."""
+"""Unions of configuration keys, and combinations of keys that are refused.
+
+Keys are flat in a file and as flags. Each union names the keys of its kinds, such as `dual_clip` of
+the objective `clipped`. A key has no effect in a kind that does not name it, and is refused there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.training.config.objective_defaults import OWN
 from hrm_agent.training.config.parts import (
     AdapterPart,
-    EvaluationPart,
+    EnginesPart,
     LossPart,
     OptimPart,
     RolloutPart,
-    SelectPart,
 )
 
-__all__ = ["QUOTA_KEYS", "conditions", "ratio_moves", "refuse_uncorrected", "refuse_with_ranks"]
+__all__ = [
+    "QUOTA_KEYS",
+    "UNIONS",
+    "KeyUnion",
+    "ratio_moves",
+    "refuse_uncorrected",
+    "refuse_with_ranks",
+    "with_acting_keys",
+    "with_values",
+]
+
+Config = TypeVar("Config", bound=BaseModel)
+Keys = Mapping[str, Any]
+"""Keys of a configuration with their values, whatever their table."""
 
 QUOTA_KEYS = ("min_positives", "min_negatives")
 
 
-def ratio_moves(loss: LossPart, optim: OptimPart, *, on_record: bool) -> bool:
-    """True if the probability ratio of a token may differ from 1."""
-    return optim.epochs * optim.mini_batches > 1 or loss.old_logprobs == "engine" or on_record
+class KeyUnion(NamedTuple):
+    """Union of keys, discriminated by a kind."""
 
-
-def conditions(
-    rollout: RolloutPart,
-    select: SelectPart,
-    loss: LossPart,
-    optim: OptimPart,
-    evaluation: EvaluationPart,
-    *,
-    on_record: bool,
-) -> Iterator[tuple[str, tuple[str, ...], object, str]]:
-    """Yield (table, keys, True if they have an effect, reason if not) for keys that depend on
-    conditions.
-
-    `on_record`: True if rollouts on record are learned from.
+    kind: str | Callable[[Keys], object]
+    """Key whose value is the kind, or a function that returns the kind."""
+    keys: Mapping[Any, tuple[str, ...]]
+    """Kind -> its keys. A key has no effect in a kind that does not list it. Kinds True and False
+    are of a value that is set or not.
     """
-    algorithm = select.algorithm
-    moves = ratio_moves(loss, optim, on_record=on_record)
-    once = "each batch is trained on once, so the ratio is 1 and nothing is clipped"
-    yield "loss", ("clip_low", "clip_high", "dual_clip"), moves, once
-    mean = loss.taken("aggregation")
-    yield "loss", ("constant",), mean == "constant", f"the aggregation is {mean}"
-    divides = loss.advantages in ("grpo", "reinforce_plus_plus")
-    yield "loss", ("advantage_eps",), divides, f"{loss.advantages} divides by no deviation"
-    older = rollout.versions_behind or rollout.carry_over or on_record
-    yield "loss", ("max_staleness",), older, "all tokens of a step are of its own weights"
-    corrected = loss.correction != "none"
-    yield (
-        "loss",
-        ("correction_cap", "correction_mode"),
-        corrected,
-        "nothing is corrected without correction",
-    )
-    looked = evaluation.eval_every > 0
-    yield (
-        "evaluation",
-        ("patience", "eval_problems"),
-        looked,
-        "nothing is evaluated without eval_every",
-    )
-    behind = "without versions_behind nothing is under way when weights are published"
-    yield "rollout", ("on_publish",), rollout.versions_behind, behind
-    waited = "without group_quorum all rollouts are waited for"
-    yield "rollout", ("group_deadline", "carry_over"), rollout.group_quorum < 1, waited
-    whole = "grpo samples G rollouts and trains on all of them"
-    yield "rollout", ("oversampling",), algorithm != "grpo", whole
-    by_roc = f"only grpo-roc selects by it, and the algorithm is {algorithm}"
-    yield "select", QUOTA_KEYS, algorithm.startswith("grpo-roc"), by_roc
-    yield "select", ("selection", "penalty_eps", "penalties"), algorithm == "grpo-roc", by_roc
-    yield (
-        "select",
-        ("penalty_eps",),
-        select.selection == "inverse",
-        "selection = lowest does not invert penalties",
-    )
-    yield (
-        "optim",
-        ("fall", "least_rate"),
-        optim.cooldown,
-        "without cooldown the learning rate does not fall",
-    )
+    why: str
+    """Reason that a key has no effect. {kind} is the kind."""
+    hint: str = ""
+    """Hint for the user (empty: to leave the key out)."""
+
+
+def ratio_moves(keys: Keys) -> bool:
+    """True if the probability ratio of a token may differ from 1."""
+    several = keys["epochs"] * keys["mini_batches"] > 1
+    return several or keys["old_logprobs"] == "engine" or bool(keys["source"])
+
+
+UNIONS = (
+    KeyUnion(
+        "engine",
+        {"vllm": tuple(key for key in EnginesPart.model_fields if key != "engine")},
+        "here: no server samples",
+        "Set engine to vllm.",
+    ),
+    KeyUnion(
+        lambda keys: not keys["servers"] or keys["server_count"] > 0,
+        {True: ("server_python", "server_options")},
+        "here: no server is started, since some are named",
+        "Set server_count.",
+    ),
+    KeyUnion(
+        "weights_by",
+        {"file": ("weights_folder",), "collective": ("weights_address",)},
+        "here: weights_by is {kind}",
+    ),
+    KeyUnion(
+        "algorithm",
+        dict.fromkeys(("grpo-random", "grpo-roc", "grpo-roc-random"), ("oversampling",)),
+        "here: grpo samples G rollouts and trains on all of them",
+    ),
+    KeyUnion(
+        "algorithm",
+        {
+            "grpo-roc": (*QUOTA_KEYS, "selection", "penalty_eps", "penalties"),
+            "grpo-roc-random": QUOTA_KEYS,
+        },
+        "here: only grpo-roc selects by it, and the algorithm is {kind}",
+    ),
+    KeyUnion(
+        "selection",
+        {"inverse": ("penalty_eps",)},
+        "here: selection = lowest does not invert penalties",
+    ),
+    KeyUnion(
+        "advantages",
+        dict.fromkeys(("grpo", "reinforce_plus_plus"), ("advantage_eps",)),
+        "here: {kind} divides by no deviation",
+    ),
+    KeyUnion(
+        "objective",
+        {
+            "clipped": ("clip_low", "clip_high", "dual_clip"),
+            "cispo": ("clip_high",),
+            "gspo": ("clip_low", "clip_high"),
+        },
+        "here: the objective is {kind}",
+    ),
+    KeyUnion(
+        ratio_moves,
+        {True: ("clip_low", "clip_high", "dual_clip")},
+        "here: each batch is trained on once, so the ratio is 1 and nothing is clipped",
+    ),
+    KeyUnion(
+        lambda keys: keys["aggregation"] or OWN[keys["objective"]].aggregation,
+        {"constant": ("constant",)},
+        "here: the aggregation is {kind}",
+    ),
+    KeyUnion(
+        "old_logprobs",
+        {"trainer": ("correction",)},
+        "here: with old_logprobs engine the ratio is the engine's already",
+        "Take old_logprobs trainer, or leave correction out.",
+    ),
+    KeyUnion(
+        "correction",
+        dict.fromkeys(("token", "sequence"), ("correction_cap", "correction_mode")),
+        "here: nothing is corrected without correction",
+    ),
+    KeyUnion(
+        "versions_behind",
+        {True: ("on_publish",)},
+        "here: without versions_behind nothing is under way when weights are published",
+    ),
+    KeyUnion(
+        lambda keys: keys["group_quorum"] < 1,
+        {True: ("group_deadline", "carry_over")},
+        "here: without group_quorum all rollouts are waited for",
+    ),
+    KeyUnion(
+        lambda keys: keys["versions_behind"] or keys["carry_over"] or keys["source"],
+        {True: ("max_staleness",)},
+        "here: all tokens of a step are of its own weights",
+    ),
+    KeyUnion(
+        "eval_every",
+        {True: ("patience", "eval_problems")},
+        "here: nothing is evaluated without eval_every",
+    ),
+    KeyUnion(
+        "cooldown",
+        {True: ("fall", "least_rate")},
+        "here: without cooldown the learning rate does not fall",
+    ),
+    KeyUnion(
+        "lora_rank",
+        {True: ("lora_alpha", "lora_dropout", "lora_targets", "lora_roles")},
+        "here: there is no adapter",
+        "Set lora_rank, 8 for example.",
+    ),
+    KeyUnion(
+        "source",
+        {True: ("by", "reward", "roles")},
+        "here: no runs on record are learned from",
+        "Name the record: --from STORE.",
+    ),
+    KeyUnion(
+        "source",
+        {
+            False: (
+                *("engine", "stages", "refill", "engine_difference_limit"),
+                *("mastered_after", "eval_every"),
+            )
+        },
+        "with --from: no problem is drawn, and none is put",
+    ),
+    KeyUnion("optimizer", {"muon": ("matrix_learning_rate",)}, "here: the optimizer is {kind}"),
+)
+"""Unions of the keys of all configurations."""
+
+
+def with_acting_keys(config: Config, *, on_record: bool) -> Config:
+    """Return the configuration, in which every key that differs from its default has an effect.
+
+    Raises `ConfigError` for a key without effect. If the configuration is `on_record`, such a key
+    gets its default instead, since earlier versions accepted it.
+    """
+    keys: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            fields = type(value).model_fields
+            keys |= {key: getattr(value, key) for key in fields}
+            defaults |= {key: inner.default for key, inner in fields.items()}
+        else:
+            keys[name] = value
+            defaults[name] = field.default
+    idle: dict[str, Any] = {}
+    for union in UNIONS:
+        listed = keys.keys() & set(chain.from_iterable(union.keys.values()))
+        if not listed:
+            continue
+        kind = keys[union.kind] if isinstance(union.kind, str) else union.kind(keys)
+        if union.keys.keys() <= {True, False}:
+            kind = bool(kind)
+        for key in sorted(listed - set(union.keys.get(kind, ()))):
+            own = getattr(OWN.get(keys.get("objective", "")), key, None)
+            if keys[key] in (defaults[key], own):
+                continue
+            if not on_record:
+                usual = own if defaults[key] is None else defaults[key]
+                left = (
+                    "Leave it out." if usual in (None, (), "") else f"Leave it out, or at {usual}."
+                )
+                raise ConfigError(
+                    f"{key} has no effect {union.why.format(kind=kind)}.", union.hint or left
+                )
+            keys[key] = idle[key] = defaults[key]
+    return with_values(config, idle)
+
+
+def with_values(config: Config, values: Keys) -> Config:
+    """Return the configuration with `values` in it, each in the table of its key. They are not
+    checked.
+    """
+    own = {key: value for key, value in values.items() if key in type(config).model_fields}
+    for name in type(config).model_fields:
+        part = getattr(config, name)
+        if isinstance(part, BaseModel):
+            within = {key: value for key, value in values.items() if key in type(part).model_fields}
+            own |= {name: part.model_copy(update=within)} if within else {}
+    return config.model_copy(update=own) if own else config
 
 
 def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from hrm_agent.models.model_facts import ModelFacts, ModelSize
 from hrm_agent.training.checkpoints import MANIFEST
 from hrm_agent.training.config.commands import DemoConfig, GrpoConfig
-from hrm_agent.training.config.fitted import fit_grpo, with_values
+from hrm_agent.training.config.fitted import fit_grpo
+from hrm_agent.training.config.rules import with_values
 from hrm_agent.training.grpo import train
 from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 

@@ -28,7 +28,8 @@ def fitted_rl(config: GrpoConfig, folder: Path | None) -> tuple[GrpoConfig, Fitt
     """Configuration of the run in `folder` with values chosen for the model, and a report of them.
     Raises `ModelError`.
     """
-    from hrm_agent.training.config.fitted import fit_grpo, with_values
+    from hrm_agent.training.config.fitted import fit_grpo
+    from hrm_agent.training.config.rules import with_values
 
     config = _with_record(config, "train rl", folder)
     fitted = fit_grpo(config, facts_of(config.policy, adapter=config.adapter.lora_rank > 0))
@@ -43,7 +44,8 @@ def fitted_sft(
 
     `conversations`: number of conversations (None: counted in `config.data` if that is given).
     """
-    from hrm_agent.training.config.fitted import fit_sft, left_open, with_values
+    from hrm_agent.training.config.fitted import fit_sft, left_open
+    from hrm_agent.training.config.rules import with_values
 
     config = _with_record(config, "train sft", folder)
     if conversations is None and config.data and {"steps", "batch_size"} & {*left_open(config)}:
@@ -65,7 +67,8 @@ def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
     Raises `ModelError`.
     """
     from hrm_agent.models.model_facts import ModelFacts, ModelSize
-    from hrm_agent.training.config.fitted import fit_grpo, with_recorded, with_values
+    from hrm_agent.training.config.fitted import fit_grpo, with_recorded
+    from hrm_agent.training.config.rules import with_values
     from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 
     path = folder / CONFIG_FILE

@@ -70,7 +70,7 @@ def test_a_record_is_learned_from_killed_resumed_and_prolonged(
     [
         (("--from", "nowhere"), "nowhere"),
         (("--from", "runs.txt"), "runs.txt"),
-        (("--by", "x"), "by chooses scores of runs on record"),
+        (("--by", "x"), "by has no effect here: no runs on record are learned from"),
     ],
 )
 def test_what_is_no_record_begins_nothing(

@@ -98,6 +98,20 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
             ("--patience", "3"),
             "patience has no effect here: nothing is evaluated without eval_every",
         ),
+        (("--constant", "100"), "constant has no effect here: the aggregation is token"),
+        (
+            ("--dual-clip", "3", "--objective", "cispo", "--epochs", "2"),
+            "dual_clip has no effect here: the objective is cispo",
+        ),
+        (("--least-rate", "0.1"), "least_rate has no effect here: without cooldown"),
+        (
+            ("--advantages", "dr_grpo", "--advantage-eps", "1e-3"),
+            "advantage_eps has no effect here: dr_grpo divides by no deviation",
+        ),
+        (
+            ("--max-staleness", "1"),
+            "max_staleness has no effect here: all tokens of a step are of its own weights",
+        ),
     ],
     ids=" ".join,
 )

@@ -21,8 +21,8 @@ from hrm_agent.training.config.fitted import (
     fit_sft,
     left_open,
     with_recorded,
-    with_values,
 )
+from hrm_agent.training.config.rules import with_values
 from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from hrm_agent.config import build_config, changed_keys, to_toml
+from hrm_agent.config import build_config, changed_keys, nested_model, read_config_text, to_toml
 from hrm_agent.errors import ConfigError
 from hrm_agent.models.model_facts import ModelFacts, ModelSize
 from hrm_agent.models.own_defaults import OwnDefaults
-from hrm_agent.training.config.commands import DemoConfig, GrpoConfig, SftConfig
-from hrm_agent.training.config.fitted import fit_sft, with_values
+from hrm_agent.training.config.commands import DemoConfig, FineTuneConfig, GrpoConfig, SftConfig
+from hrm_agent.training.config.fitted import fit_sft
+from hrm_agent.training.config.rules import UNIONS, with_values
 from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
 from hrm_agent.training.update.advantages import credit_by_name
@@ -116,6 +117,37 @@ def test_one_step_a_batch_is_told_where_it_makes_objectives_equal() -> None:
 def test_what_has_no_effect_or_acts_twice_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         GrpoConfig.of(**given)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("[loss]\nconstant = 100.0", "the aggregation is token"),
+        ("[loss]\ndual_clip = 3.0", "each batch is trained on once"),
+        ("[optim]\nleast_rate = 0.1", "without cooldown"),
+        ('[loss]\nadvantages = "dr_grpo"\nadvantage_eps = 1e-3', "dr_grpo divides"),
+        ("[loss]\nmax_staleness = 1", "all tokens of a step are of its own weights"),
+    ],
+)
+def test_a_file_cannot_hold_it_either_and_a_run_on_record_gets_the_default(
+    written: str, said: str
+) -> None:
+    values = read_config_text(written, "train rl", "own.toml")
+    with pytest.raises(ConfigError, match=rf"has no effect here: {said}"):
+        build_config(GrpoConfig, values, "own.toml")
+    kept = build_config(GrpoConfig, values, "config.toml", on_record=True)
+    assert kept in (GrpoConfig(), GrpoConfig.of(advantages="dr_grpo"))
+
+
+def test_every_key_of_a_union_is_a_key_of_a_configuration() -> None:
+    known = {*FineTuneConfig.model_fields, *GrpoConfig.model_fields}
+    for field in GrpoConfig.model_fields.values():
+        part = nested_model(field.annotation)
+        known |= set(part.model_fields) if part is not None else set()
+    for union in UNIONS:
+        listed = {key for keys in union.keys.values() for key in keys}
+        assert listed and listed <= known
+        assert callable(union.kind) or union.kind in known
 
 
 def test_what_acts_is_taken() -> None:

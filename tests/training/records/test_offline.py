@@ -427,7 +427,7 @@ def test_a_source_is_not_written_to(sampled: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"by": "x"}, "by chooses scores"),
+        ({"by": "x"}, "by has no effect here: no runs on record"),
         ({"source": ["x"], "by": "x", "rewards": "answer:boxed"}, "Both by and rewards"),
         ({"source": ["x"], "refill": 2}, "refill has no effect with --from"),
         ({"source": ["x"], "eval_every": 2}, "eval_every has no effect with --from"),
