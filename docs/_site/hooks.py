@@ -3,7 +3,7 @@ link to.
 
 * The reference is made from docstrings, which mkdocstrings reads without importing anything.
   `REFERENCE` names the modules; the names in `__all__` of each are shown.
-* The command line is what `--help` prints.
+* The command line is what `--help-all` prints.
 * A link that leaves docs/ (`../examples/own_graph.py`) works on a code host as it is. On the site
   it leads to a page that shows the file.
 * A fence such as `python own.py`, which gives the name under which a block is saved, gets that name
@@ -210,11 +210,11 @@ def public_names(module: str) -> list[str]:
 
 
 def commands_page() -> str:
-    """Page with the output of `--help`, command by command."""
+    """Page with the output of `--help-all`, command by command."""
     sys.path.insert(0, str(PROJECT))
     from hrm_agent.cli.main import COMMAND_GROUPS
 
-    about = "Every command of hrm-agent with its options, as --help prints them."
+    about = "Every command of hrm-agent with its options, as --help-all prints them."
     parts = [
         f"---\ndescription: {about}\nsearch:\n  boost: 0.5\n---\n\n# Command line\n\n{about}\n"
     ]
@@ -235,7 +235,7 @@ def help_of(*words: str) -> str:
 
     out = io.StringIO()
     with redirect_stdout(out), patch.dict(os.environ, {"COLUMNS": "100"}), suppress(SystemExit):
-        main([*words, "--help"])
+        main([*words, "--help-all"])
     return out.getvalue().rstrip() + "\n"
 
 

@@ -17,11 +17,15 @@ from pathlib import Path
 import pytest
 
 from hrm_agent import __version__
+from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.main import COMMANDS, _explain, main, module_of
 from hrm_agent.cli.records import lint as lint_command
 from hrm_agent.errors import StoreError, StoreFullError, to_install
 from hrm_agent.store import open_store
 from tests.cli.conftest import Command
+
+LISTED = re.compile(r"^  (?:-h, )?(--[\w.-]+)(?:, (--no-[\w.-]+))?", re.MULTILINE)
+"""Flags of an option in a help page."""
 
 
 def test_help_names_every_command_and_every_command_exists(hrm: Command) -> None:
@@ -72,7 +76,7 @@ def test_help_fits_a_terminal_of_80_columns(
     def shown(columns: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
         with redirect_stdout(io.StringIO()) as out, suppress(SystemExit):
-            main([*words.split(), "--help"])
+            main([*words.split(), "--help-all" if words else "--help"])
         return out.getvalue().splitlines()
 
     narrow = shown(80)
@@ -82,6 +86,35 @@ def test_help_fits_a_terminal_of_80_columns(
     assert set(re.split(r"[\s|]+", " ".join(narrow))) == set(
         re.split(r"[\s|]+", " ".join(shown(1000)))
     )
+
+
+def help_of(words: str, flag: str) -> str:
+    with redirect_stdout(io.StringIO()) as out, suppress(SystemExit):
+        main([*words.split(), flag])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("words", ["train rl", "train sft", "demo", "collect", "eval"])
+def test_help_shows_the_usual_flags_and_help_all_every_flag(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Parser] = []
+    monkeypatch.setattr(Parser, "read", lambda parser, *_, **__: made.append(parser) or sys.exit(0))
+    help_of(words, "--help")
+    monkeypatch.undo()
+    (parser,) = made
+    every = {flag for action in parser._actions for flag in action.option_strings if len(flag) > 2}
+    short, whole = (
+        {flag for found in LISTED.findall(help_of(words, asked)) for flag in found if flag}
+        for asked in ("--help", "--help-all")
+    )
+    assert every <= whole, "a flag that no help lists"
+    rare = {action.option_strings[0] for action, _ in parser.rare}
+    usual = sum("config:" in action.dest for action in parser._actions) - len(rare)
+    assert rare and not rare & short
+    assert 10 <= usual <= 23
+    assert f"{len(rare)} further flags: `hrm-agent {words} --help-all`." in help_of(words, "--help")
+    assert "further flags" not in help_of(words, "--help-all")
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "rl"]])

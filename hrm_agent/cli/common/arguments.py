@@ -14,7 +14,7 @@ import json
 import re
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
@@ -82,9 +82,22 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return "\n".join(indent + line for line in fitted(text, width - len(indent)).split("\n"))
 
 
+class _HelpAll(argparse.Action):
+    """Action that prints the help with all flags."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        for action, text in parser.rare:
+            action.help = text
+        parser.epilog = None
+        parser.print_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """Parser of one command. It knows --json and --debug, and raises `ConfigError` instead of
-    exiting.
+    exiting. `--help` leaves out rare flags, `--help-all` has all.
     """
 
     def __init__(self, command: str, description: str) -> None:
@@ -95,6 +108,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=_Help,
         )
         self.command = command
+        self.rare: list[tuple[argparse.Action, str]] = []
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
         self.add_argument("--json", action="store_true", help="results as JSON on stdout")
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
@@ -125,7 +140,7 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def _see_help(self) -> str:
-        return f"`{self.prog} --help` lists its arguments."
+        return f"`{self.prog} --help{'-all' if self.rare else ''}` lists its arguments."
 
 
 def add_graph_options(parser: Parser, before: str = "") -> None:
@@ -139,8 +154,13 @@ def add_graph_options(parser: Parser, before: str = "") -> None:
     parser.add_argument("--context", help=f"{before}options of the graph, over {recorded}", **pairs)
 
 
-def add_config(parser: Parser, model: type[BaseModel]) -> None:
-    """Add one flag for each key of `model`, `--config FILE` and `--dry-run`."""
+def add_config(
+    parser: Parser, model: type[BaseModel], usual: Collection[str] | None = None
+) -> None:
+    """Add one flag for each key of `model`, `--config FILE` and `--dry-run`.
+
+    `usual`: names of the flags that `--help` shows, without dashes in front (None: all).
+    """
     pairs = "configurable" in model.model_fields
     parser.add_argument(
         "--config",
@@ -153,23 +173,36 @@ def add_config(parser: Parser, model: type[BaseModel]) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved configuration as TOML and stop"
     )
-    _add_fields(parser, model)
+    _add_fields(parser, model, usual)
+    if parser.rare:
+        parser.epilog = f"{len(parser.rare)} further flags: `{parser.prog} --help-all`."
 
 
-def _add_fields(parser: Parser, model: type[BaseModel], prefix: str = "", flags: str = "") -> None:
+def _add_fields(
+    parser: Parser,
+    model: type[BaseModel],
+    usual: Collection[str] | None,
+    prefix: str = "",
+    flags: str = "",
+) -> None:
     """`prefix`: path of the keys in the configuration. `flags`: prefix of their flags."""
     group = parser.add_argument_group(f"configuration {prefix}".rstrip(" ."))
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
         if inner is not None:
             part = issubclass(inner, ConfigPart)
-            _add_fields(parser, inner, f"{prefix}{name}.", flags if part else f"{flags}{name}.")
+            inner_flags = flags if part else f"{flags}{name}."
+            _add_fields(parser, inner, usual, f"{prefix}{name}.", inner_flags)
         # a list of tables has no flag
         elif not any(nested_model(item) for item in get_args(field.annotation)):
-            flag = f"--{flags}{name}".replace("_", "-")
-            group.add_argument(
-                flag, dest=_DEST + prefix + name, default=None, help=_help(field), **_kind(field)
+            flag = f"{flags}{name}".replace("_", "-")
+            action = group.add_argument(
+                f"--{flag}", dest=_DEST + prefix + name, default=None, **_kind(field)
             )
+            action.help = _help(field)
+            if usual is not None and flag not in usual:
+                parser.rare.append((action, action.help))
+                action.help = argparse.SUPPRESS
 
 
 def _kind(field: FieldInfo) -> dict[str, Any]:

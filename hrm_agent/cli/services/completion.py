@@ -76,7 +76,7 @@ def words_by_command() -> dict[str, list[str]]:
 def _flags(command: Callable[[list[str]], int], words: Sequence[str]) -> list[str]:
     shown = io.StringIO()
     with redirect_stdout(shown), suppress(SystemExit, ImportError):
-        command([*words, "--help"])
+        command([*words, "--help-all"])
     return list(dict.fromkeys(_FLAG.findall(shown.getvalue())))
 
 

@@ -26,7 +26,14 @@ from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
 from hrm_agent.training.trackers import require_trackers, track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 
-__all__ = ["collect_run", "collected", "exit_code", "run", "tell_changed_sources"]
+__all__ = ["USUAL", "collect_run", "collected", "exit_code", "run", "tell_changed_sources"]
+
+USUAL = (
+    *("policy", "graph", "context", "configurable", "tasks", "rewards", "split", "count"),
+    *("samples", "mode", "n", "concurrency", "temperature", "max-tokens", "top-p", "stand-in"),
+    *("environment", "store", "seed", "track"),
+)
+"""Flags that `collect --help` and `eval --help` show."""
 
 
 def run(words: list[str]) -> int:
@@ -39,7 +46,7 @@ def run(words: list[str]) -> int:
         metavar="FOLDER",
         help="run folder; one on record is resumed [a new one]",
     )
-    add_config(parser, CollectConfig)
+    add_config(parser, CollectConfig, USUAL)
     arguments = parser.read(words)
     config = config_from(arguments, CollectConfig, "collect")
     if arguments.dry_run:

@@ -14,7 +14,7 @@ from hrm_agent.cli.common.arguments import Parser, add_config, config_from, prin
 from hrm_agent.cli.common.output import Advance, Output, progress, remark
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.training.by_model import fitted_demo
-from hrm_agent.cli.training.train import watched
+from hrm_agent.cli.training.train import USUAL_RL, watched
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.training.config.commands import FREE_ON_RESUME, DemoConfig
 from hrm_agent.training.demo import DemoReport, Stage, demo
@@ -24,6 +24,7 @@ from hrm_agent.training.trackers import require_trackers, tracking
 __all__ = ["demo_run", "run"]
 
 _FOLDER = Path("runs/demo")
+_OWN = ("from-scratch", "eval-problems", "problem")
 _ANOTHER = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
 """Problem of the family that the small policy knows."""
 
@@ -39,7 +40,7 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "--track", action="append", metavar="VALUE", help="a shorter name for --train.track"
     )
-    add_config(parser, DemoConfig)
+    add_config(parser, DemoConfig, [*_OWN, *(f"train.{flag}" for flag in USUAL_RL)])
     arguments = parser.read(words)
     if arguments.track is not None:
         setattr(arguments, "config:train.track", arguments.track)

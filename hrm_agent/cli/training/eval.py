@@ -10,7 +10,7 @@ from typing import Any
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.run_folder import existing_store, is_file, run_folder, stored_trajectories
-from hrm_agent.cli.training.collect import collected, exit_code
+from hrm_agent.cli.training.collect import USUAL, collected, exit_code
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.evaluation.compare import Comparison, compare
@@ -90,7 +90,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--price", action="append", metavar="[MODEL=]PROMPT,COMPLETION", help=help_text
     )
-    add_config(parser, CollectConfig)
+    add_config(parser, CollectConfig, USUAL)
     return parser
 
 

@@ -33,12 +33,23 @@ from hrm_agent.rewards import load_rubric
 if TYPE_CHECKING:
     from hrm_agent.training.config.commands import FineTuneConfig, GrpoConfig
 
-__all__ = ["ACTIONS", "fine_tune", "reinforce", "run", "watched"]
+__all__ = ["ACTIONS", "USUAL_RL", "USUAL_SFT", "fine_tune", "reinforce", "run", "watched"]
 
 ACTIONS = {
     "rl": "reinforcement learning on recorded graph runs: grpo, grpo-roc, and their controls",
     "sft": "supervised fine-tuning on conversations",
 }
+USUAL_RL = (
+    *("policy", "graph", "context", "tasks", "rewards", "steps", "prompts-per-step", "group-size"),
+    *("algorithm", "advantages", "objective", "learning-rate", "max-tokens", "temperature"),
+    *("lora-rank", "engine", "concurrency", "eval-every", "seed", "track"),
+)
+"""Flags that `train rl --help` shows."""
+USUAL_SFT = (
+    *("policy", "steps", "batch-size", "optimizer", "learning-rate", "warmup-steps", "cooldown"),
+    *("lora-rank", "reward", "checkpoint-every", "seed", "track"),
+)
+"""Flags that `train sft --help` shows."""
 _WATCHED = {
     "rollout/correct": "correct",
     "rollout/correct_with_tool_error": "correct_with_tool_error",
@@ -51,7 +62,7 @@ _WATCHED = {
 
 
 def run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help", "--help-all"):
         usage = "usage: hrm-agent train {rl,sft} [OPTIONS]"
         print(
             fitted(
@@ -81,7 +92,7 @@ def _rl(words: list[str]) -> int:
         metavar="FOLDER",
         help="run folder; one on record is resumed [a new one]",
     )
-    add_config(parser, GrpoConfig)
+    add_config(parser, GrpoConfig, USUAL_RL)
     arguments = parser.read(words)
     if arguments.source is not None:  # short name of a configuration key
         setattr(arguments, "config:source", arguments.source)
@@ -355,7 +366,7 @@ def _sft(words: list[str]) -> int:
         metavar="FOLDER",
         help="run folder; one on record is resumed [a new one]",
     )
-    add_config(parser, FineTuneConfig)
+    add_config(parser, FineTuneConfig, USUAL_SFT)
     arguments = parser.read(words)
     for name, given in (
         ("data", arguments.data),

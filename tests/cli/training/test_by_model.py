@@ -147,5 +147,5 @@ def test_the_help_says_what_depends_on_the_model(
     kind: str, keys: int, hrm: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        hrm("train", kind, "--help")
+        hrm("train", kind, "--help-all")
     assert " ".join(capsys.readouterr().out.split()).count("[by model]") == keys
