@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,6 @@ def _record(numbers: TokenStatistics, prices: dict[str, float]) -> dict[str, Any
         "unknown_rate": tally.unknown_rate,
         "byte_rate": tally.byte_rate,
         "round_trip": numbers.round_trip,
-        "differs": numbers.differs and asdict(numbers.differs),
         "megabytes_per_second": numbers.megabytes_per_second,
         "dollars": None if price is None else numbers.cost(price),
     }
@@ -250,13 +248,6 @@ def _say(output: Output, rows: list[dict[str, Any]]) -> None:
         [*columns, "dollars"] if priced else columns,
         [_cells(row)[: 9 if priced else 8] for row in rows],
     )
-    for row in rows:
-        if row["differs"]:
-            differs = row["differs"]
-            shown = f"{differs['text']!r} comes back as {differs['restored']!r}"
-            output.say(
-                f"{row['tokenizer']} first differs at character {differs['character']:,}: {shown}"
-            )
 
 
 def _cells(row: dict[str, Any]) -> list[object]:

@@ -50,8 +50,6 @@ from hrm_agent.retrieval.index.reading import (
 )
 from hrm_agent.retrieval.index.walk import inside
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER
-from hrm_agent.retrieval.tokenizers.load import load_tokenizer
-from hrm_agent.retrieval.tokenizers.monitor import RateMonitor
 
 __all__ = ["Chunking", "Done", "FileOutcome", "FolderReport", "index_folder", "remove_folder"]
 
@@ -131,7 +129,7 @@ class FolderReport:
     outcomes: list[FileOutcome] = field(default_factory=list[FileOutcome])
     """Outcome of each file, including removed ones."""
     warnings: list[str] = field(default_factory=list[str])
-    """Warnings that do not prevent indexing, e.g. about an unsuitable tokenizer."""
+    """Warnings that do not prevent indexing, e.g. about a folder that no longer exists."""
 
     def add(self, other: FolderReport) -> None:
         """Add the outcomes and warnings of another folder."""
@@ -198,17 +196,15 @@ def index_folder(
             index.remove(file)
             report.outcomes.append(FileOutcome(file, Done.REMOVED))
             on_file(report.outcomes[-1])
-    report.warnings = [*run.monitor.warnings(), *_lost(index)]
+    lost = [path for path in index.folders().values() if not Path(path).is_dir()]
+    hint = f"`hrm-agent index --remove DIR --store {index.path}` takes its documents out"
+    report.warnings = [
+        f"The folder {path} of this index does not exist any more: {hint}." for path in lost
+    ]
     fresh = report.counts[Done.ADDED] + report.counts[Done.UPDATED]
     if fresh > _SHARE_TO_TIDY * len(report.outcomes):
         index.optimize()
     return report
-
-
-def _lost(index: DocumentIndex) -> list[str]:
-    lost = [path for path in index.folders().values() if not Path(path).is_dir()]
-    hint = f"`hrm-agent index --remove DIR --store {index.path}` takes its documents out"
-    return [f"The folder {path} of this index does not exist any more: {hint}." for path in lost]
 
 
 def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
@@ -250,10 +246,6 @@ class _IndexRun:
     """Files that are no longer in the folder, by source."""
     renamed: set[str] = field(default_factory=set[str])
     """Files of `gone` that have a new name."""
-
-    @cached_property
-    def monitor(self) -> RateMonitor:
-        return RateMonitor(load_tokenizer(self.chunking.tokenizer))
 
     def update_file(self, path: str) -> FileOutcome:
         """Update one file and return its outcome."""
@@ -312,7 +304,6 @@ class _IndexRun:
             self.renamed.add(old)
             return FileOutcome(file, Done.RENAMED, reason=f"was {old}")
         document = read_document(file, data, self.max_bytes, hidden_text=self.hidden_text)
-        self.monitor.see(file, document.text)
         self.index.put(file, source, document, self.chunking(document))
         return FileOutcome(file, Done.UPDATED if file in self.known else Done.ADDED)
 

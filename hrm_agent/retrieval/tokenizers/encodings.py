@@ -1,7 +1,7 @@
 """tiktoken's byte-pair encodings behind our interface, without its download.
 
-The library downloads a vocabulary on first use, without a time limit, and again if its file is
-damaged. Here the file is checked before the library is called.
+The library downloads a vocabulary on first use, without a time limit. Here it is called only if the
+file is on disk.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +32,6 @@ _FILES = {
     "r50k_base": "r50k_base",
 }
 """File that tiktoken stores under a hash of its address, by encoding."""
-_CONTENTS = {
-    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-    "p50k_base": "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069",
-    "r50k_base": "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
-}
-"""SHA-256 of the contents, by file."""
-_DESERT = 100_000
-"""Characters of white space after which a run is cut. From about 300,000 on the library fails,
-since its expressions backtrack over all of them.
-"""
-_VISIBLE = re.compile(r"\S")
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """Expression by which GPT-2, and `ByteLevel` of the tokenizers library, split a text before the
 byte pairs.
@@ -102,28 +88,7 @@ class Tiktoken:
         return _from_bytes(text, self._sizes[ids])
 
     def _ids(self, text: str) -> NDArray[np.uint32]:
-        parts = [
-            self._encoding.encode_to_numpy(part, disallowed_special=())
-            for part in _without_deserts(checked(text))
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _without_deserts(text: str) -> list[str]:
-    """Parts of a text, cut where a run of white space is longer than the library's expressions can
-    take.
-
-    Only the run decides where it is cut, so a text counts the same as its parts
-    (`Tokenizer.local`).
-    """
-    cuts, done = [0], 0
-    for at in range(0, len(text) - _DESERT + 1, _DESERT):
-        if at >= done and text[at : at + _DESERT].isspace():
-            before = text[max(at - _DESERT, 0) : at]
-            begun, end = at - len(before) + len(before.rstrip()), _VISIBLE.search(text, at)
-            done = end.start() if end else len(text)
-            cuts += range(begun + _DESERT, done, _DESERT)
-    return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
+        return self._encoding.encode_to_numpy(checked(text), disallowed_special=())
 
 
 def encodings_on_disk() -> list[str]:
@@ -166,20 +131,6 @@ def _require_on_disk(encoding: str) -> None:
             f"Run `{fetch}` where there is a network, and set TIKTOKEN_CACHE_DIR to that folder; or"
             " use `pieces`.",
         )
-    if hashlib.sha256(_bytes(file)).hexdigest() != _CONTENTS[_FILES[encoding]]:
-        raise ConfigError(
-            f"The vocabulary of {encoding!r} in {file} is damaged.",
-            f"Delete the file, and run `{fetch}` where there is a network.",
-        )
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror}.", "Name a file that can."
-        ) from error
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
@@ -190,8 +141,12 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
             f"Copy it to {_cached(path.stem)} and name `tiktoken:{path.stem}`.",
         )
     try:
-        pairs = [line.split() for line in _bytes(path).splitlines() if line]
+        pairs = [line.split() for line in path.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}.", "Name a file that can."
+        ) from error
     except ValueError as error:
         raise ConfigError(
             f"{path} is not a tiktoken file: {error}.", "Name another file."

@@ -1,8 +1,7 @@
 """Statistics of a tokenizer on texts, for comparing tokenizers.
 
 Only counts are kept (`TokenTally`), and rates are derived from them. So texts may come one by one
-and be added up: a document at a time while indexing, a megabyte at a time from a file that does not
-fit into memory.
+and be added up: a megabyte at a time from a file that does not fit into memory.
 
 Byte-level vocabularies have no unknown token, so that rate is always 0 and means nothing. Use their
 tokens per word, and the share of tokens that spell bytes.
@@ -17,22 +16,19 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hrm_agent.retrieval.tokenizers.base import Encoded, Tokenizer, Vocabulary
 
-__all__ = ["RoundTripFault", "TokenStatistics", "TokenTally", "measure", "tally"]
+__all__ = ["TokenStatistics", "TokenTally", "measure"]
 
 _PART = re.compile(r"\w+")
 _ALONE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+")
 """Characters of languages without spaces between words (Chinese, Japanese). Each counts as a
 word.
 """
-_SHOWN = 24
-"""Maximum characters shown of a text that was not restored."""
 _FIDELITY = ("exact", "spacing", "normalised", "lost")
 """Kinds of fidelity, from best to worst."""
 
@@ -93,20 +89,6 @@ class TokenTally:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTripFault:
-    """First difference between a text and its decoded tokens, of the kind that its fidelity
-    names.
-    """
-
-    character: int
-    """Position in all the texts, one after the other."""
-    text: str
-    """Original text at the position, up to 24 characters."""
-    restored: str
-    """Restored text at the position, up to 24 characters."""
-
-
-@dataclass(frozen=True, slots=True)
 class TokenStatistics:
     """Statistics of one tokenizer on some texts."""
 
@@ -122,8 +104,6 @@ class TokenStatistics:
     """Worst fidelity of any text: `exact`, `spacing` (equal but for white space), `normalised` (but
     for case, accents and forms too) or `lost`. None for a tokenizer without a vocabulary.
     """
-    differs: RoundTripFault | None
-    """First difference of the worst kind: lost, else normalised, else spacing (None if `exact`)."""
 
     @property
     def megabytes_per_second(self) -> float | None:
@@ -135,29 +115,22 @@ class TokenStatistics:
         return self.tally.tokens * dollars_per_million / 1e6
 
 
-def tally(tokenizer: Tokenizer, text: str) -> TokenTally:
-    """Count one text."""
-    return _tally(text, _encoded(tokenizer, text), isinstance(tokenizer, Vocabulary))
-
-
 def measure(
     tokenizer: Tokenizer, texts: Iterable[str], on_text: Callable[[str], None] = lambda text: None
 ) -> TokenStatistics:
     """Count texts one by one. `on_text` is called after each."""
-    total, seconds, size, fidelity, differs = TokenTally(), 0.0, 0, 0, None
+    total, seconds, size, fidelity = TokenTally(), 0.0, 0, 0
     for text in texts:
         begun = time.process_time()
         encoded = _encoded(tokenizer, text)
         seconds += time.process_time() - begun
         if isinstance(tokenizer, Vocabulary):
-            restored = tokenizer.decoded(encoded.ids)
-            if (found := _fidelity(text, restored)) > fidelity:
-                fidelity, differs = found, _difference(text, restored, total.characters, found)
+            fidelity = max(fidelity, _fidelity(text, tokenizer.decoded(encoded.ids)))
         total += _tally(text, encoded, isinstance(tokenizer, Vocabulary))
         size += len(text.encode())
         on_text(text)
     round_trip = _FIDELITY[fidelity] if isinstance(tokenizer, Vocabulary) else None
-    return TokenStatistics(tokenizer.name, total, seconds, size, round_trip, differs)
+    return TokenStatistics(tokenizer.name, total, seconds, size, round_trip)
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> Encoded:
@@ -214,29 +187,3 @@ def _folded(text: str) -> Iterator[str]:
             yield "".join(
                 part for part in plain if not part.isspace() and not unicodedata.combining(part)
             )
-
-
-def _difference(text: str, restored: str, before: int, fidelity: int) -> RoundTripFault:
-    """First difference between a text and its restored form. `fidelity` 2 ignores spacing, 3 case,
-    accents and forms too.
-    """
-    pairs = zip_longest(_said(text, fidelity), _said(restored, fidelity), fillvalue=("", len(text)))
-    found = next(
-        ((one[1], other[1]) for one, other in pairs if one[0] != other[0]),
-        (len(text), len(restored)),
-    )
-    return RoundTripFault(
-        before + found[0], text[found[0] :][:_SHOWN], restored[found[1] :][:_SHOWN]
-    )
-
-
-def _said(text: str, fidelity: int) -> Iterator[tuple[str, int]]:
-    """Characters that are compared, with their places."""
-    parts = (
-        _folded(text)
-        if fidelity == 3
-        else text
-        if fidelity == 1
-        else ("".join(c.split()) for c in text)
-    )
-    return ((char, place) for place, part in enumerate(parts) for char in part)

@@ -266,18 +266,3 @@ def test_every_bad_file_has_its_message(index: DocumentIndex, folder: Path) -> N
     assert "NUL" in said["program"] and "104,857,600 bytes" in said["huge.txt"]
     assert {outcome.file for outcome in report.failed} == {"broken.pdf", "locked.pdf", "huge.txt"}
     assert report.counts["added"] == 4 and index.problems() == []
-
-
-def test_a_tokenizer_that_does_not_suit_is_said(
-    index: DocumentIndex, folder: Path, tmp_path: Path
-) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(tmp_path / "words.json"))
-    chunking = Chunking(size=64, tokenizer=f"hf:{tmp_path / 'words.json'}")
-    report = index_folder(index, folder, files_in(folder), chunking=chunking)
-    assert report.counts["added"] == 4
-    assert any("unknown" in warning for warning in report.warnings)
-    assert update(index, folder).warnings == []

@@ -16,8 +16,7 @@ from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval import Tokenizer, chunk_text, load_tokenizer
 from hrm_agent.retrieval.tokenizers.load import tokenizers_at_hand
-from hrm_agent.retrieval.tokenizers.monitor import RateLimits, RateMonitor
-from hrm_agent.retrieval.tokenizers.statistics import TokenTally, measure, tally
+from hrm_agent.retrieval.tokenizers.statistics import measure
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
 
 CORPUS = [
@@ -117,15 +116,6 @@ def test_all_of_that_holds_of_many_more_texts(
     )
 
 
-def test_a_desert_of_white_space_is_crossed(vocabularies: dict[str, Tokenizer]) -> None:
-    """tiktoken fails at a million white-space characters before a letter."""
-    tokenizer = vocabularies["bpe.tiktoken"]
-    assert tokenizer.offsets("x" + " \n" * 500_000 + "a")[-1, 1] == 1_000_002
-    around, desert = "models" * 777, "x" + " " * 300_000 + " a"
-    both = tokenizer.count(f"{around}{desert} {around}")
-    assert both == tokenizer.count(f"{around}{desert}") + tokenizer.count(f" {around}")
-
-
 LEARN = """
 import sys, pathlib
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
@@ -168,15 +158,11 @@ def test_what_the_vocabularies_lack(trained: Tokenizer) -> None:
     assert strange.tally.words == 15
 
 
-def test_a_difference_is_shown_where_it_matters(vocabularies: dict[str, Tokenizer]) -> None:
+def test_what_comes_back_is_compared(vocabularies: dict[str, Tokenizer]) -> None:
     numbers = measure(vocabularies["wordpiece"], ["The  models.\n", "The £ models.\n"])
     assert (numbers.round_trip, numbers.tally.unknown) == ("lost", 1)
-    assert numbers.differs is not None
-    assert (numbers.differs.character, numbers.differs.text[:3]) == (17, "£ m")
-    assert numbers.differs.restored.startswith("[UNK]")
-    spaced = measure(vocabularies["wordpiece"], ["The  models.\n"])
-    assert (spaced.round_trip, spaced.differs and spaced.differs.character) == ("spacing", 4)
-    assert measure(vocabularies["bpe"], [STRANGE]).differs is None
+    assert measure(vocabularies["wordpiece"], ["The  models.\n"]).round_trip == "spacing"
+    assert measure(vocabularies["bpe"], [STRANGE]).round_trip == "exact"
 
 
 def test_pieces_count_words_as_large_vocabularies_do() -> None:
@@ -202,66 +188,12 @@ def test_what_a_file_does_by_itself_is_undone(tmp_path: Path) -> None:
     )
 
 
-def test_rates_are_watched_over_documents(vocabularies: dict[str, Tokenizer]) -> None:
-    monitor = RateMonitor(vocabularies["wordpiece"])
-    for number in range(9):
-        assert monitor.see(f"{number}.txt", CORPUS[0]).unknown == 0
-    assert list(monitor.warnings()) == []
-    other = RateMonitor(vocabularies["wordpiece"])
-    other.see("greek.txt", "λόγος models " * 200)
-    monitor.add(other)
-    first, second = monitor.warnings()
-    assert "of the tokens are unknown to hf:" in first
-    assert "limit 1.0%" in first
-    assert second.startswith("greek.txt is past a limit of hf:")
-    assert (monitor.documents, monitor.over) == (10, 1)
-    monitor.see("more.txt", "λόγος " * 900)
-    assert list(monitor.warnings())[1].startswith("2 of 11 documents, more.txt above all, are past")
-
-
-def test_byte_pairs_are_watched_by_bytes_and_by_tokens_per_word(
-    vocabularies: dict[str, Tokenizer],
-) -> None:
-    for text, said in (
-        ("日本語 " * 300, "spell bytes"),
-        ("antidisestablishment " * 300, "tokens for a word"),
-    ):
-        monitor = RateMonitor(vocabularies["bpe"])
-        monitor.see("a", text)
-        assert said in next(monitor.warnings())
-    quiet = RateMonitor(vocabularies["bpe"], RateLimits(spelled=1, tokens_per_word=100))
-    quiet.see("a", "日本語 " * 300)
-    assert list(quiet.warnings()) == []
-
-
-def test_a_long_document_is_judged_by_a_part_of_it(vocabularies: dict[str, Tokenizer]) -> None:
-    text = CORPUS[0] * 20 + "λόγος " * 2_000
-    monitor = RateMonitor(vocabularies["wordpiece"])
-    seen = monitor.see("long\ud800", text + "\ud800")
-    assert seen.characters == monitor.most < len(text)
-    whole = tally(vocabularies["wordpiece"], text).unknown_rate
-    assert seen.unknown_rate == pytest.approx(whole, rel=0.5)
-    plain = RateMonitor(load_tokenizer("pieces"))
-    assert (plain.see("a", "λόγος " * 999), plain.documents, list(plain.warnings())) == (
-        TokenTally(),
-        1,
-        [],
-    )
-    assert sum([TokenTally(1, 1, 1), TokenTally(2, 1, 1, 1)], TokenTally()) == TokenTally(
-        3, 2, 2, 1
-    )
-
-
 def test_vocabularies_at_hand_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     assert tokenizers_at_hand() == ["character", "pieces", "word"]
-    damaged = tmp_path / "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-    damaged.write_bytes(b"IQ== 0\n")
+    (tmp_path / "9b5ad71b2ce5302211f9c61530b329a4922fc6a4").write_bytes(b"IQ== 0\n")
     assert tokenizers_at_hand()[3:] == ["tiktoken:cl100k_base"]
-    with pytest.raises(ConfigError, match="is damaged"):
-        load_tokenizer("tiktoken:cl100k_base")
-    assert damaged.exists()  # the library would delete it, and ask the network
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     with pytest.raises(ConfigError, match="TIKTOKEN_CACHE_DIR is empty"):
         load_tokenizer("tiktoken:cl100k_base")
