@@ -38,9 +38,8 @@ from hrm_agent.tools.mediawiki.api_schema import (
     QueryReply,
     in_shape,
 )
-from hrm_agent.tools.mediawiki.io_loop import the_loop
 from hrm_agent.tools.mediawiki.pages import Page, SearchHit
-from hrm_agent.tools.mediawiki.transport import Asker
+from hrm_agent.tools.mediawiki.transport import Asker, the_loop
 from hrm_agent.trajectory import ToolStatus
 
 if TYPE_CHECKING:

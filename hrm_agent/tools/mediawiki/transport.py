@@ -8,6 +8,9 @@ A redirect is followed only on the same host, and never from https to http: a wi
 an address inside this machine's network. Nothing takes longer than `patience`, including the wait
 for a turn. A slow wiki is an `infrastructure` failure, not a `timeout`, which would blame the
 model's request.
+
+A MediaWiki returns errors as HTTP 200 with an `error` in the JSON. Proxies before it answer in
+HTML. Another service may answer in foreign JSON, which must not be taken for "nothing found".
 """
 
 from __future__ import annotations
@@ -17,27 +20,54 @@ import functools
 import os
 import random
 import ssl
+import threading
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import httpx
+from pydantic_core import from_json
 
-from hrm_agent.basics.http_client import backoff
+from hrm_agent.basics.async_bridge import BackgroundLoop
+from hrm_agent.basics.http_client import backoff, bounded_body, retry_after
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.mediawiki.responses import RetryLater, meaning, read_body
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Asker"]
+__all__ = ["Asker", "the_loop"]
 
+_INFRASTRUCTURE = ToolStatus.INFRASTRUCTURE
+_MAX_BYTES = 32 * 2**20
+_LONGEST_PAUSE = 3600.0
+"""Longest pause in seconds. A wiki that asks for more is asked once an hour, as a longer pause is
+usually a mistake.
+"""
+_SHOWN = 300
+"""Most characters of a wiki's own words in a failure."""
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_FORBIDDEN = (401, 403)
+_TOO_LONG = (413, 414, 431)
+_BUSY = ("maxlag", "ratelimited", "readonly")
+"""Codes of the JSON `error` for which waiting helps."""
+_REFUSED = ("readapidenied", "permissiondenied", "blocked", "autoblocked")
+_GONE = ("missingtitle", "nosuchrevid", "nosuchpageid")
 _AT_ONCE = 3
 _LAG_SECONDS = 5
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 8.0
 _REDIRECTS = 5
 _now, _sleep = time.monotonic, asyncio.sleep
 """Clock of all pauses. Tests replace both by a clock that only sleeping advances."""
+
+
+class RetryLater(Exception):
+    """Exception for a wiki that asks to retry later, or could not be reached."""
+
+    def __init__(self, failure: ToolFailure, seconds: float | None = None) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.seconds = seconds
+        """Pause in seconds that the wiki asked for (None if unknown)."""
 
 
 @dataclass(slots=True)
@@ -51,11 +81,35 @@ class _Host:
 
 
 _hosts: dict[str, _Host] = {}
-os.register_at_fork(after_in_child=_hosts.clear)
+_lock = threading.Lock()
+_loop: BackgroundLoop | None = None
+
+
+def the_loop() -> BackgroundLoop:
+    """Event loop of all connections to wikis, started on first use.
+
+    A connection and a queue for it belong to the event loop on which they were created. On one
+    loop, threads and other event loops share both. A cancelled caller leaves the queue at once.
+    """
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = BackgroundLoop("wikis")
+        return _loop
+
+
+def _forget() -> None:
+    """Reset loop and hosts in a forked child, which has only its own thread."""
+    global _loop, _lock
+    _loop, _lock = None, threading.Lock()
+    _hosts.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Asker:
-    """Client of one API, on the loop of `io_loop`. Its connections are opened on demand."""
+    """Client of one API, on the loop of `the_loop`. Its connections are opened on demand."""
 
     def __init__(
         self, url: httpx.URL, user_agent: str, *, timeout: float, attempts: int, patience: float
@@ -72,11 +126,8 @@ class Asker:
 
         Raises `ToolFailure`.
         """
-        host, deadline, attempt = (
-            _hosts.setdefault(self._url.netloc.decode(), _Host()),
-            self._deadline(),
-            0,
-        )
+        host = _hosts.setdefault(self._url.netloc.decode(), _Host())
+        deadline, attempt = _now() + self._patience, 0
         while True:
             try:
                 async with self._turn(host, deadline):
@@ -88,7 +139,10 @@ class Asker:
                     wait = error.seconds * random.uniform(1.0, 1.1)
                     host.quiet_until = max(host.quiet_until, _now() + error.seconds)
                 if attempt >= self._attempts or _now() + wait > deadline:
-                    raise _given_up(error) from error
+                    pause = (
+                        f" It asks for a pause of {error.seconds:.0f} s." if error.seconds else ""
+                    )
+                    raise ToolFailure(f"{error.failure}{pause}", error.failure.status) from error
                 await _sleep(wait)
 
     async def close(self) -> None:
@@ -96,9 +150,6 @@ class Asker:
         held, self._client = self._client, None
         if held is not None and held[0] is asyncio.get_running_loop():
             await held[1].aclose()
-
-    def _deadline(self) -> float:
-        return _now() + self._patience
 
     @asynccontextmanager
     async def _turn(self, host: _Host, deadline: float) -> AsyncGenerator[None]:
@@ -111,12 +162,12 @@ class Asker:
                 f"{self.shown} had no time within {self._patience:g} s: it is busy with other"
                 " questions of ours."
             )
-            raise ToolFailure(text, ToolStatus.INFRASTRUCTURE) from error
+            raise ToolFailure(text, _INFRASTRUCTURE) from error
         try:
             while (left := host.quiet_until - _now()) > 0:
                 if host.quiet_until > deadline:
                     text = f"{self.shown} wants to be left alone for another {left:.0f} s."
-                    raise ToolFailure(text, ToolStatus.INFRASTRUCTURE)
+                    raise ToolFailure(text, _INFRASTRUCTURE)
                 await _sleep(left * random.uniform(1.0, 1.1))
             yield
         finally:
@@ -130,20 +181,22 @@ class Asker:
                 status, headers, body = await self._follow(self._url.copy_merge_params(query))
         except (TimeoutError, httpx.TimeoutException) as error:
             text = f"{self.shown} gave no answer in {round(seconds, 1):g} s."
-            raise RetryLater(ToolFailure(text, ToolStatus.INFRASTRUCTURE)) from error
+            raise RetryLater(ToolFailure(text, _INFRASTRUCTURE)) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise self._unreachable(error) from error
-        return meaning(self.shown, status, headers, body)
+        return _meaning(self.shown, status, headers, body)
 
     async def _follow(self, url: httpx.URL) -> tuple[int, httpx.Headers, bytes]:
         for _ in range(_REDIRECTS + 1):
             async with self._connections().stream("GET", url) as response:
                 if not response.has_redirect_location:
-                    return response.status_code, response.headers, await read_body(response)
+                    text = f"The answer is over {_MAX_BYTES:,} bytes."
+                    too_large = ToolFailure(text, ToolStatus.OUTPUT_LIMIT)
+                    parts = bounded_body(response.aiter_bytes(), _MAX_BYTES, too_large)
+                    body = b"".join([part async for part in parts])
+                    return response.status_code, response.headers, body
                 url = _next(url, response.headers["Location"])
-        raise ToolFailure(
-            f"{self.shown} sends its visitors in a circle.", ToolStatus.INFRASTRUCTURE
-        )
+        raise ToolFailure(f"{self.shown} sends its visitors in a circle.", _INFRASTRUCTURE)
 
     def _connections(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -159,7 +212,7 @@ class Asker:
     def _unreachable(self, error: Exception) -> Exception:
         failure = ToolFailure(
             f"{self.shown} cannot be reached: {error or type(error).__name__}",
-            ToolStatus.INFRASTRUCTURE,
+            _INFRASTRUCTURE,
         )
         # A wrong certificate does not change with a retry.
         return failure if "SSL" in str(error) else RetryLater(failure)
@@ -192,12 +245,57 @@ def _next(url: httpx.URL, location: str) -> httpx.URL:
         else location[:200]
     )
     text = f"{url.host} sends its visitors elsewhere, to {shown!r}, which is not followed."
-    raise ToolFailure(text, ToolStatus.INFRASTRUCTURE)
+    raise ToolFailure(text, _INFRASTRUCTURE)
 
 
-def _given_up(error: RetryLater) -> ToolFailure:
-    if error.seconds:
-        return ToolFailure(
-            f"{error.failure} It asks for a pause of {error.seconds:.0f} s.", error.failure.status
+def _meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """Object of the API. Raises `RetryLater` or `ToolFailure` if there is none."""
+    later = retry_after(headers.get("Retry-After"), _LONGEST_PAUSE)
+    if status in _PASSING:
+        raise RetryLater(
+            ToolFailure(f"{url} is not available (HTTP {status}).", _INFRASTRUCTURE), later
         )
-    return error.failure
+    if status in _FORBIDDEN:
+        raise ToolFailure(f"{url} refuses to answer (HTTP {status}).", ToolStatus.DENIED)
+    if status in _TOO_LONG:
+        raise ToolFailure(
+            f"The question is too long for {url} (HTTP {status}).", ToolStatus.INVALID_CALL
+        )
+    try:
+        # Strict about Unicode and depth, unlike `json`: lone surrogates cannot be stored.
+        parsed: Any = from_json(body, allow_inf_nan=False)
+    except ValueError:
+        parsed = None
+    answer = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else None
+    if answer is None and status == 200 and "json" in headers.get("Content-Type", ""):
+        raise RetryLater(
+            ToolFailure(f"{url} broke off in the middle of its answer.", _INFRASTRUCTURE), later
+        )
+    if answer is not None and "error" in answer:
+        raise _refusal(answer["error"], later)
+    if (
+        status != 200
+        or answer is None
+        or not answer.keys() & {"query", "parse", "batchcomplete", "continue"}
+    ):
+        kind = headers.get("Content-Type", "of no content type").partition(";")[0][:60]
+        raise ToolFailure(
+            f"{url} is no API of a MediaWiki (HTTP {status}, {kind}). The path of one"
+            " ends in api.php.",
+            _INFRASTRUCTURE,
+        )
+    return answer
+
+
+def _refusal(error: Any, later: float | None) -> Exception:
+    """Exception for an `error` in the JSON: `RetryLater`, or a typed failure."""
+    known = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    code, what = str(known.get("code", "unknown"))[:60], str(known.get("info", error))[:_SHOWN]
+    if code in _BUSY:
+        return RetryLater(ToolFailure(f"The wiki is busy ({code}): {what}", _INFRASTRUCTURE), later)
+    if code.startswith("internal_api_error"):
+        return ToolFailure(f"The wiki failed ({code}): {what}", _INFRASTRUCTURE)
+    if code in _REFUSED:
+        return ToolFailure(f"The wiki does not let us read ({code}): {what}", ToolStatus.DENIED)
+    status = ToolStatus.ERROR if code in _GONE else ToolStatus.INVALID_CALL
+    return ToolFailure(f"The wiki refused the request ({code}): {what}", status)
