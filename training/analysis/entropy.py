@@ -4,9 +4,6 @@ sampled.
 Entropies are in nats, over the whole vocabulary, of the distribution at the temperature of the
 call. Top-p and schemas, which cut that distribution further, are not applied. A call at temperature
 0 has its entropy at temperature 1.
-
-`Surprise` is -log p of the sampled tokens, as recorded. Its mean estimates the mean entropy for all
-steps, without weights. It shows nothing about a single token.
 """
 
 from __future__ import annotations
@@ -28,13 +25,9 @@ from hrm_agent.trajectory.forest import paths
 __all__ = [
     "After",
     "CallEntropy",
-    "Surprise",
-    "SurpriseRow",
     "call_entropies",
     "responses_before",
     "sampler_of",
-    "surprise_of",
-    "surprise_rows",
 ]
 
 TOKENS = 8192
@@ -241,57 +234,3 @@ def _check_vocabulary(model: Any, rows: Iterable[Row]) -> None:
             " another model's.",
             "Name the weights that sampled them by --policy.",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Surprise:
-    """Sum of -log p over some tokens."""
-
-    total: float = 0.0
-    """Sum of -log p, in nats."""
-    tokens: int = 0
-    """Number of tokens with a log-prob that is comparable with an entropy."""
-
-
-@dataclass(frozen=True, slots=True)
-class SurpriseRow:
-    """Mean -log p of all sampled tokens of one part of a run."""
-
-    part: str
-    """Name of the part."""
-    step: int | None
-    """Training step, counted from 1 (None outside of training)."""
-    tokens: int
-    """Number of completion tokens."""
-    mean: float
-    """Mean -log p, in nats."""
-
-
-def surprise_of(trajectory: Trajectory) -> Surprise:
-    """Surprise of a rollout, over the tokens with log-probs of the whole distribution that they
-    were sampled from.
-    """
-    calls = [call for call in trajectory.own_calls if is_comparable(call)]
-    logprobs = [np.asarray(call.logprobs)[np.asarray(call.mask, np.bool_)] for call in calls]
-    return Surprise(-sum(float(each.sum()) for each in logprobs), sum(map(len, logprobs)))
-
-
-def is_comparable(call: Call) -> bool:
-    """True if the recorded log-probs belong to the distribution at the temperature of the call."""
-    if not call.token_ids or not call.logprobs:
-        return False
-    raw = call.logprob_kind is LogprobKind.RAW and call.sampled_with.temperature == 1
-    return raw or call.logprob_kind is LogprobKind.TEMPERED
-
-
-def surprise_rows(found: Iterable[tuple[str, int | None, Surprise]]) -> list[SurpriseRow]:
-    """One row for each part with comparable tokens, from (part, step, surprise) of its rollouts."""
-    parts: dict[str, tuple[int | None, float, int]] = {}
-    for part, step, each in found:
-        _, total, tokens = parts.get(part, (step, 0.0, 0))
-        parts[part] = step, total + each.total, tokens + each.tokens
-    return [
-        SurpriseRow(name, step, tokens, total / tokens)
-        for name, (step, total, tokens) in parts.items()
-        if tokens
-    ]

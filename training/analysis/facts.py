@@ -10,13 +10,15 @@ of standard error, which the code controls: it is only a label for a table, and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from hrm_agent.basics.intervals import wilson_interval
 from hrm_agent.errors import StoreError
-from hrm_agent.training.analysis.entropy import Surprise, surprise_of
 from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.records.runs import RecordedRuns
 from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT
@@ -33,6 +35,7 @@ from hrm_agent.trajectory import (
 
 __all__ = [
     "ErrorClass",
+    "LengthBin",
     "Part",
     "RolloutFacts",
     "StepMetrics",
@@ -41,6 +44,8 @@ __all__ = [
     "error_classes",
     "error_line",
     "facts_of",
+    "length_bins",
+    "mean_tokens",
     "parts_of",
     "read_part",
     "readable",
@@ -89,6 +94,24 @@ class ErrorClass:
     """Most common last line, truncated."""
 
 
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """Rollouts of similar length."""
+
+    least: int
+    """Smallest number of completion tokens in the bin."""
+    most: int
+    """Largest number of completion tokens in the bin."""
+    rollouts: int
+    """Number of rollouts in the bin."""
+    accuracy: float
+    """Share of right ones among them."""
+    interval: tuple[float, float]
+    """95 % interval of `accuracy` (Wilson). It treats rollouts as independent, which siblings of a
+    group are not quite.
+    """
+
+
 def error_line(stderr: str) -> str:
     """Last line that is not blank, truncated."""
     lines = stderr[-4096:].split("\n")
@@ -108,7 +131,22 @@ def tool_error_rows(
     parts: dict[str, list[RolloutFacts]] = {}
     for each in facts:
         parts.setdefault(each.part, []).append(each)
-    return [_row(name, of_part, metrics[name]) for name, of_part in parts.items()]
+    found: list[ToolErrorRow] = []
+    for name, of_part in parts.items():
+        statuses = sum((each.statuses for each in of_part), Counter[str]())
+        errors = sum((each.errors for each in of_part), Counter[str]())
+        found.append(
+            ToolErrorRow(
+                part=name,
+                step=of_part[0].step,
+                rollouts=len(of_part),
+                calls=statuses.total(),
+                statuses=dict(statuses.most_common()),
+                errors=dict(errors.most_common()),
+                correct_with_tool_error=metrics[name]["rollout/correct_with_tool_error"],
+            )
+        )
+    return found
 
 
 def error_classes(facts: Iterable[RolloutFacts]) -> list[ErrorClass]:
@@ -126,18 +164,32 @@ def error_classes(facts: Iterable[RolloutFacts]) -> list[ErrorClass]:
     return sorted(found, key=lambda each: (-each.calls, each.name))
 
 
-def _row(name: str, facts: Sequence[RolloutFacts], metrics: StepMetrics) -> ToolErrorRow:
-    statuses = sum((each.statuses for each in facts), Counter[str]())
-    errors = sum((each.errors for each in facts), Counter[str]())
-    return ToolErrorRow(
-        part=name,
-        step=facts[0].step,
-        rollouts=len(facts),
-        calls=statuses.total(),
-        statuses=dict(statuses.most_common()),
-        errors=dict(errors.most_common()),
-        correct_with_tool_error=metrics["rollout/correct_with_tool_error"],
+def length_bins(facts: Iterable[RolloutFacts], bins: int = 8) -> list[LengthBin]:
+    """Bins of about equal numbers of rollouts. Equal lengths share a bin."""
+    known = sorted(
+        (each.tokens, each.correct) for each in facts if each.tokens is not None and each.scored
     )
+    found: list[LengthBin] = []
+    start = 0
+    for number in range(1, bins + 1):
+        stop = max(start, round(number * len(known) / bins))
+        while 0 < stop < len(known) and known[stop][0] == known[stop - 1][0]:
+            stop += 1
+        if stop > start:
+            size = stop - start
+            right = sum(correct for _, correct in known[start:stop])
+            interval = wilson_interval(right, size)
+            found.append(
+                LengthBin(known[start][0], known[stop - 1][0], size, right / size, interval)
+            )
+            start = stop
+    return found
+
+
+def mean_tokens(facts: Iterable[RolloutFacts], *, correct: bool) -> float:
+    """Mean completion tokens of the correct or the wrong rollouts (nan if none is known)."""
+    known = [each.tokens for each in facts if each.correct is correct and each.tokens is not None]
+    return fmean(known) if known else math.nan
 
 
 StepMetrics = dict[str, float]
@@ -180,8 +232,6 @@ class RolloutFacts:
     """Tool calls with status `error`, by class of exception."""
     failed: bool
     """True if a tool call failed through the policy's fault."""
-    penalty_error: float
-    """p_err of GRPO-RoC, from its overlay if there is one."""
     penalty_format: float
     """p_format of GRPO-RoC, from its overlay if there is one."""
     padding: int
@@ -190,8 +240,6 @@ class RolloutFacts:
     """Verdict of the training (None outside of training)."""
     drop_reason: str | None
     """Reason why it was not trained on (None if it was, and outside of training)."""
-    surprise: Surprise
-    """-log p of its sampled tokens, as recorded."""
     error_examples: tuple[tuple[str, str], ...]
     """Class and last line of the errors, in their order."""
 
@@ -211,7 +259,15 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
         found.setdefault(_place(header, overlays.get(header.id)), []).append(header)
     # other parts in the order in which they began
     ordered = sorted(found, key=lambda place: (place[0] is None, place[0] or 0))
-    return [_part(step, name, found[step, name], overlays) for step, name in ordered]
+    return [
+        Part(
+            name,
+            step,
+            tuple(found[step, name]),
+            {each.id: overlays[each.id] for each in found[step, name] if each.id in overlays},
+        )
+        for step, name in ordered
+    ]
 
 
 def read_part(
@@ -220,7 +276,12 @@ def read_part(
     """Read the facts of each rollout of a part, and the metrics of all of them."""
     whole = [*readable(runs, part.headers, left_out)]
     facts = [facts_of(trajectory, part, part.overlays.get(trajectory.id)) for trajectory in whole]
-    beside = {each.trajectory_id for each in part.overlays.values() if _is_beside(each)}
+    # of another step's rollouts, or cut off from their group: the metrics of the step exclude them
+    beside = {
+        each.trajectory_id
+        for each in part.overlays.values()
+        if each.carried_from is not None or each.drop_reason is DropReason.CUT_OFF
+    }
     counted = [trajectory for trajectory in whole if trajectory.id not in beside]
     return facts, group_metrics(
         counted, [each for name, each in part.overlays.items() if name not in beside]
@@ -244,7 +305,6 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
         statuses=Counter(call.status.value if call.status else "under way" for call in tools),
         errors=Counter(classes),
         failed=any(call.status is not None and call.status.is_policy_failure for call in tools),
-        penalty_error=overlay.penalty_error if overlay else counted.error,
         penalty_format=(
             overlay.penalty_format
             if overlay
@@ -253,7 +313,6 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
         padding=len(counted.padding),
         verdict=overlay.verdict.value if overlay else None,
         drop_reason=overlay.drop_reason.value if overlay and overlay.drop_reason else None,
-        surprise=surprise_of(trajectory),
         error_examples=tuple(
             zip(classes, (error_line(call.stderr) for call in raised), strict=True)
         ),
@@ -291,17 +350,3 @@ def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str
     if step is not None:
         return step + 1, f"step {step + 1}"
     return None, stage or header.run_id or "single runs"
-
-
-def _is_beside(overlay: Overlay) -> bool:
-    """True if the metrics of a step exclude the rollout: it was cut off from its group, or carried
-    over from another step.
-    """
-    return overlay.carried_from is not None or overlay.drop_reason is DropReason.CUT_OFF
-
-
-def _part(
-    step: int | None, name: str, headers: Sequence[Trajectory], overlays: Mapping[str, Overlay]
-) -> Part:
-    own = {header.id: overlays[header.id] for header in headers if header.id in overlays}
-    return Part(name, step, tuple(headers), own)

@@ -3,6 +3,11 @@
 rStar2-Agent (arXiv 2508.20722, section 5.4) takes the fifth of all completion tokens with the
 highest entropy. The threshold is that quantile of the analysed tokens, in nats, and is in the
 report. It is low for a policy that is certain of nearly everything.
+
+Reflection tokens are those among the first that a policy samples after a tool response. There the
+policy reads the result of its code; the paper observes that it checks the result, or turns to
+repair. So the tables are separated by the response: after responses of which one failed through the
+policy's fault, and after others.
 """
 
 from __future__ import annotations
@@ -13,9 +18,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hrm_agent.training.analysis.entropy import CallEntropy
+from hrm_agent.training.analysis.entropy import After, CallEntropy
 
-__all__ = ["Texts", "TokenExample", "TokenRow", "fork_threshold", "forking_indices", "token_rows"]
+__all__ = [
+    "ReflectionReport",
+    "Texts",
+    "TokenExample",
+    "TokenRow",
+    "fork_threshold",
+    "forking_indices",
+    "reflection_indices",
+    "reflections",
+    "token_rows",
+]
 
 Texts = Mapping[str, Sequence[str]]
 """Call id -> text of each of its tokens."""
@@ -64,6 +79,26 @@ class TokenRow:
     """Examples of highest entropy."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReflectionReport:
+    """First tokens sampled after tool responses of one kind."""
+
+    after: After
+    """Kind of response: `ok` or `error`. For comparison, `none` has the first tokens of calls after
+    no tool response.
+    """
+    calls: int
+    """Number of calls that begin after such responses."""
+    tokens: int
+    """Number of their first completion tokens, within the window."""
+    mean_entropy: float
+    """Mean entropy of those tokens, in nats (nan without any)."""
+    marked_share: float
+    """Share of those tokens above the threshold of forking tokens (nan without any)."""
+    rows: tuple[TokenRow, ...]
+    """Tokens above the threshold, by text."""
+
+
 def fork_threshold(calls: Sequence[CallEntropy], share: float) -> float:
     """Entropy above which a share of all completion tokens lies (nan without tokens)."""
     values = [each.entropies[each.sampled] for each in calls]
@@ -92,9 +127,9 @@ def token_rows(
     seen: defaultdict[str, int] = defaultdict(int)
     for call in calls:
         for index in marked(call):
-            places[_label(texts[call.call_id][index])].append((call, index))
+            places[texts[call.call_id][index] or PART_OF_CHARACTER].append((call, index))
         for index in could_be(call):
-            seen[_label(texts[call.call_id][index])] += 1
+            seen[texts[call.call_id][index] or PART_OF_CHARACTER] += 1
     total = sum(map(len, places.values()))
     ordered = sorted(places.items(), key=lambda item: (-len(item[1]), item[0]))[:ROWS]
     return [_row(text, found, seen[text], total, texts) for text, found in ordered]
@@ -128,5 +163,38 @@ def _example(call: CallEntropy, index: int, texts: Sequence[str]) -> TokenExampl
     )
 
 
-def _label(text: str) -> str:
-    return text or PART_OF_CHARACTER
+def reflection_indices(call: CallEntropy, threshold: float, window: int) -> list[int]:
+    """Indices of reflection tokens (empty for a call after no tool response)."""
+    if call.after == "none":
+        return []
+    return sorted(set(call.sampled[:window].tolist()) & set(forking_indices(call, threshold)))
+
+
+def reflections(
+    calls: Sequence[CallEntropy], texts: Texts, threshold: float, window: int
+) -> list[ReflectionReport]:
+    """Reports after failed tool responses, after others, and after none."""
+
+    def places(call: CallEntropy) -> list[int]:
+        return call.sampled[:window].tolist()
+
+    def marked(call: CallEntropy) -> list[int]:
+        return [place for place in places(call) if call.entropies[place] > threshold]
+
+    kinds: tuple[After, ...] = ("error", "ok", "none")
+    found: list[ReflectionReport] = []
+    for kind in kinds:
+        own = [call for call in calls if call.after == kind]
+        first = [call.entropies[places(call)] for call in own]
+        values = np.concatenate(first) if first else np.zeros(0)
+        found.append(
+            ReflectionReport(
+                after=kind,
+                calls=len(own),
+                tokens=len(values),
+                mean_entropy=float(values.mean()) if len(values) else float("nan"),
+                marked_share=float((values > threshold).mean()) if len(values) else float("nan"),
+                rows=tuple(token_rows(own, texts, marked, places)),
+            )
+        )
+    return found

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hrm_agent.errors import RunError
-from hrm_agent.training.analysis.entropy import CallEntropy, SurpriseRow, surprise_rows
+from hrm_agent.training.analysis.entropy import CallEntropy
 from hrm_agent.training.analysis.facts import (
     ErrorClass,
-    Part,
+    LengthBin,
     RolloutFacts,
     StepMetrics,
     ToolErrorRow,
     error_classes,
+    length_bins,
     parts_of,
     read_part,
     tool_error_rows,
 )
 from hrm_agent.training.analysis.forking import (
+    ReflectionReport,
     TokenRow,
     fork_threshold,
     forking_indices,
+    reflection_indices,
+    reflections,
     token_rows,
 )
-from hrm_agent.training.analysis.lengths import LengthBin, LengthRow, length_bins, length_rows
-from hrm_agent.training.analysis.reflection import ReflectionReport, reflection_indices, reflections
 from hrm_agent.training.analysis.selection import (
     DropRow,
     SelectedShare,
-    SelectionRow,
     drop_rows,
     selected_shares,
-    selection_rows,
 )
 from hrm_agent.training.analysis.token_sample import (
     AnalysedTokens,
@@ -50,10 +50,9 @@ from hrm_agent.training.records.runs import RecordedRuns
 
 __all__ = ["SCHEMA", "AnalysisReport", "MarkedCall", "TokenReport", "analyse"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Schema version of `report.json` and `tokens.jsonl`."""
 _QUANTILES = (0.5, 0.8, 0.95, 0.99)
-_BINS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,6 @@ class TokenReport:
     """Entropy in nats above which tokens are forking tokens."""
     window: int
     """Number of first completion tokens of a call that are searched for reflection tokens."""
-    histogram: tuple[int, ...]
-    """Number of tokens by entropy, in bins of equal width from 0 to `histogram_end`."""
-    histogram_end: float
-    """Largest entropy, in nats."""
     weights: tuple[WeightsUse, ...]
     """Weights that computed the entropies, and the samplers of the tokens."""
     parts: tuple[PartEntropy, ...]
@@ -110,20 +105,14 @@ class AnalysisReport:
     """Missing part of the analysis -> reason."""
     tokens: TokenReport | None
     """Entropies (None if they are in `missing`)."""
-    surprise: tuple[SurpriseRow, ...]
-    """Mean -log p of all sampled tokens as recorded, by part. It estimates the mean entropy."""
     tool_errors: tuple[ToolErrorRow, ...]
     """Tool calls by part."""
     error_classes: tuple[ErrorClass, ...]
     """Exceptions of the whole run, by class."""
     length_bins: tuple[LengthBin, ...]
     """Accuracy by completion tokens."""
-    lengths: tuple[LengthRow, ...]
-    """Lengths of correct and wrong rollouts by part."""
     selection: tuple[SelectedShare, ...]
     """Comparison of all rollouts of the training with the kept ones (empty without a selection)."""
-    selection_by_step: tuple[SelectionRow, ...]
-    """Selection by step."""
     drops: tuple[DropRow, ...]
     """Rollouts left out, by reason."""
 
@@ -163,15 +152,17 @@ def analyse(
         )
     folder = Path(runs.where)
     chosen = chosen_parts(parts, folder, options) if with_tokens else []
-    facts, metrics = _read(runs, parts, left_out, lambda done: on_progress("", done, total))
+    facts: list[RolloutFacts] = []
+    metrics: dict[str, StepMetrics] = {}
+    for part in parts:
+        of_part, metrics[part.name] = read_part(runs, part, left_out)
+        facts += of_part
+        on_progress("", len(facts), total)
     found = analysed_tokens(
         runs, chosen, folder, options, lambda name: on_progress(f"tokens by {name}", total, total)
     )
     tokens, marked = _token_report(found, options) if found.calls else (None, [])
     left_out |= {f"calls: {why}": count for why, count in found.left_out.items() if count}
-    selected = [
-        (part.step, metrics[part.name]) for part in parts if part.step is not None and part.overlays
-    ]
     report = AnalysisReport(
         schema_version=SCHEMA,
         run=runs.where,
@@ -179,31 +170,13 @@ def analyse(
         left_out=left_out,
         missing=_missing(facts, found, with_tokens=with_tokens),
         tokens=tokens,
-        surprise=tuple(surprise_rows((each.part, each.step, each.surprise) for each in facts)),
         tool_errors=tuple(tool_error_rows(facts, metrics)),
         error_classes=tuple(error_classes(facts)),
         length_bins=tuple(length_bins(facts)),
-        lengths=tuple(length_rows(facts)),
         selection=tuple(selected_shares(facts)),
-        selection_by_step=tuple(selection_rows(selected)),
         drops=tuple(drop_rows(facts)),
     )
     return report, marked
-
-
-def _read(
-    runs: RecordedRuns,
-    parts: Iterable[Part],
-    left_out: dict[str, int],
-    on_done: Callable[[int], None],
-) -> tuple[list[RolloutFacts], dict[str, StepMetrics]]:
-    facts: list[RolloutFacts] = []
-    metrics: dict[str, StepMetrics] = {}
-    for part in parts:
-        of_part, metrics[part.name] = read_part(runs, part, left_out)
-        facts += of_part
-        on_done(len(facts))
-    return facts, metrics
 
 
 def _token_report(
@@ -211,8 +184,7 @@ def _token_report(
 ) -> tuple[TokenReport, list[MarkedCall]]:
     calls, texts = found.calls, found.texts
     entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
-    threshold, largest = fork_threshold(calls, options.share), float(entropies.max(initial=0.0))
-    counts, _ = np.histogram(entropies, _BINS, (0.0, largest or 1.0))
+    threshold = fork_threshold(calls, options.share)
     report = TokenReport(
         limit=options.limit,
         seed=options.seed,
@@ -227,8 +199,6 @@ def _token_report(
         share=options.share,
         threshold=threshold,
         window=options.window,
-        histogram=tuple(int(count) for count in counts),
-        histogram_end=largest,
         weights=tuple(found.uses),
         parts=tuple(found.parts),
         forking=tuple(token_rows(calls, texts, lambda call: forking_indices(call, threshold))),

@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hrm_agent.training.analysis.facts import RolloutFacts, StepMetrics
-from hrm_agent.training.analysis.lengths import mean_tokens
+from hrm_agent.training.analysis.facts import RolloutFacts, mean_tokens
 from hrm_agent.trajectory import Verdict
 
 __all__ = [
     "DropRow",
     "SelectedShare",
-    "SelectionRow",
     "drop_rows",
     "selected_shares",
-    "selection_rows",
 ]
 
 
@@ -42,28 +39,6 @@ class SelectedShare:
     """Value over the rollouts of groups with a kept rollout."""
     kept: float
     """Value over the rollouts that were trained on."""
-
-
-@dataclass(frozen=True, slots=True)
-class SelectionRow:
-    """Measures of one step, before selection and after."""
-
-    step: int
-    """Training step, counted from 1."""
-    rollouts: int
-    """Number of sampled rollouts."""
-    kept: int
-    """Number of rollouts that were trained on."""
-    correct: float
-    """Share of right ones among all rollouts."""
-    kept_correct: float
-    """Share of right ones among the kept rollouts."""
-    tool_error: float
-    """Share of the correct rollouts with a tool error (`rollout/correct_with_tool_error`)."""
-    kept_tool_error: float
-    """Share of the kept correct rollouts with a tool error (`select/correct_with_tool_error`)."""
-    groups_rejected: float
-    """Share of groups that taught nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +65,6 @@ def selected_shares(facts: Iterable[RolloutFacts]) -> list[SelectedShare]:
     return [
         SelectedShare(name, measure(judged), measure(in_groups), measure(kept))
         for name, measure in _MEASURES
-    ]
-
-
-def selection_rows(metrics: Sequence[tuple[int, StepMetrics]]) -> list[SelectionRow]:
-    """One row for each step that selected, counted from 1."""
-    return [
-        SelectionRow(
-            step=step,
-            rollouts=int(row["rollout/count"]),
-            kept=int(row["select/kept"]),
-            correct=row["rollout/correct"],
-            kept_correct=row["select/correct"],
-            tool_error=row["rollout/correct_with_tool_error"],
-            kept_tool_error=row["select/correct_with_tool_error"],
-            groups_rejected=row["select/groups_rejected"],
-        )
-        for step, row in metrics
     ]
 
 

@@ -223,10 +223,22 @@ def analysed_tokens(
         ]
         found.calls += own_calls
         if own_calls:
+            entropies = np.concatenate([call.entropies[call.sampled] for call in own_calls])
             found.parts.append(
-                _part(part, len(rollouts), own_calls, all(exact[c.call_id] for c in own_calls))
+                PartEntropy(
+                    part=part.name,
+                    step=part.step,
+                    rollouts=len(rollouts),
+                    tokens=len(entropies),
+                    mean_entropy=float(entropies.mean()),
+                    exact=all(exact[call.call_id] for call in own_calls),
+                )
             )
-    _refuse_other_tokenizer(found, options)
+    if options.policy is not None and not found.calls and found.left_out[OTHER_TOKENIZER]:
+        raise ConfigError(
+            f"The tokens of this run are not of the tokenizer of {options.policy!r}.",
+            "Name the weights that sampled them by --policy, or leave it out.",
+        )
     return found
 
 
@@ -311,13 +323,6 @@ def _use(sampler: Sampler, weights: WeightsOnRecord, calls: Sequence[CallEntropy
     )
 
 
-def _part(part: Part, rollouts: int, calls: Sequence[CallEntropy], exact: bool) -> PartEntropy:
-    entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
-    return PartEntropy(
-        part.name, part.step, rollouts, len(entropies), float(entropies.mean()), exact
-    )
-
-
 def _named(word: str, parts: Sequence[Part]) -> list[str]:
     """Names of the parts that a value of `--steps` selects."""
     names = [part.name for part in parts]
@@ -337,11 +342,3 @@ def _named(word: str, parts: Sequence[Part]) -> list[str]:
         f"--steps {word}: the run has no such step.",
         f"{nearest(word, names)} It has {', '.join(there)}.".strip(),
     )
-
-
-def _refuse_other_tokenizer(found: AnalysedTokens, options: TokenOptions) -> None:
-    if options.policy is not None and not found.calls and found.left_out[OTHER_TOKENIZER]:
-        raise ConfigError(
-            f"The tokens of this run are not of the tokenizer of {options.policy!r}.",
-            "Name the weights that sampled them by --policy, or leave it out.",
-        )

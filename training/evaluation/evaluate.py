@@ -244,12 +244,11 @@ def _curves(
     columns = [*zip(*passed_PK, strict=True), *zip(*agreed_PK, strict=True)]
     found = bootstrapped(columns, seed=seed, resamples=resamples) if columns else []
     if all(len(group) == 1 for group in groups):
-        found = [_proportion(estimate.value, len(groups)) for estimate in found]
+        found = [
+            Estimate(each.value, *wilson_interval(each.value * len(groups), len(groups)))
+            for each in found
+        ]
     return dict(enumerate(found[:most], 1)), dict(enumerate(found[most:], 1))
-
-
-def _proportion(share: float, problems: int) -> Estimate:
-    return Estimate(share, *wilson_interval(share * problems, problems))
 
 
 def _answers(group: Iterable[Sample]) -> AnswerTally:
@@ -336,15 +335,16 @@ def _correct(trajectory: Trajectory) -> bool:
     return is_positive(outcome_of(trajectory))
 
 
-def _has_tool_error(trajectory: Trajectory) -> bool:
-    return any(
-        call.status is not None and call.status.is_policy_failure
-        for call in trajectory.own_tool_calls
-    )
-
-
 def _tool_error_share(trajectories: Iterable[Trajectory]) -> float:
-    return _mean([float(_has_tool_error(t)) for t in trajectories if _correct(t)])
+    failed = [
+        any(
+            call.status is not None and call.status.is_policy_failure
+            for call in trajectory.own_tool_calls
+        )
+        for trajectory in trajectories
+        if _correct(trajectory)
+    ]
+    return _mean([float(each) for each in failed])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -377,14 +377,18 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
         bool(found.read_tokens or found.sampled_tokens) or found.without_call == found.trajectories
     )
     counts = f"{found.read_tokens:,}, {found.sampled_tokens:,}"
+    seconds = found.seconds
+    times = [
+        f"{plain_text(value)} s" for value in (seconds.trajectory, seconds.model, seconds.tool)
+    ]
     rows += [
         ("tool error among the correct", found.correct_with_tool_error),
         ("tool errors, share of tool calls", found.tool_error_share),
         ("tool calls, mean", found.mean_tool_calls),
         ("completion tokens, mean", found.mean_sampled_tokens if known else NOT_REPORTED),
         ("prompt tokens, completion tokens", counts if known else NOT_REPORTED),
-        ("wall time, seconds", found.seconds.wall),
-        ("a trajectory: from start to end, models, tools", _times(found)),
+        ("wall time, seconds", seconds.wall),
+        ("a trajectory: from start to end, models, tools", ", ".join(times)),
         ("statuses", _counts(found.statuses)),
         ("run once more, failed by a machine", found.run_again),
         ("stop reasons", _counts(found.stop_reasons)),
@@ -393,13 +397,6 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
     ]
     costs = (("cost, by the prices given", found.cost), ("cost, as reported", found.reported_cost))
     return rows + [(name, f"{cost:.6g}") for name, cost in costs if cost is not None]
-
-
-def _times(found: Evaluation) -> str:
-    seconds = found.seconds
-    return ", ".join(
-        f"{plain_text(value)} s" for value in (seconds.trajectory, seconds.model, seconds.tool)
-    )
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress
@@ -15,10 +16,12 @@ from hrm_agent.cli.common.run_folder import refuse_without_rollouts
 from hrm_agent.errors import ConfigError, to_install
 
 if TYPE_CHECKING:
-    from hrm_agent.training.analysis.report import AnalysisReport
-    from hrm_agent.training.analysis.tables import Columns
+    from hrm_agent.training.analysis.report import AnalysisReport, TokenReport
 
 __all__ = ["run"]
+
+_SHOWN = 12
+"""Maximum number of tokens on the console."""
 
 
 def run(words: list[str]) -> int:
@@ -134,28 +137,19 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 
 def _tell(output: Output, report: AnalysisReport) -> None:
-    from hrm_agent.training.analysis.tables import (
-        error_class_table,
-        length_table,
-        reflection_table,
-        selection_table,
-        token_tables,
-        weights_table,
-    )
-
     tokens = report.tokens
     output.say(f"{report.rollouts} rollouts.")
     if tokens is not None:
-        _show(output, [weights_table(tokens, report.run)])
+        _show(output, [_weights_table(tokens, report.run)])
         output.say(
             f"Mean entropy {tokens.mean_entropy:.3f} nats over {tokens.tokens} completion tokens of"
             f" {tokens.rollouts} rollouts; {tokens.share:.0%} are above {tokens.threshold:.4g}."
         )
-        _show(output, [*token_tables(tokens), reflection_table(tokens)])
-    tables = [error_class_table(report)] * bool(report.tool_errors) + [length_table(report)] * bool(
-        report.length_bins
-    )
-    _show(output, tables + (selection_table(report) if report.selection else []))
+        _show(output, [*_token_tables(tokens), _reflection_table(tokens)])
+    tables = [_error_class_table(report)] * bool(report.tool_errors) + [
+        _length_table(report)
+    ] * bool(report.length_bins)
+    _show(output, tables + (_selection_table(report) if report.selection else []))
     for name, why in report.missing.items():
         output.say(f"Missing: {name}, because {why}.", style="yellow")
     for why, count in report.left_out.items():
@@ -167,7 +161,141 @@ def _tell(output: Output, report: AnalysisReport) -> None:
         )
 
 
-def _show(output: Output, tables: Sequence[Columns]) -> None:
+def _show(output: Output, tables: Sequence[_Columns]) -> None:
     for found in tables:
         output.say("")
         output.table(found.columns, found.rows, title=found.title)
+
+
+class _Columns(NamedTuple):
+    """One table."""
+
+    title: str
+    """Title of the table."""
+    columns: tuple[str, ...]
+    """Column names."""
+    rows: list[Sequence[object]]
+    """Rows of cells."""
+
+
+def _weights_table(tokens: TokenReport, run: str) -> _Columns:
+    """Weights that computed entropies, by sampler of the tokens."""
+    columns = (
+        "sampled by",
+        "version",
+        "computed by",
+        "the same",
+        "calls",
+        "tokens",
+        "temperature",
+        "mean nats",
+    )
+    rows: list[Sequence[object]] = [
+        (
+            use.model,
+            use.version,
+            use.weights.removeprefix(f"{run.rstrip('/')}/"),
+            "yes" if use.exact else "NO",
+            use.calls,
+            use.tokens,
+            ", ".join(f"{each:g}" for each in use.temperatures),
+            use.mean_entropy,
+            f"{use.mean_difference:.2g}",
+        )
+        for use in tokens.weights
+    ]
+    return _Columns(
+        "weights, and how far their log-probs are from those recorded",
+        (*columns, "|log-prob - recorded|"),
+        rows,
+    )
+
+
+def _token_tables(tokens: TokenReport) -> list[_Columns]:
+    """Forking and reflection tokens by text, for a console."""
+    titled = [(f"forking tokens, above {tokens.threshold:.4g} nats", tokens.forking)]
+    titled += [
+        (f"reflection tokens after tool responses: {each.after}", each.rows)
+        for each in tokens.reflection
+        if each.after != "none"
+    ]
+    columns = ("token", "count", "share", "mean nats", "of so many", "for example")
+    return [
+        _Columns(
+            title,
+            columns,
+            [
+                (
+                    repr(row.text),
+                    row.count,
+                    row.share,
+                    row.mean_entropy,
+                    row.occurrences,
+                    "".join(
+                        f"{each.before[-24:]}[{each.text}]{each.after[:24]}"
+                        for each in row.examples[:1]
+                    ).replace("\n", "⏎"),
+                )
+                for row in rows[:_SHOWN]
+            ],
+        )
+        for title, rows in titled
+        if rows
+    ]
+
+
+def _reflection_table(tokens: TokenReport) -> _Columns:
+    """First completion tokens of calls, by the tool responses before them."""
+    rows: list[Sequence[object]] = [
+        (each.after, each.calls, each.tokens, each.mean_entropy, each.marked_share)
+        for each in tokens.reflection
+    ]
+    columns = ("tool response before", "calls", "tokens", "mean nats", "share above the threshold")
+    return _Columns(f"the first {tokens.window} completion tokens of a call", columns, rows)
+
+
+def _error_class_table(report: AnalysisReport) -> _Columns:
+    """Tool calls by status, and raised errors by class."""
+    statuses: dict[str, int] = {}
+    for row in report.tool_errors:
+        for name, count in row.statuses.items():
+            statuses[name] = statuses.get(name, 0) + count
+    rows: list[Sequence[object]] = [(name, "", count, "", "") for name, count in statuses.items()]
+    rows += [
+        ("error", each.name, each.calls, each.correct_rollouts, each.example)
+        for each in report.error_classes
+    ]
+    columns = ("status", "class", "calls", "correct rollouts with it", "commonest last line")
+    return _Columns("tool calls by how they ended", columns, rows)
+
+
+def _length_table(report: AnalysisReport) -> _Columns:
+    """Accuracy by length."""
+    rows: list[Sequence[object]] = [
+        (f"{each.least} to {each.most}", each.rollouts, each.accuracy, *each.interval)
+        for each in report.length_bins
+    ]
+    return _Columns(
+        "accuracy by completion tokens", ("tokens", "rollouts", "right", "from", "to"), rows
+    )
+
+
+def _selection_table(report: AnalysisReport) -> list[_Columns]:
+    """Comparison of kept and sampled rollouts, and reasons for the rest."""
+    rows: list[Sequence[object]] = [
+        (each.measure, *(_count(value) for value in (each.all, each.in_groups, each.kept)))
+        for each in report.selection
+    ]
+    columns = ("measure", "all rollouts", "in groups with a signal", "trained on")
+    drops: list[Sequence[object]] = [
+        (d.verdict, d.reason, d.rollouts, d.correct) for d in report.drops
+    ]
+    return [
+        _Columns("all rollouts against those trained on", columns, rows),
+        _Columns("left out", ("verdict", "reason", "rollouts", "correct"), drops),
+    ]
+
+
+def _count(value: float) -> object:
+    """Number of rollouts as a whole number. Other values are unchanged."""
+    return int(value) if math.isfinite(value) and value.is_integer() and value > 1 else value

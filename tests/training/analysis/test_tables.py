@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.training.analysis.entropy import Surprise
-from hrm_agent.training.analysis.facts import RolloutFacts, error_class, error_classes
-from hrm_agent.training.analysis.lengths import length_bins, length_rows
+from hrm_agent.training.analysis.facts import (
+    RolloutFacts,
+    error_class,
+    error_classes,
+    length_bins,
+    mean_tokens,
+)
 from hrm_agent.training.analysis.selection import drop_rows, selected_shares
 
 
@@ -42,12 +46,10 @@ def facts(tokens: int | None, *, correct: bool, **changes: Any) -> RolloutFacts:
         "statuses": Counter(),
         "errors": Counter(),
         "failed": False,
-        "penalty_error": 0.0,
         "penalty_format": 0.0,
         "padding": 0,
         "verdict": None,
         "drop_reason": None,
-        "surprise": Surprise(),
         "error_examples": (),
     }
     return RolloutFacts(tokens=tokens, correct=correct, **given | changes)
@@ -67,11 +69,9 @@ def test_lengths_of_equal_size_are_in_one_bin() -> None:
         (40, 60, 2, 0.5),
     ]
     assert all(low <= each.accuracy <= high for each in bins for low, high in [each.interval])
-    (row,) = length_rows(found)
-    assert (row.correct, row.wrong) == (
-        pytest.approx((30 * 6 + 60) / 7),
-        pytest.approx((15 + 40) / 4),
-    )
+    scored = [each for each in found if each.scored]
+    assert mean_tokens(scored, correct=True) == pytest.approx((30 * 6 + 60) / 7)
+    assert mean_tokens(scored, correct=False) == pytest.approx((15 + 40) / 4)
     assert length_bins([]) == []
 
 

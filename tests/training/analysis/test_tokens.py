@@ -14,8 +14,13 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.analysis.entropy import CallEntropy, call_entropies
-from hrm_agent.training.analysis.forking import fork_threshold, forking_indices, token_rows
-from hrm_agent.training.analysis.reflection import reflection_indices, reflections
+from hrm_agent.training.analysis.forking import (
+    fork_threshold,
+    forking_indices,
+    reflection_indices,
+    reflections,
+    token_rows,
+)
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.trajectory import LogprobKind, Sampling, ToolStatus, Trajectory
 from hrm_agent.trajectory.forest import path_to, path_tokens
@@ -146,11 +151,10 @@ def test_marked_tokens_are_those_of_highest_entropy_and_stand_at_their_place() -
         line = texts[example.call_id]
         assert line[example.index] == example.text
         assert example.before + example.text + example.after == "".join(line)
-    assert [reflection_indices(each, threshold) for each in calls] == [[], [4], [2]]
+    assert [reflection_indices(each, threshold, window=16) for each in calls] == [[], [4], [2]]
     assert [reflection_indices(each, threshold, window=2) for each in calls] == [[], [], [2]]
     erred, went_well, neither = reflections(calls, texts, threshold, window=3)
     assert (erred.calls, erred.tokens, erred.marked_share) == (1, 3, pytest.approx(1 / 3))
-    assert erred.entropy_by_place == pytest.approx((0.1, 0.2, 1.5))
     assert [row.text for row in went_well.rows] == ["c2"] and neither.calls == 1
 
 
