@@ -45,19 +45,18 @@ def read_prices(texts: Iterable[str]) -> Prices:
     """Parse prices: `PROMPT,COMPLETION` for all models, `MODEL=PROMPT,COMPLETION` for one. Raises
     `ConfigError`.
     """
-    return Prices(dict(_price(text) for text in texts))
-
-
-def _price(text: str) -> tuple[str, Price]:
-    model, _, numbers = text.rpartition("=")
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+),([0-9]*\.?[0-9]+)", numbers.strip())
-    if match is None:
-        raise ConfigError(
-            f"--price {text!r} is not a price.",
-            "Write PROMPT,COMPLETION, prices of a million tokens: --price 0.15,0.60, or --price"
-            " MODEL=0.15,0.60.",
-        )
-    return model, Price(float(match[1]), float(match[2]))
+    prices: dict[str, Price] = {}
+    for text in texts:
+        model, _, numbers = text.rpartition("=")
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+),([0-9]*\.?[0-9]+)", numbers.strip())
+        if match is None:
+            raise ConfigError(
+                f"--price {text!r} is not a price.",
+                "Write PROMPT,COMPLETION, prices of a million tokens: --price 0.15,0.60, or --price"
+                " MODEL=0.15,0.60.",
+            )
+        prices[model] = Price(float(match[1]), float(match[2]))
+    return Prices(prices)
 
 
 def usage(call: Call) -> tuple[int, int]:

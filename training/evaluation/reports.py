@@ -96,7 +96,7 @@ def markdown(found: Evaluation, title: str, config: Mapping[str, Any] | None = N
     if config:
         parts += [
             "## Configuration",
-            _table(("key", "value"), [(k, _code(v)) for k, v in config.items()]),
+            _table(("key", "value"), [(k, f"`{v}`") for k, v in config.items()]),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -121,7 +121,3 @@ def _table(columns: Row, rows: Iterable[Row]) -> str:
         "| " + " | ".join(plain_text(cell).replace("|", "\\|") for cell in line) + " |"
         for line in lines
     )
-
-
-def _code(value: object) -> str:
-    return f"`{value}`"

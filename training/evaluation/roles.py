@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
 
 from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.answers.json_repair import json_values
 from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.training.evaluation.prices import usage
-from hrm_agent.trajectory import Call, FinishReason, GraphIdentity, ToolCall, Trajectory
+from hrm_agent.trajectory import Call, FinishReason, Trajectory
+from hrm_agent.trajectory.words import text_of
 
 __all__ = ["ROLE_COUNTS", "Roles", "role_counts"]
 
@@ -48,31 +48,31 @@ def role_counts(trajectory: Trajectory) -> Roles:
     last: dict[str, Call] = {}
     for call in trajectory.own_calls:
         roles.setdefault(call.identity.role, Counter()).update(_counted(call))
-        last[_run(call.identity)] = call
-    asked_by = _askers(trajectory)
-    for tool in trajectory.own_tool_calls:
-        role = asked_by.get(tool.tool_call_id) or tool.identity.role
-        roles.setdefault(role, Counter()).update(_counted_tool(tool))
-    for call in last.values():
-        failed = trajectory.graph == "reasoning" and _failed(call)
-        roles[call.identity.role].update({"runs": 1, "failed": int(failed)})
-    return roles
-
-
-def _askers(trajectory: Trajectory) -> dict[str, str]:
-    """Role that asked for a tool call, by the call's id. Another node may have executed it."""
-    return {
+        identity = call.identity
+        run = next(
+            (part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id
+        )
+        last[run] = call
+    # another node may have executed a tool call than the one that asked for it
+    asked_by = {
         str(asked.get("id")): call.identity.role
         for call in trajectory.own_calls
         for kind in ("tool_calls", "invalid_tool_calls")
         for asked in call.response.get(kind) or ()
     }
-
-
-def _run(identity: GraphIdentity) -> str:
-    return next(
-        (part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id
-    )
+    for tool in trajectory.own_tool_calls:
+        role = asked_by.get(tool.tool_call_id) or tool.identity.role
+        roles.setdefault(role, Counter()).update(
+            {
+                "tool_calls": 1,
+                "tool_errors": int(tool.status is not None and tool.status.is_policy_failure),
+            }
+        )
+    for call in last.values():
+        demanded = _DEMANDED.get(call.identity.role) if trajectory.graph == "reasoning" else None
+        failed = demanded is not None and demanded(text_of(call.response)) is None
+        roles[call.identity.role].update({"runs": 1, "failed": int(failed)})
+    return roles
 
 
 def _counted(call: Call) -> dict[str, int]:
@@ -86,27 +86,6 @@ def _counted(call: Call) -> dict[str, int]:
         "read_tokens": read,
         "sampled_tokens": sampled,
     }
-
-
-def _counted_tool(tool: ToolCall) -> dict[str, int]:
-    return {
-        "tool_calls": 1,
-        "tool_errors": int(tool.status is not None and tool.status.is_policy_failure),
-    }
-
-
-def _failed(last: Call) -> bool:
-    demanded = _DEMANDED.get(last.identity.role)
-    return demanded is not None and demanded(_text(last)) is None
-
-
-def _text(call: Call) -> str:
-    """Text of the answer. For content in blocks, the text of all blocks."""
-    content: Any = call.response.get("content") or ""
-    if isinstance(content, str):
-        return content
-    blocks = cast("list[Any]", content)
-    return "".join(str(b.get("text", "")) if isinstance(b, dict) else str(b) for b in blocks)
 
 
 def _json_object(text: str) -> object:

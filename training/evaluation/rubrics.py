@@ -236,7 +236,12 @@ def compare_rubrics(
         a_reward=of[1],
         b_reward=of[2],
         reward=of[3],
-        p_value=sign_flip_p([_share_difference(pairs) for _, pairs in sorted(right.items())]),
+        p_value=sign_flip_p(
+            [
+                Fraction(sum(b_right - a_right for a_right, b_right in pairs), len(pairs))
+                for _, pairs in sorted(right.items())
+            ]
+        ),
         only_a=len(rewarded[0] - rewarded[1]),
         only_b=len(rewarded[1] - rewarded[0]),
         differing=_differing(both, by_a, by_b),
@@ -270,10 +275,6 @@ def _columns(pairs: _Pairs) -> list[list[float]]:
         for side in (0, 1)
     )
     return [a, b, [y - x for x, y in zip(a, b, strict=True)]]
-
-
-def _share_difference(pairs: Sequence[tuple[bool, bool]]) -> Fraction:
-    return Fraction(sum(b - a for a, b in pairs), len(pairs))
 
 
 def _differing(

@@ -37,15 +37,16 @@ def rollout_metrics(
             [statistics.pstdev(group) for group in rewards.values()]
         ),
         **{
-            f"rollout/sampled_tokens_{name}": _quantile(lengths, q)
-            for name, q in _QUANTILES.items()
+            f"rollout/sampled_tokens_{name}": (
+                float(lengths[min(len(lengths) - 1, int(share * len(lengths)))])
+                if lengths
+                else float("nan")
+            )
+            for name, share in (("p50", 0.5), ("p90", 0.9), ("max", 1.0))
         },
         "rollout/model_calls": _mean([len(each.own_calls) for each in rollouts]),
         "rollout/sequences": _mean([len(training_roots(each)) for each in rollouts]),
     }
-
-
-_QUANTILES = {"p50": 0.5, "p90": 0.9, "max": 1.0}
 
 
 def roles_of_step(
@@ -110,11 +111,3 @@ def _weights(
 
 def _mean(values: Sequence[Any]) -> float:
     return statistics.fmean(values) if values else float("nan")
-
-
-def _quantile(ordered: Sequence[int], share: float) -> float:
-    return (
-        float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
-        if ordered
-        else float("nan")
-    )
