@@ -104,8 +104,6 @@ class MetricsTail:
         """Step of each row, as in the file."""
         self.columns: dict[str, array[float]] = {}
         """Columns by key (`roles/ROLE/KEY` for a role's). NaN if a row has no number there."""
-        self.not_finite: dict[str, dict[int, str]] = {}
-        """Key -> row number -> non-finite value as text."""
         self._starts = array("q")
 
     def refresh(self) -> MetricsTail:
@@ -116,7 +114,6 @@ class MetricsTail:
             found = copy.copy(self)
             # columns only grow, beyond these rows
             found.steps, found.columns = self.steps[:], dict(self.columns)
-            found.not_finite = {key: dict(words) for key, words in self.not_finite.items()}
             return found
 
     def _read_on(self) -> None:
@@ -158,8 +155,6 @@ class MetricsTail:
                 continue  # `roles/a/b` as a key of its own, beside a role's
             column.extend([math.nan] * (number - len(column)))
             column.append(value)
-            if not math.isfinite(value):
-                self.not_finite.setdefault(key, {})[number] = str(value)
 
     def __len__(self) -> int:
         return len(self.steps)

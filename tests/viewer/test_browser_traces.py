@@ -21,7 +21,14 @@ from playwright.sync_api import expect
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
+from hrm_agent.trajectory import (
+    RewardScore,
+    RunStatus,
+    Scoring,
+    StopReason,
+    TaskRef,
+    ToolStatus,
+)
 from tests.support.browser import Browsing
 from tests.support.graphs.research_scripts import AGENT, Researcher, Talk
 from tests.support.graphs.small_wiki import SmallWiki
@@ -318,6 +325,9 @@ def test_hostile_records_execute_nothing_and_break_no_layout(
             calls=(), tool_calls=(), task=task, stop_reason=StopReason.ERROR, **facts
         )
         store.journal.write_trajectory(stopped)
+        score = RewardScore(name="short", value=0.25, reason=HOSTILE)
+        scored = {"rubric": "r", "outcome": 1.0, "total": 0.25, "scored_at": 1.0}
+        store.scorings.write([Scoring(trajectory_id=stopped.id, scores=(score,), **scored)])
     site = browsing.serve(path)
     for item in (call.id, tool.id):
         page = site.open("trajectory", width=390, place=site.place, id="trajectory-1", item=item)
@@ -325,6 +335,7 @@ def test_hostile_records_execute_nothing_and_break_no_layout(
         page.locator("details").evaluate_all(
             "(parts) => parts.forEach((part) => { part.open = true; })"
         )
+        expect(page.locator(".more")).to_contain_text("short: 0.25")
         browsing.check(page, "hostile")
     expect(page.get_by_role("button", name=re.compile("^More"))).to_contain_text(
         "4,000 of 10,485,760"

@@ -179,11 +179,6 @@ def test_the_list_is_history_s(
         (row["trajectory"], row["tokens"], row["tools"]) for row in listed
     ]
     assert {row["status"] for row in shown} <= set(RunStatus)
-    kept = ask("trajectories", run="small", verdict="kept")["rows"]
-    assert [row[1] for row in kept] == [
-        row["trajectory"] for row in shown if row["verdict"] == "kept"
-    ]
-    assert len(ask("trajectories", run="small", step="1")["rows"]) == 16
 
 
 def test_a_trajectory_is_what_show_prints(
@@ -241,7 +236,7 @@ def test_moments_are_history_s(
 def test_tokens_are_the_path_of_the_call(ask: Ask, place: Place) -> None:
     journal = place.store().journal
     id_ = next(
-        row[1] for row in ask("trajectories", run="small", verdict="kept")["rows"] if row[12]
+        row[1] for row in ask("trajectories", run="small")["rows"] if row[9] == "kept" and row[12]
     )
     whole = journal.trajectory(id_)
     call = whole.calls[-1]
@@ -269,7 +264,8 @@ def test_an_analysis_is_shown_where_there_is_one(
 ) -> None:
     from hrm_agent.viewer.projections.trajectory.tokens import tokens
 
-    id_ = ask("trajectories", run="small", verdict="kept")["rows"][0][1]
+    rows = ask("trajectories", run="small")["rows"]
+    id_ = next(row[1] for row in rows if row[9] == "kept")
     call = next(each for each in ask("items", id=id_)["items"] if each["kind"] == "call")
     length = call["prompt_tokens"] + call["sampled_tokens"]
     line = {

@@ -34,23 +34,14 @@ def _limit(usual: int, most: int) -> Parameter:
 
 ENDPOINTS: Mapping[str, Endpoint] = {
     "runs": Endpoint(runs, everywhere=True),
-    "metrics": Endpoint(
-        metrics, {"run": Parameter(default=""), "after": _NUMBER, "keys": Parameter(default="")}
-    ),
+    "metrics": Endpoint(metrics, {"run": Parameter(default=""), "after": _NUMBER}),
     "step": Endpoint(step, {"run": Parameter(default=""), "step": Parameter(int, required=True)}),
     "groups": Endpoint(
         groups, {"run": Parameter(default=""), "after": _NUMBER, "limit": _limit(50, 500)}
     ),
     "trajectories": Endpoint(
         trajectories,
-        {
-            "run": Parameter(default=""),
-            "after": _NUMBER,
-            "limit": _limit(2_000, 10_000),
-            "status": Parameter(default=""),
-            "verdict": Parameter(default=""),
-            "step": _NUMBER,
-        },
+        {"run": Parameter(default=""), "after": _NUMBER, "limit": _limit(2_000, 10_000)},
     ),
     "threads": Endpoint(
         bare_threads, {"after": Parameter(default=""), "limit": _limit(200, 1_000)}

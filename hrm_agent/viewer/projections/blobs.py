@@ -72,8 +72,6 @@ def _of_trajectory(place: Place, id_: str, field: str) -> str | None:
             return header.answer
         case "error":
             return header.error
-        case "metadata":
-            return json_lines(header.task.metadata)
         case _:
             return None
 
@@ -94,9 +92,7 @@ def _of_scoring(place: Place, rest: str, field: str) -> str | None:
         return None
     if name == "fault":
         return found.fault
-    return (
-        found.scores[int(number)].reason if name == "reason" else found.feedback[int(number)].words
-    )
+    return found.scores[int(number)].reason if name == "reason" else None
 
 
 def _of_turn(place: Place, rest: str, field: str) -> str | None:

@@ -220,13 +220,11 @@ def _rollout(
 
 _UNJUDGED = {
     "verdict": None,
-    "drop_reason": None,
     "reason": None,
     "advantage": None,
     "penalty_error": None,
     "penalty_format": None,
     "penalty_by_role": None,
-    "carried_from": None,
 }
 
 
@@ -237,7 +235,6 @@ def overlay_data(overlay: Overlay | None) -> dict[str, Any]:
     by_role = overlay.penalty_by_role
     return {
         "verdict": overlay.verdict.value,
-        "drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
         "reason": cut_text(
             overlay.reason, f"overlay:{overlay.trajectory_id}:{overlay.run_id}", "reason"
         ),
@@ -249,5 +246,4 @@ def overlay_data(overlay: Overlay | None) -> dict[str, Any]:
             if by_role
             else None
         ),
-        "carried_from": overlay.carried_from,
     }

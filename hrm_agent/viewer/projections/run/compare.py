@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import StoreError
+from hrm_agent.langgraph_format import is_internal
 from hrm_agent.store import RunStore
 from hrm_agent.store.browse.state import checkpoint_links, shown_channels
 from hrm_agent.store.values.plain_reader import ShownMessage
@@ -34,7 +35,9 @@ def compare(place: Place, a: str, b: str) -> dict[str, Any]:
     """`GET compare`: two trajectories side by side."""
     store, damaged = place.store(), Damaged()
     left, right = transcript(place, a), transcript(place, b)
-    sides = [_rows(store, side) for side in (left, right)]
+    sides = [
+        item_rows(store, side, range(min(len(side.items), _MOST_ITEMS))) for side in (left, right)
+    ]
     newest = {
         side.header.id: (
             overlay_data(overlays[-1])
@@ -53,10 +56,6 @@ def compare(place: Place, a: str, b: str) -> dict[str, Any]:
         "states": _states(store, left.header.thread_id, right.header.thread_id, damaged),
         "damaged": [*left.damaged.data(), *right.damaged.data(), *damaged.data()],
     }
-
-
-def _rows(store: RunStore, side: Transcript) -> list[dict[str, Any]]:
-    return item_rows(store, side, range(min(len(side.items), _MOST_ITEMS)))
 
 
 def _shared(store: RunStore, left: Transcript, right: Transcript) -> str | None:
@@ -123,7 +122,7 @@ def _states(store: RunStore, a: str, b: str, damaged: Damaged) -> list[dict[str,
             return []
         values = found.checkpoint["channel_values"] if found is not None else {}
         states.append(
-            {name: _value(value) for name, value in values.items() if not _internal(name)}
+            {name: _value(value) for name, value in values.items() if not is_internal(name)}
         )
     return [
         {
@@ -137,12 +136,6 @@ def _states(store: RunStore, a: str, b: str, damaged: Damaged) -> list[dict[str,
         }
         for change in channel_changes(states[0], states[1])
     ]
-
-
-def _internal(name: str) -> bool:
-    from hrm_agent.langgraph_format import is_internal
-
-    return is_internal(name)
 
 
 def _value(value: Any) -> Any:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["metrics"]
 
 
-def metrics(place: Place, run: str, after: int = 0, keys: str = "") -> dict[str, Any]:
+def metrics(place: Place, run: str, after: int = 0) -> dict[str, Any]:
     """`GET metrics`: metrics of a run from row `after` on."""
     folder = place.folder if is_own_run(place, run) else None
     config, tail = config_of(folder), metrics_of(folder)
@@ -31,16 +31,15 @@ def metrics(place: Place, run: str, after: int = 0, keys: str = "") -> dict[str,
         "best": best,
         "config": config,
         **(
-            _columns(tail, first, kind, keys)
+            _columns(tail, first, kind)
             if tail
             else {"steps": [], "series": {}, "roles": {}, "stages": []}
         ),
     }
 
 
-def _columns(tail: MetricsTail, first: int, kind: str, keys: str) -> dict[str, Any]:
+def _columns(tail: MetricsTail, first: int, kind: str) -> dict[str, Any]:
     base = step_base(kind)
-    wanted = set(keys.split(",")) if keys else None
     plain = [
         key for key in tail.columns if not key.startswith("roles/") and key not in ("step", "stage")
     ]
@@ -51,15 +50,9 @@ def _columns(tail: MetricsTail, first: int, kind: str, keys: str) -> dict[str, A
             roles.setdefault(role, {})[name] = tail.series(key, first)
     return {
         "steps": [step + base for step in tail.steps[first:]],
-        "series": {
-            key: tail.series(key, first) for key in plain if wanted is None or key in wanted
-        },
+        "series": {key: tail.series(key, first) for key in plain},
         "roles": roles,
         "stages": _stages(tail, base),
-        "not_finite": {
-            key: {str(tail.steps[row] + base): word for row, word in words.items() if row >= first}
-            for key, words in tail.not_finite.items()
-        },
     }
 
 

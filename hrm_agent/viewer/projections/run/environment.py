@@ -188,7 +188,6 @@ def live_figures(text: str) -> dict[str, Any]:
         "slots": plain.get("slots"),
         "slot_deaths": plain.get("slot_deaths"),
         "sessions": plain.get("sessions_living"),
-        "sessions_known": plain.get("sessions_known"),
         "workers": [],
         "isolation": next(iter(labelled.get("info", {})), None),
         "percentiles": {
@@ -196,12 +195,6 @@ def live_figures(text: str) -> dict[str, Any]:
             "run": _of_buckets(labelled.get("wall_seconds_bucket", {})),
         },
         "outcomes": {name: int(count) for name, count in labelled.get("calls_total", {}).items()},
-        "attempts": {
-            name: int(count) for name, count in labelled.get("attempts_total", {}).items()
-        },
-        "session_states": {
-            name: int(count) for name, count in labelled.get("session_calls_total", {}).items()
-        },
         "refused": {name: int(count) for name, count in labelled.get("refused_total", {}).items()},
         "retries": plain.get("retries_total"),
         "cancelled": plain.get("cancelled_total"),

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from hrm_agent.errors import ConfigError
 from hrm_agent.store.browse.lists import headers_page, overlays_of, uses_of_threads
 from hrm_agent.store.database.cursors import placeholders
-from hrm_agent.trajectory import RunStatus, Trajectory, Verdict
+from hrm_agent.trajectory import Trajectory
 from hrm_agent.viewer.json_text import foreign, short
 from hrm_agent.viewer.projections.groups import Damaged, step_begun_for
 
@@ -40,25 +39,11 @@ COLUMNS = (
 )
 
 
-def trajectories(
-    place: Place,
-    run: str,
-    after: int = 0,
-    limit: int = 2_000,
-    status: str = "",
-    verdict: str = "",
-    step: int = 0,
-) -> dict[str, Any]:
+def trajectories(place: Place, run: str, after: int = 0, limit: int = 2_000) -> dict[str, Any]:
     """`GET trajectories`: trajectories that the run made, and others that it judged."""
     store, damaged = place.store(), Damaged()
-    _known(status, [each.value for each in RunStatus], "status")
-    _known(verdict, [each.value for each in Verdict], "verdict")
     judged = "SELECT trajectory_id FROM overlays WHERE run_id = ?"
-    where, values = f"(run_id = ? OR id IN ({judged}))", list[Any]([run, run])
-    if status:
-        where, values = f"{where} AND status = ?", [*values, status]
-    if step:
-        where, values = f"{where} AND id IN ({judged} AND step = ?)", [*values, run, step - 1]
+    where, values = f"(run_id = ? OR id IN ({judged}))", [run, run]
     with store.database.read() as cursor:
         total = int(
             cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0]
@@ -73,7 +58,6 @@ def trajectories(
             seq, each, overlays.get(each.id), uses.get(each.thread_id), tools.get(each.thread_id, 0)
         )
         for seq, each in found
-        if not verdict or (each.id in overlays and overlays[each.id].verdict.value == verdict)
     ]
     read = len(found) + len(damaged.rows)
     return {
@@ -83,11 +67,6 @@ def trajectories(
         "total": total,
         "damaged": damaged.data(),
     }
-
-
-def _known(value: str, known: list[str], name: str) -> None:
-    if value and value not in known:
-        raise ConfigError(f"There is no {name} {value[:80]!r}.", f"Known: {', '.join(known)}.")
 
 
 def _row(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory import CallUsage, RunStatus, StopReason, ToolStatus, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
-from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
+from hrm_agent.viewer.json_text import cut_text, foreign, short
 from hrm_agent.viewer.projections.groups import Damaged, overlay_data, task_data
 from hrm_agent.viewer.projections.trajectory.threads import (
     Transcript,
@@ -61,17 +61,13 @@ def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the quer
 def header_data(header: Trajectory) -> dict[str, Any]:
     """Trajectory without its calls, as JSON."""
     item = f"trajectory:{header.id}"
-    metadata = header.task.metadata
     return {
         "trajectory": header.id,
         "thread": header.thread_id,
         "run": header.run_id,
         "group": header.group_id,
         "sample": header.sample_index,
-        "task": {
-            **task_data(header),
-            "metadata": cut_text(json_lines(metadata), item, "metadata") if metadata else None,
-        },
+        "task": task_data(header),
         "graph": short(header.graph),
         "policy": short(header.policy),
         "policy_version": header.policy_version,
@@ -113,7 +109,6 @@ def _scoring(scoring: Scoring) -> dict[str, Any]:
         "total": foreign(scoring.total),
         "outcome": foreign(scoring.outcome),
         "fault": cut_text(scoring.fault or None, item, "fault"),
-        "scored_at": foreign(scoring.scored_at),
         "scores": [
             {
                 "name": short(score.name),
@@ -121,17 +116,8 @@ def _scoring(scoring: Scoring) -> dict[str, Any]:
                 "weight": foreign(score.weight),
                 "fault": score.fault.value if score.fault else None,
                 "reason": cut_text(score.reason or None, item, f"reason/{number}"),
-                "judge_calls": len(score.judge_calls),
             }
             for number, score in enumerate(scoring.scores)
-        ],
-        "feedback": [
-            {
-                "score": each.score,
-                "words": cut_text(each.words or None, item, f"words/{number}"),
-                "given_at": each.given_at,
-            }
-            for number, each in enumerate(scoring.feedback)
         ],
     }
 
@@ -145,7 +131,6 @@ def _counts(found: Transcript) -> dict[str, Any]:
         "tool_calls": sum(1 for mark in found.own if mark.kind == "tool"),
         "tokens": used.output_tokens,
         "reasoning_tokens": used.reasoning_tokens,
-        "input_tokens": used.input_tokens,
         "seconds": (
             foreign(header.ended_at - header.started_at) if header.ended_at is not None else None
         ),

@@ -35,7 +35,7 @@
     }
   }
 
-  const PAGING = new Set(["after", "limit", "from", "to", "keys", "status", "verdict", "sort"]);
+  const PAGING = new Set(["after", "limit", "from", "to"]);
 
   // As Python's quote writes it, which the answers of a copy are named by.
   const quoted = (value) => encodeURIComponent(value).replace(/[!'()*]/g, (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`);

@@ -110,7 +110,9 @@
         ${data.overlays.map((one, index) => html`<li key=${index}>step ${one.step} of <${Text} of=${one.run} />:
           ${" "}${one.verdict.replaceAll("_", " ")}, reward ${number(one.reward)}</li>`)}
         ${scorings.map((one, index) => html`<li key=${`s${index}`}>rubric <${Text} of=${one.rubric} />: ${
-          one.fault ? html`<${Text} of=${one.fault} clip=${200} />` : number(one.total)}</li>`)}</ul>` : null}
+          one.fault ? html`<${Text} of=${one.fault} clip=${200} />` : number(one.total)}
+          <ul class="plain-list">${one.scores.map((score, place_) => html`<li key=${place_}><${Text} of=${score.name} />: ${
+            score.fault || number(score.value)}${score.reason && html`<${Cut} value=${score.reason} place=${place} />`}</li>`)}</ul></li>`)}</ul>` : null}
       <ul class="plain-list commands">${Object.entries(data.commands || {}).map(([name, line]) => html`
         <li key=${name}><code><${Text} of=${line} /></code></li>`)}</ul>
     </details>`;
