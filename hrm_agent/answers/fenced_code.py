@@ -62,7 +62,13 @@ def python_blocks(text: str) -> list[FencedBlock]:
     said = "".join(outside)
     if "</answer>" in said.partition("<answer>")[2]:
         return []
-    return [*blocks[:MAX_BLOCKS], *(_refused(block) for block in blocks[MAX_BLOCKS:])]
+    return [
+        *blocks[:MAX_BLOCKS],
+        *(
+            FencedBlock(block.code, f"only the first {MAX_BLOCKS} blocks of a message are run")
+            for block in blocks[MAX_BLOCKS:]
+        ),
+    ]
 
 
 def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, int]:
@@ -89,7 +95,3 @@ def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, 
             after,
         )
     return FencedBlock(code, "" if code.strip() else "the block is empty"), after
-
-
-def _refused(block: FencedBlock) -> FencedBlock:
-    return FencedBlock(block.code, f"only the first {MAX_BLOCKS} blocks of a message are run")

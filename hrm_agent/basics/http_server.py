@@ -278,7 +278,11 @@ async def listening(
         listening.close()
         await drain()
         await runner.cleanup()
-        _forget_handlers()
+        # Clear a cache of aiohttp, which keeps the last thousand handlers of the process, and so
+        # all objects that they refer to
+        cached = getattr(web_app, "_cached_build_middleware", None)
+        if cached is not None:
+            cached.cache_clear()
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
@@ -294,15 +298,6 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
     def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
         self.debug(msg, *args, **kwargs)
-
-
-def _forget_handlers() -> None:
-    """Clear a cache of aiohttp, which keeps the last thousand handlers of the process, and so all
-    objects that they refer to.
-    """
-    cached = getattr(web_app, "_cached_build_middleware", None)
-    if cached is not None:
-        cached.cache_clear()
 
 
 def _host(header: str) -> str:

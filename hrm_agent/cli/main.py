@@ -91,7 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         begin_program()
-        _find_modules_here()
+        # Add the working directory to the module path, as `python -m` does, since a user's
+        # graphs, embeddings and types are there
+        with suppress(OSError):  # the folder may have been removed
+            if not sys.flags.safe_path and os.getcwd() not in sys.path:  # noqa: PTH109  pathlib would be imported for it
+                sys.path.insert(0, os.getcwd())  # noqa: PTH109
     if not sys.stderr.isatty():
         for library in ("HUB", "DATASETS"):  # read at their import
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
@@ -116,18 +120,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(message, hint, code, as_json="--json" in words)
 
 
-def _find_modules_here() -> None:
-    """Add the working directory to the module path, as `python -m` does, since a user's graphs,
-    embeddings and types are there.
-    """
-    with suppress(OSError):  # the folder may have been removed
-        if not sys.flags.safe_path and os.getcwd() not in sys.path:  # noqa: PTH109  pathlib would be imported for it
-            sys.path.insert(0, os.getcwd())  # noqa: PTH109
-
-
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
+        width = max(map(len, COMMANDS))
+        groups = (
+            f"{name.capitalize()}:\n{command_list(commands, width)}\n\n"
+            for name, commands in COMMAND_GROUPS.items()
+        )
+        print(
+            fitted(
+                "usage: hrm-agent COMMAND [OPTIONS]\n\nReasoning agents that learn: what a graph"
+                " run leaves on record is what a trainer learns from.\n\n"
+                f"{''.join(groups)}`hrm-agent COMMAND --help` lists the options of a command. Every"
+                " command takes --json (results as JSON on stdout) and --debug (tracebacks)."
+            )
+        )
         return 0
     if words[0] in ("--version", "version"):
         print(_versions())
@@ -160,20 +167,6 @@ def _versions() -> str:
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
     return ", ".join(found)
-
-
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    groups = (
-        f"{name.capitalize()}:\n{command_list(commands, width)}\n\n"
-        for name, commands in COMMAND_GROUPS.items()
-    )
-    return fitted(
-        "usage: hrm-agent COMMAND [OPTIONS]\n\nReasoning agents that learn: what a graph run"
-        f" leaves on record is what a trainer learns from.\n\n{''.join(groups)}`hrm-agent COMMAND"
-        " --help` lists the options of a command. Every command takes --json (results as JSON on"
-        " stdout) and --debug (tracebacks)."
-    )
 
 
 def command_list(commands: Mapping[str, str], width: int = 0) -> str:

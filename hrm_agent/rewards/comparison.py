@@ -72,7 +72,11 @@ def comparison_of(spec: str | Comparison) -> Comparison:
         return spec
     name, _, rest = spec.partition(":")
     if name == "numeric":
-        return partial(_numeric, _tolerance(rest or "1e-6"))
+        text = rest or "1e-6"
+        tolerance = number(text)
+        if tolerance is None or tolerance < 0:
+            raise ConfigError(f"{text!r} is no tolerance.", "Write numeric:1e-6.")
+        return partial(_numeric, tolerance)
     if name == "symbolic" and find_spec("math_verify") is None:
         raise ConfigError(
             "The comparison `symbolic` needs math-verify.", f"Run `{to_install('math')}`."
@@ -84,13 +88,6 @@ def comparison_of(spec: str | Comparison) -> Comparison:
         f"There is no comparison {spec!r}.",
         f"{nearest(name, [*_BY_NAME, 'numeric'])} Comparisons: {', '.join(known)}.".strip(),
     )
-
-
-def _tolerance(text: str) -> Fraction:
-    tolerance = number(text)
-    if tolerance is None or tolerance < 0:
-        raise ConfigError(f"{text!r} is no tolerance.", "Write numeric:1e-6.")
-    return tolerance
 
 
 def _numeric(tolerance: Fraction, answer: str, reference: str) -> bool:

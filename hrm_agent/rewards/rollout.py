@@ -100,7 +100,11 @@ def scoring_of(
     """
     cut = trajectory.status is RunStatus.TRUNCATED and not keeps_truncated
     scores = [
-        _not_right(s) if cut and s.name == rubric.outcome and s.value is not None else s
+        s.model_copy(
+            update={"value": 0.0, "reason": f"the run was truncated; {s.reason}".rstrip("; ")}
+        )
+        if cut and s.name == rubric.outcome and s.value is not None
+        else s
         for s in scores
     ]
     outcome = next(score.value for score in scores if score.name == rubric.outcome)
@@ -115,10 +119,4 @@ def scoring_of(
         outcome=outcome,
         total=math.fsum(values) if whole else None,
         scored_at=time.time(),
-    )
-
-
-def _not_right(score: RewardScore) -> RewardScore:
-    return score.model_copy(
-        update={"value": 0.0, "reason": f"the run was truncated; {score.reason}".rstrip("; ")}
     )

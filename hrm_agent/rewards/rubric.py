@@ -72,7 +72,26 @@ class Reward:
     def __post_init__(self) -> None:
         name = self.name or getattr(self.function, "__name__", type(self.function).__name__)
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "wants", _parameters(self.function, name))
+        function = self.function
+        if not callable(function):
+            raise ConfigError(
+                f"The reward {name!r} is a {type(function).__name__}, not a function.", _SHAPES
+            )
+        found = inspect.signature(function).parameters.values()
+        wanted = [
+            p.name
+            for p in found
+            if p.kind is not p.VAR_KEYWORD and (p.default is p.empty or p.name in PARAMETERS)
+        ]
+        for parameter in wanted:
+            if parameter not in PARAMETERS:
+                known = ", ".join(sorted(PARAMETERS))
+                hint = f"{nearest(parameter, PARAMETERS)} Known: {known}.".strip()
+                raise ConfigError(
+                    f"The reward {name!r} has a parameter {parameter!r} that it cannot be given.",
+                    hint,
+                )
+        object.__setattr__(self, "wants", frozenset(wanted))
         if not name.isidentifier() or name == TOTAL:
             why = "it is the sum's" if name == TOTAL else "a name is letters, digits and _"
             raise ConfigError(
@@ -88,27 +107,6 @@ class Reward:
     def compares(self) -> bool:
         """True if the function compares all rollouts of a task at once."""
         return GROUP in self.wants
-
-
-def _parameters(function: Callable[..., Any], name: str) -> frozenset[str]:
-    if not callable(function):
-        raise ConfigError(
-            f"The reward {name!r} is a {type(function).__name__}, not a function.", _SHAPES
-        )
-    found = inspect.signature(function).parameters.values()
-    wanted = [
-        p.name
-        for p in found
-        if p.kind is not p.VAR_KEYWORD and (p.default is p.empty or p.name in PARAMETERS)
-    ]
-    for parameter in wanted:
-        if parameter not in PARAMETERS:
-            known = ", ".join(sorted(PARAMETERS))
-            hint = f"{nearest(parameter, PARAMETERS)} Known: {known}.".strip()
-            raise ConfigError(
-                f"The reward {name!r} has a parameter {parameter!r} that it cannot be given.", hint
-            )
-    return frozenset(wanted)
 
 
 _SHAPES = (

@@ -33,6 +33,9 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
     if not namespace:
         return GraphIdentity(thread_id=thread_id, task_id=run_id)
     checkpoint_id, root_checkpoint_id, attempt = _checkpoint()
+    # Place of the task in its run without the random task ids. Two runs with one seed agree on it
+    nodes = "|".join(part.node for part in namespace_parts(namespace))
+    place = "/".join(str(part) for part in metadata.get("langgraph_path", ()))
     return GraphIdentity(
         thread_id=thread_id,
         checkpoint_id=checkpoint_id,
@@ -40,7 +43,7 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
         checkpoint_ns=namespace,
         task_id=task_of_namespace(namespace),
         node=str(metadata.get("langgraph_node", "")),
-        path=_stable_path(metadata, namespace),
+        path=(f"{metadata.get('langgraph_step', 0)}/{nodes}/{place}"),
         attempt=attempt,
     )
 
@@ -73,12 +76,3 @@ def _checkpoint() -> tuple[str, str, int]:
         return "", "", 1
     own = str(info.checkpoint_id)
     return own, checkpoint_of_root(configurable, own), int(info.node_attempt)
-
-
-def _stable_path(metadata: Mapping[str, Any], namespace: str) -> str:
-    """Place of the task in its run without the random task ids. Two runs with one seed
-    agree on it.
-    """
-    nodes = "|".join(part.node for part in namespace_parts(namespace))
-    place = "/".join(str(part) for part in metadata.get("langgraph_path", ()))
-    return f"{metadata.get('langgraph_step', 0)}/{nodes}/{place}"

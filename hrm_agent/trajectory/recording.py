@@ -350,7 +350,10 @@ class Recording:
         if self.seed is None:
             return secrets.randbits(63)
         with self._lock:
-            taken = self._seeds_of(identity.thread_id)
+            thread_id = identity.thread_id
+            if thread_id not in self._seeds:
+                self._seeds[thread_id] = self.journal.seeds_of_thread(thread_id)
+            taken = self._seeds[thread_id]
             seeds = (
                 derive_seed(self.seed, identity.path, request_hash, number) for number in count()
             )
@@ -372,11 +375,6 @@ class Recording:
                 [call for call in calls if call.error is None], failed=failed
             )
         return self._tasks[key]
-
-    def _seeds_of(self, thread_id: str) -> set[int]:
-        if thread_id not in self._seeds:
-            self._seeds[thread_id] = self.journal.seeds_of_thread(thread_id)
-        return self._seeds[thread_id]
 
 
 def _asks(call: Call, identity: GraphIdentity, *request_hashes: str) -> bool:

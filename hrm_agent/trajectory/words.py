@@ -67,17 +67,18 @@ def text_of(response: dict[str, Any]) -> str:
     if isinstance(content, str):
         return content
     blocks = cast("list[Any]", content) if isinstance(content, list) else []
-    return "".join(block if isinstance(block, str) else _block_text(block) for block in blocks)
+    return "".join(
+        block
+        if isinstance(block, str)
+        else (str(cast("dict[str, Any]", block).get("text", "")) if isinstance(block, dict) else "")
+        for block in blocks
+    )
 
 
 def failed_text(call: Call) -> str:
     """Error of a failed call, with the text that it had streamed before."""
     said = text_of(call.response)
     return f"Failed: {call.error}" + (f"\n{said}" if said else "")
-
-
-def _block_text(block: Any) -> str:
-    return str(cast("dict[str, Any]", block).get("text", "")) if isinstance(block, dict) else ""
 
 
 def code_of(arguments: dict[str, Any] | str) -> str:

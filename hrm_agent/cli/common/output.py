@@ -96,7 +96,13 @@ class Output:
         # some rows are shorter
         filled = ([*map(_text, row)] + [""] * (len(columns) - len(row)) for row in rows)
         cells = [[*map(for_terminal, columns)], *filled]
-        console = _Console(highlight=False, markup=False, emoji=False, width=_width())
+        # Width of output (None: the terminal's own). A pipe has a wide one, unless COLUMNS is set
+        console = _Console(
+            highlight=False,
+            markup=False,
+            emoji=False,
+            width=(None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 200),
+        )
         kept = _with_room(columns, cells, spare, console.width)
         shown = [[row[n] for n in kept] for row in cells]
         widths = _widths(shown, console.width)
@@ -120,11 +126,6 @@ class Output:
 
 _GAP = 2
 """Number of spaces between two columns."""
-
-
-def _width() -> int | None:
-    """Width of output (None: the terminal's own). A pipe has a wide one, unless COLUMNS is set."""
-    return None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 200
 
 
 def _with_room(

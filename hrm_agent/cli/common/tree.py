@@ -59,13 +59,35 @@ def _line(found: History) -> frozenset[str]:
 
 def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[StyledLine]:
     """Lines from one moment to the end of its path, with branches and forks indented."""
-    shown, said = _id_length(found), _said_later(found)
+    # Turns of a conversation from the second on, by the id of the moment that they begin with
+    inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
+    turns = found.trajectory.turns if found.trajectory is not None else ()
+    later = zip(inputs[1:], turns, strict=False)
+    shown, said = (
+        _id_length(found),
+        (
+            {
+                id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}"
+                for n, (id_, turn) in enumerate(later, start=2)
+            }
+        ),
+    )
     while True:
         if here.checkpoint_id in said:
             yield f"{bars}       {said[here.checkpoint_id]}", "bold"
         yield bars + _text(here, shown), ""
         yield from _beneath(here.ran, bars, shown)
-        yield from _waiting(here, bars, shown)
+        if here.under_way is not None:
+            yield (
+                (
+                    f"{bars}       unfinished: {_counted(here.under_way.nodes)} "
+                    f" {facts_of(here.under_way)}"
+                ),
+                "yellow",
+            )
+            yield from _beneath(here.under_way, bars, shown)
+        for question in here.questions:
+            yield f"{bars}       asks: {_said(question)}", "yellow"
         main, aside = _parting(found, here, line)
         for other in aside:
             yield f"{bars}  ├─ another branch", "cyan"
@@ -76,17 +98,6 @@ def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Itera
         if main is None:
             return
         here = main
-
-
-def _said_later(found: History) -> dict[str, str]:
-    """Turns of a conversation from the second on, by the id of the moment that they begin with."""
-    inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
-    turns = found.trajectory.turns if found.trajectory is not None else ()
-    later = zip(inputs[1:], turns, strict=False)
-    return {
-        id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}"
-        for n, (id_, turn) in enumerate(later, start=2)
-    }
 
 
 def _parting(
@@ -103,13 +114,9 @@ def _parting(
 def _fork(branch: Branch, bars: str) -> Iterator[StyledLine]:
     found = branch.history
     yield f"{bars}  ├─ {found.thread_id}: {outcome_of(found)}", "cyan"
-    for start in _own_starts(branch):
+    # First moments of the fork itself (empty if it has not run yet)
+    for start in [moment for moment in branch.history.moments if moment.parent == branch.at]:
         yield from _way(found, start, _line(found), f"{bars}  │  ")
-
-
-def _own_starts(branch: Branch) -> list[Moment]:
-    """First moments of the fork itself (empty if it has not run yet)."""
-    return [moment for moment in branch.history.moments if moment.parent == branch.at]
 
 
 def _text(moment: Moment, shown: int) -> str:
@@ -152,20 +159,6 @@ def _beneath(step: Step, bars: str, shown: int) -> Iterator[StyledLine]:
         for moment in subgraph.moments:
             yield f"{bars}         {_text(moment, shown)}", "dim"
             yield from _beneath(moment.ran, bars + "    ", shown)
-
-
-def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[StyledLine]:
-    if moment.under_way is not None:
-        yield (
-            (
-                f"{bars}       unfinished: {_counted(moment.under_way.nodes)} "
-                f" {facts_of(moment.under_way)}"
-            ),
-            "yellow",
-        )
-        yield from _beneath(moment.under_way, bars, shown)
-    for question in moment.questions:
-        yield f"{bars}       asks: {_said(question)}", "yellow"
 
 
 def _said(question: PendingInterrupt) -> str:

@@ -24,24 +24,6 @@ _AROUND = 320
 
 def run(words: list[str]) -> int:
     """Return 1 if nothing was found."""
-    arguments = _parser().read(words)
-    question, output = " ".join(arguments.question), Output(as_json=arguments.json)
-    with DocumentIndex(arguments.store, embeddings=arguments.vectors) as index:
-        for line in renewal(index):
-            print(line, file=sys.stderr)
-        hits = index.search(question, arguments.k, arguments.mode)
-    output.result(
-        {"question": question, "mode": arguments.mode, "hits": [asdict(hit) for hit in hits]}
-    )
-    for number, hit in enumerate(hits, start=1):
-        output.say(f"{number}. {_place(hit)}", "bold")
-        output.say(f"   {_around(hit, question)}\n")
-    if not hits:
-        output.say(f"Nothing was found in {arguments.store}.")
-    return 0 if hits else 1
-
-
-def _parser() -> Parser:
     parser = Parser("search", "Search an index of documents, made by `hrm-agent index`.")
     parser.add_argument(
         "question",
@@ -61,7 +43,21 @@ def _parser() -> Parser:
         metavar="NAME",
         help="package.module:attribute of your own embeddings, if the index was made with them",
     )
-    return parser
+    arguments = parser.read(words)
+    question, output = " ".join(arguments.question), Output(as_json=arguments.json)
+    with DocumentIndex(arguments.store, embeddings=arguments.vectors) as index:
+        for line in renewal(index):
+            print(line, file=sys.stderr)
+        hits = index.search(question, arguments.k, arguments.mode)
+    output.result(
+        {"question": question, "mode": arguments.mode, "hits": [asdict(hit) for hit in hits]}
+    )
+    for number, hit in enumerate(hits, start=1):
+        output.say(f"{number}. {_place(hit)}", "bold")
+        output.say(f"   {_around(hit, question)}\n")
+    if not hits:
+        output.say(f"Nothing was found in {arguments.store}.")
+    return 0 if hits else 1
 
 
 def _place(hit: Hit) -> str:

@@ -30,7 +30,15 @@ _MEGABYTE = 1_000_000
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     output = Output(as_json=arguments.json)
-    _check(arguments)
+    if (arguments.train is None) != (arguments.out is None):
+        raise ConfigError(
+            "--train and --out go together.", "Example: --train bpe --out vocabulary/"
+        )
+    if not arguments.train_mb > 0:
+        raise ConfigError(
+            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.",
+            "Give --train-mb a number above 0.",
+        )
     file = vocabulary_file(arguments.train, arguments.out) if arguments.train else None
     own = [] if file is None else [vocabulary_name(arguments.train, file)]
     tokenizers = [one for one in _chosen(arguments.tokenizer) if one.name not in own]
@@ -44,7 +52,28 @@ def run(words: list[str]) -> int:
     rows = [_record(numbers, prices) for numbers in found]
     output.result(_whole(arguments.files, found[0], held, learnt) | {"tokenizers": rows})
     _head(output, arguments.files, found[0], held, learnt)
-    _say(output, rows)
+    columns = [
+        "tokenizer",
+        "tokens",
+        "chars/token",
+        "tokens/word",
+        "unknown",
+        "bytes",
+        "round trip",
+        "MB/s",
+    ]
+    priced = any(row["dollars"] is not None for row in rows)
+    output.table(
+        [*columns, "dollars"] if priced else columns,
+        [_cells(row)[: 9 if priced else 8] for row in rows],
+    )
+    for row in rows:
+        if row["differs"]:
+            differs = row["differs"]
+            shown = f"{differs['text']!r} comes back as {differs['restored']!r}"
+            output.say(
+                f"{row['tokenizer']} first differs at character {differs['character']:,}: {shown}"
+            )
     return 0
 
 
@@ -91,18 +120,6 @@ def _parser() -> Parser:
         help="learn from this much, spread evenly over the text [10]",
     )
     return parser
-
-
-def _check(arguments: Arguments) -> None:
-    if (arguments.train is None) != (arguments.out is None):
-        raise ConfigError(
-            "--train and --out go together.", "Example: --train bpe --out vocabulary/"
-        )
-    if not arguments.train_mb > 0:
-        raise ConfigError(
-            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.",
-            "Give --train-mb a number above 0.",
-        )
 
 
 def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
@@ -230,24 +247,6 @@ def _head(
     )
     output.say(f"{name}, {part} of about {held.size:,} characters, held out: {size}")
     output.say(f"{numbers.tokenizer} was learnt from {learnt:,} other characters")
-
-
-def _say(output: Output, rows: list[dict[str, Any]]) -> None:
-    columns = [
-        "tokenizer",
-        "tokens",
-        "chars/token",
-        "tokens/word",
-        "unknown",
-        "bytes",
-        "round trip",
-        "MB/s",
-    ]
-    priced = any(row["dollars"] is not None for row in rows)
-    output.table(
-        [*columns, "dollars"] if priced else columns,
-        [_cells(row)[: 9 if priced else 8] for row in rows],
-    )
 
 
 def _cells(row: dict[str, Any]) -> list[object]:

@@ -15,7 +15,6 @@ from hrm_agent.store import RunStore
 
 if TYPE_CHECKING:  # not needed for a list of runs
     from hrm_agent.runtime.execution.loading import Graph
-    from hrm_agent.runtime.time_travel.history import Moment
 
 __all__ = ["run"]
 
@@ -73,7 +72,13 @@ def run(words: list[str]) -> int:
         if arguments.flat:
             _list_moments(output, store, arguments.thread, limit, named_graph(arguments))
         else:
-            _draw(output, store, arguments.thread, named_graph(arguments))
+            from hrm_agent.cli.common.tree import tree_data, tree_lines
+            from hrm_agent.runtime.time_travel.read_history import history
+
+            found = history(store, arguments.thread, graph=named_graph(arguments), values=False)
+            output.result(tree_data(found))
+            for text, style in tree_lines(found):
+                output.say(text, style=style)
     return 0
 
 
@@ -112,16 +117,6 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int |
     return 1 if damaged else 0
 
 
-def _draw(output: Output, store: RunStore, thread: str, graph: Graph | None) -> None:
-    from hrm_agent.cli.common.tree import tree_data, tree_lines
-    from hrm_agent.runtime.time_travel.read_history import history
-
-    found = history(store, thread, graph=graph, values=False)
-    output.result(tree_data(found))
-    for text, style in tree_lines(found):
-        output.say(text, style=style)
-
-
 def _say_cut(output: Output, what: str, count: int) -> None:
     """Report a cut list on stderr, with `--json` too, since the array has no place for it."""
     remark_or_say = remark if output.as_json else output.say
@@ -135,7 +130,20 @@ def _list_moments(
 
     found = history(store, thread, graph=graph, branches=False, values=False)
     newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
-    rows = [_row(moment) for moment in newest_first[:limit]]
+    rows = [
+        (
+            moment.index,
+            moment.step,
+            moment.checkpoint_id,
+            moment.parent,
+            moment.source,
+            moment.namespace or None,
+            len(moment.ran.calls),
+            len(moment.ran.tool_calls),
+            ", ".join(moment.next),
+        )
+        for moment in newest_first[:limit]
+    ]
     output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])
     output.table(
         _FLAT_COLUMNS,
@@ -145,17 +153,3 @@ def _list_moments(
     )
     if len(rows) < len(newest_first):
         _say_cut(output, f"{len(rows)} of {len(newest_first)} moments", len(newest_first))
-
-
-def _row(moment: Moment) -> tuple[object, ...]:
-    return (
-        moment.index,
-        moment.step,
-        moment.checkpoint_id,
-        moment.parent,
-        moment.source,
-        moment.namespace or None,
-        len(moment.ran.calls),
-        len(moment.ran.tool_calls),
-        ", ".join(moment.next),
-    )

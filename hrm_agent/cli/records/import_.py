@@ -40,8 +40,24 @@ def run(words: list[str]) -> int:
         for trajectory in import_from(arguments.file, arguments.format, origin):
             counts[_take(store, trajectory)] += 1
             counts["untrainable"] += not trajectory.trainable
-            counts["without_lineage"] += _held(store, trajectory) < len(trajectory.calls)
-    _say(Output(as_json=arguments.json), arguments.store, counts)
+            # Number of calls that a reader of the store gets with a trajectory
+            counts["without_lineage"] += len(
+                store.journal.trajectory(trajectory.id, requests=False).calls
+            ) < len(trajectory.calls)
+    output = Output(as_json=arguments.json)
+    names = ("imported", "present", "without_lineage", "untrainable")
+    output.result({"store": arguments.store, **{name: counts[name] for name in names}})
+    output.say(
+        f"{counts['imported']} trajectories imported into {arguments.store}, {counts['present']}"
+        " were there already"
+    )
+    if counts["without_lineage"]:
+        output.say(
+            f"{counts['without_lineage']} are forks without the calls that they inherited: only"
+            " checkpoints hold those"
+        )
+    if counts["untrainable"]:
+        output.say(f"{counts['untrainable']} cannot be trained on; `hrm-agent show` says why")
     return 0
 
 
@@ -81,11 +97,6 @@ def _take(store: RunStore, trajectory: Trajectory) -> str:
         store.journal.write_tool_call(tool_call)
     store.journal.write_trajectory(trajectory)
     return "imported"
-
-
-def _held(store: RunStore, trajectory: Trajectory) -> int:
-    """Number of calls that a reader of the store gets with a trajectory."""
-    return len(store.journal.trajectory(trajectory.id, requests=False).calls)
 
 
 def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
@@ -181,19 +192,3 @@ def _differs(store: RunStore, trajectory: Trajectory, where: str) -> StoreError:
         " it was written.",
         "Name another store with --store.",
     )
-
-
-def _say(output: Output, store: str, counts: Counter[str]) -> None:
-    names = ("imported", "present", "without_lineage", "untrainable")
-    output.result({"store": store, **{name: counts[name] for name in names}})
-    output.say(
-        f"{counts['imported']} trajectories imported into {store}, {counts['present']} were there"
-        " already"
-    )
-    if counts["without_lineage"]:
-        output.say(
-            f"{counts['without_lineage']} are forks without the calls that they inherited: only"
-            " checkpoints hold those"
-        )
-    if counts["untrainable"]:
-        output.say(f"{counts['untrainable']} cannot be trained on; `hrm-agent show` says why")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
-from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -57,9 +56,17 @@ def known_from(system: Path | None, tools: Path | None, state: State | None = No
         *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT")),
     ]
     systems = [*([_text(system)] if system else []), *ours, *_loops()]
+    # Built-in tools, with `python` as in older records, when it was stateless
     offers = [
         *([_tools(tools)] if tools else []),
-        *((convert_to_openai_tool(tool),) for tool in _ours()),
+        *(
+            (convert_to_openai_tool(tool),)
+            for tool in [
+                python,
+                python_stateless,
+                python.model_copy(update={"description": python_stateless.description}),
+            ]
+        ),
     ]
     return RequestHints(tuple(systems), tuple(offers), state)
 
@@ -73,15 +80,6 @@ def _loops() -> Iterator[str]:
     ):
         for variables, fenced in product(begins, (False, True)):
             yield prompts.loop_system_turn(prompt, fenced=fenced, variables=variables)
-
-
-def _ours() -> list[BaseTool]:
-    """Built-in tools, with `python` as in older records, when it was stateless."""
-    return [
-        python,
-        python_stateless,
-        python.model_copy(update={"description": python_stateless.description}),
-    ]
 
 
 def _text(path: Path) -> str:

@@ -33,7 +33,22 @@ __all__ = ["run"]
 
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
-    _refuse_unclear(arguments)
+    names = {"an id": arguments.trajectory, "--group": arguments.group, "--step": arguments.step}
+    given = [name for name, value in names.items() if value is not None]
+    if len(given) != 1:
+        said = f"{' and '.join(given)} were given" if given else "Nothing was named"
+        raise ConfigError(
+            f"{said}: what to show is not clear.",
+            "Name an id, or --group GROUP, or --step N; `hrm-agent history` lists ids.",
+        )
+    if arguments.trajectory is None and arguments.html is None:
+        raise ConfigError(
+            f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE."
+        )
+    if arguments.html is not None and (arguments.json or arguments.sources is not None):
+        raise ConfigError(
+            "--html writes a page, and nothing else.", "Leave out --json and --sources."
+        )
     output = Output(as_json=arguments.json)
     if arguments.html is not None:
         _write_page(arguments, output)
@@ -42,7 +57,15 @@ def run(words: list[str]) -> int:
         trajectory = store.journal.trajectory(arguments.trajectory, requests=arguments.json)
         if arguments.sources is not None:
             values = values_of(store, trajectory.thread_id, trajectory.graph)
-            return _show_sources(output, values, arguments.sources)
+            lines = list(
+                cited_lines(values, arguments.sources)
+                if arguments.sources
+                else source_lines(values)
+            )
+            output.result(source_data(values))
+            for text, style in lines:
+                output.say(text, style=style)
+            return 0
         scorings = store.scorings.of(trajectory.id)
         verdicts = [
             o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id
@@ -85,25 +108,6 @@ def _parser() -> Parser:
     )
     add_own_types(parser)
     return parser
-
-
-def _refuse_unclear(arguments: Arguments) -> None:
-    names = {"an id": arguments.trajectory, "--group": arguments.group, "--step": arguments.step}
-    given = [name for name, value in names.items() if value is not None]
-    if len(given) != 1:
-        said = f"{' and '.join(given)} were given" if given else "Nothing was named"
-        raise ConfigError(
-            f"{said}: what to show is not clear.",
-            "Name an id, or --group GROUP, or --step N; `hrm-agent history` lists ids.",
-        )
-    if arguments.trajectory is None and arguments.html is None:
-        raise ConfigError(
-            f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE."
-        )
-    if arguments.html is not None and (arguments.json or arguments.sources is not None):
-        raise ConfigError(
-            "--html writes a page, and nothing else.", "Leave out --json and --sources."
-        )
 
 
 def _write_page(arguments: Arguments, output: Output) -> None:
@@ -171,14 +175,6 @@ def _chosen(arguments: Arguments) -> tuple[str, list[str], tuple[str, Mapping[st
 
 def _tell(id_: str, error: StoreError) -> None:
     remark(f"trajectory {id_} is left out: {error.message}")
-
-
-def _show_sources(output: Output, values: Mapping[str, Any], wanted: str) -> int:
-    lines = list(cited_lines(values, wanted) if wanted else source_lines(values))
-    output.result(source_data(values))
-    for text, style in lines:
-        output.say(text, style=style)
-    return 0
 
 
 def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> None:

@@ -95,13 +95,19 @@ class _Chat:
 
     def run_to_end(self) -> int:
         """Process lines until the input ends."""
-        self._greet()
+        known, thread = self._session.known, self._session.thread
+        turns = f"{len(known.prompts)} turns" if known is not None else "new"
+        if self._screen.typed:
+            self._output.say(
+                f"{self._session.config.graph}, thread {thread} ({turns}). /help lists commands.",
+                "dim",
+            )
         if self._session.questions() is not None:
             self._ask()
         elif self._session.cut_short:
             self._resume_interrupted_turn()
         while True:
-            prompt = self._prompt()
+            prompt = "? " if self._session.questions() is not None else "> "
             try:
                 line = self._screen.ask(prompt)
             except EOFError:
@@ -135,24 +141,12 @@ class _Chat:
             )
             self._output.say(other, style="yellow")
 
-    def _greet(self) -> None:
-        known, thread = self._session.known, self._session.thread
-        turns = f"{len(known.prompts)} turns" if known is not None else "new"
-        if self._screen.typed:
-            self._output.say(
-                f"{self._session.config.graph}, thread {thread} ({turns}). /help lists commands.",
-                "dim",
-            )
-
     def _part(self) -> None:
         if self._screen.typed and self._session.known is not None:
             self._output.say(
                 f"Saved; `hrm-agent chat --thread {self._session.thread}` continues it.",
                 style="dim",
             )
-
-    def _prompt(self) -> str:
-        return "? " if self._session.questions() is not None else "> "
 
     def _safely(self, do: Any) -> None:
         """Call a function and report an `HrmError` in a line. A stopped turn is kept as far as it
@@ -240,18 +234,17 @@ class _Chat:
             return
         for line in thought_lines(thoughts, _THOUGHT_LINES):
             self._output.say(line, style="dim")
-        for text, style in turn_lines(None, _as_shown(trajectory, values)):
+        answer = trajectory.answer
+        for text, style in turn_lines(
+            None,
+            (
+                trajectory.model_copy(update={"answer": without_list(answer, values)})
+                if answer
+                else trajectory
+            ),
+        ):
             self._output.say(text, style=style)
         for text, style in citation_lines(values) if trajectory.answer else ():
             self._output.say(text, style=style)
         if self._session.can_resume:
             self._output.say("/resume continues the turn where it stopped.", style="dim")
-
-
-def _as_shown(trajectory: Trajectory, values: Any) -> Trajectory:
-    answer = trajectory.answer
-    return (
-        trajectory.model_copy(update={"answer": without_list(answer, values)})
-        if answer
-        else trajectory
-    )

@@ -119,37 +119,31 @@ class Screen:
             name = "/".join([*around, node])
             self.output.result({"event": "node", "node": name})
             if not is_reserved(node):
-                asked = _asked(values)
+                # Tools called by the messages of an update
+                messages: Any = (
+                    cast("dict[str, Any]", values).get("messages")
+                    if isinstance(values, dict)
+                    else None
+                )
+                listed = cast("list[Any]", messages) if isinstance(messages, list) else [messages]
+                asked = [
+                    _of_tool(dict(call))
+                    for message in listed
+                    if isinstance(message, AIMessage)
+                    for call in message.tool_calls
+                ]
                 self._status = "; ".join(asked) if asked else f"{name} is done"
 
     def _shown(self, console: Console) -> Group:
         with self._lock:
-            text = for_terminal(_own(next(reversed(self._texts.values()), "")))
+            # Part of a growing answer to show to people. JSON is for the graph and is hidden
+            own = _TAG.sub("", own_text(next(reversed(self._texts.values()), ""))).strip()
+            text = for_terminal("" if own.startswith(("{", "[{", "```json")) else own)
             status = for_terminal(self._status)
         lines = Text(text).wrap(console, max(console.width - 1, 10))[
             -max(console.height - _LINES_LEFT, 1) :
         ]
         return Group(*lines, Text(status, style="dim", no_wrap=True, overflow="ellipsis"))
-
-
-def _own(text: str) -> str:
-    """Part of a growing answer to show to people. JSON is for the graph and is hidden."""
-    own = _TAG.sub("", own_text(text)).strip()
-    return "" if own.startswith(("{", "[{", "```json")) else own
-
-
-def _asked(values: Any) -> list[str]:
-    """Tools called by the messages of an update."""
-    messages: Any = (
-        cast("dict[str, Any]", values).get("messages") if isinstance(values, dict) else None
-    )
-    listed = cast("list[Any]", messages) if isinstance(messages, list) else [messages]
-    return [
-        _of_tool(dict(call))
-        for message in listed
-        if isinstance(message, AIMessage)
-        for call in message.tool_calls
-    ]
 
 
 def _of_tool(call: dict[str, Any]) -> str:

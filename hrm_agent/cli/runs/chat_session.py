@@ -96,7 +96,9 @@ class ChatSession:
         thread = known.thread_id if known is not None else thread
         if thread == self.thread and not self._is_lost:
             return
-        if known is None and _is_there(self.store, thread):
+        if known is None and (
+            self.store.checkpointer.get_tuple({"configurable": {"thread_id": thread}}) is not None
+        ):
             raise RunError(
                 f"Thread {thread!r} has checkpoints but no recorded run: hrm-agent did not"
                 " make it.",
@@ -318,7 +320,3 @@ def _is_alike(store: RunStore, thread: str, config: RunConfig) -> bool:
     except RunError:
         return False
     return True
-
-
-def _is_there(store: RunStore, thread: str) -> bool:
-    return store.checkpointer.get_tuple({"configurable": {"thread_id": thread}}) is not None

@@ -37,7 +37,20 @@ def run(words: list[str]) -> int:
 
 def show_difference(output: Output, found: ThreadDiff) -> None:
     """Show where two sides diverged, what each did since, and the differences of their states."""
-    output.result(_data(found))
+    output.result(
+        {
+            "common": (
+                {"index": found.common.index, "checkpoint": found.common.checkpoint_id}
+                if found.common
+                else None
+            ),
+            "a": _side(found.a),
+            "b": _side(found.b),
+            "changes": [
+                {"channel": c.channel, "part": c.part, "lines": c.lines} for c in found.changes
+            ],
+        }
+    )
     if found.common is None:
         output.say("They share no checkpoint.", style="bold")
     else:
@@ -73,18 +86,3 @@ def _side(side: DiffSide) -> dict[str, Any]:
         trajectory.answer if trajectory else None,
     )
     return dict(zip(("thread", *_COLUMNS[1:]), values, strict=True))
-
-
-def _data(found: ThreadDiff) -> dict[str, Any]:
-    return {
-        "common": (
-            {"index": found.common.index, "checkpoint": found.common.checkpoint_id}
-            if found.common
-            else None
-        ),
-        "a": _side(found.a),
-        "b": _side(found.b),
-        "changes": [
-            {"channel": c.channel, "part": c.part, "lines": c.lines} for c in found.changes
-        ],
-    }

@@ -140,7 +140,17 @@ def fork_thread(
 ) -> list[Episode]:
     """Fork with the options of `config`, and store them with each fork."""
     known = store.journal.find_trajectory(thread)
-    _refuse_choice(known, config)
+    if known is not None and is_choice(known.graph):
+        raise RunError(
+            f"Thread {known.thread_id!r} holds the result of --mode: the steps of the task are in"
+            " its runs.",
+            f"Fork one of the runs, such as {known.thread_id}/0.",
+        )
+    if config.mode != "single":
+        raise ConfigError(
+            f"A fork is a single run: --mode {config.mode} does not apply.",
+            "Leave out --mode; see --count.",
+        )
 
     def keep(episode: Episode) -> None:
         own = config.model_copy(update={"seed": episode.seed})
@@ -165,20 +175,6 @@ def _with_options(task: TaskRef, config: RunConfig) -> TaskRef:
     given = as_given(task, config).metadata
     kept = {name: value for name, value in given.items() if name != ANSWER_PATH}
     return task.model_copy(update={"metadata": {**config.task_options(), **kept}})
-
-
-def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
-    if known is not None and is_choice(known.graph):
-        raise RunError(
-            f"Thread {known.thread_id!r} holds the result of --mode: the steps of the task are in"
-            " its runs.",
-            f"Fork one of the runs, such as {known.thread_id}/0.",
-        )
-    if config.mode != "single":
-        raise ConfigError(
-            f"A fork is a single run: --mode {config.mode} does not apply.",
-            "Leave out --mode; see --count.",
-        )
 
 
 def run_forks(

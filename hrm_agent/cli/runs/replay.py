@@ -235,7 +235,8 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
     )
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
-    _say_not_compared(found.not_compared, output)
+    if found.not_compared:
+        output.say(f"Not compared: {'; '.join(found.not_compared)}.")
     if _may_be_drawn(found, lines):
         output.say(_how_to_record_draws(store, found.trajectory))
     _say_ignored(found.ignored, found.unmatched, output)
@@ -252,11 +253,6 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
 
 def _compared(checkpoints: int, tasks: int, writes: int) -> str:
     return f"{checkpoints} checkpoints, {tasks} tasks, {writes} writes"
-
-
-def _say_not_compared(what: Sequence[str], output: Output) -> None:
-    if what:
-        output.say(f"Not compared: {'; '.join(what)}.")
 
 
 def _may_be_drawn(found: Replay, difference: Sequence[str]) -> bool:

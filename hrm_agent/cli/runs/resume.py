@@ -84,7 +84,13 @@ def run(words: list[str]) -> int:
     )
     if folder.is_dir() and answer is NO_ANSWER and not given:
         return _COMMANDS[_command(folder)](folder, output, allow)
-    return _thread(arguments, output, answer, allow)
+    from hrm_agent.cli.runs.run import run_task
+
+    where = str(arguments.store)
+    config, trajectory, options = _on_record(str(arguments.run), where, answer, allow, arguments)
+    return run_task(
+        config, trajectory.task, trajectory.thread_id, where, output, answer=answer, **options
+    )
 
 
 def value_of(text: Any) -> Any:
@@ -286,16 +292,6 @@ def _say_stopped(output: Output, where: str, tried: Collection[str]) -> None:
         output.say(f"{known.thread_id}  {ended_as(known)}; try again: {command}", style="yellow")
 
 
-def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:
-    from hrm_agent.cli.runs.run import run_task
-
-    where = str(arguments.store)
-    config, trajectory, options = _on_record(str(arguments.run), where, answer, allow, arguments)
-    return run_task(
-        config, trajectory.task, trajectory.thread_id, where, output, answer=answer, **options
-    )
-
-
 def _on_record(
     thread: str, where: str, answer: Any, allow: list[str], arguments: Namespace | None = None
 ) -> tuple[RunConfig, Trajectory, dict[str, Any]]:
@@ -308,7 +304,12 @@ def _on_record(
         trajectory = store.journal.trajectory(thread)
         kept = kept_options(store, trajectory.thread_id) is not None
         values = known_config(store, trajectory)
-        recorded = _is_recorded(store, trajectory)
+        # True if a program made the thread. Raises `RunError` if none of its checkpoints is on
+        # record
+        missing = kept_elsewhere(trajectory)
+        if missing is not None and trajectory.thread_id not in store.threads_with_checkpoints():
+            raise missing
+        recorded = trajectory.task.family == RECORDED
     if not kept and not trajectory.run_id and not recorded:
         raise RunError(
             f"The options of thread {thread!r} are not recorded: hrm-agent did not make it.",
@@ -347,16 +348,6 @@ def _given_now(
         if shown := {key: value for key, value in pairs.items() if key not in secrets}:
             given[name] = {**kept.get(name, {}), **shown}
     return given, unrecorded
-
-
-def _is_recorded(store: RunStore, trajectory: Trajectory) -> bool:
-    """True if a program made the thread. Raises `RunError` if none of its checkpoints is on
-    record.
-    """
-    missing = kept_elsewhere(trajectory)
-    if missing is not None and trajectory.thread_id not in store.threads_with_checkpoints():
-        raise missing
-    return trajectory.task.family == RECORDED
 
 
 def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:

@@ -82,7 +82,17 @@ def run(words: list[str]) -> int:
     level, missing, problem = _in_force(
         arguments.cgroup, grouped=not found[Layer.CGROUP]["missing"]
     )
-    rows = [_row(layer, of_layer, missing) for layer, of_layer in found.items()]
+    rows = [
+        _LayerRow(
+            layer,
+            available=not of_layer["missing"],
+            in_force=layer not in missing,
+            detail=of_layer["missing"] or missing.get(layer) or of_layer["detail"],
+            slot_us=of_layer["slot_us"],
+            call_us=of_layer["call_us"],
+        )
+        for layer, of_layer in found.items()
+    ]
     _report(Output(as_json=arguments.json), level, rows, problem)
     return 0 if level is not None and level.holds(DEFAULT_ISOLATION) else 1
 
@@ -127,17 +137,6 @@ def _found(cgroup: Path | None) -> dict[Layer, dict[str, Any]]:
 
 def _nothing(why: str) -> dict[str, Any]:
     return {"missing": why, "slot_us": None, "call_us": None, "detail": ""}
-
-
-def _row(layer: Layer, found: dict[str, Any], missing: dict[str, str]) -> _LayerRow:
-    return _LayerRow(
-        layer,
-        available=not found["missing"],
-        in_force=layer not in missing,
-        detail=found["missing"] or missing.get(layer) or found["detail"],
-        slot_us=found["slot_us"],
-        call_us=found["call_us"],
-    )
 
 
 def _report(output: Output, level: Isolation | None, rows: list[_LayerRow], problem: str) -> None:

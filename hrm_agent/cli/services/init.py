@@ -44,10 +44,29 @@ def run(words: list[str]) -> int:
         "name", metavar="NAME", help="of the folder that is made here, and of the project's package"
     )
     arguments = parser.read(words)
-    _check_name(arguments.name)
+    name = arguments.name
+    if not _NAME.fullmatch(name) or iskeyword(name):
+        raise ConfigError(
+            f"A project cannot be called {name!r}: it becomes a Python package.",
+            "A name has letters, digits and _, begins with a letter, ends with no _, and is no"
+            " keyword of Python.",
+        )
+    if name in {"hrm_agent", *sys.stdlib_module_names, *packages_distributions()}:
+        raise ConfigError(
+            f"A project cannot be called {name!r}: an installed module is.", f"Try my_{name}."
+        )
     folder = Path(arguments.name)
     try:
-        _write(folder, arguments.name)
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"The folder {folder} exists and is not empty.", "Choose another name, or empty it."
+            )
+        for template, target in _FILES.items():
+            text = (
+                (_TEMPLATES / template).read_text(encoding="utf-8").replace(_PLACE, arguments.name)
+            )
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
+            (folder / target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"The folder {folder} cannot be written: {error.strerror}.", "Call it otherwise."
@@ -60,27 +79,3 @@ def run(words: list[str]) -> int:
         " commands."
     )
     return 0
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or iskeyword(name):
-        raise ConfigError(
-            f"A project cannot be called {name!r}: it becomes a Python package.",
-            "A name has letters, digits and _, begins with a letter, ends with no _, and is no"
-            " keyword of Python.",
-        )
-    if name in {"hrm_agent", *sys.stdlib_module_names, *packages_distributions()}:
-        raise ConfigError(
-            f"A project cannot be called {name!r}: an installed module is.", f"Try my_{name}."
-        )
-
-
-def _write(folder: Path, name: str) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"The folder {folder} exists and is not empty.", "Choose another name, or empty it."
-        )
-    for template, target in _FILES.items():
-        text = (_TEMPLATES / template).read_text(encoding="utf-8").replace(_PLACE, name)
-        (folder / target).parent.mkdir(parents=True, exist_ok=True)
-        (folder / target).write_text(text, encoding="utf-8")

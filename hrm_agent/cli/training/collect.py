@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
@@ -59,7 +58,26 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
     """Start or resume the collection and print a summary. Returns the exit code."""
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
-    track_result(config, config, "collect", folder, remark, _numbers(trajectories, statuses))
+    # Metrics of a collection for trackers
+    scored = [each for each in trajectories if each.rewards]
+    means = {
+        name: fmean(found)
+        for name, found in (
+            ("correct", [each.outcome for each in scored]),
+            ("reward", [each.reward for each in scored]),
+            ("sampled_tokens", [each.sampled_tokens for each in trajectories]),
+            ("tool_calls", [len(each.own_tool_calls) for each in trajectories]),
+        )
+        if found
+    }
+    track_result(
+        config,
+        config,
+        "collect",
+        folder,
+        remark,
+        {"trajectories": len(trajectories), "statuses": dict(statuses), **means},
+    )
     output.result(
         {"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)}
     )
@@ -73,22 +91,6 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
         f"hrm-agent lint {folder}",
     )
     return exit_code(trajectories)
-
-
-def _numbers(trajectories: Sequence[Trajectory], statuses: Counter[str]) -> dict[str, Any]:
-    """Metrics of a collection for trackers."""
-    scored = [each for each in trajectories if each.rewards]
-    means = {
-        name: fmean(found)
-        for name, found in (
-            ("correct", [each.outcome for each in scored]),
-            ("reward", [each.reward for each in scored]),
-            ("sampled_tokens", [each.sampled_tokens for each in trajectories]),
-            ("tool_calls", [len(each.own_tool_calls) for each in trajectories]),
-        )
-        if found
-    }
-    return {"trajectories": len(trajectories), "statuses": dict(statuses), **means}
 
 
 def exit_code(trajectories: Sequence[Trajectory]) -> int:

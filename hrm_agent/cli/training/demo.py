@@ -17,7 +17,7 @@ from hrm_agent.cli.training.by_model import fitted_demo
 from hrm_agent.cli.training.train import USUAL_RL, watched
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.training.config.commands import FREE_ON_RESUME, DemoConfig
-from hrm_agent.training.demo import DemoReport, Stage, demo
+from hrm_agent.training.demo import Stage, demo
 from hrm_agent.training.ranks.processes import is_first_process, require_one_process
 from hrm_agent.training.trackers import require_trackers, tracking
 
@@ -75,7 +75,21 @@ def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
         with tracking(config.train, config, "demo", folder, remark, first_step=1):
             report = asyncio.run(demo(config, folder, on_progress=stages, on_update=on_update))
     output.result({"event": "report", **report.model_dump(mode="json")})
-    _print(output, report, folder)
+    output.say()
+    output.table(("held-out problems", "before", "after"), [*report.rows()])
+    spent = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in report.cpu_seconds.items())
+    output.say(
+        f"\n{report.steps} steps, {report.groups_rejected:.0%} of groups without a signal; CPU"
+        f" seconds: {spent}"
+    )
+    output.say(f"The hierarchical graph answered after {report.rounds} plan(s): {report.answer}")
+    output.say(
+        f"\nIn {folder}: store.db (every run), model (the policy), metrics.jsonl, curves.png,"
+        " report.json. Next:"
+    )
+    output.say(f"  hrm-agent show {report.solved} --store {folder}")
+    output.say(f"  hrm-agent lint {folder}")
+    output.say(f'  hrm-agent run "{_ANOTHER}" --policy {report.model}')
 
 
 class _Stages:
@@ -106,21 +120,3 @@ class _Stages:
         """End the current bar, so that other output does not run into it."""
         self._open.close()
         self._stage, self._advance = None, None
-
-
-def _print(output: Output, report: DemoReport, folder: Path) -> None:
-    output.say()
-    output.table(("held-out problems", "before", "after"), [*report.rows()])
-    spent = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in report.cpu_seconds.items())
-    output.say(
-        f"\n{report.steps} steps, {report.groups_rejected:.0%} of groups without a signal; CPU"
-        f" seconds: {spent}"
-    )
-    output.say(f"The hierarchical graph answered after {report.rounds} plan(s): {report.answer}")
-    output.say(
-        f"\nIn {folder}: store.db (every run), model (the policy), metrics.jsonl, curves.png,"
-        " report.json. Next:"
-    )
-    output.say(f"  hrm-agent show {report.solved} --store {folder}")
-    output.say(f"  hrm-agent lint {folder}")
-    output.say(f'  hrm-agent run "{_ANOTHER}" --policy {report.model}')

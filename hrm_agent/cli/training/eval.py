@@ -13,7 +13,7 @@ from hrm_agent.cli.common.run_folder import existing_store, is_file, run_folder,
 from hrm_agent.cli.training.collect import USUAL, collected, exit_code
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.config.commands import CollectConfig
-from hrm_agent.training.evaluation.compare import Comparison, compare
+from hrm_agent.training.evaluation.compare import compare
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
 from hrm_agent.training.evaluation.prices import Prices, read_prices
 from hrm_agent.training.evaluation.reports import (
@@ -175,16 +175,12 @@ def _compare(records: list[str], by: str | None, folder: Path | None, output: Ou
     a, b = (samples_of(_trajectories(record, by)[0]) for record in records)
     found = compare(a, b, (records[0], records[1]))
     written = write_comparison(found, folder) if folder is not None else []
-    output.result(_data(found))
+    output.result({**asdict(found), "certain": found.certain})
     output.table(("", f"A: {records[0]}", f"B: {records[1]}", "B less A"), comparison_rows(found))
     for line in comparison_lines(found):
         output.say(line)
     _say_written(output, written)
     return 0
-
-
-def _data(found: Comparison) -> dict[str, Any]:
-    return {**asdict(found), "certain": found.certain}
 
 
 def _say_written(output: Output, written: list[Path]) -> None:

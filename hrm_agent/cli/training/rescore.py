@@ -20,7 +20,7 @@ from hrm_agent.cli.common.scorings import (
     rubric_comparison_rows,
 )
 from hrm_agent.errors import ConfigError, RunError, StoreError, nearest
-from hrm_agent.rewards import Scorer, opened_scorer
+from hrm_agent.rewards import opened_scorer
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
 from hrm_agent.training.evaluation.rubrics import (
@@ -44,7 +44,17 @@ def run(words: list[str]) -> int:
     """Return 1 if no trajectory has a reward."""
     arguments = _parser().read(words)
     output = Output(as_json=arguments.json)
-    _check_name(arguments)
+    if arguments.name is not None and (
+        not _NAME.fullmatch(arguments.name) or arguments.name in _RESERVED
+    ):
+        raise ConfigError(
+            f"Scores cannot be called {arguments.name!r}.",
+            f"A name has letters, digits and `._-`, and is none of {', '.join(_RESERVED)}.",
+        )
+    if arguments.workers < 1:
+        raise ConfigError(
+            f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2."
+        )
     with existing_store(arguments.store, arguments.allow, writes=True) as store:
         damaged: dict[str, str] = {}
         headers = _headers(store, arguments, damaged)
@@ -90,20 +100,6 @@ def _parser() -> Parser:
     )
     add("--workers", type=int, default=2, help="processes that score [2]")
     return parser
-
-
-def _check_name(arguments: argparse.Namespace) -> None:
-    if arguments.name is not None and (
-        not _NAME.fullmatch(arguments.name) or arguments.name in _RESERVED
-    ):
-        raise ConfigError(
-            f"Scores cannot be called {arguments.name!r}.",
-            f"A name has letters, digits and `._-`, and is none of {', '.join(_RESERVED)}.",
-        )
-    if arguments.workers < 1:
-        raise ConfigError(
-            f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2."
-        )
 
 
 def _headers(
@@ -172,7 +168,12 @@ async def _side(
     async with opened_scorer(
         loaded, name=name, workers=arguments.workers, environment=variables
     ) as scorer:
-        _check_rubric(scorer, spec)
+        if scorer.rubric.name in _RESERVED and spec != VERIFIER:
+            raise ConfigError(
+                f"The rubric {spec!r} calls itself {scorer.rubric.name!r}, which is kept for other"
+                " scores.",
+                "Give its scores another name: --name NAME.",
+            )
         total = len(headers) if wanted is None else len(wanted)
         with progress(f"rescore {scorer.rubric.name}", total) as advance:
             count = 0
@@ -194,15 +195,6 @@ def _where_tasks_are_from(store: str) -> dict[str, str]:
     """
     folder = Path(store)
     return {RUN_VARIABLE: str(folder.resolve())} if folder.is_dir() else {}
-
-
-def _check_rubric(scorer: Scorer, spec: str) -> None:
-    if scorer.rubric.name in _RESERVED and spec != VERIFIER:
-        raise ConfigError(
-            f"The rubric {spec!r} calls itself {scorer.rubric.name!r}, which is kept for other"
-            " scores.",
-            "Give its scores another name: --name NAME.",
-        )
 
 
 def _report(

@@ -198,26 +198,24 @@ def _graph(
             shared.setdefault(_key(row), len(nodes))
         nodes.append(row)
         answered[call.id] = len(nodes) - 1, messages
-        calls.append(_model_call(call, len(nodes) - 1))
+        cut = call.finish_reason is FinishReason.LENGTH
+        calls.append(
+            {
+                "node": (len(nodes) - 1),
+                "model": call.model,
+                "sampling": _sampling_of(call),
+                "finish_reason": (
+                    "length" if cut else "tool_calls" if call.response.get("tool_calls") else "stop"
+                ),
+                "time": {"start": call.started_at, "end": call.ended_at},
+            }
+        )
     return nodes, calls, tools
 
 
 def _key(node: Row) -> tuple[int | None, str]:
     """Key of a message node: its parent and its content."""
     return node["parent"], json.dumps(node["message"], sort_keys=True, default=str)
-
-
-def _model_call(call: Call, node: int) -> Row:
-    cut = call.finish_reason is FinishReason.LENGTH
-    return {
-        "node": node,
-        "model": call.model,
-        "sampling": _sampling_of(call),
-        "finish_reason": (
-            "length" if cut else "tool_calls" if call.response.get("tool_calls") else "stop"
-        ),
-        "time": {"start": call.started_at, "end": call.ended_at},
-    }
 
 
 def _sampling_of(call: Call) -> Row:
@@ -316,6 +314,7 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
     plain = said.get("temperature") == 1 and said.get("top_p") in (None, 1)
     span = call.get("time") or {}
     moment = float(node.get("timestamp") or assembly.started_at)
+    changed = [name for name, neutral in _NEUTRAL.items() if said.get(name) not in (None, *neutral)]
     return assembly.add(
         *end,
         node.get("token_ids") or [],
@@ -325,7 +324,9 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
             ours.get("logprobs") or (LogprobKind.RAW if plain else LogprobKind.SAMPLED)
         ),
         sampling=Sampling.model_validate(sampling),
-        untrainable=_why_untrainable(said),
+        untrainable=(
+            f"{changed[0]} {said[changed[0]]} changed what was sampled from" if changed else None
+        ),
         response=_ai_message(node["message"]).model_dump(mode="json"),
         finish_reason=(
             FinishReason.LENGTH if call.get("finish_reason") == "length" else FinishReason.STOP
@@ -333,13 +334,6 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
         started_at=float(span.get("start") or moment),
         ended_at=max(float(span.get("end") or moment), float(span.get("start") or moment)),
     )
-
-
-def _why_untrainable(sampling: Row) -> str | None:
-    changed = [
-        name for name, neutral in _NEUTRAL.items() if sampling.get(name) not in (None, *neutral)
-    ]
-    return f"{changed[0]} {sampling[changed[0]]} changed what was sampled from" if changed else None
 
 
 def _ai_message(message: Row) -> AIMessage:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from hrm_agent import __version__
 from hrm_agent.trajectory.forest import path_to, path_tokens
@@ -71,10 +71,17 @@ class _Document:
             steps, tools, inner = conversations[0], found[0].tools, None
         else:
             inner = [
-                self._subagent(i, line, steps)
+                {
+                    "schema_version": ATIF_VERSION,
+                    "session_id": self.trajectory.thread_id,
+                    "trajectory_id": f"{self.trajectory.id}/{i}",
+                    "agent": self._agent(line.tools, line.calls[-1].identity.node),
+                    "steps": _numbered(steps),
+                }
                 for i, (line, steps) in enumerate(zip(found, conversations, strict=True))
             ]
             steps, tools = self._dispatch(found, inner), ()
+        run = self.trajectory
         return _filled(
             {
                 "schema_version": ATIF_VERSION,
@@ -84,7 +91,21 @@ class _Document:
                 "steps": _numbered(steps),
                 "notes": _notes(found) or None,
                 "final_metrics": _totals(self.trajectory, len(steps)),
-                "extra": self._extra(),
+                "extra": _filled(
+                    {
+                        "reward": run.rewards.get("correct"),
+                        "rewards": run.rewards or None,
+                        "status": run.status.value,
+                        OURS: {
+                            "trajectory": run.model_dump(
+                                mode="json", exclude={"calls", "tool_calls", "rewards"}
+                            ),
+                            "tool_calls": [
+                                self._record(one) for left in self.results.values() for one in left
+                            ],
+                        },
+                    }
+                ),
                 "subagent_trajectories": inner,
             }
         )
@@ -99,15 +120,6 @@ class _Document:
                 "extra": {"graph": self.trajectory.graph},
             }
         )
-
-    def _subagent(self, index: int, line: Line, steps: list[Row]) -> Row:
-        return {
-            "schema_version": ATIF_VERSION,
-            "session_id": self.trajectory.thread_id,
-            "trajectory_id": f"{self.trajectory.id}/{index}",
-            "agent": self._agent(line.tools, line.calls[-1].identity.node),
-            "steps": _numbered(steps),
-        }
 
     def _dispatch(self, found: list[Line], inner: list[Row]) -> list[Row]:
         """Steps of a run of several conversations: its task, and a reference to each."""
@@ -129,24 +141,6 @@ class _Document:
             )
         return steps
 
-    def _extra(self) -> Row:
-        run = self.trajectory
-        return _filled(
-            {
-                "reward": run.rewards.get("correct"),
-                "rewards": run.rewards or None,
-                "status": run.status.value,
-                OURS: {
-                    "trajectory": run.model_dump(
-                        mode="json", exclude={"calls", "tool_calls", "rewards"}
-                    ),
-                    "tool_calls": [
-                        self._record(one) for left in self.results.values() for one in left
-                    ],
-                },
-            }
-        )
-
     def _conversation(self, line: Line) -> list[Row]:
         """Steps of one conversation, without their numbers."""
         steps: list[Row] = []
@@ -160,7 +154,14 @@ class _Document:
                 case SystemMessage():
                     steps.append({"source": "system", "message": parts_of(message)})
                 case _:
-                    steps.append(_said(message))
+                    # Step for a turn of neither the system nor the model. ATIF has three sources;
+                    # a custom role is named in `extra`
+                    step: Row = {"source": "user", "message": parts_of(message)}
+                    steps.append(
+                        step
+                        if isinstance(message, HumanMessage)
+                        else {**step, "extra": {"role": message.type}}
+                    )
         self._add_recorded(steps)
         return steps
 
@@ -169,7 +170,15 @@ class _Document:
             "source": "agent",
             "message": parts_of(message),
             REASONING: thoughts_of(vars(message)) or None,
-            "tool_calls": _asked(message) or None,
+            "tool_calls": [
+                {
+                    "tool_call_id": call["id"] or f"call_{i}",
+                    "function_name": call["name"],
+                    "arguments": call["args"],
+                }
+                for i, call in enumerate(message.tool_calls)
+            ]
+            or None,
         }
         if call is None:
             return _filled({**step, "llm_call_count": None, "is_copied_context": True})
@@ -230,25 +239,6 @@ class _Document:
     def _record(self, record: ToolCall) -> Row:
         index = next(i for i, one in enumerate(self.trajectory.tool_calls) if one.id == record.id)
         return {"index": index, "tool_call": record.model_dump(mode="json", exclude_defaults=True)}
-
-
-def _said(message: BaseMessage) -> Row:
-    """Step for a turn of neither the system nor the model. ATIF has three sources; a custom role is
-    named in `extra`.
-    """
-    step: Row = {"source": "user", "message": parts_of(message)}
-    return step if isinstance(message, HumanMessage) else {**step, "extra": {"role": message.type}}
-
-
-def _asked(message: AIMessage) -> list[Row]:
-    return [
-        {
-            "tool_call_id": call["id"] or f"call_{i}",
-            "function_name": call["name"],
-            "arguments": call["args"],
-        }
-        for i, call in enumerate(message.tool_calls)
-    ]
 
 
 def _is_of(record: ToolCall, named: Mapping[str, Any] | None) -> bool:

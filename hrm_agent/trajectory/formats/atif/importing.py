@@ -91,24 +91,23 @@ def _foreign(document: atif.Trajectory, row: Row, place: str, origin: Origin) ->
         mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True
     )
     went_on = document.continued_trajectory_ref is not None
-    return run.finish(
-        task=TaskRef(id=task, family="atif", prompt=prompt, metadata={"atif": told}),
-        group_id=task,
-        status=RunStatus.TRUNCATED if went_on else RunStatus.COMPLETED,
-        stop_reason=StopReason.MAX_TOKENS if went_on else StopReason.ANSWER,
-        answer=answers[-1] if answers else None,
-        rewards=_rewards(document.extra or {}),
-    )
-
-
-def _rewards(extra: Row) -> dict[str, float]:
+    extra = document.extra or {}
     named = extra.get("rewards")
     rewards = {
         str(name): float(value)
         for name, value in (cast("Row", named) if isinstance(named, dict) else {}).items()
         if in_range(value)
     }
-    return rewards | ({"correct": float(extra["reward"])} if in_range(extra.get("reward")) else {})
+    return run.finish(
+        task=TaskRef(id=task, family="atif", prompt=prompt, metadata={"atif": told}),
+        group_id=task,
+        status=RunStatus.TRUNCATED if went_on else RunStatus.COMPLETED,
+        stop_reason=StopReason.MAX_TOKENS if went_on else StopReason.ANSWER,
+        answer=answers[-1] if answers else None,
+        rewards=(
+            rewards | ({"correct": float(extra["reward"])} if in_range(extra.get("reward")) else {})
+        ),
+    )
 
 
 def _tell(
@@ -131,28 +130,6 @@ def _add(run: ForeignRun, step: atif.Step, document: atif.Trajectory, node: str,
     if step.source != "agent":
         run.say(SystemMessage(content) if step.source == "system" else HumanMessage(content))
         return
-    message = _message(step, content)
-    calls = run.assembly.calls
-    last = calls[-1].ended_at if calls else run.assembly.started_at
-    moment = _seconds(step.timestamp) if step.timestamp else last
-    if step.is_copied_context or step.llm_call_count == 0:
-        run.say(message)
-    else:
-        named = step.model_name or document.agent.model_name
-        run.answer(
-            message,
-            tools=document.agent.tool_definitions or (),
-            tokens=_tokens(step),
-            node=node,
-            untrainable=_why_without(step),
-            **({} if named in (None, run.assembly.model) else {"model": named}),
-            started_at=moment,
-            ended_at=moment,
-        )
-    _add_results(run, step, node, moment, task)
-
-
-def _message(step: atif.Step, content: Any) -> AIMessage:
     metrics = step.metrics
     usage = ReportedUsage(
         *(
@@ -172,7 +149,25 @@ def _message(step: atif.Step, content: Any) -> AIMessage:
         }
         for call in step.tool_calls or ()
     ]
-    return AIMessage(content, tool_calls=asked, additional_kwargs=thought, **usage_parts(usage))
+    message = AIMessage(content, tool_calls=asked, additional_kwargs=thought, **usage_parts(usage))
+    calls = run.assembly.calls
+    last = calls[-1].ended_at if calls else run.assembly.started_at
+    moment = _seconds(step.timestamp) if step.timestamp else last
+    if step.is_copied_context or step.llm_call_count == 0:
+        run.say(message)
+    else:
+        named = step.model_name or document.agent.model_name
+        run.answer(
+            message,
+            tools=document.agent.tool_definitions or (),
+            tokens=_tokens(step),
+            node=node,
+            untrainable=_why_without(step),
+            **({} if named in (None, run.assembly.model) else {"model": named}),
+            started_at=moment,
+            ended_at=moment,
+        )
+    _add_results(run, step, node, moment, task)
 
 
 def _tokens(step: atif.Step) -> Tokens | None:

@@ -34,7 +34,10 @@ def own_trajectory(document: atif.Trajectory, place: str) -> Trajectory:
     found = _Reading(place, {}, {}, {})
     for at, one in _documents(document):
         found.read(one, at)
-    for index, row in enumerate(_list(ours.get("tool_calls"), place, f"extra.{OURS}.tool_calls")):
+    value = ours.get("tool_calls")
+    if not isinstance(value, list):
+        refused(place, (f"extra.{OURS}.tool_calls"), "a list belongs here")
+    for index, row in enumerate(cast("list[Any]", value)):
         found.take_tool_call(row, f"extra.{OURS}.tool_calls[{index}]")
     facts = _mapping(ours.get("trajectory"), place, f"extra.{OURS}.trajectory")
     record = {
@@ -168,9 +171,3 @@ def _mapping(value: Any, place: str, at: str) -> Row:
     if not isinstance(value, dict):
         refused(place, at, "an object belongs here")
     return cast("Row", value)
-
-
-def _list(value: Any, place: str, at: str) -> list[Any]:
-    if not isinstance(value, list):
-        refused(place, at, "a list belongs here")
-    return cast("list[Any]", value)

@@ -107,10 +107,13 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
     """Attributes of a model call."""
     asked = call.sampling or call.sampling_sent
     used = call.used
+    scheme = call.model.partition(":")[0] if ":" in call.model else ""
     return _filled(
         {
             "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": _provider(call),
+            "gen_ai.provider.name": (
+                OURS if scheme in _OWN_ENGINES else _PROVIDERS.get(scheme, scheme)
+            ),
             "gen_ai.conversation.id": run.thread_id,
             "gen_ai.request.model": requested_model(call),
             "gen_ai.response.model": call.answered_by,
@@ -141,11 +144,6 @@ def requested_model(call: Call) -> str:
     """
     scheme, _, name = call.model.partition(":")
     return name if name and scheme in _PROVIDERS else call.model
-
-
-def _provider(call: Call) -> str:
-    scheme = call.model.partition(":")[0] if ":" in call.model else ""
-    return OURS if scheme in _OWN_ENGINES else _PROVIDERS.get(scheme, scheme)
 
 
 def _finish(call: Call) -> str:

@@ -57,23 +57,27 @@ def nanoseconds(seconds: float) -> int:
 def _line(spans: list[TraceSpan]) -> Row:
     scope = {"name": SCOPE, "version": __version__}
     resource = {"attributes": _attributes({"service.name": SERVICE})}
-    shown = {"scope": scope, "spans": [_span(span) for span in spans]}
-    return {"resourceSpans": [{"resource": resource, "scopeSpans": [shown]}]}
-
-
-def _span(span: TraceSpan) -> Row:
-    """Span in OTLP's JSON form: ids as hex digits, whole numbers as text."""
-    return {
-        "traceId": span.trace_id,
-        "spanId": span.span_id,
-        **({"parentSpanId": span.parent_id} if span.parent_id is not None else {}),
-        "name": span.name,
-        "kind": _CLIENT if span.is_client else _INTERNAL,
-        "startTimeUnixNano": str(nanoseconds(span.started_at)),
-        "endTimeUnixNano": str(nanoseconds(span.ended_at)),
-        "attributes": _attributes(span.attributes),
-        "status": {"code": _FAILED, "message": span.error} if span.error is not None else {},
+    # Span in OTLP's JSON form: ids as hex digits, whole numbers as text
+    shown = {
+        "scope": scope,
+        "spans": [
+            {
+                "traceId": span.trace_id,
+                "spanId": span.span_id,
+                **({"parentSpanId": span.parent_id} if span.parent_id is not None else {}),
+                "name": span.name,
+                "kind": _CLIENT if span.is_client else _INTERNAL,
+                "startTimeUnixNano": str(nanoseconds(span.started_at)),
+                "endTimeUnixNano": str(nanoseconds(span.ended_at)),
+                "attributes": _attributes(span.attributes),
+                "status": {"code": _FAILED, "message": span.error}
+                if span.error is not None
+                else {},
+            }
+            for span in spans
+        ],
     }
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [shown]}]}
 
 
 def _attributes(values: dict[str, Any]) -> list[Row]:
