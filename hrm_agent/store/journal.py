@@ -481,10 +481,12 @@ class StoreJournal:
     def write_overlays(self, overlays: Sequence[Overlay]) -> None:
         """Write the judgements of one training step, in one transaction."""
         rows = [self._overlays.row(o, o.run_id, o.trajectory_id, step=o.step) for o in overlays]
-        if rows:
-            self._database.add(
-                lambda cursor: cursor.executemany(rows[0][0], [values for _, values in rows])
-            )
+
+        def write(cursor: WriteCursor) -> None:
+            if rows:
+                cursor.executemany(rows[0][0], [values for _, values in rows])
+
+        self._database.add(write)
 
     def overlays(self, run_id: str, step: int | None = None) -> list[Overlay]:
         """Judgements of one training run by step, or of one step only."""

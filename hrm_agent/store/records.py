@@ -40,6 +40,7 @@ class RecordKind(Generic[R]):
     """Kind of record, with a table of its own."""
 
     table: str
+    """Name of the table."""
     word: str
     """First part of the place for which a record is sealed."""
     key: tuple[str, ...]
@@ -49,7 +50,9 @@ class RecordKind(Generic[R]):
     load: Callable[[bytes], R]
     """Reads a record. Raises `ValueError` for an invalid one."""
     dump: Callable[[R], bytes]
+    """Returns the stored form of a record, before encryption."""
     order: str = "seq"
+    """Columns by which records are read in order."""
 
     def sealed(self, cipher: Cipher, record: R, *key: Any) -> bytes:
         return cipher.seal(self.dump(record), self.word, *map(str, key))
