@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from hrm_agent.errors import StoreError
 from hrm_agent.store.database.cursors import Cursor, WriteCursor, answered, placeholders
 from hrm_agent.store.database.database import Database
-from hrm_agent.store.database.held_threads import HeldThread, KnownToolCall, WrittenCall
+from hrm_agent.store.database.fencing import HeldThread, KnownToolCall, WrittenCall
 from hrm_agent.store.records import (
     CALLS,
     DRAWS,
@@ -42,11 +42,10 @@ from hrm_agent.store.records import (
 from hrm_agent.store.threads import describe_thread
 from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import OnDamage, reading
-from hrm_agent.store.values.hashing import hash_of
 from hrm_agent.store.values.packed_records import plain_mask, plain_numbers
 from hrm_agent.store.values.plain_reader import NeedsItsType, PlainLoader, request_part
 from hrm_agent.store.values.sent_requests import Sent, copies_of, read_requests
-from hrm_agent.store.values.value_reader import read_values
+from hrm_agent.store.values.value_reader import hash_of, read_values
 from hrm_agent.trajectory import (
     Call,
     CheckpointLineage,

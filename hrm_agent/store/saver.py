@@ -9,6 +9,9 @@ LangGraph takes the highest id for the newest checkpoint, and ids begin with the
 that reads a thread makes higher ids from then on (`langgraph_format.continue_ids_after`), whatever
 its own clock shows. A checkpoint whose id is still lower than the newest one's would be lost, so it
 is refused with the reason.
+
+A manifest has a checkpoint's own fields and one reference for each channel. A channel with its
+parent's version has its parent's reference: its value is neither serialised nor stored again.
 """
 
 from __future__ import annotations
@@ -16,14 +19,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
+    EXCLUDED_METADATA_KEYS,
     WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
@@ -35,11 +48,17 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.pregel import Pregel
 
 from hrm_agent.basics.bounded import remember
-from hrm_agent.errors import RunError, StoreError
-from hrm_agent.langgraph_format import ERROR, collect_declared_types, continue_ids_after, ticks_of
+from hrm_agent.errors import RunError, StoreError, UnstorableError
+from hrm_agent.langgraph_format import (
+    ERROR,
+    ERROR_SOURCE,
+    collect_declared_types,
+    continue_ids_after,
+    ticks_of,
+)
+from hrm_agent.store.database.committer import FinishedFuture, committed
 from hrm_agent.store.database.cursors import Cursor, answered
 from hrm_agent.store.database.database import Database
-from hrm_agent.store.database.deferred import FinishedFuture, committed
 from hrm_agent.store.threads import (
     copy_rows,
     delete_runs_checkpoints,
@@ -50,34 +69,165 @@ from hrm_agent.store.threads import (
     touch_thread,
 )
 from hrm_agent.store.values.blobs import Blobs
-from hrm_agent.store.values.checkpoint_codec import (
-    REGULAR,
-    manifest_of,
-    merged_writes,
-    place_of,
-    public_metadata,
-    refusing,
-    slots_of,
-)
 from hrm_agent.store.values.checkpoint_reader import (
     MEMORY,
     ROW,
+    Channels,
+    CheckpointKey,
     CheckpointRow,
     StoreSnapshot,
     conditions,
     matches,
 )
-from hrm_agent.store.values.content_addressed import ValueWriter
-from hrm_agent.store.values.manifests import Channels, CheckpointKey
+from hrm_agent.store.values.content_addressed import CHANNEL_BYTES, ValueWriter
+from hrm_agent.store.values.refusals import RefusedValue, Unstorable
 from hrm_agent.store.values.serializer import StrictSerializer, declared_types
+from hrm_agent.store.values.value_reader import Reference
 
 __all__ = [
     "CheckpointNotes",
     "StoreSaver",
     "StoredItem",
+    "manifest_of",
+    "merged_writes",
+    "place_of",
+    "public_metadata",
     "refuse_set_back_clock",
     "refuse_stranger",
+    "refusing",
+    "slots_of",
 ]
+
+_EXCLUDED = frozenset(EXCLUDED_METADATA_KEYS)
+REGULAR = 0
+"""Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have one slot
+each, below 0.
+"""
+
+
+def place_of(config: RunnableConfig) -> CheckpointKey:
+    """Thread, namespace and checkpoint of a config."""
+    named: Mapping[str, Any] = config.get("configurable", {})
+    checkpoint_id = named.get("checkpoint_id")
+    return CheckpointKey(
+        str(named["thread_id"]),
+        str(named.get("checkpoint_ns") or ""),
+        str(checkpoint_id or "") or None,
+    )
+
+
+def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata of a checkpoint to store: LangGraph's own, and the run-level values in
+    `config["metadata"]`.
+
+    LangChain copies any scalars in `configurable` into that metadata. Callers keep keys and user
+    names there, so none of them is stored.
+    """
+    configurable: Mapping[str, Any] = config.get("configurable", {})
+    kept: dict[str, Any] = {
+        name: value
+        for name, value in (config.get("metadata") or {}).items()
+        if isinstance(value, (str, int, float, bool))
+        and name not in configurable
+        and name not in _EXCLUDED
+        and not name.startswith("__")
+    }
+    kept.update(metadata)
+    kept.pop("writes", None)
+    return kept
+
+
+_HINT = (
+    "Declare the type in the graph's state, or name it: --allow package.module:Type, in a program"
+    " open_store(..., allow=['package.module:Type']). A graph that was compiled before its store"
+    " was opened takes store.checkpointer.allowing(graph)."
+)
+
+
+@contextmanager
+def refusing(place: CheckpointKey) -> Generator[None]:
+    """Raise `StoreError` for a type that is not allowed, `UnstorableError` for a value that would
+    change.
+    """
+    try:
+        yield
+    except RefusedValue as error:
+        message = f"Thread {place.thread_id!r} holds {error}. Nothing was written."
+        if isinstance(error, Unstorable):
+            raise UnstorableError(
+                message,
+                "Keep it out of the graph's state, or in a plainer form (a text, a list, a dict, a"
+                " model of pydantic).",
+            ) from error
+        raise StoreError(message, _HINT) from error
+
+
+def manifest_of(
+    checkpoint: Checkpoint, writer: ValueWriter, new_versions: ChannelVersions, parent: Channels
+) -> tuple[bytes, Channels]:
+    """Stored form of a checkpoint, and the references of its channels."""
+    channels: Channels = {}
+    values = checkpoint["channel_values"]
+    versions = checkpoint["channel_versions"]
+    for name in {**versions, **values}:
+        version, before = versions.get(name), parent.get(name)
+        if name not in values:
+            channels[name] = (version, None)
+        elif before and before[0] == version and before[1] and name not in new_versions:
+            channels[name] = (version, before[1])
+        else:
+            channels[name] = (version, _reference(name, values[name], writer))
+    rest = {
+        name: value
+        for name, value in checkpoint.items()
+        if name not in ("channel_values", "channel_versions")
+    }
+    packed = ormsgpack.packb([rest, [[name, *entry] for name, entry in channels.items()]])
+    return packed, channels
+
+
+def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int, list[list[Any]]]:
+    """Writes as `[index, channel, reference]`, by slot.
+
+    Ordinary writes of a task that failed or was cancelled are left out. A node writes to the state
+    before its conditional edges run, and LangGraph considers a task with any recorded ordinary
+    write as ended. A run that was cancelled in between, and resumed, would stop there without an
+    error. So the task runs again. If a node of the graph handles the error, it continues from the
+    writes, and they are kept.
+    """
+    slots: dict[int, list[list[Any]]] = {}
+    channels = {channel for channel, _ in writes}
+    again = ERROR in channels and ERROR_SOURCE not in channels
+    for position, (channel, value) in enumerate(writes):
+        index = WRITES_IDX_MAP.get(channel, position)
+        if again and index >= REGULAR:
+            continue
+        if channel == ERROR and isinstance(value, BaseException):
+            value = repr(value)  # as in LangGraph's savers
+        slots.setdefault(min(index, REGULAR), []).append(
+            [index, channel, _reference(channel, value, writer)]
+        )
+    return slots
+
+
+def _reference(channel: str, value: Any, writer: ValueWriter) -> Reference:
+    try:
+        return writer.reference(value, CHANNEL_BYTES)
+    except RefusedValue as error:
+        error.within(channel)
+        raise
+
+
+def merged_writes(stored: bytes, given: list[list[Any]]) -> bytes:
+    """Merge the ordinary writes of a task with those stored before. Stored ones are kept for their
+    index.
+    """
+    held: list[list[Any]] = ormsgpack.unpackb(stored)
+    taken = {index for index, *_ in held}
+    return ormsgpack.packb(
+        sorted(held + [write for write in given if write[0] not in taken], key=lambda w: w[0])
+    )
+
 
 _TICKS, _EPOCH_TICKS = 10_000_000, 0x01B21DD213814000
 """Ticks of a UUID's time: per second, and from its epoch in 1582 to 1970."""

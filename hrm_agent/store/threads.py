@@ -15,9 +15,8 @@ from hrm_agent.langgraph_format import deltas_of
 from hrm_agent.store.database.cursors import Cursor, answered
 from hrm_agent.store.database.database import Database
 from hrm_agent.store.database.leases import forget_leases
-from hrm_agent.store.values.checkpoint_reader import MEMORY
+from hrm_agent.store.values.checkpoint_reader import MEMORY, read_manifest
 from hrm_agent.store.values.cipher import Cipher
-from hrm_agent.store.values.manifests import read_manifest
 from hrm_agent.trajectory import Trajectory
 
 __all__ = [

@@ -14,7 +14,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.database import postgres_reading
 from hrm_agent.store.database.postgres import PostgresDatabase
-from hrm_agent.store.database.readers import Readers
+from hrm_agent.store.database.postgres_reading import Readers
 from hrm_agent.store.upkeep.maintenance import prune, stats, verify
 from tests.support.store.way import Way
 from tests.support.store.writer import write_thread

@@ -18,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.values.hashing import MSGPACK, hash_of
+from hrm_agent.store.values.value_reader import MSGPACK, hash_of
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 from tests.support.store.bodies import execute, stored_bytes
 

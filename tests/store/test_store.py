@@ -26,7 +26,7 @@ from langgraph.graph import START, StateGraph
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.database.tables import STORE_VERSION
-from hrm_agent.store.values.hashing import MSGPACK
+from hrm_agent.store.values.value_reader import MSGPACK
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import (
     BranchReason,

@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.store import open_store
-from hrm_agent.store.values.hashing import DICT, LIST, TREE, hash_of
+from hrm_agent.store.values.value_reader import DICT, LIST, TREE, hash_of
 from hrm_agent.trajectory import BranchReason, ForkRef, Overlay, Verdict
 from hrm_agent.viewer.json_text import NotThere, foreign, json_text
 from hrm_agent.viewer.places import Place

@@ -9,16 +9,22 @@ A turn may follow any outcome of the one before. A turn that was cut short leave
 LangGraph drops at the next input. Its open entries in the record are closed here: tool calls
 without an outcome get one, and calls that the model requested get an answer in the state, since
 providers refuse a conversation with a missing one.
+
+LangGraph makes objects of a state that is itself a pydantic model. In a state that is a typed dict
+or a dataclass, a field that is declared as a pydantic model or a dataclass, or as a list, a mapping
+or a union of these, would reach the nodes as plain dicts. So input
+from JSON gets objects of the declared classes here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from datetime import datetime
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, cast, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from langchain_core.messages import (
     AIMessage,
@@ -30,11 +36,11 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.langgraph_format import ROOT, START
 from hrm_agent.models import invalid_tool_calls
-from hrm_agent.runtime.execution.typed_input import typed_input
 from hrm_agent.tools.session_variables import MAX_DATA_BYTES, refuse_large
 from hrm_agent.trajectory import (
     TASK_INPUTS,
@@ -68,8 +74,83 @@ __all__ = [
     "takes_turns",
     "turn_input",
     "turns_not_read",
+    "typed_input",
     "with_turn",
 ]
+
+
+def typed_input(schema: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an input with their objects. `schema`: class of the graph's input (None if it has
+    none).
+
+    Raises `ConfigError` for a value that does not have its field's type.
+    """
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        _refuse_invalid(schema, fields)
+        return dict(fields)
+    readers = _readers(schema) if schema is not None else {}
+    return {
+        name: _read(readers[name], name, value) if name in readers else value
+        for name, value in fields.items()
+    }
+
+
+@lru_cache
+def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
+    """Readers by field, for fields that hold objects."""
+    readers = dict[str, TypeAdapter[Any]]()
+    for name, declared in get_type_hints(schema).items():
+        if _holds_objects(declared):
+            try:
+                readers[name] = TypeAdapter(declared)
+            # a class that pydantic does not know: the value is unchanged
+            except PydanticUserError:
+                continue
+    return readers
+
+
+def _holds_objects(declared: Any) -> bool:
+    """True if a field holds objects. Messages do not count, since their reducer reads them by type
+    name.
+    """
+    if isinstance(declared, type) and issubclass(declared, BaseMessage):
+        return False
+    own = isinstance(declared, type) and (issubclass(declared, BaseModel) or is_dataclass(declared))
+    return own or any(map(_holds_objects, get_args(declared)))
+
+
+def _read(reader: TypeAdapter[Any], name: str, value: Any) -> Any:
+    try:
+        return reader.validate_python(value)
+    except ValidationError as error:
+        raise _refused(error.errors(include_url=False)[0], name) from error
+
+
+def _refuse_invalid(schema: type[BaseModel], fields: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an invalid input, which LangGraph would report only during the run.
+    Fields may be missing, since a node may set them.
+    """
+    try:
+        schema.model_validate(dict(fields))
+    except ValidationError as error:
+        wrong = [each for each in error.errors(include_url=False) if each["type"] != "missing"]
+        if wrong:
+            raise _refused(wrong[0]) from error
+
+
+def _refused(first: Any, *before: str) -> ConfigError:
+    place = ".".join(str(part) for part in (*before, *first["loc"]))
+    shown = repr(first["input"])
+    given = (
+        ""
+        if first["type"] == "missing"
+        else f", not {shown if len(shown) <= 80 else f'{shown[:80]}...'}"
+    )
+    return ConfigError(
+        f"The field {place or 'input'!r} of the graph's input: {first['msg']}{given}.",
+        "The graph's state declares its type.",
+    )
+
 
 HISTORY = "history"
 """Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}`

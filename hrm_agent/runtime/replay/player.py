@@ -67,11 +67,11 @@ from hrm_agent.runtime.replay.recorded_answers import (
     AdoptingRecording,
     NotRecorded,
     RecordedAnswers,
+    RecordedDraws,
     ReplayRecording,
     UnrecordedRequest,
     recorded_answers,
 )
-from hrm_agent.runtime.replay.recorded_draws import RecordedDraws
 from hrm_agent.runtime.replay.renaming import Renaming
 from hrm_agent.runtime.replay.request_diff import template_texts
 from hrm_agent.runtime.replay.request_match import RequestMatch

@@ -15,11 +15,10 @@ import ormsgpack
 from hrm_agent.store.database.cursors import Cursor, placeholders
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.values.damage import DAMAGED
-from hrm_agent.store.values.hashing import LIST, TREE
 from hrm_agent.store.values.plain_reader import PlainLoader, ShownMessage, Unread
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.sent_requests import read_request
-from hrm_agent.store.values.value_reader import Reference, read_values
+from hrm_agent.store.values.value_reader import LIST, TREE, Reference, read_values
 
 __all__ = ["NewMessages", "new_messages"]
 

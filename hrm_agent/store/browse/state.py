@@ -24,9 +24,9 @@ from hrm_agent.store.values.checkpoint_reader import (
     CheckpointOutline,
     CheckpointRow,
     StoreSnapshot,
+    read_manifest,
 )
 from hrm_agent.store.values.damage import DAMAGED
-from hrm_agent.store.values.manifests import read_manifest
 from hrm_agent.store.values.plain_reader import (
     NeedsItsType,
     PlainLoader,

@@ -29,8 +29,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.errors import LeaseLostError, StoreError
-from hrm_agent.store.database.cursors import Cursor, Work, WriteCursor
-from hrm_agent.store.database.deferred import (
+from hrm_agent.store.database.committer import (
     DeferredFailed,
     DeferredWork,
     FinishedFuture,
@@ -39,8 +38,8 @@ from hrm_agent.store.database.deferred import (
     is_of_driver,
     is_refused,
 )
-from hrm_agent.store.database.fencing import Fence
-from hrm_agent.store.database.held_threads import HeldThread, HeldThreads
+from hrm_agent.store.database.cursors import Cursor, Work, WriteCursor
+from hrm_agent.store.database.fencing import Fence, HeldThread, HeldThreads
 
 __all__ = ["Database", "committed"]
 

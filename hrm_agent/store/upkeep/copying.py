@@ -15,13 +15,12 @@ import ormsgpack
 from hrm_agent.errors import StoreError
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.run_store import RunStore
+from hrm_agent.store.values.checkpoint_reader import read_manifest
 from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import DAMAGED
-from hrm_agent.store.values.hashing import DICT, LIST, hash_of
-from hrm_agent.store.values.manifests import read_manifest
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.sent_requests import read_request
-from hrm_agent.store.values.value_reader import references
+from hrm_agent.store.values.value_reader import DICT, LIST, hash_of, references
 from hrm_agent.trajectory import ToolCall
 
 __all__ = ["copy_store"]

@@ -25,9 +25,8 @@ from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.threads import delete_threads
 from hrm_agent.store.upkeep.scan import UNREADABLE, stored_references
 from hrm_agent.store.upkeep.verification import verify
-from hrm_agent.store.values.hashing import LIST
 from hrm_agent.store.values.packed_records import packed, packed_mask, packed_numbers
-from hrm_agent.store.values.value_reader import references
+from hrm_agent.store.values.value_reader import LIST, references
 from hrm_agent.trajectory import RunStatus, Trajectory, step_in_name
 
 __all__ = [

@@ -9,9 +9,9 @@ import ormsgpack
 
 from hrm_agent.errors import HrmError
 from hrm_agent.store.database.cursors import Cursor
+from hrm_agent.store.values.checkpoint_reader import read_manifest
 from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import DAMAGED
-from hrm_agent.store.values.manifests import read_manifest
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.sent_requests import read_request
 from hrm_agent.store.values.value_reader import references

@@ -22,12 +22,15 @@ from hrm_agent.langgraph_format import deltas_of, snapshot_value
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.upkeep.scan import UNREADABLE, rows_of, stored_references
-from hrm_agent.store.values.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
-from hrm_agent.store.values.hashing import MSGPACK, hash_of
-from hrm_agent.store.values.manifests import read_manifest
+from hrm_agent.store.values.checkpoint_reader import (
+    ROW,
+    CheckpointRow,
+    StoreSnapshot,
+    read_manifest,
+)
 from hrm_agent.store.values.refusals import RefusedValue, UnknownType
 from hrm_agent.store.values.serializer import StrictSerializer
-from hrm_agent.store.values.value_reader import references
+from hrm_agent.store.values.value_reader import MSGPACK, hash_of, references
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
 

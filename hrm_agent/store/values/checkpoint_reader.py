@@ -3,11 +3,14 @@
 All values that the rows refer to are fetched together. A value that must not be made into an object
 (a type that is not allowed, bytes that do not match their hash) is refused with its thread and
 checkpoint.
+
+A checkpoint's manifest, which `hrm_agent.store.saver` writes, has references in place of values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import ormsgpack
@@ -16,10 +19,8 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import DAMAGED
-from hrm_agent.store.values.hashing import NULL
-from hrm_agent.store.values.manifests import Channels, CheckpointKey, read_checkpoint, read_manifest
 from hrm_agent.store.values.refusals import RefusedValue
-from hrm_agent.store.values.value_reader import ValueReader
+from hrm_agent.store.values.value_reader import NULL, Reference, ValueReader
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
@@ -33,12 +34,63 @@ if TYPE_CHECKING:
 __all__ = [
     "MEMORY",
     "ROW",
+    "Channels",
+    "CheckpointKey",
     "CheckpointOutline",
     "CheckpointRow",
     "StoreSnapshot",
     "conditions",
     "matches",
+    "read_checkpoint",
+    "read_manifest",
 ]
+
+Channels = dict[str, tuple[Any, Reference]]
+"""Version and reference by channel. The reference is None if the channel has no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointKey:
+    """Thread, namespace and checkpoint of a config."""
+
+    thread_id: str
+    """LangGraph's thread id."""
+    ns: str
+    """Namespace of the subgraph. Empty for the outermost graph."""
+    checkpoint_id: str | None
+    """LangGraph's id of the checkpoint (None for the newest one)."""
+
+    def config(self, checkpoint_id: str) -> RunnableConfig:
+        """Config of another checkpoint in the same thread and namespace."""
+        named = {
+            "thread_id": self.thread_id,
+            "checkpoint_ns": self.ns,
+            "checkpoint_id": checkpoint_id,
+        }
+        return {"configurable": named}
+
+
+def read_manifest(data: bytes) -> tuple[dict[str, Any], Channels]:
+    """Own fields of a checkpoint, and its channels."""
+    rest, channels = ormsgpack.unpackb(data)
+    return rest, {name: (version, reference) for name, version, reference in channels}
+
+
+def read_checkpoint(rest: dict[str, Any], channels: Channels, reader: ValueReader) -> Checkpoint:
+    """Checkpoint whose references are loaded. A channel without a version was stored with a value
+    only.
+    """
+    checkpoint: dict[str, Any] = {
+        **rest,
+        "channel_values": {
+            name: reader.value(ref) for name, (_, ref) in channels.items() if ref is not None
+        },
+        "channel_versions": {
+            name: version for name, (version, _) in channels.items() if version is not None
+        },
+    }
+    return cast("Checkpoint", checkpoint)
+
 
 ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
 MEMORY = "__memory__"

@@ -26,11 +26,18 @@ from typing import Any, cast
 import ormsgpack
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from hrm_agent.store.values.hashing import DICT, LIST, TREE, hash_of
 from hrm_agent.store.values.refusals import RefusedValue, Unstorable
 from hrm_agent.store.values.serializer import StrictSerializer
 from hrm_agent.store.values.typed_values import EXACT, has_bytes, is_plain
-from hrm_agent.store.values.value_reader import KINDS, Reference, ValueReader
+from hrm_agent.store.values.value_reader import (
+    DICT,
+    KINDS,
+    LIST,
+    TREE,
+    Reference,
+    ValueReader,
+    hash_of,
+)
 
 __all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter"]
 

@@ -2,10 +2,14 @@
 
 A loader converts the leaves. So values can also be read without making objects, without LangChain
 and LangGraph, which take most of a second to import.
+
+A value is named by a hash, BLAKE2b over kind and bytes. Models write the values, so it has to resist attempts at
+collisions.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -13,19 +17,36 @@ import ormsgpack
 
 from hrm_agent.store.database.cursors import Cursor, placeholders
 from hrm_agent.store.values.cipher import Cipher
-from hrm_agent.store.values.hashing import (
-    BYTEARRAY,
-    BYTES,
-    DICT,
-    LIST,
-    MSGPACK,
-    NULL,
-    TREE,
-    hash_of,
-)
 from hrm_agent.store.values.refusals import RefusedValue
 
-__all__ = ["KINDS", "MOST_PARTS", "Loader", "Reference", "ValueReader", "read_values", "references"]
+__all__ = [
+    "BYTEARRAY",
+    "BYTES",
+    "DICT",
+    "KINDS",
+    "LIST",
+    "MOST_PARTS",
+    "MSGPACK",
+    "NULL",
+    "TREE",
+    "Loader",
+    "Reference",
+    "ValueReader",
+    "hash_of",
+    "read_values",
+    "references",
+]
+
+NULL, BYTES, BYTEARRAY, MSGPACK, LIST, TREE, DICT = range(7)
+_HASH_BYTES = 20
+
+
+def hash_of(kind: int, data: bytes, key: bytes = b"") -> bytes:
+    """Name of a value. With a key (an encrypted store), guesses of a content cannot be
+    confirmed.
+    """
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES, key=key, person=bytes([kind])).digest()
+
 
 KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
 """Kinds of leaves by their names in LangGraph's serializer."""

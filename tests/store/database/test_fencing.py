@@ -17,8 +17,8 @@ from langgraph.checkpoint.base import empty_checkpoint
 from hrm_agent.errors import HrmError, LeaseLostError, StoreError
 from hrm_agent.store import Lease, RunStore, open_store
 from hrm_agent.store.database import leases
+from hrm_agent.store.database.committer import DeferredWork
 from hrm_agent.store.database.cursors import answered
-from hrm_agent.store.database.deferred import DeferredWork
 from hrm_agent.store.upkeep.maintenance import delete_runs, verify
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import RunStatus, ToolStatus

@@ -40,7 +40,6 @@ from hrm_agent.store.upkeep.maintenance import (
     stats,
     verify,
 )
-from hrm_agent.store.values.hashing import LIST, MSGPACK
 from hrm_agent.store.values.packed_records import (
     packed,
     packed_mask,
@@ -49,6 +48,7 @@ from hrm_agent.store.values.packed_records import (
     plain_numbers,
     plain_record,
 )
+from hrm_agent.store.values.value_reader import LIST, MSGPACK
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from tests.support.store.bodies import execute, stored_bytes

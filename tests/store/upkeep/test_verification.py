@@ -19,8 +19,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.upkeep.maintenance import delete_runs, prune, verify
-from hrm_agent.store.values.hashing import MSGPACK, hash_of
 from hrm_agent.store.values.serializer import allowed_types
+from hrm_agent.store.values.value_reader import MSGPACK, hash_of
 from hrm_agent.tools.record_call import as_message
 from hrm_agent.trajectory import RunStatus, ToolCall, ToolStatus
 from tests.support.store.bodies import execute

@@ -20,7 +20,7 @@ from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.database.tables import STORE_VERSION
 from hrm_agent.store.upkeep.copying import copy_store
 from hrm_agent.store.upkeep.maintenance import collect_values, delete_runs, stats, verify
-from hrm_agent.store.values.hashing import BYTES, LIST, MSGPACK
+from hrm_agent.store.values.value_reader import BYTES, LIST, MSGPACK
 from hrm_agent.trajectory import Call, MemoryJournal
 from tests.support.store.bodies import execute, set_version, stored_bytes, version_of
 from tests.support.trajectory.samples import make_call, make_trajectory
