@@ -16,8 +16,7 @@ import pytest
 from hrm_agent.basics.async_bridge import BackgroundLoop
 from hrm_agent.basics.guarded_loop import LoopGuard, surprises
 from hrm_agent.environment.base import ExecutionResult, Submission
-from hrm_agent.environment.scheduler.deadlines import Deadlines
-from hrm_agent.environment.scheduler.scheduler import Scheduler
+from hrm_agent.environment.scheduler.scheduler import Deadlines, Scheduler
 from hrm_agent.environment.scheduler.sessions import ScheduledCall
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.runtime.telemetry import _Sending  # pyright: ignore[reportPrivateUsage]

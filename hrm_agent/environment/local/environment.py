@@ -1,7 +1,7 @@
 """Runs model-written Python on this machine, in processes isolated by the kernel.
 
 `Scheduler` selects the next call and the process of a session's call, `LocalWorkers` runs it in a
-slot; this module adapts both to event loops. `sandbox/kernel.py` and `docs/environment.md` describe
+slot. `sandbox/kernel.py` and `docs/environment.md` describe
 how slots are isolated, and the limits of that.
 """
 
@@ -10,22 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from hrm_agent.basics.async_bridge import call_in_thread
-from hrm_agent.environment.base import Environment, ExecutionResult, Limits, Submission
+from hrm_agent.environment.base import ExecutionResult, Limits, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers
 from hrm_agent.environment.scheduler.admission import QUEUE_LIMIT, Bounds
-from hrm_agent.environment.scheduler.scheduler import Scheduler
+from hrm_agent.environment.scheduler.scheduler import ScheduledEnvironment, Scheduler, notify
 from hrm_agent.environment.scheduler.workers import Work
 
 __all__ = ["LocalEnvironment"]
 
 
-class LocalEnvironment(Environment):
+class LocalEnvironment(ScheduledEnvironment):
     """`Environment` on this machine. Thread-safe, and usable from any number of event loops."""
 
     def __init__(
@@ -78,17 +76,6 @@ class LocalEnvironment(Environment):
         """Process id of the fork server."""
         return self._workers.pid
 
-    async def run(self, submission: Submission) -> ExecutionResult:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[ExecutionResult] = loop.create_future()
-        waiter = partial(_notify, loop, answer)
-        call = self._scheduler.enter(submission, waiter, patient=True)
-        try:
-            return await answer
-        finally:
-            if call is not None and (answer.cancelled() or not answer.done()):
-                self._scheduler.leave(call, waiter)
-
     async def warm_up(self) -> None:
         """Start all slots of both kinds, so that no later call waits for an import."""
         loop = asyncio.get_running_loop()
@@ -97,7 +84,7 @@ class LocalEnvironment(Environment):
                 loop.create_future() for _ in range(self.slots)
             ]
             for answer in answers:
-                waiter = partial(_notify, loop, answer)
+                waiter = partial(notify, loop, answer)
                 self._workers.start(
                     Work(code, Limits(), lambda result, _, tell=waiter: tell(result))
                 )
@@ -107,31 +94,11 @@ class LocalEnvironment(Environment):
         """Run a call without an event loop; cancelling the future kills it."""
         return self._scheduler.submit(submission)
 
-    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
-        """Copy session `source` to `target` when its running call has ended. Only the cells are
-        copied (see `Scheduler`).
-        """
-        await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
-
-    async def end_session(self, session: str, *, run: str = "") -> None:
-        """End a session; its open calls end with status `infrastructure`."""
-        self._scheduler.end_session(session, run)
-
-    async def metrics(self) -> str:
-        return self._scheduler.metrics()
-
     async def drain(self, seconds: float) -> bool:
         """Accept no more calls, and wait for the open ones; False if some are still open after
         `seconds`.
         """
         return await asyncio.to_thread(self._scheduler.drain, seconds)
-
-    async def check_health(self, seconds: float = 5.0) -> str:
-        asking = call_in_thread(partial(self._scheduler.not_responding, seconds))
-        return await asyncio.wrap_future(asking)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
         """Close without an event loop. In a forked child of the process that made it, only release
@@ -141,17 +108,3 @@ class LocalEnvironment(Environment):
             self._scheduler.close()
         else:
             self._workers.abandon()
-
-
-def _notify(
-    loop: asyncio.AbstractEventLoop,
-    answer: asyncio.Future[ExecutionResult],
-    result: ExecutionResult,
-) -> None:
-    with suppress(RuntimeError):  # the loop is closed: the caller is gone
-        loop.call_soon_threadsafe(_settle, answer, result)
-
-
-def _settle(answer: asyncio.Future[ExecutionResult], result: ExecutionResult) -> None:
-    if not answer.done():
-        answer.set_result(result)

@@ -30,10 +30,8 @@ from hrm_agent.environment.isolation import (
     Isolation,
     level_of,
 )
-from hrm_agent.environment.local.serving_thread import Wake
 from hrm_agent.environment.local.slot_files import infrastructure_failure, session_gone
-from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
-from hrm_agent.environment.local.slot_table import SlotTable
+from hrm_agent.environment.local.slot_table import SlotHandle, SlotPool, SlotTable, refused_calls
 from hrm_agent.environment.local.zygote_process import (
     ZygoteHome,
     ZygoteProcess,
@@ -45,7 +43,7 @@ from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
+__all__ = ["SCIENTIFIC", "LocalWorkers", "Wake", "default_slots"]
 
 SCIENTIFIC = ("numpy", "sympy")
 """Packages that snippets may import by default, if they are installed."""
@@ -58,6 +56,55 @@ def default_slots() -> int:
     while it waits for a core.
     """
     return min(64, max(4, 2 * (os.cpu_count() or 1)))
+
+
+class Wake:
+    """Eventfd that the thread polls. Thread-safe; harmless once it is closed."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """File descriptor, readable from `ring` until `answer`."""
+        self._lock = threading.Lock()
+        self._asked: list[threading.Event] = []
+        self._closed = False
+
+    def ring(self) -> None:
+        """Wake the thread."""
+        with self._lock, suppress(BlockingIOError):  # its counter is full: it is readable
+            if not self._closed:
+                os.eventfd_write(self.descriptor, 1)
+
+    def answer(self) -> None:
+        """Reset the eventfd and notify the threads that wait in `is_answered`. Called by the
+        serving thread.
+        """
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+        with self._lock:
+            asked, self._asked = self._asked, []
+        for event in asked:
+            event.set()
+
+    def is_answered(self, seconds: float) -> bool:
+        """True if the thread calls `answer` within `seconds`; blocks until then."""
+        event = threading.Event()
+        with self._lock:
+            if self._closed:
+                return False
+            self._asked.append(event)
+        self.ring()
+        answered = event.wait(seconds)
+        if not answered:
+            with self._lock, suppress(ValueError):
+                self._asked.remove(event)
+        return answered
+
+    def close(self) -> None:
+        """Close the eventfd. Harmless a second time."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self.descriptor)
 
 
 class LocalWorkers:

@@ -24,24 +24,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-from hrm_agent.basics.async_bridge import call_in_thread
-from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers
 from hrm_agent.environment.on_ray.connection import connect, release
 from hrm_agent.environment.on_ray.workers import RayWorkers
 from hrm_agent.environment.scheduler.admission import Bounds
-from hrm_agent.environment.scheduler.scheduler import Scheduler
+from hrm_agent.environment.scheduler.scheduler import ScheduledEnvironment, Scheduler
 from hrm_agent.environment.scheduler.workers import Workers
 
 __all__ = ["RayEnvironment"]
 
 
-class RayEnvironment(Environment):
+class RayEnvironment(ScheduledEnvironment):
     """`Environment` on all nodes of a Ray cluster. Thread-safe, and usable from any number of event
     loops.
     """
@@ -89,32 +86,9 @@ class RayEnvironment(Environment):
         """Weakest isolation level of the nodes. Each outcome has its own node's level."""
         return self._workers.isolation
 
-    async def run(self, submission: Submission) -> ExecutionResult:
-        future: Future[ExecutionResult] = Future()
-        waiter = partial(_answer, future)
-        call = self._scheduler.enter(submission, waiter, patient=True)
-        if call is not None:
-            future.add_done_callback(
-                lambda _: self._scheduler.leave(call, waiter) if future.cancelled() else None
-            )
-        return await asyncio.wrap_future(future)
-
-    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
-        await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
-
-    async def end_session(self, session: str, *, run: str = "") -> None:
-        self._scheduler.end_session(session, run)
-
     async def metrics(self) -> str:
         """Metrics of the queue, and counts by node."""
-        return self._scheduler.metrics() + await asyncio.to_thread(self._workers.metrics)
-
-    async def check_health(self, seconds: float = 5.0) -> str:
-        asking = call_in_thread(partial(self._scheduler.not_responding, seconds))
-        return await asyncio.wrap_future(asking)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self.shutdown)
+        return await super().metrics() + await asyncio.to_thread(self._workers.metrics)
 
     def shutdown(self) -> None:
         """Close without an event loop. Does nothing in a forked child of the process that made
@@ -128,8 +102,3 @@ class RayEnvironment(Environment):
         if self._ours:
             self._ours = False
             release(self._ray)
-
-
-def _answer(future: Future[ExecutionResult], result: ExecutionResult) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_result(result)

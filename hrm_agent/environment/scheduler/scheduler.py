@@ -1,33 +1,165 @@
 """Scheduler of sandbox calls: queue, sessions, ids, deadlines, one retry.
 
 A caller is a function that is called with the outcome (`enter`), so threads and event loops are
-served alike. `submit` turns that into a `concurrent.futures.Future`. `LocalEnvironment` turns it
-into an asyncio future, without a second future and its locks in between. `fair_queue` selects the
-next call, `dispatch` runs it, `deferred_lock` synchronizes threads.
+served alike. `submit` turns that into a `concurrent.futures.Future`. `ScheduledEnvironment` turns
+it into an asyncio future, without a second future and its locks in between. `fair_queue` selects
+the next call, `dispatch` runs it, `deferred_lock` synchronizes threads.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import threading
 import time
+from abc import abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from heapq import heapify, heappop, heappush
 from itertools import count
 
-from hrm_agent.environment.base import ExecutionResult, Submission
+from hrm_agent.basics.async_bridge import call_in_thread
+from hrm_agent.basics.bounded import BoundedMap
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.scheduler.admission import Bounds, refusal
-from hrm_agent.environment.scheduler.deadlines import Deadlines
 from hrm_agent.environment.scheduler.deferred_lock import DeferredLock, cannot_run
 from hrm_agent.environment.scheduler.dispatch import Dispatch
 from hrm_agent.environment.scheduler.fair_queue import ArrivalQueue
 from hrm_agent.environment.scheduler.metrics import Metrics
-from hrm_agent.environment.scheduler.result_cache import ResultCache
 from hrm_agent.environment.scheduler.sessions import ScheduledCall, Stage, Waiter
 from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import QueueFullError
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Scheduler"]
+__all__ = ["Deadlines", "ResultCache", "ScheduledEnvironment", "Scheduler", "notify"]
+
+_Kept = tuple[bytes, ExecutionResult]
+_ENTRY_BYTES = 1000
+"""Size of an outcome without its texts, and of its entry."""
+
+
+class ResultCache:
+    """Cache of the latest outcomes by run and id, for calls that are submitted again. Not
+    thread-safe.
+
+    No run gets the outcome of another. Outcomes with status `infrastructure` are not kept, since a
+    caller that submits such a call again wants it to be run.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._kept = BoundedMap[tuple[str, str], _Kept](bounds.answers, _size, bounds.answers_bytes)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, submission: Submission) -> tuple[bool, ExecutionResult] | None:
+        """Pair of (True if it was the same call, its outcome), or None if the id is unknown."""
+        found = self._kept.get((submission.run, submission.id or ""))
+        return None if found is None else (found[0] == _fingerprint(submission), found[1])
+
+    def keep(self, submission: Submission, result: ExecutionResult) -> None:
+        if submission.id is None or result.status is ToolStatus.INFRASTRUCTURE:
+            return
+        key = (submission.run, submission.id)
+        self._kept.pop(key, None)
+        self._kept[key] = (_fingerprint(submission), result)
+
+
+def _fingerprint(submission: Submission) -> bytes:
+    session = (
+        "" if submission.session is None else f"{len(submission.session)}:{submission.session}"
+    )
+    text = f"{session}\0{submission.code}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _size(kept: _Kept) -> int:
+    result = kept[1]
+    texts = (result.stdout, result.stderr, result.value or "", result.value_json or "")
+    return _ENTRY_BYTES + sum(map(len, texts))
+
+
+_FEW = 1024
+_LONGEST_SLEEP = 3600.0
+"""Longest sleep in seconds. A condition's timeout is limited."""
+
+
+class Deadlines:
+    """Deadlines of waiting calls, reported on time and not only when a slot is free. Thread-safe.
+
+    One thread, started with the first deadline, sleeps until the earliest.
+    """
+
+    def __init__(self, passed: Callable[[ScheduledCall], None]) -> None:
+        """Make an empty set. `passed`: called with each call whose deadline is over, whether it has
+        begun or not.
+        """
+        self._passed = passed
+        self._changed = threading.Condition()
+        self._guard = LoopGuard("environment-deadlines", self._wake)
+        self._heap: list[tuple[float, int, ScheduledCall]] = []
+        self._number = 0
+        self._most = _FEW
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, when: float, call: ScheduledCall) -> None:
+        """Add a deadline, `when` by the monotonic clock."""
+        with self._changed:
+            self._number += 1
+            heappush(self._heap, (when, self._number, call))
+            if len(self._heap) > self._most:
+                self._forget_the_ended()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._watch, name="environment-deadlines", daemon=True
+                )
+                self._thread.start()
+            elif self._heap[0][2] is call:
+                self._changed.notify()
+
+    def responds(self, seconds: float) -> bool:
+        """True if the thread responds, or is not started yet or closed."""
+        return self._thread is None or self._closed or self._guard.responds(seconds)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._heap.clear()
+            self._changed.notify()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _forget_the_ended(self) -> None:
+        """Remove ended calls. A call may end in milliseconds with a deadline minutes away, and must
+        not stay in the heap.
+        """
+        self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ENDED]
+        heapify(self._heap)
+        self._most = max(_FEW, 2 * len(self._heap))
+
+    def _watch(self) -> None:
+        while not self._closed:
+            with self._guard:
+                call = self._next()
+                if call is not None:
+                    self._passed(call)
+
+    def _next(self) -> ScheduledCall | None:
+        """Call that is due (None after a sleep)."""
+        with self._changed:
+            left = self._heap[0][0] - time.monotonic() if self._heap else None
+            if left is not None and left <= 0:
+                return heappop(self._heap)[2]
+            if not self._closed:
+                self._changed.wait(_LONGEST_SLEEP if left is None else min(left, _LONGEST_SLEEP))
+            return None
 
 
 class Scheduler:
@@ -292,3 +424,61 @@ class Scheduler:
 def _answer(future: Future[ExecutionResult], result: ExecutionResult) -> None:
     if future.set_running_or_notify_cancel():
         future.set_result(result)
+
+
+class ScheduledEnvironment(Environment):
+    """`Environment` whose calls go through a scheduler. Thread-safe, and usable from any number of
+    event loops.
+    """
+
+    _scheduler: Scheduler
+
+    async def run(self, submission: Submission) -> ExecutionResult:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ExecutionResult] = loop.create_future()
+        waiter = partial(notify, loop, answer)
+        call = self._scheduler.enter(submission, waiter, patient=True)
+        try:
+            return await answer
+        finally:
+            if call is not None and (answer.cancelled() or not answer.done()):
+                self._scheduler.leave(call, waiter)
+
+    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
+        """Copy session `source` to `target` when its running call has ended. Only the cells are
+        copied (see `Scheduler`).
+        """
+        await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
+
+    async def end_session(self, session: str, *, run: str = "") -> None:
+        """End a session; its open calls end with status `infrastructure`."""
+        self._scheduler.end_session(session, run)
+
+    async def metrics(self) -> str:
+        return self._scheduler.metrics()
+
+    async def check_health(self, seconds: float = 5.0) -> str:
+        asking = call_in_thread(partial(self._scheduler.not_responding, seconds))
+        return await asyncio.wrap_future(asking)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Close without an event loop."""
+
+
+def notify(
+    loop: asyncio.AbstractEventLoop,
+    answer: asyncio.Future[ExecutionResult],
+    result: ExecutionResult,
+) -> None:
+    """Set an outcome in the loop of its future, from any thread."""
+
+    def settle() -> None:
+        if not answer.done():
+            answer.set_result(result)
+
+    with suppress(RuntimeError):  # the loop is closed: the caller is gone
+        loop.call_soon_threadsafe(settle)

@@ -18,7 +18,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 from hrm_agent.environment import LocalEnvironment, active_environment, using_environment
-from hrm_agent.environment.local import oom_kills
+from hrm_agent.environment.local import slot_table
 from hrm_agent.errors import HrmError
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
@@ -60,7 +60,7 @@ async def test_no_step_of_a_call_blocks_the_event_loop_of_its_caller(
 ) -> None:
     """Servers that watch their loop (`langgraph dev` does) fail a call that blocks it."""
     # no call does without a look at the kernel's count
-    monkeypatch.setattr(oom_kills, "RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(slot_table, "RECENT_SECONDS", 0.0)
     environment = LocalEnvironment(slots=2)
     try:
         await environment.execute("1")

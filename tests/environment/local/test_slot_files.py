@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.environment import Limits
-from hrm_agent.environment.local.oom_kills import OomKills
 from hrm_agent.environment.local.slot_files import SlotFiles, outcome, signal_name
+from hrm_agent.environment.local.slot_table import OomKills
 from hrm_agent.environment.sandbox.protocol import MEMORY_ERROR, Ended, Reply
 from hrm_agent.trajectory import ToolStatus
 

@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 
 from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment, Submission
-from hrm_agent.environment.local import slot_handle, slot_table, slots
-from hrm_agent.environment.local.serving_thread import Wake
+from hrm_agent.environment.local import slot_table, slots
+from hrm_agent.environment.local.slots import Wake
 from hrm_agent.environment.sandbox import protocol
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.testing import block_until
@@ -69,10 +69,10 @@ def failing(
     ("module", "name", "error", "status"),
     [
         # it lies in what the snippet left
-        (slot_handle, "outcome", ValueError("35 is not a valid Signals"), ERROR),
+        (slot_table, "outcome", ValueError("35 is not a valid Signals"), ERROR),
         # of this process: the call is run again
-        (slot_handle, "outcome", OSError(5, "Input/output error"), OK),
-        (slot_handle, "outcome", MemoryError(), OK),
+        (slot_table, "outcome", OSError(5, "Input/output error"), OK),
+        (slot_table, "outcome", MemoryError(), OK),
         (slots, "Reply", RuntimeError("nobody knows"), OK),
         (slot_table.SlotTable, "set_idle", RuntimeError("nobody knows"), OK),
         (slot_table.SlotTable, "give_up_surplus", RuntimeError("nobody knows"), OK),
