@@ -19,7 +19,7 @@ from hrm_agent.rewards.rollout import Rollout, arguments_of, as_score, storable
 from hrm_agent.rewards.rubric import Reward, Rubric
 from hrm_agent.trajectory import JudgeCall, RewardFault, RewardScore
 
-__all__ = ["JudgeError", "fault_score", "group_scores", "rollout_score"]
+__all__ = ["JudgeError", "fault_score", "scores_of"]
 
 MAX_REASON_CHARACTERS = 2000
 _threads = ReusedThreads()
@@ -44,16 +44,23 @@ def fault_score(
     )
 
 
-async def rollout_score(rubric: Rubric, reward: Reward, rollout: Rollout) -> RewardScore:
-    """Score of one rollout by one function. Raises `HrmError` for a function that cannot work for
-    any rollout.
+async def scores_of(
+    rubric: Rubric, reward: Reward, rollouts: Sequence[Rollout]
+) -> list[RewardScore]:
+    """Scores of rollouts by one function, which is called for each of them, or once if it compares
+    them. Raises `HrmError` for a function that cannot work for any rollout.
     """
-    began = time.monotonic()
-    given = await _outcome_of(reward, rollout, (rollout,))
-    return _score(rubric, reward, given, time.monotonic() - began)
+    if reward.compares:
+        return await _group_scores(rubric, reward, rollouts)
+    scores: list[RewardScore] = []
+    for rollout in rollouts:
+        began = time.monotonic()
+        given = await _outcome_of(reward, rollout, (rollout,))
+        scores.append(_score(rubric, reward, given, time.monotonic() - began))
+    return scores
 
 
-async def group_scores(
+async def _group_scores(
     rubric: Rubric, reward: Reward, group: Sequence[Rollout]
 ) -> list[RewardScore]:
     """Scores of a group's rollouts by a function that compares them."""

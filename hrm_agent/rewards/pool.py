@@ -101,7 +101,13 @@ class RewardPool:
         try:
             data = pickle.dumps(rollouts)
         except Exception as error:  # a state may hold any object
-            return {name: self._not_handed_over(name, error, len(rollouts)) for name in names}
+            reason = (
+                f"what it looks at cannot be handed to its process: {type(error).__name__}: {error}"
+            )
+            return {
+                name: [fault_score(self._rewards[name], RewardFault.RAISED, reason)] * len(rollouts)
+                for name in names
+            }
         job = _Job(data, len(rollouts), list(names), asyncio.get_running_loop().create_future())
         async with self._gate:
             worker = await self._shared()
@@ -116,12 +122,6 @@ class RewardPool:
                     "Look at what they write to stderr, and at the memory that is left.",
                 )
         return job.scores
-
-    def _not_handed_over(self, name: str, error: Exception, count: int) -> list[RewardScore]:
-        reason = (
-            f"what it looks at cannot be handed to its process: {type(error).__name__}: {error}"
-        )
-        return [fault_score(self._rewards[name], RewardFault.RAISED, reason)] * count
 
     async def _shared(self) -> _Worker:
         """Process with the fewest jobs among those that accept more."""

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from hrm_agent.rewards.calling import group_scores, rollout_score
+from hrm_agent.rewards.calling import scores_of
 from hrm_agent.rewards.loading import load_rubric
 from hrm_agent.rewards.pool import RewardPool
 from hrm_agent.rewards.rollout import Rollout, scoring_of
@@ -75,15 +75,11 @@ class _Here:
     async def score(
         self, rollouts: Sequence[Rollout], names: Sequence[str]
     ) -> Mapping[str, Sequence[RewardScore]]:
-        found: dict[str, Sequence[RewardScore]] = {}
-        for reward in (part for part in self._rubric.parts if part.name in names):
-            if reward.compares:
-                found[reward.name] = await group_scores(self._rubric, reward, rollouts)
-            else:
-                found[reward.name] = [
-                    await rollout_score(self._rubric, reward, rollout) for rollout in rollouts
-                ]
-        return found
+        return {
+            reward.name: await scores_of(self._rubric, reward, rollouts)
+            for reward in self._rubric.parts
+            if reward.name in names
+        }
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from typing import Any
 from hrm_agent.basics.worker_process import FrameSocket, parent_socket
 from hrm_agent.errors import HrmError
 from hrm_agent.import_by_name import import_by_name
-from hrm_agent.rewards.calling import fault_score, group_scores, rollout_score
+from hrm_agent.rewards.calling import fault_score, scores_of
 from hrm_agent.rewards.loading import load_rubric
 from hrm_agent.rewards.rollout import Rollout
 from hrm_agent.rewards.rubric import Rubric
@@ -101,10 +101,7 @@ async def _score(
     for reward in (part for part in rubric.parts if part.name in names):
         send({"job": job, "began": reward.name})
         try:
-            if reward.compares:
-                scores = await group_scores(rubric, reward, rollouts)
-            else:
-                scores = [await rollout_score(rubric, reward, rollout) for rollout in rollouts]
+            scores = await scores_of(rubric, reward, rollouts)
         except HrmError as error:
             send({"job": job, "error": [error.message, error.hint]})
             return
