@@ -26,8 +26,7 @@ from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreError, nearest, to_install
 from hrm_agent.viewer.json_text import NotThere, json_text
 from hrm_agent.viewer.places import NoPlaceError, Place, Places
-from hrm_agent.viewer.projections import ENDPOINTS
-from hrm_agent.viewer.projections.endpoint import PLACE, Endpoint
+from hrm_agent.viewer.projections import ENDPOINTS, PLACE, Endpoint
 
 try:
     from aiohttp import web

@@ -138,7 +138,7 @@ class ForkJobs:
             f"--at={given['checkpoint']}",
             "--run",
             f"--count={count}",
-            *(["--edit=-"] if _changes(edit) else []),
+            *(["--edit=-"] if any(edit.values()) else []),
         ]
         return self._start("fork", place, words, str(given["thread"]), json.dumps(edit))
 
@@ -370,7 +370,3 @@ def _edit_of(request: Request) -> dict[str, Any]:
     if as_node is not None and not isinstance(as_node, str):
         raise ConfigError("as_node is no text.", "Name a node of the graph.")
     return {**edit, "as_node": as_node}
-
-
-def _changes(edit: Mapping[str, Any]) -> bool:
-    return any(edit.values())

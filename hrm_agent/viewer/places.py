@@ -60,8 +60,11 @@ class Place:
     def store(self) -> RunStore:
         """Store, opened for reading only. Raises `HrmError` while it cannot be opened."""
         with self._lock:
-            if self._store is not None and not _is_gone(self._store):
-                return self._store
+            known = self._store
+            if known is not None and not (
+                isinstance(known.database, ReadOnlyDatabase) and known.database.is_gone()
+            ):
+                return known
             self._forget()
             mark, began = self._mark(None), time.monotonic()
             if self._failed is not None and began < self._failed[0] and self._failed[1] == mark:
@@ -256,10 +259,6 @@ def _found_in(named: str) -> Iterable[tuple[str, str, Path | None]]:
 
 def _is_of_training(folder: Path) -> bool:
     return any((folder / name).exists() for name in _OF_TRAINING)
-
-
-def _is_gone(store: RunStore) -> bool:
-    return isinstance(store.database, ReadOnlyDatabase) and store.database.is_gone()
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from hrm_agent.viewer import answer_threads, app, events
 from hrm_agent.viewer.answer_threads import AnswerThreads
 from hrm_agent.viewer.app import WEB, Viewer, viewing
 from hrm_agent.viewer.places import Place, Places
-from hrm_agent.viewer.projections.endpoint import Endpoint
+from hrm_agent.viewer.projections import Endpoint
 from hrm_agent.viewer.security import FORK_HEADER, HEADERS
 from tests.support.trajectory.samples import make_trajectory
 

@@ -106,11 +106,14 @@ def _run(
     folder = place.folder if own else None
     config, metrics = config_of(folder), metrics_of(folder)
     kind = str(config.get("command") or ("run" if not own else ""))
-    header = _newest_header(store, newest)
+    read = headers_page(store, "seq = ?", (newest,), lambda *_: None) if newest is not None else []
+    header = read[0].header if read else None
     stored = max((time_ for time_ in (seen, last) if time_ is not None), default=None)
     updated = stored if stored is not None else _written(folder)
     steps = metrics.steps[-1] + step_base(kind) if metrics else None
-    of_steps = _of_steps(config, metrics)
+    of_steps = config.get("steps", config.get("train.steps"))
+    if not isinstance(of_steps, int) or (metrics is None and "train" not in kind):
+        of_steps = None
     done = bool(json_file(folder, "report.json") or json_file(folder, "results.json"))
     left = bool(running) or (
         steps is not None and of_steps is not None and steps < of_steps and not done
@@ -156,25 +159,11 @@ def step_base(kind: str) -> int:
     return 0 if kind == "train sft" else 1
 
 
-def _newest_header(store: RunStore, seq: int | None) -> Any:
-    found = headers_page(store, "seq = ?", (seq,), lambda *_: None) if seq is not None else []
-    return found[0].header if found else None
-
-
 def _written(folder: Path | None) -> float | None:
     try:
         return (folder / "metrics.jsonl").stat().st_mtime if folder is not None else None
     except OSError:
         return None
-
-
-def _of_steps(config: dict[str, Any], metrics: MetricsTail | None) -> int | None:
-    found = config.get("steps", config.get("train.steps"))
-    return (
-        found
-        if isinstance(found, int) and (metrics is not None or "train" in str(config.get("command")))
-        else None
-    )
 
 
 def _accuracy(

@@ -19,7 +19,7 @@ from hrm_agent.viewer.json_text import cut_text, short
 from hrm_agent.viewer.projections.groups import Damaged, overlay_data
 from hrm_agent.viewer.projections.trajectory.items import item_rows
 from hrm_agent.viewer.projections.trajectory.moments import plain
-from hrm_agent.viewer.projections.trajectory.threads import Transcript, overlays_on, transcript
+from hrm_agent.viewer.projections.trajectory.threads import overlays_on, transcript
 from hrm_agent.viewer.projections.trajectory.trajectory import header_data
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def compare(place: Place, a: str, b: str) -> dict[str, Any]:
     sides = [
         item_rows(store, side, range(min(len(side.items), _MOST_ITEMS))) for side in (left, right)
     ]
+    lines = [_line(store, side.header.thread_id) for side in (left, right)]
     newest = {
         side.header.id: (
             overlay_data(overlays[-1])
@@ -50,19 +51,12 @@ def compare(place: Place, a: str, b: str) -> dict[str, Any]:
         "a": header_data(left.header),
         "b": header_data(right.header),
         "overlays": newest,
-        "shared": _shared(store, left, right),
+        "shared": next((id_ for id_ in reversed(lines[0]) if id_ in set(lines[1])), None),
         "rows": _aligned(*sides),
         "left_out": [max(len(side.items) - _MOST_ITEMS, 0) for side in (left, right)],
         "states": _states(store, left.header.thread_id, right.header.thread_id, damaged),
         "damaged": [*left.damaged.data(), *right.damaged.data(), *damaged.data()],
     }
-
-
-def _shared(store: RunStore, left: Transcript, right: Transcript) -> str | None:
-    """Newest checkpoint of both lineages (None if there is none)."""
-    lines = [_line(store, side.header.thread_id) for side in (left, right)]
-    known = set(lines[1])
-    return next((id_ for id_ in reversed(lines[0]) if id_ in known), None)
 
 
 def _line(store: RunStore, thread_id: str) -> list[str]:

@@ -105,7 +105,11 @@ def _rows(store: RunStore, run: str) -> Rows:
 
 def _facts(plain: bytes) -> ToolFacts:
     call = ToolCall.model_validate_json(plain)
-    failed = call.status is not None and call.status.value != "ok"
+    failure = None
+    if call.status is not None and call.status.value != "ok":
+        # the class named by the error's last line, else the outcome
+        named = _ERROR.findall((call.stderr or call.content)[-4_000:])
+        failure = named[-1] if named else call.status.value
     return ToolFacts(
         short(call.name),
         call.status.value if call.status else "under way",
@@ -113,17 +117,11 @@ def _facts(plain: bytes) -> ToolFacts:
         call.queued_seconds,
         short(call.isolation),
         tuple((short(name), count) for name, count in call.refused.items()),
-        _failure(call) if failed else None,
+        failure,
     )
 
 
 _kept = lru_cache(maxsize=12_000)(_facts)
-
-
-def _failure(call: ToolCall) -> str:
-    """Class named by the error's last line, else the outcome."""
-    named = _ERROR.findall((call.stderr or call.content)[-4_000:])
-    return named[-1] if named else call.status.value if call.status else "under way"
 
 
 def _errors(rows: Rows) -> list[dict[str, Any]]:

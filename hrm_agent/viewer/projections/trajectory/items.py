@@ -198,7 +198,17 @@ def _call(
         "request_known": sent is not None or call.request is not None,
         "reasoning": cut_text(said.reasoning, item, "reasoning"),
         "text": cut_text(said.text if call.error is None else failed_text(call), item, "text"),
-        "code_calls": _asked_data(call.response, item),
+        "code_calls": [
+            {
+                "id": str(asked.get("id")),
+                "name": short(str(asked.get("name"))),
+                "arguments": cut_text(
+                    arguments_text(asked.get("args")), item, f"arguments/{number}"
+                ),
+                "error": short(str(asked["error"])) if asked.get("error") else None,
+            }
+            for number, asked in enumerate(asked_calls(call.response))
+        ],
         "finish_reason": call.finish_reason.value,
         "sampled_tokens": (
             call.sampled_tokens if call.token_ids else used.output_tokens if used else None
@@ -263,18 +273,6 @@ def asked_calls(response: dict[str, Any]) -> list[dict[str, Any]]:
         calls = cast("list[Any]", listed) if isinstance(listed, list) else []
         found += [cast("dict[str, Any]", call) for call in calls if isinstance(call, dict)]
     return found
-
-
-def _asked_data(response: dict[str, Any], item: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": str(call.get("id")),
-            "name": short(str(call.get("name"))),
-            "arguments": cut_text(arguments_text(call.get("args")), item, f"arguments/{number}"),
-            "error": short(str(call["error"])) if call.get("error") else None,
-        }
-        for number, call in enumerate(asked_calls(response))
-    ]
 
 
 def arguments_text(arguments: Any) -> str:

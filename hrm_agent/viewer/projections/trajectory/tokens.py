@@ -73,7 +73,8 @@ def token_texts(model: str, folder: Path | None) -> tuple[TokenTexts | None, str
     base = model.partition("?")[0]
     scheme, colon, rest = base.partition(":")
     if "scripted" in (base, scheme):
-        return _of_bytes(), None
+        pieces = {byte: bytes([byte]) for byte in range(256)}
+        return TokenTexts("bytes", {**pieces, **_BYTES_FRAME}), None
     if colon and scheme == "builtin":
         if rest not in BUILTIN_POLICIES:
             return None, f"There is no built-in policy {rest[:80]!r} here."
@@ -129,8 +130,9 @@ def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
             for id_, token in tokenizer.get_added_tokens_decoder().items()
         }
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
-        in_bytes = "ByteLevel" in str(type(tokenizer.decoder)) or '"ByteLevel"' in _decoder_of(
-            tokenizer
+        decoder = tokenizer.decoder
+        in_bytes = "ByteLevel" in str(type(decoder)) or (
+            decoder is not None and '"ByteLevel"' in str(decoder.__getstate__())
         )
     except Exception as error:
         return None, f"Its tokenizer cannot be read: {' '.join(str(error).split())[:200]}."
@@ -142,10 +144,6 @@ def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
     return TokenTexts(path.parent.name, pieces | added), None
 
 
-def _decoder_of(tokenizer: Any) -> str:
-    return str(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else ""
-
-
 def _bytes_of(text: str) -> bytes | str:
     """Bytes of a token in GPT-2's spelling, as in byte-level vocabularies (else the text
     itself).
@@ -154,20 +152,12 @@ def _bytes_of(text: str) -> bytes | str:
     return text if None in spelled else bytes(byte for byte in spelled if byte is not None)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(shown)]
-    return {chr(byte): byte for byte in shown} | {
-        chr(256 + n): byte for n, byte in enumerate(hidden)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
-
-
-@lru_cache(maxsize=1)
-def _of_bytes() -> TokenTexts:
-    return TokenTexts("bytes", {**{byte: bytes([byte]) for byte in range(256)}, **_BYTES_FRAME})
+_SHOWN = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in set(_SHOWN)]
+_BYTE_OF = {chr(byte): byte for byte in _SHOWN} | {
+    chr(256 + number): byte for number, byte in enumerate(_HIDDEN)
+}
+"""Character of GPT-2's spelling -> byte."""
 
 
 _MOST = 100_000
@@ -188,7 +178,9 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
         )
     known = call_tokens(store, ids)
     calls = _calls(store, ids, damaged)
-    starts = _starts(ids, known)
+    starts = [0]  # of each call's tokens, and the end of the last one's
+    for id_ in ids:
+        starts.append(starts[-1] + (len(known[id_].token_ids) if id_ in known else 0))
     total = starts[-1]
     last = min(to or total, total, from_ + _MOST)
     first = min(from_, last)
@@ -250,14 +242,6 @@ def _calls(store: RunStore, ids: Sequence[str], damaged: Damaged) -> dict[str, C
         except StoreError as error:
             damaged(id_, error)
     return found
-
-
-def _starts(ids: Sequence[str], known: Mapping[str, CallTokens]) -> list[int]:
-    """Start of each call's tokens, and the end of the last one's."""
-    starts = [0]
-    for id_ in ids:
-        starts.append(starts[-1] + (len(known[id_].token_ids) if id_ in known else 0))
-    return starts
 
 
 def _judged(
@@ -336,16 +320,13 @@ def _columns(
         found["ids"] += own.token_ids[a:b]
         found["mask"] += [1 if sampled else 0 for sampled in mask]
         found["logprob"] += [
-            _short_float(p) if sampled else None for p, sampled in zip(logprobs, mask, strict=True)
+            # as many digits as a 32-bit float has
+            float(f"{p:.7g}") if sampled and math.isfinite(p) else None
+            for p, sampled in zip(logprobs, mask, strict=True)
         ]
         found["call_of"] += [number] * (b - a)
         found["weight"] += [weight if sampled else None for sampled in mask]
     return found
-
-
-def _short_float(value: float) -> float | None:
-    """Value of a 32-bit float in as many digits as it has (None if not finite)."""
-    return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def _analysis(

@@ -22,7 +22,7 @@ from hrm_agent.viewer.projections.trajectory.threads import (
 
 if TYPE_CHECKING:
     from hrm_agent.store import RunStore
-    from hrm_agent.trajectory import Overlay, Scoring
+    from hrm_agent.trajectory import Scoring
     from hrm_agent.viewer.places import Place
 
 __all__ = ["commands_of", "header_data", "trajectory"]
@@ -33,6 +33,9 @@ def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the quer
     store, found = place.store(), transcript(place, id)
     header, damaged = found.header, found.damaged
     origin = header.forked_from
+    query = "SELECT count(*) FROM checkpoints WHERE thread_id = ? AND ns = ?"
+    with store.database.read() as cursor:
+        moments = int(cursor.execute(query, (header.thread_id, "")).fetchone()[0])
     return {
         "header": header_data(header),
         "forked_from": origin.model_dump() if origin else None,
@@ -46,14 +49,24 @@ def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the quer
             for fork in forks_of(store, header)
         ],
         "siblings": siblings_of(store, header),
-        "overlays": [_overlay(overlay) for overlay in overlays_on(store, header, damaged)],
+        "overlays": [
+            {
+                "run": overlay.run_id,
+                "step": overlay.step + 1,
+                "group": overlay.group_id,
+                "reward": foreign(overlay.reward),
+                **overlay_data(overlay),
+                "credit": foreign(overlay.credit),
+            }
+            for overlay in overlays_on(store, header, damaged)
+        ],
         "scorings": _scorings(store, header, damaged),
         "counts": _counts(found),
         "items": len(found.items),
         "focus": _focus(found),
         "roles": list(dict.fromkeys(short(mark.role) for mark in found.own)),
         "commands": commands_of(place, header),
-        "thread_moments": _moments(store, header.thread_id),
+        "thread_moments": moments,
         "damaged": damaged.data(),
     }
 
@@ -80,17 +93,6 @@ def header_data(header: Trajectory) -> dict[str, Any]:
         "turns": len(header.turns),
         "started_at": foreign(header.started_at),
         "ended_at": foreign(header.ended_at),
-    }
-
-
-def _overlay(overlay: Overlay) -> dict[str, Any]:
-    return {
-        "run": overlay.run_id,
-        "step": overlay.step + 1,
-        "group": overlay.group_id,
-        "reward": foreign(overlay.reward),
-        **overlay_data(overlay),
-        "credit": foreign(overlay.credit),
     }
 
 
@@ -187,9 +189,3 @@ def commands_of(place: Place, header: Trajectory) -> dict[str, str]:
         "replay": f"hrm-agent replay {id_} --store {store}",
         "fork": f"hrm-agent fork {thread} --at last --run --store {store}",
     }
-
-
-def _moments(store: RunStore, thread: str) -> int:
-    query = "SELECT count(*) FROM checkpoints WHERE thread_id = ? AND ns = ?"
-    with store.database.read() as cursor:
-        return int(cursor.execute(query, (thread, "")).fetchone()[0])
