@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
@@ -173,6 +173,7 @@ class NamespacePart(NamedTuple):
         return not self.task_id and bool(self.around) and self.node.isdecimal()
 
 
+@lru_cache(maxsize=4096)
 def namespace_parts(namespace: str) -> tuple[NamespacePart, ...]:
     """Tasks in a namespace, outermost first (empty for the outermost graph)."""
     parts = list[NamespacePart]()

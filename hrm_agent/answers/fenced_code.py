@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hrm_agent.answers.final_answer import HIDDEN_TAGS
 
-__all__ = ["MAX_BLOCKS", "FencedBlock", "python_blocks"]
+__all__ = ["MAX_BLOCKS", "FencedBlock", "block_ids", "python_blocks"]
 
 MAX_BLOCKS = 8
 """Most blocks of one message that are run. One block beyond them is returned as refused."""
@@ -40,6 +41,12 @@ class FencedBlock:
     """Python source, up to the end of the message if the block is not closed."""
     problem: str = ""
     """Reason why it cannot be run, as shown to the model (empty if it can)."""
+
+
+@lru_cache(maxsize=4096)
+def block_ids(call_id: str) -> tuple[str, ...]:
+    """Ids of the tool calls by the blocks of a model's call, as many as it can have."""
+    return tuple(f"{call_id[:16]}-block{number}" for number in range(1, MAX_BLOCKS + 2))
 
 
 def python_blocks(text: str) -> list[FencedBlock]:

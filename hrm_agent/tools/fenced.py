@@ -21,13 +21,13 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
-from hrm_agent.answers.fenced_code import MAX_BLOCKS, FencedBlock, python_blocks
+from hrm_agent.answers.fenced_code import FencedBlock, block_ids, python_blocks
 from hrm_agent.answers.final_answer import HIDDEN_TAGS
 from hrm_agent.models import invalid_tool_calls
 from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, recorded_call_id
 from hrm_agent.tools.run import run_tool_calls
 
-__all__ = ["RESULTS", "block_ids", "fenced_calls", "run_fenced_blocks"]
+__all__ = ["RESULTS", "fenced_calls", "run_fenced_blocks"]
 
 RESULTS = "-results"
 """Suffix of the id of a message with results, after the id of the message that asked for them."""
@@ -58,11 +58,6 @@ def fenced_calls(message: AIMessage, tool: str) -> list[AIMessage]:
         *(_invalid(call["id"], call["name"], call["args"], NO_CALLS) for call in native),
         *(_call(id_, tool, block) for id_, block in zip(ids, blocks, strict=True)),
     ]
-
-
-def block_ids(call_id: str) -> list[str]:
-    """Ids of the calls by the blocks of a model's call, as many as it can have."""
-    return [f"{call_id[:16]}-block{number}" for number in range(1, MAX_BLOCKS + 2)]
 
 
 async def run_fenced_blocks(

@@ -29,7 +29,7 @@ from hrm_agent.environment.base import Cell, Submission
 from hrm_agent.tools.call_order import calls_before
 from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
 from hrm_agent.tools.session_variables import variables_cell, without_variables
-from hrm_agent.tools.sessions import scope_of, sessions_of
+from hrm_agent.tools.sessions import sessions_of
 from hrm_agent.trajectory import SessionState, ToolStatus, active_recording, tool_record_id
 from hrm_agent.trajectory.identity import graph_identity
 
@@ -134,7 +134,7 @@ class _Execution:
         identity = self._identity
         replaying = self._recording.replaying
         return self._sessions.turns.turn(
-            (identity.thread_id, scope_of(identity)),
+            (identity.thread_id, identity.scope),
             (identity.checkpoint_id, str(identity.attempt)),
             self._id,
             () if replaying else calls_before(self._id, self._tool.name, self._config),

@@ -28,7 +28,6 @@ from weakref import WeakKeyDictionary
 
 from hrm_agent.environment import Environment
 from hrm_agent.environment.base import Cell, ExecutionResult
-from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.tools.call_order import OrderedAccess
 from hrm_agent.trajectory import (
     CheckpointLineage,
@@ -40,7 +39,7 @@ from hrm_agent.trajectory import (
     open_recording,
 )
 
-__all__ = ["RecordingSessions", "SessionPlace", "end_sessions", "scope_of", "sessions_of"]
+__all__ = ["RecordingSessions", "SessionPlace", "end_sessions", "sessions_of"]
 
 SECONDS_TO_APPEAR = 0.05
 """Longest wait in seconds for a checkpoint that LangGraph is still writing. If none is found, the
@@ -100,7 +99,7 @@ class RecordingSessions:
         self, recording: Recording, identity: GraphIdentity, record_id: str
     ) -> SessionPlace:
         """Name and cells of the session for a call. To be called when it is the call's turn."""
-        own = identity.thread_id, scope_of(identity)
+        own = identity.thread_id, identity.scope
         if open_recording() is None:
             place = SessionPlace(content_hash("session", _this_process(), *own), None)
         else:
@@ -139,7 +138,7 @@ class RecordingSessions:
         """Finished calls that led to a call, with the ids of their records, in the order in which
         they ran.
         """
-        journal, thread, scope = recording.journal, identity.thread_id, scope_of(identity)
+        journal, thread, scope = recording.journal, identity.thread_id, identity.scope
         inner = journal.line(thread, scope, identity.checkpoint_id) if scope else line
         found: list[tuple[tuple[int, str], float, str, _Ran]] = []
         for record_id, step in journal.steps_of_tool_calls(thread):
@@ -184,11 +183,6 @@ async def end_sessions(recording: Recording, environment: Environment) -> None:
     sessions.begun.clear()
 
 
-def scope_of(identity: GraphIdentity) -> str:
-    """Namespace around the calling node, which is that of its loop."""
-    return namespace_around(identity.checkpoint_ns)
-
-
 def _ran(record: ToolCall) -> _Ran | None:
     if record.session is None or record.status is None or isinstance(record.arguments, str):
         return None
@@ -196,7 +190,7 @@ def _ran(record: ToolCall) -> _Ran | None:
     cell = (
         Cell(str(record.arguments.get("code", "")), digest) if record.status in _LIVED_ON else None
     )
-    return _Ran(scope_of(record.identity), record.identity.checkpoint_id, record.started_at, cell)
+    return _Ran(record.identity.scope, record.identity.checkpoint_id, record.started_at, cell)
 
 
 def _this_process() -> str:

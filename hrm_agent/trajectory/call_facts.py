@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
-from hrm_agent.langgraph_format import namespace_parts
+from hrm_agent.langgraph_format import namespace_around, namespace_parts
 from hrm_agent.trajectory.record import Record
 
 __all__ = [
@@ -55,6 +55,13 @@ class GraphIdentity(Record):
     def step(self) -> str:
         """Checkpoint of the outermost graph that the step started from."""
         return self.root_checkpoint_id or self.checkpoint_id
+
+    @property
+    def scope(self) -> str:
+        """Namespace around the calling node, which is that of its loop. Python calls of one thread
+        and scope share a session.
+        """
+        return namespace_around(self.checkpoint_ns)
 
     @property
     def role(self) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-from hrm_agent.answers.fenced_code import python_blocks
+from hrm_agent.answers.fenced_code import block_ids, python_blocks
 from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.environment import LocalEnvironment, using_environment
 from hrm_agent.store import RunStore
 from hrm_agent.tools import python
-from hrm_agent.tools.fenced import block_ids, fenced_calls, run_fenced_blocks
+from hrm_agent.tools.fenced import fenced_calls, run_fenced_blocks
 from hrm_agent.trajectory import Recording, ToolStatus, recording
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -51,10 +51,10 @@ async def test_blocks_run_in_order_in_one_session(recorded: Any) -> None:
         "0123456789abcdef-block1",
         "0123456789abcdef-block2",
     ]
-    assert block_ids("0123456789abcdef0123456789abcdef")[:2] == [
+    assert block_ids("0123456789abcdef0123456789abcdef")[:2] == (
         first.tool_call_id,
         second.tool_call_id,
-    ]
+    )
     assert shown.response_metadata["ended_at"] == second.ended_at
     assert shown.response_metadata["started_at"] < second.started_at
 

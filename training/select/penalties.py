@@ -75,9 +75,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from hrm_agent.tools.fenced import block_ids
+from hrm_agent.answers.fenced_code import block_ids
 from hrm_agent.tools.python_tool import DIFFERS, LOST, NO_OUTPUT, python, python_stateless
-from hrm_agent.tools.sessions import scope_of
 from hrm_agent.training.select.code_facts import CodeFacts, code_facts
 from hrm_agent.training.select.novelty import Known
 from hrm_agent.training.select.retracing.sessions import SessionValues
@@ -227,14 +226,14 @@ class _Looked:
         self.call = call
         self.failed = call.status is not None and call.status.is_policy_failure
         self.session = (
-            ""
-            if call.name != python.name
-            else f"{call.identity.thread_id} {scope_of(call.identity)}"
+            "" if call.name != python.name else f"{call.identity.thread_id} {call.identity.scope}"
         )
         """Session of the call. Empty for a tool without one."""
         self.asked = self.session, call.repeated_of or call.id
         """Key that is equal for calls of one session with the same arguments."""
-        code = _code(call)
+        is_python = call.name in (python.name, python_stateless.name)
+        given = call.arguments.get("code") if isinstance(call.arguments, dict) else None
+        code = given if isinstance(given, str) and is_python else None
         self.facts = code_facts(code) if code is not None else None
         self.form = _form(call, code, self.facts, self.session, failed=self.failed)
         self.output = _output(call)
@@ -321,15 +320,6 @@ def _reach(names: Iterable[str], through: dict[str, set[str]]) -> set[str]:
     return reached
 
 
-def _code(call: ToolCall) -> str | None:
-    code = call.arguments.get("code") if isinstance(call.arguments, dict) else None
-    return (
-        code
-        if isinstance(code, str) and call.name in (python.name, python_stateless.name)
-        else None
-    )
-
-
 def _form(
     call: ToolCall, code: str | None, facts: CodeFacts | None, session: str, *, failed: bool
 ) -> str:
@@ -408,7 +398,11 @@ def role_penalties(
         by_role(counted.effective_calls),
         by_role(tools),
     )
-    equipped = {call.identity.role for call in calls if _has_tools(call)} | made.keys()
+    equipped = {
+        call.identity.role
+        for call in calls
+        if call.tools or (call.tools is None and call.tools_hash not in _NO_TOOLS)
+    } | made.keys()
     answering = {call.identity.role for call in calls if answer_tags(call)} or {
         calls[-1].identity.role
     }
@@ -435,7 +429,3 @@ def mean_penalties(roles: Iterable[RolePenalty]) -> tuple[float, float]:
     errors = [role.error for role in each if role.error is not None]
     formats = [role.format for role in each if role.format is not None]
     return fmean(errors) if errors else error_share(0, 0), fmean(formats) if formats else 1.0
-
-
-def _has_tools(call: Call) -> bool:
-    return bool(call.tools) if call.tools is not None else call.tools_hash not in _NO_TOOLS

@@ -187,7 +187,10 @@ def select(
     `keep` is G. If fewer rollouts can take part, all of them are kept, unless they are less than
     the share `min_group` of the group. `algorithm` is a name of `ALGORITHMS`.
     """
-    chosen = _algorithm(algorithm)
+    if algorithm not in ALGORITHMS:
+        hint = f"{nearest(algorithm, ALGORITHMS)} Algorithms: {', '.join(ALGORITHMS)}.".strip()
+        raise ConfigError(f"There is no algorithm {algorithm!r}.", hint)
+    chosen = ALGORITHMS[algorithm]
     if keep < 2:
         raise ConfigError(
             f"{keep} rollouts of a group are to be kept.",
@@ -202,13 +205,6 @@ def select(
     kept = chosen(candidates, keep, rng, options)
     rejection = too_small(len(candidates), len(group), min_group) or _rejection(candidates, kept)
     return [_judge(judged[trajectory.id], kept, rejection, run_id, step) for trajectory in group]
-
-
-def _algorithm(name: str) -> Algorithm:
-    if name not in ALGORITHMS:
-        hint = f"{nearest(name, ALGORITHMS)} Algorithms: {', '.join(ALGORITHMS)}.".strip()
-        raise ConfigError(f"There is no algorithm {name!r}.", hint)
-    return ALGORITHMS[name]
 
 
 def is_positive(reward: float) -> bool:

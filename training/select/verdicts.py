@@ -111,12 +111,19 @@ def judge_group(
     last = [attempts[-1] for attempts in group if attempts[-1].id not in out]
     judged = _without_gradient(last, selected(last, config.select.min_group)) if last else []
     judged += [
-        _left_out(selected([each[-1]])[0], *out[each[-1].id])
+        selected([each[-1]])[0].model_copy(
+            update={"verdict": Verdict.DROPPED, "drop_reason": reason, "reason": why}
+        )
         for each in group
         if each[-1].id in out
+        for reason, why in [out[each[-1].id]]
     ]
-    earlier = [(first, attempts[-1]) for attempts in group for first in attempts[:-1]]
-    return judged + [_superseded(selected([first])[0], second) for first, second in earlier]
+    for attempts in group:
+        for first in attempts[:-1]:
+            overlay = selected([first])[0]
+            reason = f"{overlay.reason}; run once more as {attempts[-1].thread_id}"
+            judged.append(overlay.model_copy(update={"reason": reason}))
+    return judged
 
 
 def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> list[Overlay]:
@@ -179,11 +186,6 @@ def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | Non
     )
 
 
-def _left_out(overlay: Overlay, reason: DropReason, why: str) -> Overlay:
-    dropped = {"verdict": Verdict.DROPPED, "drop_reason": reason, "reason": why}
-    return overlay.model_copy(update=dropped)
-
-
 def credited_overlays(
     rollouts: Sequence[Trajectory],
     judged: Sequence[Overlay],
@@ -203,12 +205,6 @@ def credited_overlays(
     return credited(rollouts, overlays, credit)
 
 
-def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:
-    return overlay.model_copy(
-        update={"reason": f"{overlay.reason}; run once more as {second.thread_id}"}
-    )
-
-
 def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> Row:
     """Numbers of rollouts run again, failed or lost, and of groups left out, by reason."""
     by_id = {overlay.trajectory_id: overlay for overlay in overlays}
@@ -217,7 +213,11 @@ def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay])
     return {
         "rollout/second_attempts": float(sum(len(attempts) > 1 for attempts in rollouts)),
         "rollout/lost": float(
-            sum(overlay.drop_reason in _LOST for overlay in last if _is_dropped(overlay))
+            sum(
+                overlay.drop_reason in _LOST
+                for overlay in last
+                if overlay.verdict is Verdict.DROPPED
+            )
         ),
         "select/truncated": float(
             sum(overlay.drop_reason is DropReason.TRUNCATED for overlay in last)
@@ -235,10 +235,6 @@ def _rejected(overlays: Iterable[Overlay]) -> Counter[DropReason]:
     return Counter(
         _why_rejected(group) for group in groups.values() if not any(map(_is_kept, group))
     )
-
-
-def _is_dropped(overlay: Overlay) -> bool:
-    return overlay.verdict is Verdict.DROPPED
 
 
 def _is_kept(overlay: Overlay) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hrm_agent.tools.fenced import block_ids
+from hrm_agent.answers.fenced_code import block_ids
 from hrm_agent.tools.python_tool import DIFFERS, LOST, NO_OUTPUT
 from hrm_agent.training.select.code_facts import MAX_CHARACTERS, code_facts
 from hrm_agent.training.select.penalties import count_calls, penalty_error, penalty_format

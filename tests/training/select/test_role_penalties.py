@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hrm_agent.answers.fenced_code import block_ids
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.tools.fenced import block_ids
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.records.offline import train_on_record
 from hrm_agent.training.rollout.collect import collect
