@@ -32,8 +32,14 @@ from hrm_agent.training.ranks.processes import Ranks
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.learner import OPTIMIZER_FILE, Learner
 from hrm_agent.training.update.optimizers import make_adamw
-from hrm_agent.training.update.sharded_checkpoint import is_sharded, read_sharded, write_sharded
-from hrm_agent.training.update.sharded_weights import gather, shard, take_whole
+from hrm_agent.training.update.sharded import (
+    gather,
+    is_sharded,
+    read_sharded,
+    shard,
+    take_whole,
+    write_sharded,
+)
 from hrm_agent.training.workers.process import opened_rollouts
 from hrm_agent.training.workers.wire import Message
 

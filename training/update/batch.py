@@ -346,7 +346,11 @@ def linearise(
     trained: set[str] = set()
     rows: list[Row] = []
     for path in paths(trajectory.calls):
-        fresh = {c.id: _adapter_of(c, roles) for c in path if c.id in own and c.id not in trained}
+        fresh = {
+            c.id: c.identity.role if c.identity.role in roles else ""
+            for c in path
+            if c.id in own and c.id not in trained
+        }
         for role in dict.fromkeys(fresh.values()):
             mine = [name for name, adapter in fresh.items() if adapter == role]
             # A path stops at its last call with tokens to train. Later calls are no context for
@@ -358,10 +362,6 @@ def linearise(
         trained.update(fresh)
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     return [replace(row, sequence=sequence, sequence_tokens=tokens) for row in rows]
-
-
-def _adapter_of(call: Call, roles: Collection[str]) -> str:
-    return call.identity.role if call.identity.role in roles else ""
 
 
 def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
@@ -410,15 +410,15 @@ def left_out(trajectories: Iterable[Trajectory], overlays: Iterable[Overlay]) ->
     """Numbers of calls without a gradient, by reason, as metrics of a step. Counts calls of
     trajectories that were kept, or left out for lack of a gradient.
     """
-    counted = {o.trajectory_id for o in overlays if _is_counted(o)}
+    counted = {
+        o.trajectory_id
+        for o in overlays
+        if o.verdict is Verdict.KEPT or o.drop_reason is DropReason.NO_GRADIENT
+    }
     found = Counter(
         no_gradient(call, t.policy) for t in trajectories if t.id in counted for call in t.own_calls
     )
     return {f"select/{reason.value}": float(found[reason]) for reason in NoGradient}
-
-
-def _is_counted(overlay: Overlay) -> bool:
-    return overlay.verdict is Verdict.KEPT or overlay.drop_reason is DropReason.NO_GRADIENT
 
 
 def micro_batches(

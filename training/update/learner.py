@@ -33,7 +33,7 @@ from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.update.optimizers import make_adamw
 from hrm_agent.training.update.schedule import dropout_seed
-from hrm_agent.training.update.sharded_checkpoint import is_sharded, read_sharded
+from hrm_agent.training.update.sharded import is_sharded, read_sharded
 from hrm_agent.training.update.trained_policy import TrainedPolicy, copy_of_trained
 from hrm_agent.trajectory import derive_seed
 

@@ -119,7 +119,11 @@ def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) 
     Such tokens are context: they count neither among the trained tokens of the step nor of their
     trajectory.
     """
-    kept = [_of(batch, version - batch.versions_K <= max_staleness) for batch in batches]
+    kept: list[MicroBatch] = []
+    for batch in batches:
+        fresh_K = version - batch.versions_K <= max_staleness
+        fields = {name: getattr(batch, name)[fresh_K] for name in _BY_TOKEN}
+        kept.append(replace(batch, **fields))
     kept = [batch for batch in kept if batch.trained_tokens]
     if not kept:
         return []
@@ -127,10 +131,6 @@ def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) 
     lengths = sum_by_sequence(torch.ones(len(sequences), device=sequences.device), sequences)
     parts = lengths.split([batch.trained_tokens for batch in kept])
     return [replace(batch, lengths_K=part) for batch, part in zip(kept, parts, strict=True)]
-
-
-def _of(batch: MicroBatch, fresh_K: Tensor) -> MicroBatch:
-    return replace(batch, **{name: getattr(batch, name)[fresh_K] for name in _BY_TOKEN})
 
 
 @dataclass(slots=True)

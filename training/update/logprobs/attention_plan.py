@@ -165,8 +165,9 @@ class AttentionPlan:
         self._window = window
         self._size = max(run.stop for run in runs)
         self._device = device
+        is_cpu = torch.device(device).type == "cpu"
         block, products = (
-            (BLOCK, ROUND_PRODUCTS) if _is_cpu(device) else (BLOCK_ON_GPU, ROUND_PRODUCTS_ON_GPU)
+            (BLOCK, ROUND_PRODUCTS) if is_cpu else (BLOCK_ON_GPU, ROUND_PRODUCTS_ON_GPU)
         )
         jobs = sorted(
             _jobs(runs, asking, window, block),
@@ -251,10 +252,6 @@ def _prefixes(jobs: Sequence[_Job]) -> Iterator[tuple[slice, Intervals]]:
         if prefix:
             yield slice(first, last), prefix
         first = last
-
-
-def _is_cpu(device: torch.device | str) -> bool:
-    return torch.device(device).type == "cpu"
 
 
 def _jobs(

@@ -50,7 +50,8 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     _refuse(inner)
     tokens = batch.token_ids_N
     wanted_P = batch.parents_N[batch.loss_indices_K].unique()
-    paths = _Paths(runs_of(batch.parents_N.cpu().numpy()), wanted_P, _last_layer(inner))
+    last_layer = int(inner.config.get_text_config().num_hidden_layers) - 1
+    paths = _Paths(runs_of(batch.parents_N.cpu().numpy()), wanted_P, last_layer)
     arguments = {
         "input_ids": tokens[None],
         "position_ids": batch.positions_N[None],
@@ -113,10 +114,6 @@ class _Paths:
                 self._runs, asking=asking, window=window, device=self._device
             )
         return self._plans[key]
-
-
-def _last_layer(model: PreTrainedModel) -> int:
-    return int(model.config.get_text_config().num_hidden_layers) - 1
 
 
 def _plain_mlp(model: PreTrainedModel) -> nn.Module | None:

@@ -1,4 +1,5 @@
-"""Weights of which each rank holds a share: FSDP2, `torch.distributed.fsdp.fully_shard`.
+"""Weights of which each rank holds a share: FSDP2, `torch.distributed.fsdp.fully_shard`, and their
+checkpoints.
 
 The sharded module is a second one. The first stays whole on each rank: the engine samples with it,
 and it is saved. After an update the shares are gathered into it, one tensor after the other.
@@ -6,16 +7,30 @@ and it is saved. After an update the shares are gathered into it, one tensor aft
 Trained weights are in single precision. If the policy is in bfloat16, its layers are rounded when
 they are gathered for a forward pass, as with masters (`hrm_agent.training.update.optimizers`): the
 engine has the same rounded numbers.
+
+To a checkpoint each rank writes its share, in torch's distributed format, and any number of ranks
+can read it.
+
+    CHECKPOINT/sharded/     .metadata, which share of which tensor lies where, and a file of each rank
+
+Tensors are named after the weights that they belong to. They can therefore be read by ranks with
+other shares than those that wrote them, and by a process without a process group. The files are
+listed in the checkpoint's manifest (`hrm_agent.training.checkpoints`) like all others.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -23,7 +38,17 @@ from torch.optim import Optimizer
 
 from hrm_agent.training.update.optimizers import OnMasters
 
-__all__ = ["gather", "held_by", "put", "refresh", "shard", "take_whole"]
+__all__ = [
+    "gather",
+    "held_by",
+    "is_sharded",
+    "put",
+    "read_sharded",
+    "refresh",
+    "shard",
+    "take_whole",
+    "write_sharded",
+]
 
 
 def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
@@ -109,3 +134,41 @@ def refresh(optimizer: Optimizer) -> None:
     inner = getattr(optimizer, "optimizer", optimizer)  # within Accelerate's
     if isinstance(inner, OnMasters):
         inner.load_state_dict(inner.state_dict())
+
+
+_FOLDER = "sharded"
+_WEIGHT, _STATE = "weight", "state"
+
+
+def is_sharded(folder: Path) -> bool:
+    """True if a checkpoint is in this format."""
+    return (folder / _FOLDER).is_dir()
+
+
+def write_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Write weights and optimiser state, each rank its share. All ranks have to call it."""
+    state: dict[str, Any] = {}
+    for name, weight in held_by(model, optimizer):
+        state[f"{_WEIGHT}/{name}"] = weight
+        for key, value in optimizer.state.get(weight, {}).items():
+            state[f"{_STATE}/{key}/{name}"] = value
+    save(state, checkpoint_id=folder / _FOLDER)
+
+
+@torch.no_grad()
+def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Read the data of `write_sharded`, from any number of ranks. All ranks have to call it."""
+    written = FileSystemReader(folder / _FOLDER).read_metadata().state_dict_metadata
+    held = dict(held_by(model, optimizer))
+    optimizer.state.clear()
+    state: dict[str, Any] = {f"{_WEIGHT}/{name}": weight.detach() for name, weight in held.items()}
+    for entry in (each for each in written if each.startswith(f"{_STATE}/")):
+        _, key, name = entry.split("/", 2)
+        of_weight = written[entry].size == held[name].shape  # pyright: ignore[reportAttributeAccessIssue]
+        value: Tensor = torch.zeros_like(held[name]) if of_weight else torch.zeros(())
+        state[entry] = optimizer.state[held[name]][key] = value
+    with warnings.catch_warnings():
+        # a warning that there is no process group, in a process that needs none
+        warnings.simplefilter("ignore", UserWarning)
+        load(state, checkpoint_id=folder / _FOLDER, no_dist=not distributed.is_initialized())
+    refresh(optimizer)
