@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.basics.files import json_line, replacing
+from hrm_agent.basics.plotting import bars, curve, finish, new_figure, save_figure
 from hrm_agent.training.evaluation.compare import Comparison, comparison_lines, comparison_rows
 from hrm_agent.training.evaluation.evaluate import Evaluation, summary
 from hrm_agent.training.evaluation.roles import ROLE_COUNTS
+from hrm_agent.training.evaluation.statistics import shown_ks
 from hrm_agent.training.evaluation.tables import Row, interval_text, plain_text
 
 __all__ = [
@@ -31,6 +33,11 @@ __all__ = [
     "write_results",
 ]
 
+_FAILURES = ("failed", "truncated", "undecodable", "asked_again", "tool_errors")
+"""Counts of a role that are failures."""
+_LONGEST_NAME = 24
+"""Maximum characters of a name in a picture."""
+
 
 def write_results(
     found: Evaluation, folder: Path, title: str, config: Mapping[str, Any] | None = None
@@ -42,12 +49,51 @@ def write_results(
     written = [_write_json(folder / "results.json", record)]
     written.append(_write(folder / "results.md", markdown(found, title, config)))
     if find_spec("matplotlib") is not None:
-        from hrm_agent.training.evaluation.plot import draw
-
         with replacing(folder / "results.png") as part:
-            draw(found, part, title)
+            _draw(found, part, title)
         written.append(folder / "results.png")
     return written
+
+
+def _draw(found: Evaluation, path: Path, title: str) -> None:
+    """Draw scores by k, scores by family, stop reasons, and failures by role."""
+    figure = new_figure(
+        11, 7, f"{_short(title)}: {found.problems} problems, {found.trajectories} trajectories"
+    )
+    scores, families, ends, roles = figure.subplots(2, 2).flat
+    curve(scores, 0, list(found.pass_at), list(found.pass_at.values()), "pass@k", "bars")
+    if len(found.majority_at) > 1:
+        by_k = found.majority_at
+        curve(scores, 1, list(by_k), list(by_k.values()), "majority@k", "bars")
+    scores.set_xticks(shown_ks(found.samples) or [1])
+    finish(scores, "score by samples a problem, 95 % intervals", xlabel="k", ylim=(-0.02, 1.02))
+    pass_at_1 = [score.pass_at_1 for score in found.families.values()]
+    bars(families, [_short(name) for name in found.families], {"": pass_at_1}, horizontal=True)
+    finish(families, "pass@1 by family", xlim=(0, 1.02))
+    counts = list(found.stop_reasons.values())
+    bars(
+        ends, list(found.stop_reasons), {"": counts}, horizontal=True, texts=list(map(str, counts))
+    )
+    finish(ends, "how runs ended")
+    failures = {
+        kind.replace("_", " "): [
+            role.get(kind, 0) / max(1, role.get("runs", 0)) for role in found.roles.values()
+        ]
+        for kind in _FAILURES
+        if any(role.get(kind) for role in found.roles.values())
+    }
+    # several failures of one run all count
+    bars(roles, [_short(name) for name in found.roles], failures, horizontal=True)
+    finish(roles, "failures a run, by role")
+    save_figure(figure, path)
+
+
+def _short(name: str) -> str:
+    """Name shortened in the middle."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    half = _LONGEST_NAME // 2
+    return f"{name[: half - 1]}…{name[-half:]}"
 
 
 def write_comparison(found: Comparison, folder: Path) -> list[Path]:

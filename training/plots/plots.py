@@ -1,25 +1,215 @@
 """Plots of training runs: accuracy in a large panel, on held-out problems with its interval, the
 rest in small panels.
 
-Lines differ in colour (of Okabe and Ito, distinguishable with any colour vision), in dashes and in
-markers, so that a print in grey shows the same.
+Runs that differ only in the seed form one line, their mean with a band.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean, stdev
+from typing import Any, Literal, NamedTuple
 
 from hrm_agent.basics.intervals import Estimate
-from hrm_agent.basics.plotting import new_figure, save_figure
+from hrm_agent.basics.plotting import curve, finish, line_look, new_figure, save_figure
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.training.plots.lines import Band, PlotLine
 from hrm_agent.training.plots.runs import Axis, Kind, PlottedRun, plotted_rows
 
-__all__ = ["PlotStyle", "draw_lines", "metrics_of", "plot_curves"]
+__all__ = [
+    "Band",
+    "PlotLine",
+    "PlotStyle",
+    "draw_lines",
+    "metrics_of",
+    "plot_curves",
+    "plot_lines",
+]
+
+Band = Literal["minmax", "interval", "none"]
+"""Band around the mean of several runs: their range, the 95 % interval of the mean, or none."""
+
+_T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
+"""Percentiles (97.5th) of Student's t, by degrees of freedom from 1."""
+_T95_MORE = 2.131
+"""Percentile for more degrees of freedom, slightly too large."""
+_SEEDS_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class PlotLine:
+    """One line of a plot."""
+
+    label: str
+    """Label in the legend."""
+    runs: tuple[PlottedRun, ...]
+    """Runs of the line. The mean of several is drawn."""
+
+    @property
+    def steps(self) -> int:
+        """Last step of the line, up to which all runs have values. A mean over fewer runs would
+        jump.
+        """
+        return min(run.steps[-1] for run in self.runs)
+
+    def points(
+        self, metric: str, axis: Axis, band: Band, smooth: int = 1
+    ) -> list[tuple[float, Estimate]]:
+        """Points of the line: position on the axis, and the mean with its band (nan if no run has a
+        value).
+        """
+        series = [
+            dict(zip(run.steps, _smoothed(run.metrics[metric], smooth), strict=True))
+            for run in self._with(metric)
+        ]
+        places = [run.places(axis) for run in self._with(metric)]
+        steps = sorted({step for each in series for step in each if step <= self.steps})
+        return [
+            (_mean(p[s] for p in places if s in p), _over([e[s] for e in series if s in e], band))
+            for s in steps
+        ]
+
+    def held_out(self, axis: Axis, band: Band) -> list[tuple[float, Estimate]]:
+        """Accuracy on held-out problems, as (position, estimate) by updates. A single run has the
+        interval over its problems.
+        """
+        at = sorted({updates for run in self.runs for updates in run.held_out})
+        found: list[tuple[float, Estimate]] = []
+        for updates in at:
+            of = [
+                run for run in self.runs if updates in run.held_out and updates in (0, *run.steps)
+            ]
+            if not of or len(of) < len(self.runs):
+                continue
+            place = fmean(run.places(axis)[updates] for run in of)
+            single = of[0].held_out[updates]
+            found.append(
+                (
+                    place,
+                    (
+                        single
+                        if len(of) == 1
+                        else _over([r.held_out[updates].value for r in of], band)
+                    ),
+                )
+            )
+        return found
+
+    def _with(self, metric: str) -> list[PlottedRun]:
+        return [run for run in self.runs if metric in run.metrics]
+
+
+def _smoothed(values: Sequence[float], steps: int) -> list[float]:
+    """Running mean of each value and those before it, `steps` in all."""
+    return (
+        [_mean(values[max(0, end - steps) : end]) for end in range(1, len(values) + 1)]
+        if steps > 1
+        else list(values)
+    )
+
+
+def _mean(values: Sequence[float] | Iterator[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
+def _over(values: Sequence[float], band: Band) -> Estimate:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return Estimate(math.nan, math.nan, math.nan)
+    mean, count = fmean(known), len(known)
+    if band == "minmax":
+        return Estimate(mean, min(known), max(known))
+    if band == "none" or count < 2:
+        return Estimate(mean, mean, mean)
+    t = _T95[count - 2] if count - 2 < len(_T95) else _T95_MORE
+    half = t * stdev(known) / math.sqrt(count)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def plot_lines(
+    runs: Sequence[PlottedRun], *, by_seed: bool = True, labels: Sequence[str] = ()
+) -> list[PlotLine]:
+    """Group the runs into lines, in their order.
+
+    `by_seed`: runs of one configuration form one line. `labels`: one for each run; runs of one
+    label form one line. Raises `ConfigError` for runs of different kinds, or another number of
+    labels than of runs.
+    """
+    kinds = {run.kind: run.name for run in runs}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{kinds['rl']} was trained by reinforcement and {kinds['sft']} on conversations: their"
+            " losses and steps are not the same thing.",
+            "Plot the runs of `train rl` and of `train sft` one after the other.",
+        )
+    if labels and len(labels) != len(runs):
+        raise ConfigError(
+            f"There are {len(labels)} labels for {len(runs)} runs.",
+            "Write --label once for each run, in their order.",
+        )
+    groups: dict[Any, list[PlottedRun]] = {}
+    for number, run in enumerate(runs):
+        same = (
+            tuple(sorted((key, repr(value)) for key, value in run.config.items()))
+            if by_seed and run.config
+            else ()
+        )
+        groups.setdefault(labels[number] if labels else same or number, []).append(run)
+    if labels:
+        return [PlotLine(str(label), tuple(group)) for label, group in groups.items()]
+    named = _labels(list(groups.values()))
+    return [
+        PlotLine(label, tuple(group)) for label, group in zip(named, groups.values(), strict=True)
+    ]
+
+
+def _labels(groups: Sequence[Sequence[PlottedRun]]) -> list[str]:
+    """Labels of groups: the one or two keys in which they differ, otherwise the names of their
+    folders.
+    """
+    configs = [group[0].config for group in groups]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    told = differing if len(differing) <= 2 else []
+    labels = [_label(group, told) for group in groups]
+    return [
+        f"{label} ({group[0].name})" if labels.count(label) > 1 else label
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def _label(group: Sequence[PlottedRun], keys: Sequence[str]) -> str:
+    values = ", ".join(f"{key.rpartition('/')[2]} {_value(group[0].config, key)}" for key in keys)
+    if len(group) == 1:
+        return f"{group[0].name}: {values}" if values else group[0].name
+    seeds = [str(run.seed) for run in group]
+    told = f"seeds {', '.join(seeds)}" if len(seeds) <= _SEEDS_NAMED else f"{len(seeds)} seeds"
+    return f"{values or group[0].name + ' and others'}, {told}"
+
+
+def _value(config: Mapping[str, Any], key: str) -> str:
+    value = config.get(key, "default")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
 
 _ACCURACY, _HELD_OUT = "rollout/correct", "eval/correct"
 _CURVES: dict[Kind, tuple[str, ...]] = {
@@ -53,17 +243,12 @@ _AXES: dict[Axis, str] = {
     "tokens": "tokens so far",
     "seconds": "seconds of the steps so far",
 }
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 _BANDS: dict[Band, str] = {
     "minmax": "lowest to highest run",
     "interval": "95 % interval over runs",
     "none": "",
 }
 _HOLLOW: dict[str, Any] = {"markersize": 7, "markerfacecolor": "white", "markeredgewidth": 1.6}
-_MANY_POINTS = 60
-"""Number of steps above which only some have a marker."""
 
 
 class PlotStyle(NamedTuple):
@@ -147,71 +332,52 @@ def draw_lines(
         where = grid[row, slice(None) if alone else column]
         _panel(figure.add_subplot(where), lines, name, style)
     if len(lines) > 1 or len(lines[0].runs) > 1:
-        handles = [_handle(number, _legend(line, style)) for number, line in enumerate(lines)]
+        from matplotlib.lines import Line2D
+
+        labels = [_plain(_legend(line, style)) for line in lines]
+        handles = [
+            Line2D([], [], **line_look(number), label=label) for number, label in enumerate(labels)
+        ]
         figure.legend(
             handles=handles, loc="outside upper left", ncols=min(2, len(lines)), handlelength=4
         )
     save_figure(figure, path, kind)
 
 
-def _handle(number: int, label: str) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], **_look(number), linewidth=1.6, markersize=3.5, label=_plain(label))
-
-
-def _look(number: int) -> dict[str, Any]:
-    """Look of a line by its number. Colours, dashes and markers repeat after 7, 5 and 8, so 280
-    lines differ.
-    """
-    parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
-    return {name: choices[number % len(choices)] for name, choices in parts.items()}
-
-
 def _panel(axes: Any, lines: Sequence[PlotLine], metric: str, style: PlotStyle) -> None:
     for number, line in enumerate(lines):
-        if metric != _HELD_OUT:
-            _curve(axes, line, metric, style, _look(number))
+        if metric != _HELD_OUT and any(metric in run.metrics for run in line.runs):
+            points = line.points(metric, style.axis, style.band, style.smooth)
+            several = len(line.runs) > 1
+            if style.smooth > 1 and not several:
+                raw = line.points(metric, style.axis, style.band)
+                pale: dict[str, Any] = {
+                    "alpha": 0.3,
+                    "linewidth": 1,
+                    "marker": "",
+                    "linestyle": "-",
+                }
+                curve(axes, number, [x for x, _ in raw], [p for _, p in raw], **pale)
+            band = "fill" if several and style.band != "none" else "none"
+            curve(axes, number, [x for x, _ in points], [p for _, p in points], band=band)
         if metric in (_ACCURACY, _HELD_OUT):
-            _held_out(axes, line, style, _look(number))
+            points = line.held_out(style.axis, style.band)
+            hollow = {**_HOLLOW, "linestyle": ":", "linewidth": 1.2, "capsize": 4, "zorder": 3}
+            curve(
+                axes, number, [x for x, _ in points], [p for _, p in points], "", "bars", **hollow
+            )
     for began in _stages(lines, style.axis):
         axes.axvline(began, color="0.6", linewidth=1)
     smoothed = f", mean of {style.smooth} steps" if style.smooth > 1 and metric != _HELD_OUT else ""
-    axes.set(title=_plain(f"{_TITLES.get(metric, metric)}{smoothed}"), xlabel=_AXES[style.axis])
+    title = _plain(f"{_TITLES.get(metric, metric)}{smoothed}")
+    finish(axes, title, xlabel=_AXES[style.axis], whole_steps=style.axis == "step")
     if metric in _SHARES:
         axes.set_ylim(-0.02, 1.02)
     elif metric in _FROM_ZERO:
         axes.update_datalim([(axes.dataLim.x0, 0.0)])
         axes.autoscale_view()
-    axes.grid(alpha=0.3)
-    if style.axis == "step":
-        axes.xaxis.get_major_locator().set_params(integer=True)
     if metric == _ACCURACY and any(line.held_out(style.axis, style.band) for line in lines):
         _key(axes, lines, style)
-
-
-def _curve(
-    axes: Any, line: PlotLine, metric: str, style: PlotStyle, look: Mapping[str, Any]
-) -> None:
-    points = line.points(metric, style.axis, style.band, style.smooth) if _has(line, metric) else []
-    xs = [x for x, _ in points]
-    every = max(1, len(xs) // 15) if len(xs) > _MANY_POINTS else 1
-    several = len(line.runs) > 1
-    if several and style.band != "none":
-        axes.fill_between(
-            xs,
-            [p.low for _, p in points],
-            [p.high for _, p in points],
-            color=look["color"],
-            alpha=0.18,
-            linewidth=0,
-        )
-    if style.smooth > 1 and not several:
-        raw = line.points(metric, style.axis, style.band) if points else []
-        axes.plot(xs, [p.value for _, p in raw], color=look["color"], alpha=0.3, linewidth=1)
-    axes.plot(
-        xs, [p.value for _, p in points], **look, linewidth=1.6, markersize=3.5, markevery=every
-    )
 
 
 def _legend(line: PlotLine, style: PlotStyle) -> str:
@@ -223,20 +389,6 @@ def _legend(line: PlotLine, style: PlotStyle) -> str:
 def _plain(text: str) -> str:
     """Text that matplotlib neither sets as a formula nor hides."""
     return text.lstrip("_").replace("$", r"\$") or "-"
-
-
-def _has(line: PlotLine, metric: str) -> bool:
-    return any(metric in run.metrics for run in line.runs)
-
-
-def _held_out(axes: Any, line: PlotLine, style: PlotStyle, look: Mapping[str, Any]) -> None:
-    points = line.held_out(style.axis, style.band)
-    if not points:
-        return
-    xs, values = [x for x, _ in points], [p.value for _, p in points]
-    errors = ([p.value - p.low for _, p in points], [p.high - p.value for _, p in points])
-    shown = {**look, **_HOLLOW, "linestyle": ":", "linewidth": 1.2, "capsize": 4, "zorder": 3}
-    axes.errorbar(xs, values, yerr=errors, label="_held_out", **shown)
 
 
 def _key(axes: Any, lines: Sequence[PlotLine], style: PlotStyle) -> None:

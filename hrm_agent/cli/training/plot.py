@@ -25,8 +25,7 @@ _BROKEN_NAMED = 5
 
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
-    from hrm_agent.training.plots.lines import plot_lines
-    from hrm_agent.training.plots.plots import PlotStyle, draw_lines, metrics_of
+    from hrm_agent.training.plots.plots import PlotStyle, draw_lines, metrics_of, plot_lines
     from hrm_agent.training.plots.runs import read_run
 
     kind = _format(arguments.out, arguments.format)

@@ -12,8 +12,7 @@ import pytest
 
 from hrm_agent.basics.intervals import wilson_interval
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.training.plots.lines import plot_lines
-from hrm_agent.training.plots.plots import PlotStyle, draw_lines, metrics_of
+from hrm_agent.training.plots.plots import PlotStyle, draw_lines, metrics_of, plot_lines
 from hrm_agent.training.plots.runs import read_run
 
 CONFIG = """command = "train rl"
