@@ -21,7 +21,7 @@ from typing import Any, cast
 from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import TaskError
 from hrm_agent.training.tasks.base import Task
-from hrm_agent.training.tasks.rows import plain_text, reference_answer
+from hrm_agent.training.tasks.tables import plain_text, reference_answer
 from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import TASK_INPUTS, content_hash
 

@@ -12,7 +12,8 @@ Problems and verifiers are the library's own. Two things are added to its verifi
   answers pass, except for the unevaluated `Integral(...)` that it sometimes gives: it is no
   solution, and a policy could answer it to anything.
 
-The verifiers run in a separate process with bounded resources (`hrm_agent.training.tasks.grader`).
+The verifiers run in the process of `hrm_agent.rewards.bounded_call`. The trainer's own data set and
+the text are sent there, and one number is returned.
 
 Splits are different seeds of the same generator. A family with few distinct problems repeats itself
 across them. `reasoning_gym:arc_agi` is one: it draws from all of ARC-AGI-1, with turned grids and
@@ -23,6 +24,7 @@ each test grid once, in the library's words.
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import random
 import re
 import warnings
@@ -33,13 +35,46 @@ from urllib.parse import parse_qsl
 
 from hrm_agent.answers.final_answer import final_answer, own_text
 from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.rewards.bounded_call import CallRaisedError, ExceededError, bounded_call
 from hrm_agent.training.tasks.base import Task, Verifier
-from hrm_agent.training.tasks.grader import graded
 from hrm_agent.training.tasks.spec import literal
 from hrm_agent.training.tasks.verify import grid_verifier
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["answer_form_is_safe", "load_arc_agi", "load_reasoning_gym"]
+__all__ = ["answer_form_is_safe", "graded", "load_arc_agi", "load_reasoning_gym", "score"]
+
+
+def graded(dataset: Any, entry: dict[str, Any], answer: str) -> float:
+    """Result of `dataset.score_answer(answer, entry)` within the bounds (0 if it raises or exceeds
+    them).
+
+    Raises RuntimeError if the process that runs it is lost, for which no answer is to blame.
+    """
+    try:
+        pickle.dumps((dataset, entry))
+    # a data set that holds a lambda cannot be sent
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return score(dataset, entry, answer)
+    try:
+        found = bounded_call(
+            "hrm_agent.training.tasks.reasoning_gym:score",
+            dataset,
+            entry,
+            answer,
+            imports=["reasoning_gym"],
+        )
+    except (CallRaisedError, ExceededError):
+        return 0.0
+    return float(found)
+
+
+def score(dataset: Any, entry: dict[str, Any], answer: str) -> float:
+    """Verdict of the library (0 if it raises any error on odd text)."""
+    try:
+        return float(dataset.score_answer(answer, entry))
+    except Exception:
+        return 0.0
+
 
 MAX_ANSWER_CHARACTERS = 16 * 1024
 """Maximum length of an answer. Longer ones score 0."""
@@ -99,7 +134,7 @@ _FORMS: dict[str, Callable[[str], bool]] = {
     "string_insertion": _matches(r"[A-Za-z]*"),
 }
 """Required forms of an answer, by family whose verifier evaluates it.
-`hrm_agent.training.tasks.grader` bounds what the verifier may still take.
+The process that runs it bounds what the verifier may still take.
 """
 _COMPARED = frozenset({"game_of_life_halting"})
 """Families whose verifier accepts any text. The answer has to equal the library's own."""

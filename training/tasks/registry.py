@@ -38,7 +38,7 @@ from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_
 from hrm_agent.training.tasks.sources import read_sources, tasks_folder
 from hrm_agent.training.tasks.spec import FAMILY_NAMES, MODULE, Loader, kind_of
 from hrm_agent.training.tasks.stored import load_stored, original_of
-from hrm_agent.training.tasks.tables import load_aime, load_csv, load_hf, load_jsonl, load_parquet
+from hrm_agent.training.tasks.tables import TABLES, load_table
 from hrm_agent.training.tasks.verifiers_environments import load_verifiers
 from hrm_agent.training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
 from hrm_agent.trajectory import TaskRef
@@ -76,13 +76,9 @@ def _mix(
 
 
 FAMILIES: dict[str, Loader] = {
-    "aime": load_aime,
+    **{family: partial(load_table, family) for family in TABLES},
     "arc_agi": load_arc_agi,
-    "csv": load_csv,
-    "hf": load_hf,
-    "jsonl": load_jsonl,
     "mix": _mix,
-    "parquet": load_parquet,
     "reasoning_gym": load_reasoning_gym,
     "store": lambda spec, **options: load_stored(spec, _recorded_verifiers(), **options),
     "verifiers": load_verifiers,
@@ -91,12 +87,9 @@ FAMILIES: dict[str, Loader] = {
 """Loaders by the part of the spec before the colon."""
 
 _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
+    **dict.fromkeys(TABLES, exact_verifier),
     "aime": contest_verifier,
     "arc_agi": grid_verifier,
-    "csv": exact_verifier,
-    "hf": exact_verifier,
-    "jsonl": exact_verifier,
-    "parquet": exact_verifier,
     "word_problems": exact_verifier,
 }
 """Verifiers of families that verify by the reference answer alone."""

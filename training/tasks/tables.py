@@ -19,81 +19,146 @@ A data set has splits of its own. Without `split=` training takes its `train`, a
 first existing one of its `eval`, `test` and `validation`. `split=` names one for both, or a part of
 one (`train[:90%]`). The library `datasets` reads it, which runs no code of a data set from version
 4 on.
+
+GSM8K's answers, a worked solution that ends with `#### 18`, are supported: the text after the last
+`####` is the reference. Statistics pair problems by their ids, so a duplicate id is an error.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import HrmError, TaskError, nearest, to_install
 from hrm_agent.training.tasks.base import Task
-from hrm_agent.training.tasks.rows import TableRow, tasks_of_rows
 from hrm_agent.training.tasks.spec import Columns, file_of, one_line, read_columns
-from hrm_agent.training.tasks.verify import contest_integer, contest_verifier
+from hrm_agent.training.tasks.verify import contest_integer, contest_verifier, exact_verifier
+from hrm_agent.trajectory import derive_seed
 
-__all__ = ["load_aime", "load_csv", "load_hf", "load_jsonl", "load_parquet", "read_text"]
+__all__ = ["TABLES", "load_table", "plain_text", "reference_answer"]
+
+_OF_DATA_SET = ("config", "split")
+_HELD_OUT = ("eval", "test", "validation")
 
 
-def load_jsonl(
-    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+class _Row(NamedTuple):
+    """Row of a table."""
+
+    where: str
+    """Location as text: `rows.jsonl, line 3`."""
+    id: str
+    """Identifier if no column holds one."""
+    values: Mapping[str, Any]
+    """Values by column."""
+    metadata: dict[str, Any]
+    """Metadata stored with the task, as JSON."""
+
+
+def load_table(
+    family: str,
+    spec: str,
+    *,
+    split: str,
+    seed: int,
+    count: int | None = None,
+    folder: Path | None = None,
 ) -> list[Task]:
-    """Load at most `count` tasks (None for all) from the JSON lines of `FILE?query`. Raises
-    `TaskError` with file, line and fault.
-    """
-    path, query = file_of(spec, split, folder)
-    columns = read_columns("jsonl", query)
-    return tasks_of_rows(f"jsonl:{spec}", _rows(path), columns, split=split, seed=seed)[:count]
+    """Load at most `count` tasks (None for all) of `LOCATION?query`, in an order drawn from the
+    seed. `family`: one of `TABLES`.
 
-
-def load_aime(
-    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
-) -> list[Task]:
-    """Load at most `count` tasks (None for all) from JSON lines whose answers are integers from 0
-    to 999. Raises `TaskError` for another answer.
+    Raises `TaskError` with the place of the fault in the table.
     """
-    path, query = file_of(spec, split, folder)
-    columns = read_columns("aime", query)
-    tasks = tasks_of_rows(
-        f"aime:{spec}", _rows(path), columns, split=split, seed=seed, verifier=contest_verifier
-    )
-    for task in tasks:
-        if contest_integer(task.answer or "") is None:
-            message = (
-                f"{path}, line {task.metadata['line']}: the answer {task.answer!r} is not an"
-                " integer from 0 to 999."
+    if family == "hf":
+        location, _, query = spec.partition("?")
+        columns = read_columns(family, query, _OF_DATA_SET)
+        place = Path(folder or "", Path(unquote(location)).expanduser())
+        rows = list(_data_set_rows(str(place) if place.is_dir() else location, split, columns))
+    else:
+        path, query = file_of(spec, split, folder)
+        columns = read_columns(family, query)
+        rows = list(_READERS[family](path, columns))
+        if not rows:
+            raise TaskError(f"{path} has no rows.", "Name a file that has some.")
+    verifier = contest_verifier if family == "aime" else exact_verifier
+    tasks: list[Task] = []
+    for row in rows:
+        answer = _answer(row, columns["answer"]) if columns["answer"] else None
+        if family == "aime" and contest_integer(answer or "") is None:
+            raise TaskError(
+                f"{row.where}: the answer {answer!r} is not an integer from 0 to 999.",
+                "Correct it, or take jsonl: for answers of other kinds.",
             )
-            raise TaskError(message, "Correct it, or take jsonl: for answers of other kinds.")
+        task = Task(
+            id=_value(row, "id", columns["id"]) if columns["id"] else row.id,
+            family=f"{family}:{spec}",
+            prompt=_value(row, "question", columns["question"]),
+            verify=None if answer is None else verifier(answer),
+            answer=answer,
+            metadata=row.metadata,
+        )
+        tasks.append(task)
+    for name, times in Counter(task.id for task in tasks).most_common(1):
+        if times > 1:
+            places = ", ".join(
+                row.where for row, task in zip(rows, tasks, strict=True) if task.id == name
+            )
+            raise TaskError(
+                f"The id {name!r} stands twice: {places}.", "Make it unique, or leave ?id= out."
+            )
+    # the seed is named after the first of these families, which keeps its order
+    random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
     return tasks[:count]
 
 
-def _rows(path: Path) -> list[TableRow]:
-    lines = read_text(path, "a file of JSON lines").split("\n")
-    rows = [
-        TableRow(
-            f"{path}, line {number}",
-            f"{path.name}:{number}",
-            _row(path, number, text),
-            _origin(path, number),
+def _answer(row: _Row, column: str) -> str:
+    answer = reference_answer(_value(row, "answer", column))
+    if not answer:  # an empty box would be right
+        raise TaskError(
+            f"{row.where}: the answer {column!r} is empty.", "Give it, or leave the row out."
         )
-        for number, text in enumerate(lines, 1)
-        if text.strip()
-    ]
-    if not rows:
-        raise TaskError(f"{path} has no rows.", "Each line must be one JSON object.")
-    return rows
+    return answer
 
 
-def _origin(path: Path, line: int) -> dict[str, Any]:
-    return {"file": path.name, "line": line}
+def _value(row: _Row, role: str, column: str) -> str:
+    if column not in row.values:
+        known = row.values
+        hint = (
+            f"{nearest(column, known)} Name the key with ?{role}=KEY; the row has"
+            f" {', '.join(known) or 'none'}."
+        )
+        raise TaskError(f"{row.where}: no key {column!r}.", hint.strip())
+    return plain_text(row.values[column], f"{row.where}: {column!r}")
 
 
-def read_text(path: Path, what: str, *, encoding: str = "utf-8", newline: str | None = None) -> str:
+def plain_text(value: Any, what: str) -> str:
+    """Text, or a number as text. Raises `TaskError` for other types. `what` names the value."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TaskError(f"{what} is a {type(value).__name__}.", "It must be a text or a number.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TaskError(f"{what} is {value}.", "It must be a text or a number.")
+    text = str(value)
+    if find_surrogate(text) is not None:
+        raise TaskError(
+            f"{what} holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed."
+        )
+    return text
+
+
+def reference_answer(answer: str) -> str:
+    """Text after the last `####`, or the whole text if there is none."""
+    return answer.rpartition("####")[2].strip()
+
+
+def _text_of(path: Path, what: str, *, encoding: str = "utf-8", newline: str | None = None) -> str:
     """Read the text of a file. Raises `TaskError`. `what` describes the expected file."""
     try:
         with path.open(encoding=encoding, newline=newline) as file:
@@ -108,69 +173,20 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8", newline: str | 
         ) from error
 
 
-def _row(path: Path, line: int, text: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        fault = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise TaskError(
-            f"{path}, line {line}: not JSON ({fault}).", "Each line must be one JSON object."
-        ) from error
-    if not isinstance(row, dict):
-        raise TaskError(
-            f"{path}, line {line}: a JSON {type(row).__name__}.",
-            "Each line must be one JSON object.",
-        )
-    return row
-
-
-_OF_DATA_SET = ("config", "split")
-_HELD_OUT = ("eval", "test", "validation")
-
-
-def load_csv(
-    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
-) -> list[Task]:
-    """Load at most `count` tasks (None for all) from the CSV file of `FILE?query`. The first line
-    names the columns.
-    """
-    return _load_file("csv", _csv_rows, spec, split, seed, folder)[:count]
-
-
-def load_parquet(
-    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
-) -> list[Task]:
-    """Load at most `count` tasks (None for all) from the Parquet file of `FILE?query`."""
-    return _load_file("parquet", _parquet_rows, spec, split, seed, folder)[:count]
-
-
-def load_hf(
-    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
-) -> list[Task]:
-    """Load at most `count` tasks (None for all) from a data set of Hugging Face, by its name there
-    or as a local folder.
-    """
-    location, _, query = spec.partition("?")
-    columns = read_columns("hf", query, _OF_DATA_SET)
-    place = Path(folder or "", Path(unquote(location)).expanduser())
-    rows = _data_set_rows(str(place) if place.is_dir() else location, split, columns)
-    return tasks_of_rows(f"hf:{spec}", rows, columns, split=split, seed=seed)[:count]
-
-
-def _load_file(
-    family: str,
-    read: Callable[[Path, Columns], Iterable[TableRow]],
-    spec: str,
-    split: str,
-    seed: int,
-    folder: Path | None,
-) -> list[Task]:
-    path, query = file_of(spec, split, folder)
-    columns = read_columns(family, query)
-    rows = list(read(path, columns))
-    if not rows:
-        raise TaskError(f"{path} has no rows.", "Name a file that has some.")
-    return tasks_of_rows(f"{family}:{spec}", rows, columns, split=split, seed=seed)
+def _json_rows(path: Path, columns: Columns) -> Iterator[_Row]:
+    hint = "Each line must be one JSON object."
+    for number, text in enumerate(_text_of(path, "a file of JSON lines").split("\n"), 1):
+        if not text.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            fault = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise TaskError(f"{where}: not JSON ({fault}).", hint) from error
+        if not isinstance(row, dict):
+            raise TaskError(f"{where}: a JSON {type(row).__name__}.", hint)
+        yield _Row(where, f"{path.name}:{number}", row, {"file": path.name, "line": number})
 
 
 def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
@@ -186,8 +202,8 @@ def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
     return list(dict.fromkeys(used.values()))
 
 
-def _csv_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
-    text = read_text(path, "a CSV file", encoding="utf-8-sig", newline="")
+def _csv_rows(path: Path, columns: Columns) -> Iterator[_Row]:
+    text = _text_of(path, "a CSV file", encoding="utf-8-sig", newline="")
     reader = csv.reader(StringIO(text, newline=""), strict=True)
     try:
         names = next(reader, [])
@@ -203,14 +219,14 @@ def _csv_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
                 )
             origin = {"file": path.name, "line": reader.line_num}
             row = dict(zip(names, values, strict=True))
-            yield TableRow(where, f"{path.name}:{reader.line_num}", row, origin)
+            yield _Row(where, f"{path.name}:{reader.line_num}", row, origin)
     except csv.Error as error:
         raise TaskError(
             f"{path}, line {reader.line_num}: not CSV ({error}).", "Correct the line."
         ) from error
 
 
-def _parquet_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
+def _parquet_rows(path: Path, columns: Columns) -> Iterator[_Row]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -228,7 +244,7 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
             f"{path} is not Parquet: {error}.", "Give the path of a Parquet file."
         ) from error
     for number, row in enumerate(rows, 1):
-        yield TableRow(
+        yield _Row(
             f"{path}, row {number}",
             f"{path.name}:{number}",
             row,
@@ -236,7 +252,18 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
         )
 
 
-def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterator[TableRow]:
+_READERS: Mapping[str, Callable[[Path, Columns], Iterator[_Row]]] = {
+    "aime": _json_rows,
+    "csv": _csv_rows,
+    "jsonl": _json_rows,
+    "parquet": _parquet_rows,
+}
+"""Readers of files by family."""
+TABLES = (*_READERS, "hf")
+"""Families of tables."""
+
+
+def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterator[_Row]:
     try:
         import datasets
     except ImportError as error:
@@ -259,7 +286,7 @@ def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterato
     used = _used(columns, table.column_names, what)
     for number, row in enumerate(table.select_columns(used)):
         origin = {"data_set": Path(name).name, "split": chosen, "row": number}
-        yield TableRow(f"{what}, row {number}", f"{chosen}:{number}", row, origin)
+        yield _Row(f"{what}, row {number}", f"{chosen}:{number}", row, origin)
 
 
 def _own_split(name: str, known: Sequence[str], split: str) -> str:

@@ -18,7 +18,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import open_store
 from hrm_agent.training.tasks import load_tasks, verify
-from hrm_agent.training.tasks.grader import graded
+from hrm_agent.training.tasks.reasoning_gym import graded
 from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import TaskRef, Trajectory
 from tests.support.graphs.scripts import boxed
