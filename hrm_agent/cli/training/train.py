@@ -19,7 +19,6 @@ from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.main import command_list, fitted
 from hrm_agent.cli.training.by_model import fitted_rl, fitted_sft, say_chosen, shown_rl, shown_sft
-from hrm_agent.cli.training.panel import panel
 from hrm_agent.config import (
     CONFIG_FILE,
     build_config,
@@ -33,7 +32,100 @@ from hrm_agent.rewards import load_rubric
 if TYPE_CHECKING:
     from hrm_agent.training.config.commands import FineTuneConfig, GrpoConfig
 
-__all__ = ["ACTIONS", "USUAL_RL", "USUAL_SFT", "fine_tune", "reinforce", "run", "watched"]
+
+__all__ = [
+    "ACTIONS",
+    "USUAL_RL",
+    "USUAL_SFT",
+    "chosen_groups",
+    "fine_tune",
+    "panel",
+    "reinforce",
+    "run",
+    "watched",
+]
+
+
+def chosen_groups(
+    config: GrpoConfig, folder: Path, *, one_pass: bool
+) -> tuple[GrpoConfig, list[str]]:
+    """Configuration with absolute paths, and with the steps of `one_pass` if requested, and lines
+    to print about it.
+
+    Raises `TaskError`, before a folder is created, if there is no group to learn from.
+    """
+    from hrm_agent.models.slow_start import told_if_slow
+
+    with told_if_slow("loading torch; the first time this takes up to a minute"):
+        from hrm_agent.training.records.groups import kept_groups, select_groups
+        from hrm_agent.training.records.offline import own_store
+
+    whole = tuple(
+        where if "://" in where else str(Path(where).resolve()) for where in config.source
+    )
+    config = config.but(on_record=True, source=whole)
+    groups = kept_groups(folder)
+    if groups is not None and groups.sources != whole:
+        raise RunError(
+            f"The run in {folder} learns from {', '.join(groups.sources)}.",
+            "Name another folder with --out.",
+        )
+    groups = groups or select_groups(config, own_store(config, folder))
+    if one_pass:
+        config = config.but(
+            on_record=True, steps=groups.steps_of_pass(config.rollout.prompts_per_step)
+        )
+    return config, groups.lines(config.steps, config.rollout.prompts_per_step)
+
+
+WIDTH = 80
+_MANY = 0.5
+"""Share of groups without a signal from which the panel gives advice."""
+
+
+def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
+    """Lines of the newest step: accuracy, selection, and advice if little was selected."""
+    from hrm_agent.training.select.verdicts import advice
+
+    stage = ""
+    if config.stages:
+        number = int(row["stage"])
+        stage = (
+            f"stage {number + 1} of {len(config.stages)} {config.stages[number].name}".rstrip()
+            + "; "
+        )
+    held_out = _pair("held-out", row.get("eval/correct"), f"best {_number(row.get('eval/best'))}")
+    tools = f"tool errors {_number(row.get('rollout/correct_with_tool_error'))} of them"
+    kept = f"kept {_number(row['select/kept'], 0)} of {_number(row['rollout/count'], 0)} rollouts"
+    tokens, entropy = (
+        _number(row["rollout/sampled_tokens"], 0),
+        _number(row.get("entropy_estimate")),
+    )
+    right = f"{stage}correct {_number(row['rollout/correct'])}"
+    lines = [
+        ", ".join(filter(None, [right, held_out, tools])),
+        f"tokens {tokens}, {kept}, entropy {entropy}, rate {row['learning_rate']:.1e}",
+    ]
+    rejected = row.get("select/groups_rejected") or 0.0
+    if rejected >= _MANY:
+        lines.append(f"{rejected:.0%} of the groups have no signal. {advice([dict(row)])}")
+    elif row.get("select/unfilled") and config.rollout.refill:
+        lines.append(
+            f"{row['select/unfilled']:.0f} groups are lacking, in spite of {config.rollout.refill}"
+            " refills"
+        )
+    if row.get("skipped"):
+        lines.append(f"skipped: {row['skipped']}")
+    return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
+
+
+def _pair(name: str, value: Any, more: str) -> str:
+    return f"{name} {_number(value)} ({more})" if value is not None else ""
+
+
+def _number(value: Any, places: int = 3) -> str:
+    return f"{value:.{places}f}" if isinstance(value, (int, float)) and isfinite(value) else "none"
+
 
 ACTIONS = {
     "rl": "reinforcement learning on recorded graph runs: grpo, grpo-roc, and their controls",
@@ -123,6 +215,7 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
     if config.optim.sharding == "none" and not is_first_process():
         return  # the first process reports why they cannot run together
     require_ranks(config.optim.sharding)
+
     with told_if_slow("loading torch; the first time this takes up to a minute"):
         from hrm_agent.training.ranks.learner import follow
     from hrm_agent.training.ranks.processes import several_ranks
@@ -154,7 +247,6 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     said: list[str] = []
     learn: Callable[..., Coroutine[Any, Any, Path]] = train
     if config.source:
-        from hrm_agent.cli.training.from_groups import chosen_groups
         from hrm_agent.training.records.offline import train_on_record
 
         learn = train_on_record

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.cli.training.panel import WIDTH, panel
-from hrm_agent.cli.training.train import watched
+from hrm_agent.cli.training.train import WIDTH, panel, watched
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.parts import TrainingStage
 
