@@ -25,7 +25,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -94,7 +94,8 @@ class Checkpoints:
         a complete one cannot be loaded.
         """
         passed: list[str] = []
-        for path in self._candidates():
+        newest_first = sorted(self._numbered(), key=step_in_name, reverse=True)
+        for path in (*newest_first, *self._earlier()):
             fault = None if path.name in _EARLIER else damage(path)
             if fault is None:
                 try:
@@ -104,9 +105,18 @@ class Checkpoints:
                     # their own.
                     fault = _told(error)
                     if path.name not in _EARLIER or isinstance(error, MemoryError):
-                        raise _unloadable(path, fault) from error
+                        raise RunError(
+                            f"The checkpoint {path} cannot be loaded ({fault}), although its files"
+                            " are as they were written.",
+                            "Resume with the policy and the version of the libraries that it was"
+                            " made with.",
+                        ) from error
                 else:
-                    self._tell(passed, path)
+                    if passed:
+                        sys.stderr.write(
+                            f"hrm-agent: {self.run}: damaged checkpoint ({'; '.join(passed)}),"
+                            f" resuming from {path.name}.\n"
+                        )
                     return state
             passed.append(f"{path.name}: {fault}")
         if passed:
@@ -116,18 +126,6 @@ class Checkpoints:
                 " again (rollouts on record are not sampled again).",
             )
         return None
-
-    def _tell(self, passed: list[str], path: Path) -> None:
-        if passed:
-            found = "; ".join(passed)
-            sys.stderr.write(
-                f"hrm-agent: {self.run}: damaged checkpoint ({found}), resuming from {path.name}.\n"
-            )
-
-    def _candidates(self) -> Iterator[Path]:
-        """Checkpoints, newest first."""
-        yield from sorted(self._numbered(), key=step_in_name, reverse=True)
-        yield from self._earlier()
 
     def _numbered(self) -> list[Path]:
         return [path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name)]
@@ -266,14 +264,6 @@ def _told(error: Exception) -> str:
     """Kind and first line of an error."""
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _unloadable(path: Path, fault: str) -> RunError:
-    return RunError(
-        f"The checkpoint {path} cannot be loaded ({fault}), although its files are as they were"
-        " written.",
-        "Resume with the policy and the version of the libraries that it was made with.",
-    )
 
 
 def _hash(file: Path) -> str:

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hrm_agent.errors import ConfigError
 from hrm_agent.training import trackers
 from hrm_agent.training.config.commands import FREE_ON_RESUME, CollectConfig
-from hrm_agent.training.config.trackers import TRACK_KEYS, TrackSettings
+from hrm_agent.training.config.parts import TRACK_KEYS, TrackSettings
 from hrm_agent.training.metrics import MetricsLog, row_numbers
 from hrm_agent.training.trackers import AppendedRows, track_result, tracking
 from tests.support.training import wandb_files
@@ -197,7 +197,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from hrm_agent.training.metrics import MetricsLog
 from hrm_agent.training.trackers import TRACKED_FILE, tracking
-from hrm_agent.training.config.trackers import TrackSettings
+from hrm_agent.training.config.parts import TrackSettings
 
 folder, first, last, kill = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "kill"
 settings = TrackSettings(track=("trackio", "wandb"), track_folder=str(folder / "tracked"))

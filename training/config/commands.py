@@ -24,6 +24,7 @@ from hrm_agent.runtime.settings import (
     SelectionSettings,
 )
 from hrm_agent.training.config.parts import (
+    TRACK_KEYS,
     AdapterPart,
     CheckpointSettings,
     EnginesPart,
@@ -34,6 +35,7 @@ from hrm_agent.training.config.parts import (
     RolloutPart,
     SelectPart,
     StoreUrl,
+    TrackSettings,
     TrainingStage,
 )
 from hrm_agent.training.config.rules import (
@@ -43,7 +45,6 @@ from hrm_agent.training.config.rules import (
     refuse_with_ranks,
     with_acting_keys,
 )
-from hrm_agent.training.config.trackers import TRACK_KEYS, TrackSettings
 
 __all__ = [
     "FREE_IN_TRAINING",

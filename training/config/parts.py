@@ -1,15 +1,18 @@
 """Tables of the `train rl` configuration. Each key is also a flag, so every key name is unique
 across tables.
+
+They are separate from the code that they configure, so that a command's help does not need torch.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     FieldSerializationInfo,
@@ -20,22 +23,88 @@ from pydantic import (
 from hrm_agent.config import BY_MODEL, ONE_BY_ONE, ConfigPart
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability
-from hrm_agent.training.config.objective_defaults import OWN, Aggregation, ObjectiveName
 
 __all__ = [
+    "OWN",
+    "TRACK_KEYS",
     "AdapterPart",
+    "Aggregation",
     "CheckpointSettings",
     "EnginesPart",
     "EvaluationPart",
     "KeepPart",
     "LossPart",
+    "ObjectiveDefaults",
+    "ObjectiveName",
     "OptimPart",
     "RolloutPart",
     "SelectPart",
     "StoreUrl",
+    "TrackSettings",
+    "TrackerName",
     "TrainingStage",
     "Truncated",
 ]
+
+ObjectiveName = Literal["clipped", "cispo", "gspo"]
+Aggregation = Literal["token", "sequence", "constant"]
+
+
+class ObjectiveDefaults(NamedTuple):
+    """Defaults of one objective."""
+
+    clip_low: float | None
+    """Lower clip of the probability ratio, as a distance below 1 (None: no lower bound)."""
+    clip_high: float
+    """Upper clip of the probability ratio, as a distance above 1."""
+    aggregation: Aggregation
+    """Unit of the mean."""
+
+
+OWN: dict[ObjectiveName, ObjectiveDefaults] = {
+    "clipped": ObjectiveDefaults(0.2, 0.28, "token"),
+    "cispo": ObjectiveDefaults(None, 4.0, "token"),
+    "gspo": ObjectiveDefaults(3e-4, 4e-4, "sequence"),
+}
+"""Defaults by objective name, from each one's own paper.
+
+clipped: DAPO's upper clip (arXiv 2503.14476), and rStar2-Agent's. gspo: arXiv 2507.18071, section
+5.1. cispo has no lower bound; MiniMax-M1 (arXiv 2506.13585) gives no upper one, ScaleRL (arXiv
+2510.13786) cuts the ratio at 5.
+"""
+
+
+TrackerName = Literal["tensorboard", "trackio", "wandb"]
+
+
+def _split(value: Any) -> Any:
+    """Split `tensorboard,wandb`, alone or in a list, into unique names."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)):
+        return value
+    names = [part.strip() for each in cast("list[Any]", listed) for part in str(each).split(",")]
+    return tuple(dict.fromkeys(name for name in names if name and name != "none"))
+
+
+class TrackSettings(BaseModel):
+    """Trackers of metrics, in addition to metrics.jsonl."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    track: Annotated[tuple[TrackerName, ...], BeforeValidator(_split), ONE_BY_ONE] = ()
+    """Trackers that receive each row of metrics: tensorboard, trackio, wandb, joined by commas
+    (empty: none).
+    """
+    track_project: str = "hrm-agent"
+    """Project name of the run in trackio and wandb."""
+    track_folder: str | None = None
+    """Folder that trackers write to (none: TensorBoard and wandb into the run's folder, trackio
+    where it keeps all its runs).
+    """
+
+
+TRACK_KEYS = frozenset(TrackSettings.model_fields)
+"""Keys of trackers, which do not affect a run."""
 
 
 def _without_password(url: str) -> str:

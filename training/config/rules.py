@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.config.objective_defaults import OWN
 from hrm_agent.training.config.parts import (
+    OWN,
     AdapterPart,
     EnginesPart,
     LossPart,

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from hrm_agent.basics.intervals import Estimate, wilson_interval
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE
 from hrm_agent.errors import ConfigError, RunError, nearest
-from hrm_agent.training.config.trackers import TRACK_KEYS
+from hrm_agent.training.config.parts import TRACK_KEYS
 from hrm_agent.training.metrics import METRICS_FILE, flattened, parse_row, row_numbers
 
 __all__ = ["Axis", "Kind", "PlottedRun", "plotted_rows", "read_run"]

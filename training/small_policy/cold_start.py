@@ -83,7 +83,10 @@ def build_cold_start(
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - cpu_began,
     }
-    save_policy(model, tokenizer, out_dir, _card(seed, config, metrics))
+    card = CARD.read_text(encoding="utf-8").format(
+        seed=seed, config=config, guesses=GUESS_SHARE, slips=SLIP_SHARE, **metrics
+    )
+    save_policy(model, tokenizer, out_dir, card)
     return metrics
 
 
@@ -123,10 +126,3 @@ def _prompt(lesson: Conversation) -> str:
         add_generation_prompt=True,
     )
     return rendered[0]
-
-
-def _card(seed: int, config: SftConfig, metrics: dict[str, float]) -> str:
-    """Model card: `cold_start_card.md` with the run's numbers."""
-    return CARD.read_text(encoding="utf-8").format(
-        seed=seed, config=config, guesses=GUESS_SHARE, slips=SLIP_SHARE, **metrics
-    )

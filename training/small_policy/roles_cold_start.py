@@ -89,7 +89,10 @@ def build_roles_cold_start(
         "conversations": len(lessons),
         "cpu_seconds": time.process_time() - cpu_began,
     }
-    save_policy(model, tokenizer, out, _card(seed, looking, erring, faults, metrics))
+    card = CARD.read_text(encoding="utf-8").format(
+        seed=seed, looking=looking, erring=erring, **asdict(faults), **metrics
+    )
+    save_policy(model, tokenizer, out, card)
     return metrics
 
 
@@ -103,11 +106,3 @@ def looking_lessons(seed: int, count: int) -> list[Conversation]:
 def erring_lessons(seed: int, count: int, faults: RoleFaults | None = None) -> list[Conversation]:
     """Demonstrations of the second part."""
     return list(faulty_demonstrations("train", seed, count, faults))
-
-
-def _card(
-    seed: int, looking: SftConfig, erring: SftConfig, faults: RoleFaults, metrics: dict[str, float]
-) -> str:
-    """Model card: `roles_cold_start_card.md` with the run's numbers."""
-    text = CARD.read_text(encoding="utf-8")
-    return text.format(seed=seed, looking=looking, erring=erring, **asdict(faults), **metrics)
