@@ -24,30 +24,217 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError, ServerSilentError
-from hrm_agent.training.engines.fleet_costs import FleetCosts
-from hrm_agent.training.engines.fleet_proof import FleetProof
-from hrm_agent.training.engines.fleet_watch import FleetWatch
+from hrm_agent.models.vllm.weights import Watched
+from hrm_agent.training.engines.costs import IterationCosts
 from hrm_agent.training.engines.router import EngineRouter
 from hrm_agent.training.engines.scheduler import RolloutScheduler
 from hrm_agent.training.engines.server import FleetOptions, FleetServer, Shown
 from hrm_agent.training.engines.weights import (
     PROBE_TEXT,
+    LogprobDifference,
     OtherWeightsError,
     Publication,
+    ScoredText,
     WeightsBroadcast,
     WeightsFolder,
+    refuse_kept_cache,
+    refuse_other_weights,
+    refuse_unknown,
 )
 from hrm_agent.trajectory import LogprobKind
 
-__all__ = ["EngineFleet"]
+__all__ = ["EngineFleet", "FleetCosts", "FleetProof", "FleetWatch"]
+
+_LEAST_SECONDS = 10.0
+"""Minimum seconds between two digests of all weights."""
+_SHARE = 0.01
+"""Maximum share of a server's time that digests take."""
+
+
+class FleetWatch:
+    """Watches one server of a fleet."""
+
+    def __init__(self, server: FleetServer, router: EngineRouter) -> None:
+        self._server, self._router = server, router
+        self._proved: Watched | None = None
+        self._next_digest = 0.0
+        self._same = self._same_digest = 0
+        """Number of its answers at the last successful check, of its process and by a digest."""
+
+    def begin(self) -> None:
+        """Begin to watch a server that was proved, and gets requests from now on."""
+        self._proved = self._server.proved
+        self._same = self._same_digest = self._router.answered(self._server.name)
+
+    def look(self, *, digest: bool = False) -> Watched | None:
+        """Check that the server is what was proved, and report the progress of its requests to the
+        router. Return its state (None if nothing was proved).
+
+        `digest`: read all weights, even if it is not due. Raises `ServerGoneError` if it has
+        changed and has answered nothing since, and `OtherWeightsError` if it has.
+        """
+        server, proved = self._server, self._server.proved
+        if proved is None:
+            return None
+        began, answered = time.monotonic(), self._router.answered(server.name)
+        digest = digest or began >= self._next_digest
+        try:
+            found = server.watch(digest=digest)
+        except ServerGoneError:
+            if server.proved is proved:
+                raise
+            return None  # it was given other weights meanwhile, which this check waited for
+        if digest:
+            took = time.monotonic() - began
+            self._next_digest = began + max(_LEAST_SECONDS, took / _SHARE)
+        if found.tokens is not None:
+            self._router.heard(server.name, found.tokens)
+        if server.proved is not proved or self._proved is not proved:
+            return found  # it was given other weights meanwhile, or gets no requests yet
+        if found.identity != proved.identity:
+            self._refuse("It was started again, or given weights by somebody else,", self._same)
+        if digest and found.digest != proved.digest:
+            self._refuse("Something has written over its weights", self._same_digest)
+        self._same, self._same_digest = answered, answered if digest else self._same_digest
+        return found
+
+    def _refuse(self, what: str, same: int) -> None:
+        server = self._server
+        since = self._router.answered(server.name) - same
+        if since <= 0:
+            raise ServerGoneError(f"{what} since its proof", "It is given the weights anew.")
+        raise OtherWeightsError(
+            f"The engine at {server.url} is not what it was proved to be with version"
+            f" {server.took}: {what} after its proof, and it has answered {since} requests since it"
+            " was last seen to be the same.",
+            "Nothing was trained on this step, and the answers are on record: remove the step's"
+            " threads with `hrm-agent store delete` before `hrm-agent resume`, or it learns from"
+            " them. Look at what else reaches the server: nobody else may restart it under its"
+            " address, or change its weights, while a training runs.",
+        )
+
+
+class FleetProof:
+    """Verifies servers against publications."""
+
+    def __init__(
+        self, options: FleetOptions, score: Callable[[Sequence[int]], list[float]]
+    ) -> None:
+        """`score`: the trainer's log-prob of each token of a text but the first."""
+        self._options, self._score = options, score
+        self._said: set[str] = set()
+
+    def scored(self, token_ids: Sequence[int]) -> ScoredText:
+        """A text with the trainer's log-probs."""
+        return ScoredText(tuple(token_ids), tuple(self._score(token_ids)))
+
+    def prove(
+        self, server: FleetServer, publication: Publication, shown: Shown
+    ) -> tuple[Publication, LogprobDifference]:
+        """Return the publication with the server's sample added, to verify others with, and the
+        server's difference of log-probs.
+
+        Raises `OtherWeightsError` if it is too large, or if weights cannot be compared and are not
+        to be trusted.
+        """
+        texts, differences = publication.texts[:1], list[LogprobDifference]()
+        if shown.sample is not None:
+            ids = (*server.head(publication.texts[0].token_ids), *shown.sample.token_ids)
+            fresh = self.scored(ids)
+            sampled = shown.sample.logprobs
+            differences.append(LogprobDifference.of(fresh.logprobs[-len(sampled) :], sampled))
+            texts = (*texts, fresh)
+        else:
+            texts = publication.texts
+        differences += [
+            LogprobDifference.of(text.logprobs, server.logprobs(text.token_ids)) for text in texts
+        ]
+        found = LogprobDifference(
+            max(each.largest for each in differences), max(each.mean for each in differences)
+        )
+        where, version = server.url, publication.version
+        refuse_other_weights(
+            where=where,
+            version=version,
+            dtype=server.dtype,
+            tolerance=self._options.tolerance,
+            found=found,
+            differing=shown.compared.differing,
+        )
+        if shown.kept_cache:
+            refuse_kept_cache(where, version)
+        self._tell(
+            refuse_unknown(where, version, shown.compared.unknown, trusted=self._options.unproved)
+        )
+        if shown.watched.digest != shown.compared.digest:
+            raise OtherWeightsError(
+                f"The engine at {where} had the weights of version {version}, and while it was"
+                " proved they changed.",
+                "Let nobody else change the weights of a server while a training runs.",
+            )
+        server.proved = shown.watched
+        return replace(publication, texts=texts), found
+
+    def _tell(self, said: str | None) -> None:
+        if said is not None and said not in self._said:
+            self._said.add(said)
+            sys.stderr.write(f"hrm-agent: {said}\n")
+
+
+class FleetCosts:
+    """Costs by kind of server."""
+
+    def __init__(self, router: EngineRouter) -> None:
+        self._router = router
+        self._known: dict[object, IterationCosts] = {}
+
+    def of(self, server: FleetServer) -> IterationCosts | None:
+        """Costs measured for its kind (None if not measured)."""
+        return self._known.get(server.kind)
+
+    def unmeasured(self, servers: Iterable[FleetServer]) -> list[FleetServer]:
+        """Return one server of each unmeasured kind, which has the weights and no requests yet."""
+        if not self._router.scheduler.policy.uses_costs:
+            return []
+        idle = (
+            each
+            for each in servers
+            if each.took is not None and each.name not in self._router.names
+        )
+        return list({each.kind: each for each in idle if each.kind not in self._known}.values())
+
+    def measure(self, server: FleetServer) -> None:
+        """Measure its costs. Raises `ServerGoneError` if it goes away meanwhile."""
+        kind = server.kind
+        try:
+            self._known[kind] = server.measured()
+        except ModelError as error:
+            if not server.is_there():
+                raise ServerGoneError(error.message, error.hint) from error
+            sys.stderr.write(
+                f"hrm-agent: what iterations at {server.url} cost is not known: {error.message}\n"
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the kinds (empty if none is measured)."""
+        if not self._known:
+            return {}
+        costs = self._known.values()
+        return {
+            "iteration_seconds": fmean(each.weights_s + each.overhead_s for each in costs),
+            "prompt_token_seconds": fmean(each.prompt_token_s for each in costs),
+        }
+
 
 _LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 30.0

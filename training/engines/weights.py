@@ -32,7 +32,7 @@ largest difference counts. In half precision single tokens differ by up to 0.8 w
 so the mean counts there: it is 0.016 with the small policy, and cannot show a small step. So
 tensors that cannot be compared are named, and trusted only if the user allows it.
 
-A proof holds for one moment. `hrm_agent.training.engines.fleet_watch` covers the time after it, and
+A proof holds for one moment. `hrm_agent.training.engines.fleet` covers the time after it, and
 `engine_difference` of each step, within the bounds of `difference_bound`, covers what both of them
 miss.
 """
