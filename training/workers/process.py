@@ -5,7 +5,7 @@ It runs episodes like its parent: on the run's store, which it opens itself, wit
 environment and tasks, and with the parent's engine. A separate thread reads the parent's messages,
 so that a node that blocks the event loop while it waits for an answer still gets it. A worker that
 is an actor of a Ray cluster differs only in its connection
-(`hrm_agent.training.workers.ray_actor`).
+(`hrm_agent.training.workers.ray_worker`).
 
 It ends with its parent: the kernel then kills it. If the parent closes the connection, the current
 runs are cancelled, like by an interrupt in one process. They are resumed from the record.
@@ -38,7 +38,6 @@ from hrm_agent.models.loading.policy_loader import load_elsewhere
 from hrm_agent.runtime.episode import Episode, EpisodeRunner, exporting
 from hrm_agent.runtime.selection.strategies import solve
 from hrm_agent.store import open_store
-from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.workers.engine_proxy import EngineProxy
 from hrm_agent.training.workers.wire import (
     Message,
@@ -73,10 +72,9 @@ class Parent:
         """Proxy of the engine of a model string, which is loaded in the parent."""
         found: Future[bytes] = Future()
         self._ask(found, "load", name)
-        return EngineProxy(name, found.result(), self._sample)
-
-    def _sample(self, answer: Future[Any], request: Message) -> None:
-        self._ask(answer, "ask", request)
+        return EngineProxy(
+            name, found.result(), lambda answer, request: self._ask(answer, "ask", request)
+        )
 
     def _ask(self, answer: Future[Any], kind: str, what: Any) -> None:
         number = next(self._numbers)
@@ -197,7 +195,7 @@ class WorkerRollouts:
                 "Name tasks of your own as package.module:attribute, and let them follow from"
                 " split, seed and count; or run in one process.",
             )
-        return _verified_by(task, episode)
+        return replace(episode, verify=task.verify, verify_run=task.verify_run)
 
 
 def _read(episode: bytes) -> Episode:
@@ -213,10 +211,6 @@ def _read(episode: bytes) -> Episode:
 
 def _key(task: TaskRef) -> tuple[str, ...]:
     return task.family, task.id, task.prompt, task.answer or ""
-
-
-def _verified_by(task: Task, episode: Episode) -> Episode:
-    return replace(episode, verify=task.verify, verify_run=task.verify_run)
 
 
 @asynccontextmanager

@@ -32,8 +32,7 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import Engine
 from hrm_agent.store import RunStore
 from hrm_agent.training.workers.handle import WorkerDiedError
-from hrm_agent.training.workers.ray_actor import this_host
-from hrm_agent.training.workers.ray_worker import RayWorker
+from hrm_agent.training.workers.ray_worker import RayWorker, this_host
 from hrm_agent.training.workers.wire import WorkerSetup
 
 __all__ = ["WorkerCluster", "opened_cluster"]

@@ -208,7 +208,7 @@ from pathlib import Path
 from hrm_agent.errors import RunError
 from hrm_agent.store import open_store
 from hrm_agent.training.rollout.collect import collect
-from hrm_agent.training.workers import cluster as on_ray
+from hrm_agent.training.workers import ray_cluster as on_ray
 from tests.support.ray_cluster import node_options, running_cluster
 from tests.training.workers.test_on_ray import CONFIG, by_actors
 
