@@ -56,7 +56,7 @@ from hrm_agent.langgraph_format import (
     continue_ids_after,
     ticks_of,
 )
-from hrm_agent.store.database.committer import FinishedFuture, committed
+from hrm_agent.store.database.committer import committed, finished
 from hrm_agent.store.database.cursors import Cursor, answered
 from hrm_agent.store.database.database import Database
 from hrm_agent.store.threads import (
@@ -445,7 +445,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             held.parents[place.ns, checkpoint["id"]] = place.checkpoint_id
             seconds = self._database.joined_seconds
             self.blobs.write_later(self.serializer, encode, insert, place.thread_id, done, seconds)
-            return FinishedFuture(place.config(checkpoint["id"]))
+            return finished(place.config(checkpoint["id"]))
         future = self.blobs.write(self.serializer, encode, insert, place.thread_id, waits=waits)
         future.add_done_callback(lambda committed: done(committed.exception()))
         return future

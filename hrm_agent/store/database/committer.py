@@ -1,8 +1,8 @@
 """Group commit: while one commit waits for the disk, arriving writes are collected for the next
 one.
 
-Deferred writes go with the next commit of any caller. Futures of writes: one that is done from the
-start, and a way for an event loop to wait for any.
+Deferred writes go with the next commit of any caller. An event loop waits for the future of a write
+by `committed`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.errors import StoreError
@@ -29,8 +29,8 @@ __all__ = [
     "Committer",
     "DeferredFailed",
     "DeferredWork",
-    "FinishedFuture",
     "committed",
+    "finished",
     "is_late",
     "is_of_driver",
     "is_refused",
@@ -120,37 +120,11 @@ def _names(type_: type) -> list[str]:
 T = TypeVar("T")
 
 
-class FinishedFuture(Future[T]):
-    """Future that is done from the start. It has no locks, as it never blocks."""
-
-    def __init__(self, value: T | None, error: BaseException | None = None) -> None:
-        self._value, self._error = value, error
-
-    def result(self, timeout: float | None = None) -> T:
-        if self._error is not None:
-            raise self._error
-        return cast(T, self._value)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        return self._error
-
-    def done(self) -> bool:
-        return True
-
-    def running(self) -> bool:
-        return False
-
-    def cancel(self) -> bool:
-        return False
-
-    def cancelled(self) -> bool:
-        return False
-
-    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        try:
-            fn(self)
-        except Exception:  # as the standard library's futures
-            _log.exception("What follows a write has failed.")
+def finished(value: T) -> Future[T]:
+    """Future that is done, with its result."""
+    future = Future[T]()
+    future.set_result(value)
+    return future
 
 
 async def committed(future: Future[T]) -> T:

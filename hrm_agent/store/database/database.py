@@ -32,7 +32,6 @@ from hrm_agent.errors import LeaseLostError, StoreError
 from hrm_agent.store.database.committer import (
     DeferredFailed,
     DeferredWork,
-    FinishedFuture,
     committed,
     is_late,
     is_of_driver,
@@ -187,10 +186,12 @@ class Database(ABC):
 
     def _at_once(self, work: Work[T]) -> Future[T]:
         """Do `work` in the calling thread."""
+        future = Future[T]()
         try:
-            return FinishedFuture(self._commit([work])[0])
+            future.set_result(self._commit([work])[0])
         except BaseException as error:
-            return FinishedFuture(None, error)
+            future.set_exception(error)
+        return future
 
     def submit(
         self, work: Work[T], thread_id: str | None = None, *, waits: bool = False
