@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from hrm_agent.basics.files import read_whole, replacing
 from hrm_agent.errors import ConfigError, to_install
-from hrm_agent.training.config.trackers import TrackerName, TrackSettings
+from hrm_agent.training.config.parts import TrackerName, TrackSettings
 from hrm_agent.training.metrics import METRICS_FILE, parse_row, row_numbers
 
 __all__ = ["TRACKED_FILE", "AppendedRows", "require_trackers", "track_result", "tracking"]

@@ -5,26 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.intervals import Estimate
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import existing_store
-from hrm_agent.cli.common.scorings import (
-    differing_lines,
-    fault_rows,
-    mean_rows,
-    rubric_comparison_rows,
-)
 from hrm_agent.errors import ConfigError, RunError, StoreError, nearest
 from hrm_agent.rewards import opened_scorer
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
 from hrm_agent.training.evaluation.rubrics import (
     RECORDED,
+    FaultCount,
+    RubricComparison,
     compare_rubrics,
     fault_counts,
     reward_means,
@@ -38,6 +35,11 @@ __all__ = ["run"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RESERVED = (FEEDBACK, RECORDED, VERIFIER)
+Side = tuple[str, Mapping[str, Scoring], Rescored | None]
+"""Rubric name, its scorings, and the report of this call (None for recorded scorings)."""
+_SHOWN = 20
+"""Number of listed trajectories of a comparison. The JSON has all."""
+_REASON_CHARACTERS = 200
 
 
 def run(words: list[str]) -> int:
@@ -132,10 +134,6 @@ def _wanted(headers: Sequence[Trajectory], arguments: argparse.Namespace) -> set
                 f"There is no thread {name!r} to score. {nearest(name, by_name)}".strip(), hint
             )
     return {by_name[name] for name in threads}
-
-
-Side = tuple[str, Mapping[str, Scoring], Rescored | None]
-"""Rubric name, its scorings, and the report of this call (None for recorded scorings)."""
 
 
 async def _sides(
@@ -267,3 +265,70 @@ def _made_lines(name: str, made: Rescored | None, on_record: int) -> list[str]:
             " both."
         )
     return lines + [f"{count} not scored: {reason}." for reason, count in made.left_out.items()]
+
+
+def mean_rows(means: Mapping[str, Estimate]) -> list[Sequence[object]]:
+    """Rows of rewards with mean and 95 % interval."""
+    return [(name, found.value, found.low, found.high) for name, found in means.items()]
+
+
+def fault_rows(faults: Iterable[FaultCount]) -> list[Sequence[object]]:
+    """Rows of fault kinds, each with an example."""
+    return [
+        (one.reward, one.fault, one.count, one.trajectory, _short(one.reason)) for one in faults
+    ]
+
+
+def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
+    """Rows with both sides and their difference."""
+    right_a, right_b = (
+        found.right["both"] + found.right["a"],
+        found.right["both"] + found.right["b"],
+    )
+    return [
+        ("right", right_a, right_b, f"{right_b - right_a:+d}"),
+        (
+            "outcome",
+            *(_interval(one) for one in (found.a_outcome, found.b_outcome)),
+            _interval(found.outcome, "+"),
+        ),
+        (
+            "reward",
+            *(_interval(one) for one in (found.a_reward, found.b_reward)),
+            _interval(found.reward, "+"),
+        ),
+    ]
+
+
+def differing_lines(found: RubricComparison) -> Iterator[str]:
+    """Conclusions from the table, and the runs on which the rubrics differ."""
+    right = found.right
+    yield (
+        f"{found.trajectories} trajectories of {found.problems} problems have rewards by both:"
+        f" {right['both']} are right by both, {right['a']} by A only, {right['b']} by B only,"
+        f" {right['neither']} by neither (p = {found.p_value:.2g}, sign flips over problems)."
+    )
+    for name, count in (("A", found.only_a), ("B", found.only_b)):
+        if count:
+            yield f"{count} have a reward by {name} only, and were left out."
+    for one in found.differing[:_SHOWN]:
+        yield (
+            f"{one.trajectory} ({one.task}): A {one.a:g}{_because(one.a_reason)}; B"
+            f" {one.b:g}{_because(one.b_reason)}"
+        )
+    if len(found.differing) > _SHOWN:
+        yield f"and {len(found.differing) - _SHOWN} more; --json lists all."
+
+
+def _because(reason: str) -> str:
+    return f" ({_short(reason)})" if reason else ""
+
+
+def _short(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _REASON_CHARACTERS else f"{line[:_REASON_CHARACTERS]} ..."
+
+
+def _interval(found: Estimate, sign: str = "") -> str:
+    form = f"{sign}.3f"
+    return f"{found.value:{form}}  ({found.low:{form}} to {found.high:{form}})"
