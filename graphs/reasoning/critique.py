@@ -100,7 +100,11 @@ class CriticAnswer(BaseModel):
         if (action == "revise" and not named) or (action == "ask" and not may_ask):
             action = "replan"
         return self.model_copy(
-            update={"action": action, "subgoal": named, "hint": self.hint or _said(action)}
+            update={
+                "action": action,
+                "subgoal": named,
+                "hint": self.hint or ("" if action == "accept" else "Try again."),
+            }
         )
 
     def overruled(self, wrong: str, reads: Sequence[str]) -> CriticAnswer:
@@ -112,10 +116,6 @@ class CriticAnswer(BaseModel):
         return self.model_copy(
             update={"action": "revise" if subgoal else "replan", "subgoal": subgoal, "hint": hint}
         )
-
-
-def _said(action: Action) -> str:
-    return "" if action == "accept" else "Try again."
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -139,7 +139,8 @@ def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal
     for given, name in zip(listed, names, strict=True):
         for need in dict.fromkeys(given.needs):
             if need not in known:
-                remarks.append(f"plan: {name} needs {_short(need)}, which is no subgoal; dropped")
+                shown = need if len(need) <= MAX_NAME else need[:MAX_NAME] + "..."
+                remarks.append(f"plan: {name} needs {shown!r}, which is no subgoal; dropped")
             elif names.index(known[need]) < names.index(name):
                 needs[name].append(known[need])
             else:
@@ -207,7 +208,3 @@ def _in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
             next(n for n in needs if n not in ordered and all(need in ordered for need in needs[n]))
         )
     return ordered
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= MAX_NAME else text[:MAX_NAME] + "...")

@@ -334,7 +334,8 @@ def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict
         return {"complaint": complaint}
     best = max(checked, key=lambda one: (len(one.citations), bool(one.body)), default=None)
     if best is None or not best.body:
-        best = check(_findings_text(state), sources, unsupported)
+        texts = (finding["text"] for finding in state.get("findings", []))
+        best = check("\n\n".join(filter(None, texts)), sources, unsupported)
     remarks = [f"check: mended {mended}" for mended in best.mended]
     remarks += [f"check: removed {problem}" for problem in best.problems]
     remarks += [
@@ -432,10 +433,6 @@ def _writer_request(state: ResearchState, context: ResearchContext) -> str:
     shown = evidence(sources, about, read or dict.fromkeys(sources, ()), context.max_context_chars)
     told = {finding["question"]: finding["text"] for finding in findings if finding["text"]}
     return writer_request(newest_request(state), earlier_lines(state["messages"]), told, shown)
-
-
-def _findings_text(state: ResearchState) -> str:
-    return "\n\n".join(finding["text"] for finding in state.get("findings", []) if finding["text"])
 
 
 def _different(questions: Sequence[ResearchQuestion]) -> list[ResearchQuestion]:

@@ -97,7 +97,11 @@ def build_search(
 
     async def call_tools(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
         results = await _answers(state["messages"], _context(runtime), tools, get_config())
-        read = [source for result in results for source in _artifact(result)]
+        read = [
+            source
+            for result in results
+            for source in ((result.artifact or {}).get("artifact") or [])
+        ]
         return {"messages": [_without_artifact(result) for result in results], "sources": read}
 
     def remind(state: SearchState) -> dict[str, Any]:
@@ -157,10 +161,6 @@ def _without_invalid(answer: AIMessage) -> AIMessage:
         if name != "invalid_tool_calls"
     }
     return answer.model_copy(update={"response_metadata": metadata})
-
-
-def _artifact(result: ToolMessage) -> list[Source]:
-    return (result.artifact or {}).get("artifact") or []
 
 
 def _without_artifact(result: ToolMessage) -> ToolMessage:

@@ -8,11 +8,16 @@ ends at a word, since `able` does not quote `unable`.
 `find_quote` searches one text. `QuotableText` is for a text that is searched often, e.g. a source
 of the research agent. `resolve` checks a quote (these words, in this span of this document, in this
 revision) against an index, and returns the reason of a rejection.
+
+Words: `unable` is not cut after `un`, nor `12.5` after `12`. Scripts without spaces between words may
+be cut anywhere but within a character. Words joined by a hyphen are one, since the first part may
+reverse the meaning (`non-toxic`). Words joined by an apostrophe are two, but for the English `n't`.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -21,8 +26,6 @@ from typing import TYPE_CHECKING
 
 # typing's has too little for LangGraph's JSON schemas before Python 3.12
 from typing_extensions import TypedDict
-
-from hrm_agent.retrieval.citations.word_boundaries import is_within_word
 
 if TYPE_CHECKING:
     from hrm_agent.retrieval.index.database import DocumentIndex
@@ -194,7 +197,7 @@ def _find(text: str, quote: str, own: str, whole_words: bool) -> int:
     while (
         at >= 0
         and whole_words
-        and (is_within_word(own, at) or is_within_word(own, at + len(quote)))
+        and (_is_within_word(own, at) or _is_within_word(own, at + len(quote)))
     ):
         at = text.find(quote, at + 1)
     return at
@@ -209,3 +212,61 @@ def _place(text: str, plain: str, at: int) -> int:
     """Position in a text of the character at `at` in its plain form."""
     word = next(islice(_WORD.finditer(text), plain.count(" ", 0, at), None))
     return word.start() + at - (plain.rfind(" ", 0, at) + 1)
+
+
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff]"
+)
+"""Characters of Thai, Lao, Burmese, Khmer, Chinese and Japanese."""
+_HYPHENS = "-\u2010\u2011\u00ad"
+_MINUS = "-\u2212"
+_IN_NUMBERS = ".,:/"
+_APOSTROPHES = "'\u2019"
+_JOINER = "\u200d"
+
+
+def _is_within_word(text: str, at: int) -> bool:
+    """True if `text[:at]` and `text[at:]` share a word. False at both ends of the text."""
+    if not 0 < at < len(text):
+        return False
+    before, after = text[at - 1], text[at]
+    if _JOINER in (before, after) or unicodedata.category(after).startswith("M"):
+        return True
+    if _is_of_word(before) and _is_of_word(after):
+        return True
+    return (
+        _joins(text, at - 1) or _joins(text, at) or _is_sign(text, at - 1) or _is_negation(text, at)
+    )
+
+
+def _is_of_word(character: str) -> bool:
+    known = (
+        character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
+    )
+    return known and not _UNSPACED.match(character)
+
+
+def _joins(text: str, at: int) -> bool:
+    """True if the character joins its two neighbours to one word."""
+    if not 0 < at < len(text) - 1:
+        return False
+    around = text[at - 1], text[at + 1]
+    if text[at] in _IN_NUMBERS:
+        return all(map(str.isdigit, around))
+    return text[at] in _HYPHENS and all(map(_is_of_word, around))
+
+
+def _is_sign(text: str, at: int) -> bool:
+    """True if the character is the minus sign of the number after it."""
+    return text[at] in _MINUS and text[at + 1].isdigit() and not (at and text[at - 1].isalnum())
+
+
+def _is_negation(text: str, at: int) -> bool:
+    """True if `'t` begins here and ends a word."""
+    found = (
+        text[at] in _APOSTROPHES
+        and text[at + 1 : at + 2] in ("t", "T")
+        and _is_of_word(text[at - 1])
+    )
+    return found and not (at + 2 < len(text) and _is_of_word(text[at + 2]))

@@ -315,7 +315,9 @@ class DocumentIndex:
         self._same_terms(cursor)
         ids, texts = _chunks_of(cursor, file)
         if ids:
-            self._words.remove(cursor, list(zip(ids, texts, strict=True)), _language(cursor, file))
+            query = "SELECT coalesce(language, ?) FROM documents WHERE file = ?"
+            (language,) = cursor.execute(query, (NO_LANGUAGE, file)).fetchone()
+            self._words.remove(cursor, list(zip(ids, texts, strict=True)), language)
             cursor.execute("DELETE FROM vectors WHERE first = ?", (ids[0],))
         cursor.execute(
             "DELETE FROM chunks WHERE document = (SELECT id FROM documents WHERE file = ?)", (file,)
@@ -380,11 +382,6 @@ def _chunks_of(cursor: sqlite3.Cursor, file: str) -> tuple[list[int], list[str]]
         (chunk, row[1][first : first + count].decode()) for chunk, first, count in spans.fetchall()
     ]
     return [chunk for chunk, _ in found], [text for _, text in found]
-
-
-def _language(cursor: sqlite3.Cursor, file: str) -> str:
-    row = cursor.execute("SELECT language FROM documents WHERE file = ?", (file,)).fetchone()
-    return row[0] if row else NO_LANGUAGE
 
 
 def _byte_offsets(text: str, chunks: Sequence[Chunk]) -> dict[int, int]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -124,11 +123,15 @@ def read_document(
         if data.startswith(b"%PDF-")
         else _KINDS.get(Path(name).suffix.lower(), DocumentKind.TEXT)
     )
-    read = (
-        _hidden_html if hidden_text and kind is DocumentKind.HTML else _READERS.get(kind, _decoded)
-    )
     try:
-        text = replace_surrogates(read(data))
+        match kind:
+            case DocumentKind.HTML:
+                text = _html(data, hidden_text)
+            case DocumentKind.PDF:
+                text = _pdf(data)
+            case _:
+                text = _decoded(data)
+        text = replace_surrogates(text)
     except NotRead:
         raise
     except ImportError as error:
@@ -172,7 +175,7 @@ def _guessed(data: bytes) -> str:
     return str(best)
 
 
-def _html(data: bytes, *, hidden_text: bool = False) -> str:
+def _html(data: bytes, hidden_text: bool) -> str:
     """Text of HTML, decoded as UTF-8 or else in the encoding that it declares."""
     from hrm_agent.retrieval.html.text import html_to_text
 
@@ -185,35 +188,27 @@ def _html(data: bytes, *, hidden_text: bool = False) -> str:
     return html_to_text(source, hidden_text=hidden_text)
 
 
-def _hidden_html(data: bytes) -> str:
-    return _html(data, hidden_text=True)
-
-
 def _pdf(data: bytes) -> str:
     """Texts of the pages with a form feed between them, so that a position in the text has a
     page.
     """
-    with _PDFIUM:
-        return _pages(data)
-
-
-def _pages(data: bytes) -> str:
     from pypdfium2 import PdfDocument, PdfiumError
 
-    try:
-        pdf = PdfDocument(data)
-    except PdfiumError as error:
-        locked = "assword" in str(error)
-        reason = (
-            "it is encrypted: save it without its password"
-            if locked
-            else f"it is damaged, or not a PDF: {error}"
-        )
-        raise NotRead(Why.UNREADABLE, reason) from error
-    try:
-        return "\f".join(_page(pdf, number) for number in range(len(pdf)))
-    finally:
-        pdf.close()
+    with _PDFIUM:
+        try:
+            pdf = PdfDocument(data)
+        except PdfiumError as error:
+            locked = "assword" in str(error)
+            reason = (
+                "it is encrypted: save it without its password"
+                if locked
+                else f"it is damaged, or not a PDF: {error}"
+            )
+            raise NotRead(Why.UNREADABLE, reason) from error
+        try:
+            return "\f".join(_page(pdf, number) for number in range(len(pdf)))
+        finally:
+            pdf.close()
 
 
 def _page(pdf: Any, number: int) -> str:
@@ -225,9 +220,3 @@ def _page(pdf: Any, number: int) -> str:
     finally:
         text.close()
         page.close()
-
-
-_READERS: dict[DocumentKind, Callable[[bytes], str]] = {
-    DocumentKind.HTML: _html,
-    DocumentKind.PDF: _pdf,
-}

@@ -8,7 +8,7 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field
 
 from hrm_agent.retrieval.index.database import DocumentIndex
-from hrm_agent.retrieval.index.fusion import Hit, Mode
+from hrm_agent.retrieval.index.fusion import Mode
 
 __all__ = ["IndexRetriever"]
 
@@ -30,21 +30,20 @@ class IndexRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun
     ) -> list[Document]:
-        return [_document(hit) for hit in self.index.search(query, self.k, self.mode)]
-
-
-def _document(hit: Hit) -> Document:
-    return Document(
-        hit.text,
-        id=f"{hit.file}#{hit.start}-{hit.end}@{hit.revision}",
-        metadata={
-            "file": hit.file,
-            "start": hit.start,
-            "end": hit.end,
-            "revision": hit.revision,
-            "score": hit.score,
-            "words_rank": hit.words_rank,
-            "vectors_rank": hit.vectors_rank,
-            "page": hit.page,
-        },
-    )
+        return [
+            Document(
+                hit.text,
+                id=f"{hit.file}#{hit.start}-{hit.end}@{hit.revision}",
+                metadata={
+                    "file": hit.file,
+                    "start": hit.start,
+                    "end": hit.end,
+                    "revision": hit.revision,
+                    "score": hit.score,
+                    "words_rank": hit.words_rank,
+                    "vectors_rank": hit.vectors_rank,
+                    "page": hit.page,
+                },
+            )
+            for hit in self.index.search(query, self.k, self.mode)
+        ]

@@ -168,7 +168,7 @@ def _is_local(described: dict[str, Any]) -> bool:
     splits = {
         part["type"]
         for part in _parts(described["pre_tokenizer"], "pretokenizers")
-        if _splits(part)
+        if part.get("use_regex", True)
     }
     changes = {part["type"] for part in _parts(described["normalizer"], "normalizers")}
     wide = any(
@@ -177,10 +177,6 @@ def _is_local(described: dict[str, Any]) -> bool:
         if not token["special"]
     )
     return bool(splits & _SPLITTERS) and changes <= _HARMLESS and not wide
-
-
-def _splits(part: dict[str, Any]) -> bool:
-    return part.get("use_regex", True)
 
 
 def _parts(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hrm_agent.retrieval.tokenizers.base import Encoded, Tokenizer, Vocabulary
+from hrm_agent.retrieval.tokenizers.base import Tokenizer, Vocabulary
 
 __all__ = ["TokenStatistics", "TokenTally", "measure"]
 
@@ -119,34 +119,24 @@ def measure(
     tokenizer: Tokenizer, texts: Iterable[str], on_text: Callable[[str], None] = lambda text: None
 ) -> TokenStatistics:
     """Count texts one by one. `on_text` is called after each."""
-    total, seconds, size, fidelity = TokenTally(), 0.0, 0, 0
+    name, total, seconds, size = tokenizer.name, TokenTally(), 0.0, 0
+    fidelity = 0 if isinstance(tokenizer, Vocabulary) else None
     for text in texts:
+        unknown, spelled = None, 0
         begun = time.process_time()
-        encoded = _encoded(tokenizer, text)
-        seconds += time.process_time() - begun
         if isinstance(tokenizer, Vocabulary):
-            fidelity = max(fidelity, _fidelity(text, tokenizer.decoded(encoded.ids)))
-        total += _tally(text, encoded, isinstance(tokenizer, Vocabulary))
+            encoded = tokenizer.encoded(text)
+            seconds += time.process_time() - begun
+            tokens, unknown, spelled = len(encoded.offsets), encoded.unknown, encoded.spelled
+            fidelity = max(fidelity or 0, _fidelity(text, tokenizer.decoded(encoded.ids)))
+        else:
+            tokens = len(tokenizer.offsets(text))
+            seconds += time.process_time() - begun
+        total += TokenTally(len(text), _words(text), tokens, unknown, spelled)
         size += len(text.encode())
         on_text(text)
-    round_trip = _FIDELITY[fidelity] if isinstance(tokenizer, Vocabulary) else None
-    return TokenStatistics(tokenizer.name, total, seconds, size, round_trip)
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> Encoded:
-    if isinstance(tokenizer, Vocabulary):
-        return tokenizer.encoded(text)
-    return Encoded([], tokenizer.offsets(text), 0, 0)
-
-
-def _tally(text: str, encoded: Encoded, known: bool) -> TokenTally:
-    return TokenTally(
-        len(text),
-        _words(text),
-        len(encoded.offsets),
-        encoded.unknown if known else None,
-        encoded.spelled,
-    )
+    round_trip = None if fidelity is None else _FIDELITY[fidelity]
+    return TokenStatistics(name, total, seconds, size, round_trip)
 
 
 def _words(text: str) -> int:

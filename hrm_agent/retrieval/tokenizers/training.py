@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +179,6 @@ def _wordpieces(texts: Sequence[str], size: int, inside: list[str]) -> Any:
     return tokenizer
 
 
-def _unigram(texts: Sequence[str], size: int) -> bytes:
-    return _sentencepiece("unigram", texts, size)
-
-
-def _sentencepiece_bpe(texts: Sequence[str], size: int) -> bytes:
-    return _sentencepiece("bpe", texts, size)
-
-
 def _sentencepiece(kind: str, texts: Sequence[str], size: int) -> bytes:
     """Train sentencepiece. A line break is a token of its own, since it learns from lines and would
     never see one.
@@ -247,8 +240,12 @@ def _ranks(saved: bytes) -> bytes:
 
 KINDS = {
     "bpe": VocabularyKind(_bpe, "hf", "tokenizer.json"),
-    "sentencepiece-bpe": VocabularyKind(_sentencepiece_bpe, "sentencepiece", "tokenizer.model"),
-    "unigram": VocabularyKind(_unigram, "sentencepiece", "tokenizer.model"),
+    "sentencepiece-bpe": VocabularyKind(
+        partial(_sentencepiece, "bpe"), "sentencepiece", "tokenizer.model"
+    ),
+    "unigram": VocabularyKind(
+        partial(_sentencepiece, "unigram"), "sentencepiece", "tokenizer.model"
+    ),
     "word": VocabularyKind(_word, "hf", "tokenizer.json"),
     "wordpiece": VocabularyKind(_wordpiece, "hf", "tokenizer.json"),
 }

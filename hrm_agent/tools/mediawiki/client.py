@@ -374,7 +374,12 @@ def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
     async def wiki_search(query: str) -> tuple[str, list[dict[str, Any]]]:
         """Search a wiki for pages whose text has all words of the query. Few words find more."""
         found = await wiki.asearch(query)
-        return _listed(found), [{"title": one.title, "url": one.url} for one in found]
+        lines = [
+            f"{one.title} <{one.url}>: {(one.snippet or one.intro)[:_SHOWN_OF_A_HIT]}"
+            for one in found
+        ]
+        listed = "\n".join(lines) or "No page has these words."
+        return listed, [{"title": one.title, "url": one.url} for one in found]
 
     async def wiki_page(title: str, start: int = 0) -> tuple[str, dict[str, Any]]:
         """Read the page of a wiki with this title; of a long one a stretch, from the character
@@ -410,13 +415,6 @@ def _tool(function: Callable[..., Coroutine[Any, Any, Any]]) -> BaseTool:
     tool = StructuredTool.from_function(coroutine=function, response_format="content_and_artifact")
     tool.func = lambda **arguments: the_loop().run(function(**arguments))
     return tool
-
-
-def _listed(found: list[SearchHit]) -> str:
-    lines = [
-        f"{one.title} <{one.url}>: {(one.snippet or one.intro)[:_SHOWN_OF_A_HIT]}" for one in found
-    ]
-    return "\n".join(lines) or "No page has these words."
 
 
 def _rest(page: Page, start: int, end: int) -> str:

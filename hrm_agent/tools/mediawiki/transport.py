@@ -183,7 +183,10 @@ class Asker:
             text = f"{self.shown} gave no answer in {round(seconds, 1):g} s."
             raise RetryLater(ToolFailure(text, _INFRASTRUCTURE)) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise self._unreachable(error) from error
+            text = f"{self.shown} cannot be reached: {error or type(error).__name__}"
+            failure = ToolFailure(text, _INFRASTRUCTURE)
+            # A wrong certificate does not change with a retry.
+            raise (failure if "SSL" in str(error) else RetryLater(failure)) from error
         return _meaning(self.shown, status, headers, body)
 
     async def _follow(self, url: httpx.URL) -> tuple[int, httpx.Headers, bytes]:
@@ -208,14 +211,6 @@ class Asker:
                 ),
             )
         return self._client[1]
-
-    def _unreachable(self, error: Exception) -> Exception:
-        failure = ToolFailure(
-            f"{self.shown} cannot be reached: {error or type(error).__name__}",
-            _INFRASTRUCTURE,
-        )
-        # A wrong certificate does not change with a retry.
-        return failure if "SSL" in str(error) else RetryLater(failure)
 
 
 @functools.cache
