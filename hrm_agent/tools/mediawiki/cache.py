@@ -1,5 +1,10 @@
 """Disk cache for the answers of a wiki, shared by processes.
 
+A folder that others may write to must not give access to this process. So only JSON is read, and
+only the cache's own files are removed. (diskcache itself unpickles a row that is marked as a
+pickle, even with its JSONDisk, and removes any file that a row names.) An author of such a row can
+still forge answers of the wiki: keep the cache with your other data.
+
 A cache that is damaged, locked or full never costs an answer: the wiki is asked again.
 """
 
@@ -7,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable
@@ -22,7 +28,28 @@ __all__ = ["AnswerCache"]
 _LOG = logging.getLogger(__name__)
 _MAX_BYTES = 256 * 2**20
 _SECONDS_FOR_A_LOCK = 5
+_MODE_PICKLE = 4
+"""diskcache's mode of a row that is a pickle."""
+_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]+\.val")
 _DAMAGE = (OSError, sqlite3.Error, Timeout, zlib.error, ValueError, TypeError, RecursionError)
+
+
+class _OnlyJSON(JSONDisk):
+    """Disk format that reads JSONDisk's rows, and accesses no other files."""
+
+    def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
+        if mode == _MODE_PICKLE or not (filename is None or _FILE.fullmatch(str(filename))):
+            raise ValueError("a row of the cache is none that was put there")
+        return super().fetch(mode, filename, value, read)
+
+    def get(self, key: Any, raw: Any) -> Any:
+        if not raw:
+            raise ValueError("a key of the cache is none that was put there")
+        return super().get(key, raw)
+
+    def remove(self, file_path: Any) -> None:
+        if _FILE.fullmatch(str(file_path)):
+            super().remove(file_path)
 
 
 class AnswerCache:
@@ -32,7 +59,7 @@ class AnswerCache:
         self._seconds, self._warned = seconds, False
         try:
             self._cache = Cache(
-                str(folder), timeout=_SECONDS_FOR_A_LOCK, disk=JSONDisk, size_limit=_MAX_BYTES
+                str(folder), timeout=_SECONDS_FOR_A_LOCK, disk=_OnlyJSON, size_limit=_MAX_BYTES
             )
         except _DAMAGE as error:
             raise ConfigError(

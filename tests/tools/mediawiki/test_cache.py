@@ -1,12 +1,16 @@
-"""Cached answers on disk: one wiki's, complete ones only, shared by processes."""
+"""Cached answers on disk: one wiki's, complete ones only, shared by processes, and safe from other
+writers.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +94,49 @@ def test_processes_share_it(proxy: Proxy, tmp_path: Path) -> None:
         == "Blue whale"
     )
     assert len(proxy.asked) == asked
+
+
+class Bomb:
+    """Object that leaves a file behind if it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("column", ["value", "key"])
+def test_what_others_put_there_is_not_run(proxy: Proxy, tmp_path: Path, column: str) -> None:
+    client, gone = (
+        MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path / "cache"),
+        tmp_path / "gone",
+    )
+    page = client.page("Vell")
+    with sqlite3.connect(tmp_path / "cache" / "cache.db") as database:
+        bomb = pickle.dumps(Bomb(gone))
+        if column == "value":
+            database.execute("UPDATE Cache SET mode = 4, value = ?", (bomb,))
+        else:
+            database.execute("UPDATE Cache SET raw = 0, key = ?", (bomb,))
+    assert client.page("Vell") == page
+    assert len(proxy.asked) == 2 and not gone.exists()
+
+
+def test_no_file_elsewhere_is_read_or_removed(proxy: Proxy, tmp_path: Path) -> None:
+    client, other = (
+        MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path / "cache"),
+        tmp_path / "other",
+    )
+    other.write_text("mine")
+    page = client.page("Vell")
+    with sqlite3.connect(tmp_path / "cache" / "cache.db") as database:
+        database.execute("UPDATE Cache SET mode = 2, filename = '../other', value = NULL")
+    assert client.page("Vell") == page and len(proxy.asked) == 2
+    with sqlite3.connect(tmp_path / "cache" / "cache.db") as database:
+        database.execute("UPDATE Cache SET expire_time = 0, filename = '../other'")
+    assert client.page("Krill").title == "Krill"
+    assert other.read_text() == "mine"
 
 
 def test_a_damaged_cache_costs_no_answer(
