@@ -304,7 +304,11 @@ class _IndexRun:
             self.renamed.add(old)
             return FileOutcome(file, Done.RENAMED, reason=f"was {old}")
         document = read_document(file, data, self.max_bytes, hidden_text=self.hidden_text)
-        self.index.put(file, source, document, self.chunking(document))
+        try:
+            chunks = self.chunking(document)
+        except RetrievalError as error:
+            raise NotRead(Why.UNREADABLE, error.message) from error
+        self.index.put(file, source, document, chunks)
         return FileOutcome(file, Done.UPDATED if file in self.known else Done.ADDED)
 
     def _bytes(self, path: Path) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.errors import ConfigError, RetrievalError, nearest
 from hrm_agent.retrieval.tokenizers.base import Encoded, Offsets, checked, spelling
 from hrm_agent.retrieval.tokenizers.libraries import require
 
@@ -88,7 +88,13 @@ class Tiktoken:
         return _from_bytes(text, self._sizes[ids])
 
     def _ids(self, text: str) -> NDArray[np.uint32]:
-        return self._encoding.encode_to_numpy(checked(text), disallowed_special=())
+        try:
+            return self._encoding.encode_to_numpy(checked(text), disallowed_special=())
+        except ValueError as error:
+            raise RetrievalError(
+                f"tiktoken cannot split a text of {len(text):,} characters: {error}",
+                "Runs of several 100,000 spaces are too long for it. Use the tokenizer `pieces`.",
+            ) from error
 
 
 def encodings_on_disk() -> list[str]:

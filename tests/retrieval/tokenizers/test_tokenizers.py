@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from benchmarks.chunking.check import faults
 from hrm_agent.basics.unicode import replace_surrogates
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval import Tokenizer, chunk_text, load_tokenizer
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, files_in, index_folder
+from hrm_agent.retrieval.index.folder import Done
 from hrm_agent.retrieval.tokenizers.load import tokenizers_at_hand
 from hrm_agent.retrieval.tokenizers.statistics import measure
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
@@ -101,6 +103,22 @@ def test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries(
     ours, fast = vocabularies["bpe"], vocabularies["bpe.tiktoken"]
     assert measure(ours, [text]).round_trip == measure(fast, [text]).round_trip == "exact"
     assert ours.offsets(text).tolist() == fast.offsets(text).tolist()
+
+
+def test_a_text_that_tiktoken_cannot_split_is_skipped(tmp_path: Path) -> None:
+    train_tokenizer("bpe", CORPUS, tmp_path / "bpe.tiktoken", size=300)
+    name = f"tiktoken:{tmp_path / 'bpe.tiktoken'}"
+    tokenizer = load_tokenizer(name)
+    spaces = " " * 1_000_000 + "a"
+    with pytest.raises(RetrievalError, match="cannot split a text of 1,000,001 characters"):
+        tokenizer.count(spaces)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "spaces.txt").write_text(spaces)
+    (texts / "whale.txt").write_text("Our whale was 27 metres long.")
+    with DocumentIndex(tmp_path / "index.db", create=True) as index:
+        report = index_folder(index, texts, files_in(texts), chunking=Chunking(tokenizer=name))
+        assert [outcome.done for outcome in report.outcomes] == [Done.SKIPPED, Done.ADDED]
 
 
 @pytest.mark.slow
