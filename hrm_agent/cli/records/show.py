@@ -40,10 +40,6 @@ def run(words: list[str]) -> int:
             f"{said}: what to show is not clear.",
             "Name an id, or --group GROUP, or --step N; `hrm-agent history` lists ids.",
         )
-    if arguments.trajectory is None and arguments.html is None:
-        raise ConfigError(
-            f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE."
-        )
     if arguments.html is not None and (arguments.json or arguments.sources is not None):
         raise ConfigError(
             "--html writes a page, and nothing else.", "Leave out --json and --sources."
@@ -52,6 +48,10 @@ def run(words: list[str]) -> int:
     if arguments.html is not None:
         _write_page(arguments, output)
         return 0
+    if arguments.trajectory is None:
+        raise ConfigError(
+            f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE."
+        )
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         trajectory = store.journal.trajectory(arguments.trajectory, requests=arguments.json)
         if arguments.sources is not None:
