@@ -18,7 +18,7 @@ from hrm_agent.training.update.batch import Row, micro_batches
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from tests.support.training.builders import RareExpert, model_with_unused_parts, tiny_model
-from tests.training.update.objectives.test_loss import random_rows
+from tests.training.update.test_loss import random_rows
 from tests.training.update.test_optimizer_step import numbered
 
 SEVERAL_STEPS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from hrm_agent.training.update.optimizer_step import policy_update
 from tests.support.postgres import free_port
 from tests.support.training.builders import model_with_unused_parts, tiny_model
 from tests.support.training.ddp_worker import SEVERAL_STEPS, unused_parts, update_unused_parts
-from tests.training.update.objectives.test_loss import random_rows
+from tests.training.update.test_loss import random_rows
 from tests.training.update.test_optimizer_step import numbered
 
 pytestmark = [pytest.mark.whole, pytest.mark.slow]

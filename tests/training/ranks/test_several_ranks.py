@@ -25,7 +25,7 @@ from hrm_agent.training.ranks.learner import shared_out
 from hrm_agent.training.ranks.processes import require_ranks
 from hrm_agent.training.update.batch import MicroBatch, micro_batches
 from tests.support.postgres import free_port
-from tests.training.update.objectives.test_loss import random_rows
+from tests.training.update.test_loss import random_rows
 from tests.training.update.test_optimizer_step import numbered
 
 PROJECT = Path(__file__).resolve().parents[3]

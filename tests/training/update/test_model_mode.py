@@ -32,8 +32,8 @@ from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.update.trained_policy import TrainedPolicy
 from tests.support.training.architectures import DROPPING, folder_of, random_model
 from tests.support.training.builders import tiny_model
-from tests.training.update.objectives.test_loss import random_rows
 from tests.training.update.test_adapters import batch_of
+from tests.training.update.test_loss import random_rows
 from tests.training.update.test_optimizer_step import numbered
 
 ROWS = numbered(random_rows(1, 6))

@@ -21,7 +21,7 @@ from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, fresh_only, policy_update
 from hrm_agent.training.update.trained_policy import TrainedPolicy
 from tests.support.training.builders import group, tiny_model
-from tests.training.update.objectives.test_loss import random_rows
+from tests.training.update.test_loss import random_rows
 
 UNBOUNDED = OptimOptions(max_grad_norm=1e9)
 ENGINE: dict[str, Any] = {"old_logprobs": "engine"}

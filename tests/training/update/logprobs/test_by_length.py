@@ -24,7 +24,7 @@ from hrm_agent.training.update.sft_gradient import Example, gradient_of_batch
 from tests.models.local.test_engine import OpenEnded, ask
 from tests.support.training.longrope import SIZES, SWITCH, expected_logprobs, longrope_model
 from tests.training.update.logprobs.test_forwards import FORWARDS, loss_and_gradient
-from tests.training.update.objectives.test_loss import random_rows
+from tests.training.update.test_loss import random_rows
 
 
 def rows(seed: int = 0) -> list[Row]:
