@@ -125,8 +125,19 @@ _CLONE_NEWPID = 0x20000000
 """Flag that only the slot uses. A snippet lacks the capability, and the kernel refuses it."""
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x40000000
 """Flags for mount, cgroup, uts, ipc, user and network namespaces."""
-_IOCTLS = (0x5401, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451, 0xC0502100, 0xC0182101)
-"""TCGETS, TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. The last two are for the
+_IOCTLS = (
+    0x5401,
+    0x802C542A,
+    0x5413,
+    0x540F,
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451,
+    0xC0502100,
+    0xC0182101,
+)
+"""TCGETS, TCGETS2 (what isatty() asks from glibc 2.42 on), TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. The last two are for the
 slot, to receive and answer the filter's notifications; a snippet has no descriptor for them.
 """
 _FCNTLS = (0, 1, 2, 3, 4, 9, 1030, 1032, 1034)
