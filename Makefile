@@ -31,10 +31,11 @@ setup: $(STAMP) ## the virtual environment with every extra that the tests need
 python:
 	@PYTHON=$(PYTHON) tests/install python
 
-$(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c | python
+$(STAMP): pyproject.toml tests/constraints.txt hatch_build.py hrm_agent/environment/sandbox/_serve.c | python
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 # Without bytecode: the first start compiles what it imports, a seventh of all.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[train,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) \
+	  -c tests/constraints.txt -e ".[train,dev]"
 # The interpreters of the sandbox read bytecode and write none.
 	$(BIN)/python -m compileall -q hrm_agent/environment/sandbox
 	touch $(STAMP)
