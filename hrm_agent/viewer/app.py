@@ -151,7 +151,12 @@ class Viewer:
         endpoint = ENDPOINTS.get(name)
         if endpoint is None:
             raise BadRequestError(404, f"There is no {name[:80]!r}.", nearest(name[:80], ENDPOINTS))
-        query = _query(request)
+        for given in request.query:
+            if len(request.query.getall(given)) > 1:
+                raise ConfigError(
+                    f"The query value {given[:80]!r} is given twice.", "Give it once."
+                )
+        query = dict(request.query)
         values = endpoint.read(query)
         return await self._answer(request, lambda: self._projected(name, endpoint, query, values))
 
@@ -231,15 +236,6 @@ def _of_one_moment(place: Place, make: Callable[[], T]) -> T:
     except StoreError:
         with place.moment():
             return make()
-
-
-def _query(request: web.Request) -> dict[str, str]:
-    """Query values. Raises `ConfigError` for one that is given twice."""
-    query = request.query
-    for name in query:
-        if len(query.getall(name)) > 1:
-            raise ConfigError(f"The query value {name[:80]!r} is given twice.", "Give it once.")
-    return dict(query)
 
 
 def _refuse_values(request: web.Request) -> None:

@@ -65,7 +65,12 @@ class _Job:
     def data(self) -> dict[str, Any]:
         code = self.process.returncode if self.ended is not None else None
         result = self._result() if code in (0, 1) else None
-        threads = _threads(result)
+        rows: Any = (result or {}).get("trajectories")
+        listed = cast("list[Any]", rows) if isinstance(rows, list) else []
+        found = [
+            cast("dict[str, Any]", row).get("thread") for row in listed if isinstance(row, dict)
+        ]
+        threads = [thread for thread in found if isinstance(thread, str)]
         failed = self.ended is not None and (code not in (0, 1) or (code == 1 and result is None))
         return {
             "job": self.id,
@@ -237,13 +242,6 @@ def _read(stream: IO[bytes] | None, kept: bytearray) -> None:
         del kept[:-_TOLD]
 
 
-def _threads(result: Mapping[str, Any] | None) -> list[str]:
-    rows: Any = (result or {}).get("trajectories")
-    listed = cast("list[Any]", rows) if isinstance(rows, list) else []
-    found = [cast("dict[str, Any]", row).get("thread") for row in listed if isinstance(row, dict)]
-    return [thread for thread in found if isinstance(thread, str)]
-
-
 def _address(place: Place) -> tuple[str, dict[str, str]]:
     """Store argument and environment of a command. A password is passed in the environment, not
     among the arguments.
@@ -283,7 +281,7 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
             nodes += moment.ran.nodes
             tools += [call.name for call in moment.ran.tool_calls]
             isolation += [call.isolation for call in moment.ran.tool_calls if call.isolation]
-    plan = {
+    plan: dict[str, Any] = {
         "runs_again": [short(node) for node in dict.fromkeys(nodes)],
         "model": short(header.policy) if header is not None else None,
         "tools": [short(name) for name in dict.fromkeys(tools)],
@@ -291,25 +289,22 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
         "command": _command(place, thread_id, checkpoint, edit),
     }
     told = json.dumps([place.id, place.where, thread_id, checkpoint, edit, plan], sort_keys=True)
-    return {**plan, "effects": _effects(plan), "digest": hashlib.sha256(told.encode()).hexdigest()}
-
-
-def _effects(plan: Mapping[str, Any]) -> str:
     model = (
         f"The model {plan['model']} is asked again"
         if plan["model"]
         else "The graph's models are asked again"
     )
-    tools = ", ".join(plan["tools"])
+    last_time = ", ".join(plan["tools"])
     ran = (
-        f", and the tools that it calls run again ({tools} the last time)"
-        if tools
+        f", and the tools that it calls run again ({last_time} the last time)"
+        if last_time
         else ", and any tools that it calls run"
     )
-    return (
+    effects = (
         f"{model}{ran}, with all that they do outside: calls that cost money, files, messages. The"
         " nodes' own code runs, too. The thread that is forked stays as it is."
     )
+    return {**plan, "effects": effects, "digest": hashlib.sha256(told.encode()).hexdigest()}
 
 
 def _command(place: Place, thread: str, checkpoint: str, edit: Mapping[str, Any]) -> str:

@@ -78,8 +78,11 @@ def foreign(value: Any, depth: int = 0) -> Any:
     match value:
         case None | bool() | str():
             return value
+        case int() if -_WHOLE <= value <= _WHOLE:
+            return value
         case int():
-            return value if -_WHOLE <= value <= _WHOLE else _digits(value)
+            bits = value.bit_length()  # Python refuses to write many thousands of digits
+            return str(value) if bits <= 4_000 else f"an integer of {bits} bits"
         case float():
             return value if math.isfinite(value) else None
         case _ if depth >= _DEEP:
@@ -93,12 +96,6 @@ def foreign(value: Any, depth: int = 0) -> Any:
             return f"{len(value)} bytes"
         case _:
             return f"a value of the type {short(type(value).__qualname__)}"
-
-
-def _digits(value: int) -> str:
-    """Digits of an integer, which Python refuses to write if there are many thousands."""
-    bits = value.bit_length()
-    return str(value) if bits <= 4_000 else f"an integer of {bits} bits"
 
 
 def json_lines(value: Any) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 from hrm_agent.store.browse.lists import (
-    ThreadUse,
-    ToolMark,
     headers_page,
     overlays_of,
     tool_marks,
@@ -61,7 +59,14 @@ def step(place: Place, run: str, step: int) -> dict[str, Any]:
     number, tail = step - base, metrics_of(folder)
     judged = overlays_of(store, run, damaged, step=number)
     headers = _headers_of_step(store, run, number, judged, damaged)
-    taken = list(tail.steps) if tail else _judged_steps(store, run)
+    if tail:
+        taken = list(tail.steps)
+    else:
+        query = "SELECT DISTINCT step FROM overlays WHERE run_id = ? ORDER BY step"
+        with store.database.read() as cursor:
+            rows = cursor.execute(query, (run,)).fetchall()
+        # SQLite keeps a forged text as it is
+        taken = [row[0] for row in rows if isinstance(row[0], int)]
     if number not in taken and not headers:
         raise NotThere(f"The run {run!r} has no step {step}.", f"It has {len(taken)} steps.")
     row = tail.row(taken.index(number)) if tail and number in taken else {}
@@ -122,15 +127,6 @@ def _headers_of_step(
     return [each.header for each in sorted(begun, key=lambda each: each.seq)]
 
 
-def _judged_steps(store: RunStore, run: str) -> list[int]:
-    with store.database.read() as cursor:
-        rows = cursor.execute(
-            "SELECT DISTINCT step FROM overlays WHERE run_id = ? ORDER BY step", (run,)
-        ).fetchall()
-    # SQLite keeps a forged text as it is
-    return [row[0] for row in rows if isinstance(row[0], int)]
-
-
 def _groups(
     store: RunStore, headers: Sequence[Trajectory], judged: dict[str, Overlay], damaged: Damaged
 ) -> list[dict[str, Any]]:
@@ -142,31 +138,53 @@ def _groups(
         by_group.setdefault(
             (overlay.group_id if overlay else "") or each.group_id or each.id, []
         ).append(each)
-    return [_group(name, siblings, judged, uses, marks) for name, siblings in by_group.items()]
-
-
-def _group(
-    name: str,
-    siblings: list[Trajectory],
-    judged: dict[str, Overlay],
-    uses: dict[str, ThreadUse],
-    marks: dict[str, list[ToolMark]],
-) -> dict[str, Any]:
-    overlays = [judged[each.id] for each in siblings if each.id in judged]
-    rejected = next((o for o in overlays if o.verdict is Verdict.GROUP_REJECTED), None)
-    ordered = sorted(siblings, key=lambda each: each.sample_index)
-    return {
-        "group": name,
-        "task": task_data(siblings[0]),
-        "rejected": overlay_data(rejected)["reason"],
-        "kept": sum(o.verdict is Verdict.KEPT for o in overlays),
-        "rollouts": [
-            _rollout(
-                each, judged.get(each.id), uses.get(each.thread_id), marks.get(each.thread_id, ())
+    found: list[dict[str, Any]] = []
+    for name, siblings in by_group.items():
+        overlays = [judged[each.id] for each in siblings if each.id in judged]
+        rejected = next((o for o in overlays if o.verdict is Verdict.GROUP_REJECTED), None)
+        rollouts: list[dict[str, Any]] = []
+        for each in sorted(siblings, key=lambda each: each.sample_index):
+            overlay, use = judged.get(each.id), uses.get(each.thread_id)
+            reward = overlay.reward if overlay else each.reward if each.rewards else None
+            seconds = each.ended_at - each.started_at if each.ended_at is not None else None
+            rollouts.append(
+                {
+                    "trajectory": each.id,
+                    "thread": each.thread_id,
+                    "sample": each.sample_index,
+                    "status": each.status.value,
+                    "stop_reason": each.stop_reason.value if each.stop_reason else None,
+                    "reward": foreign(reward),
+                    "rewards": foreign(each.rewards),
+                    "outcome": foreign(each.rewards.get("correct")),
+                    **overlay_data(overlay),
+                    "tools": [
+                        {
+                            "id": mark.id,
+                            "status": mark.status.value if mark.status else None,
+                            "name": short(mark.name),
+                            "role": short(mark.role),
+                            "seconds": foreign(mark.seconds),
+                        }
+                        for mark in marks.get(each.thread_id, ())
+                    ],
+                    "tokens": use.output_tokens if use else None,
+                    "model_calls": use.model_calls if use else 0,
+                    "seconds": foreign(seconds),
+                    "answer": cut_text(each.answer, f"trajectory:{each.id}", "answer"),
+                    "error": cut_text(each.error, f"trajectory:{each.id}", "error"),
+                }
             )
-            for each in ordered
-        ],
-    }
+        found.append(
+            {
+                "group": name,
+                "task": task_data(siblings[0]),
+                "rejected": overlay_data(rejected)["reason"],
+                "kept": sum(o.verdict is Verdict.KEPT for o in overlays),
+                "rollouts": rollouts,
+            }
+        )
+    return found
 
 
 def task_data(trajectory: Trajectory) -> dict[str, Any]:
@@ -177,44 +195,6 @@ def task_data(trajectory: Trajectory) -> dict[str, Any]:
         "family": short(task.family),
         "prompt": cut_text(task.prompt, item, "prompt"),
         "answer": cut_text(task.answer, item, "reference"),
-    }
-
-
-def _rollout(
-    trajectory: Trajectory,
-    overlay: Overlay | None,
-    use: ThreadUse | None,
-    marks: Iterable[ToolMark],
-) -> dict[str, Any]:
-    item = f"trajectory:{trajectory.id}"
-    ended = trajectory.ended_at
-    return {
-        "trajectory": trajectory.id,
-        "thread": trajectory.thread_id,
-        "sample": trajectory.sample_index,
-        "status": trajectory.status.value,
-        "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
-        "reward": foreign(
-            overlay.reward if overlay else trajectory.reward if trajectory.rewards else None
-        ),
-        "rewards": foreign(trajectory.rewards),
-        "outcome": foreign(trajectory.rewards.get("correct")),
-        **overlay_data(overlay),
-        "tools": [
-            {
-                "id": mark.id,
-                "status": mark.status.value if mark.status else None,
-                "name": short(mark.name),
-                "role": short(mark.role),
-                "seconds": foreign(mark.seconds),
-            }
-            for mark in marks
-        ],
-        "tokens": use.output_tokens if use else None,
-        "model_calls": use.model_calls if use else 0,
-        "seconds": foreign(ended - trajectory.started_at) if ended is not None else None,
-        "answer": cut_text(trajectory.answer, item, "answer"),
-        "error": cut_text(trajectory.error, item, "error"),
     }
 
 

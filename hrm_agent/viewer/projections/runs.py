@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.basics.bounded import BoundedMap
@@ -108,20 +108,31 @@ def _run(
     kind = str(config.get("command") or ("run" if not own else ""))
     read = headers_page(store, "seq = ?", (newest,), lambda *_: None) if newest is not None else []
     header = read[0].header if read else None
-    stored = max((time_ for time_ in (seen, last) if time_ is not None), default=None)
-    updated = stored if stored is not None else _written(folder)
+    updated = max((time_ for time_ in (seen, last) if time_ is not None), default=None)
+    if updated is None and folder is not None:
+        with suppress(OSError):
+            updated = (folder / "metrics.jsonl").stat().st_mtime
     steps = metrics.steps[-1] + step_base(kind) if metrics else None
     of_steps = config.get("steps", config.get("train.steps"))
     if not isinstance(of_steps, int) or (metrics is None and "train" not in kind):
         of_steps = None
-    done = bool(json_file(folder, "report.json") or json_file(folder, "results.json"))
+    results = json_file(folder, "results.json")
+    done = bool(json_file(folder, "report.json") or results)
     left = bool(running) or (
         steps is not None and of_steps is not None and steps < of_steps and not done
     )
     live = held or (updated is not None and time.time() - updated < _LIVE_SECONDS and left)
-    accuracy, of = _accuracy(
-        place, store, name, folder, metrics, (int(count), int(running or 0), int(size))
-    )
+    held_out = held_out_of(place, store, name) if folder is not None else []
+    if held_out:
+        accuracy, of = held_out[-1]["value"], "held-out"
+    elif isinstance(results.get("pass_at_1"), float):
+        accuracy, of = results["pass_at_1"], "held-out"
+    else:
+        counts = (int(count), int(running or 0), int(size))
+        accuracy = (
+            metrics.last("rollout/correct") if metrics else _mean_outcome(store, name, counts)
+        )
+        of = None if accuracy is None else "rollouts"
     return {
         "place": place.id,
         "run": name,
@@ -157,31 +168,6 @@ def step_base(kind: str) -> int:
     from 1.
     """
     return 0 if kind == "train sft" else 1
-
-
-def _written(folder: Path | None) -> float | None:
-    try:
-        return (folder / "metrics.jsonl").stat().st_mtime if folder is not None else None
-    except OSError:
-        return None
-
-
-def _accuracy(
-    place: Place,
-    store: RunStore,
-    run: str,
-    folder: Path | None,
-    metrics: MetricsTail | None,
-    counts: tuple[int, int, int],
-) -> tuple[float | None, str | None]:
-    held_out = held_out_of(place, store, run) if folder is not None else []
-    if held_out:
-        return held_out[-1]["value"], "held-out"
-    results = json_file(folder, "results.json")
-    if isinstance(results.get("pass_at_1"), float):
-        return results["pass_at_1"], "held-out"
-    value = metrics.last("rollout/correct") if metrics else _mean_outcome(store, run, counts)
-    return value, None if value is None else "rollouts"
 
 
 def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> float | None:

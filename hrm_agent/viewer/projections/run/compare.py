@@ -5,7 +5,6 @@ states.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
@@ -135,12 +134,8 @@ def _states(store: RunStore, a: str, b: str, damaged: Damaged) -> list[dict[str,
 def _value(value: Any) -> Any:
     """Value with LangChain's messages, as `hrm-agent diff` compares them."""
     items = cast("list[Any]", value) if isinstance(value, list) else []
-    if items and all(isinstance(item, ShownMessage) for item in items):
-        return list(_messages(cast("Iterable[ShownMessage]", items)))
-    return plain(value)
-
-
-def _messages(shown: Iterable[ShownMessage]) -> Iterable[Any]:
+    if not items or not all(isinstance(item, ShownMessage) for item in items):
+        return plain(value)
     from langchain_core.messages import (
         AIMessage,
         BaseMessage,
@@ -155,9 +150,11 @@ def _messages(shown: Iterable[ShownMessage]) -> Iterable[Any]:
         "system": SystemMessage,
         "tool": ToolMessage,
     }
-    for message in shown:
+    found: list[Any] = []
+    for message in cast("list[ShownMessage]", items):
         made: Any = plain(message)
         kind = kinds.get(str(message.fields.get("type")))
         with suppress(ValueError, TypeError):
             made = kind.model_validate(made) if kind is not None else made
-        yield made
+        found.append(made)
+    return found

@@ -22,6 +22,16 @@ def metrics(place: Place, run: str, after: int = 0) -> dict[str, Any]:
     best = max(held_out, key=lambda each: (each["value"], -each["step"]), default=None)
     total = len(tail) if tail else 0
     first = after if after <= total else 0
+    base = step_base(kind)
+    series: dict[str, Any] = {}
+    roles: dict[str, dict[str, Any]] = {}
+    if tail:
+        for key in tail.columns:
+            if key.startswith("roles/"):
+                role, _, name = key.removeprefix("roles/").rpartition("/")
+                roles.setdefault(role, {})[name] = tail.series(key, first)
+            elif key not in ("step", "stage"):
+                series[key] = tail.series(key, first)
     return {
         "kind": kind,
         "total": total,
@@ -30,29 +40,10 @@ def metrics(place: Place, run: str, after: int = 0) -> dict[str, Any]:
         "held_out": held_out,
         "best": best,
         "config": config,
-        **(
-            _columns(tail, first, kind)
-            if tail
-            else {"steps": [], "series": {}, "roles": {}, "stages": []}
-        ),
-    }
-
-
-def _columns(tail: MetricsTail, first: int, kind: str) -> dict[str, Any]:
-    base = step_base(kind)
-    plain = [
-        key for key in tail.columns if not key.startswith("roles/") and key not in ("step", "stage")
-    ]
-    roles: dict[str, dict[str, Any]] = {}
-    for key in tail.columns:
-        if key.startswith("roles/"):
-            role, _, name = key.removeprefix("roles/").rpartition("/")
-            roles.setdefault(role, {})[name] = tail.series(key, first)
-    return {
-        "steps": [step + base for step in tail.steps[first:]],
-        "series": {key: tail.series(key, first) for key in plain},
+        "steps": [step + base for step in tail.steps[first:]] if tail else [],
+        "series": series,
         "roles": roles,
-        "stages": _stages(tail, base),
+        "stages": _stages(tail, base) if tail else [],
     }
 
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store import RunStore
 from hrm_agent.store.values.damage import DAMAGED
 from hrm_agent.store.values.packed_records import plain_record
 from hrm_agent.trajectory import ToolCall
@@ -55,13 +53,36 @@ class ToolFacts(NamedTuple):
 
 def environment(place: Place, run: str) -> dict[str, Any]:
     """`GET environment`. The server fills in `live`, from the environment that it was given."""
-    rows = _rows(place.store(), run)
-    facts = [found for *_, found in rows]
+    store = place.store()
+    query = (
+        "SELECT t.id, t.group_id, c.id, c.record FROM tool_calls c JOIN trajectories t ON"
+        " t.thread_id = c.thread_id WHERE t.run_id = ? ORDER BY c.seq DESC LIMIT ?"
+    )
+    newest_first: list[tuple[str, str, str, ToolFacts]] = []
+    with store.database.read() as cursor:
+        rows = cursor.execute(query, (run, _MOST_CALLS))
+        while (row := rows.fetchone()) is not None:
+            with suppress(StoreError, *DAMAGED):  # reported with the trajectory
+                plain = plain_record(store.cipher.open(row[3], "tool", row[2]))
+                read = _kept if len(plain) <= 4_096 else _facts
+                newest_first.append((str(row[0]), str(row[1]), str(row[2]), read(plain)))
+    calls = newest_first[::-1]
+    facts = [found for *_, found in calls]
     by_name: dict[str, Counter[str]] = {}
-    for each in facts:
+    failures: Counter[str] = Counter()
+    examples: dict[str, dict[str, str]] = {}
+    total: Counter[int] = Counter()
+    failed: Counter[int] = Counter()
+    for trajectory, group, tool, each in calls:
         if each.name in by_name or len(by_name) < _MOST_NAMES:
             by_name.setdefault(each.name, Counter())[each.status] += 1
-    ran = [each.seconds for each in facts]
+        if each.failure is not None:
+            failures[each.failure] += 1
+            examples.setdefault(each.failure, {"trajectory": trajectory, "tool": tool})
+        step = step_begun_for(run, group)
+        if step is not None:
+            total[step] += 1
+            failed[step] += each.failure is not None
     return {
         "live": None,
         "recorded": {
@@ -70,37 +91,23 @@ def environment(place: Place, run: str) -> dict[str, Any]:
             "by_status": dict(Counter(each.status for each in facts)),
             "by_name": by_name,
             "percentiles": {
-                "run": _percentiles(ran),
+                "run": _percentiles([each.seconds for each in facts]),
                 "queue": _percentiles([each.queued for each in facts]),
             },
             "refused": dict(
                 sum((Counter(dict(each.refused)) for each in facts if each.refused), Counter[str]())
             ),
-            "errors": _errors(rows),
+            "errors": [
+                {"class": name, "count": count, "example": examples[name]}
+                for name, count in failures.most_common(50)
+            ],
             "isolation": dict(Counter(each.isolation for each in facts if each.isolation)),
-            "by_step": _by_step(run, rows),
+            "by_step": [
+                {"step": step, "total": total[step], "failed": failed[step]}
+                for step in sorted(total)
+            ],
         },
     }
-
-
-Rows = Sequence[tuple[str, str, str, ToolFacts]]
-"""Rows as (trajectory, group, id of the tool call, facts)."""
-
-
-def _rows(store: RunStore, run: str) -> Rows:
-    query = (
-        "SELECT t.id, t.group_id, c.id, c.record FROM tool_calls c JOIN trajectories t ON"
-        " t.thread_id = c.thread_id WHERE t.run_id = ? ORDER BY c.seq DESC LIMIT ?"
-    )
-    found: list[tuple[str, str, str, ToolFacts]] = []
-    with store.database.read() as cursor:
-        rows = cursor.execute(query, (run, _MOST_CALLS))
-        while (row := rows.fetchone()) is not None:
-            with suppress(StoreError, *DAMAGED):  # reported with the trajectory
-                plain = plain_record(store.cipher.open(row[3], "tool", row[2]))
-                read = _kept if len(plain) <= 4_096 else _facts
-                found.append((str(row[0]), str(row[1]), str(row[2]), read(plain)))
-    return found[::-1]
 
 
 def _facts(plain: bytes) -> ToolFacts:
@@ -122,35 +129,6 @@ def _facts(plain: bytes) -> ToolFacts:
 
 
 _kept = lru_cache(maxsize=12_000)(_facts)
-
-
-def _errors(rows: Rows) -> list[dict[str, Any]]:
-    """Error classes, most frequent first."""
-    counts: Counter[str] = Counter()
-    examples: dict[str, tuple[str, str]] = {}
-    for trajectory, _, id_, facts in rows:
-        if facts.failure is not None:
-            counts[facts.failure] += 1
-            examples.setdefault(facts.failure, (trajectory, id_))
-    return [
-        {
-            "class": name,
-            "count": count,
-            "example": dict(zip(("trajectory", "tool"), examples[name], strict=True)),
-        }
-        for name, count in counts.most_common(50)
-    ]
-
-
-def _by_step(run: str, rows: Rows) -> list[dict[str, int]]:
-    total: Counter[int] = Counter()
-    failed: Counter[int] = Counter()
-    for _, group, _, facts in rows:
-        step = step_begun_for(run, group)
-        if step is not None:
-            total[step] += 1
-            failed[step] += facts.failure is not None
-    return [{"step": step, "total": total[step], "failed": failed[step]} for step in sorted(total)]
 
 
 def _percentiles(values: list[float]) -> dict[str, float | None]:

@@ -15,8 +15,6 @@ from hrm_agent.viewer.json_text import foreign, short
 from hrm_agent.viewer.projections.groups import Damaged, step_begun_for
 
 if TYPE_CHECKING:
-    from hrm_agent.store import RunStore
-    from hrm_agent.trajectory import Overlay
     from hrm_agent.viewer.places import Place
 
 __all__ = ["COLUMNS", "search", "trajectories"]
@@ -51,14 +49,39 @@ def trajectories(place: Place, run: str, after: int = 0, limit: int = 2_000) -> 
     found = headers_page(store, f"{where} AND seq > ?", [*values, after], damaged, limit=limit)
     headers = [each.header for each in found]
     overlays = overlays_of(store, run, damaged, ids=[each.id for each in headers])
-    uses = uses_of_threads(store, [each.thread_id for each in headers])
-    tools = _tool_calls(store, [each.thread_id for each in headers])
-    rows = [
-        _row(
-            seq, each, overlays.get(each.id), uses.get(each.thread_id), tools.get(each.thread_id, 0)
+    threads = [each.thread_id for each in headers]
+    uses = uses_of_threads(store, threads)
+    tool_calls: dict[str, int] = {}
+    with store.database.read() as cursor:
+        for start in range(0, len(threads), 500):
+            some = threads[start : start + 500]
+            query = (
+                "SELECT thread_id, count(*) FROM tool_calls WHERE thread_id IN"
+                f" ({placeholders(len(some))}) GROUP BY thread_id"
+            )
+            tool_calls |= dict(cursor.execute(query, some).fetchall())
+    rows: list[list[Any]] = []
+    for seq, header in found:
+        overlay, use = overlays.get(header.id), uses.get(header.thread_id)
+        reward = overlay.reward if overlay else header.reward if header.rewards else None
+        rows.append(
+            [
+                seq,
+                header.id,
+                header.thread_id,
+                header.group_id,
+                overlay.step + 1 if overlay else step_begun_for(header.run_id, header.group_id),
+                short(f"{header.task.family} {header.task.id}"),
+                header.status.value,
+                header.stop_reason.value if header.stop_reason else None,
+                foreign(reward),
+                overlay.verdict.value if overlay else None,
+                foreign(overlay.advantage) if overlay else None,
+                use.output_tokens if use else None,
+                tool_calls.get(header.thread_id, 0),
+                foreign(header.started_at),
+            ]
         )
-        for seq, each in found
-    ]
     read = len(found) + len(damaged.rows)
     return {
         "columns": COLUMNS,
@@ -67,41 +90,6 @@ def trajectories(place: Place, run: str, after: int = 0, limit: int = 2_000) -> 
         "total": total,
         "damaged": damaged.data(),
     }
-
-
-def _row(
-    seq: int, header: Trajectory, overlay: Overlay | None, use: Any, tool_calls: int
-) -> list[Any]:
-    step = overlay.step + 1 if overlay else step_begun_for(header.run_id, header.group_id)
-    return [
-        seq,
-        header.id,
-        header.thread_id,
-        header.group_id,
-        step,
-        short(f"{header.task.family} {header.task.id}"),
-        header.status.value,
-        header.stop_reason.value if header.stop_reason else None,
-        foreign(overlay.reward if overlay else header.reward if header.rewards else None),
-        overlay.verdict.value if overlay else None,
-        foreign(overlay.advantage) if overlay else None,
-        use.output_tokens if use else None,
-        tool_calls,
-        foreign(header.started_at),
-    ]
-
-
-def _tool_calls(store: RunStore, threads: list[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    with store.database.read() as cursor:
-        for start in range(0, len(threads), 500):
-            some = threads[start : start + 500]
-            query = (
-                "SELECT thread_id, count(*) FROM tool_calls WHERE thread_id IN"
-                f" ({placeholders(len(some))}) "
-            )
-            found |= dict(cursor.execute(query + "GROUP BY thread_id", some).fetchall())
-    return found
 
 
 _PAGE, _SECONDS = 500, 3.0

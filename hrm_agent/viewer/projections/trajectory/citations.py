@@ -7,7 +7,6 @@ as not verified.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -39,17 +38,35 @@ def citations(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query
     """`GET citations`: citations of a trajectory's answer, and its sources."""
     header = header_of(place, id)
     values = _values(place, header.thread_id)
-    cited, sources = _citations(values), _sources(values)
+    listed: Any = values.get("citations")
+    held = cast("list[Any]", listed) if isinstance(listed, list) else []
+    cited = [_fields(each) for each in held[:_MOST] if isinstance(each, dict)]
+    sources = _sources(values)
     answer = header.answer or ""
     shown = answer.rpartition(_LIST)[0] if cited and _LIST in answer else answer
     item = f"trajectory:{header.id}"
     names = {str(each.get("source")) for each in cited}
+    rows: list[dict[str, Any]] = []
+    for number, each in enumerate(cited, start=1):
+        name, quote = str(each.get("source")), each.get("quote")
+        source = sources.get(name, {})
+        start, end = _place(each.get("start")), _place(each.get("end"))
+        rows.append(
+            {
+                "number": number,
+                "source": name,
+                "title": short(_title(source, name)),
+                "url": _url(each.get("url") or source.get("url")),
+                "start": foreign(start),
+                "end": foreign(end),
+                "quote": short(quote) if isinstance(quote, str) else None,
+                "verified": _verified(source, start, end, quote) if name in sources else False,
+            }
+        )
     return {
         "answer": cut_text(header.answer, item, "answer"),
         "parts": _parts(own_text(shown), len(cited)),
-        "citations": [
-            _citation(number, each, sources) for number, each in enumerate(cited, start=1)
-        ],
+        "citations": rows,
         "sources": [
             {
                 "id": name,
@@ -102,12 +119,6 @@ def _values(place: Place, thread_id: str) -> Table:
     return {name: plain(value) for name, value in values.items()}
 
 
-def _citations(values: Table) -> list[Table]:
-    listed: Any = values.get("citations")
-    items = cast("list[Any]", listed) if isinstance(listed, list) else []
-    return [_fields(item) for item in items[:_MOST] if isinstance(item, dict)]
-
-
 def _sources(values: Table) -> dict[str, Table]:
     held: Any = values.get("sources")
     items = cast("dict[Any, Any]", held) if isinstance(held, dict) else {}
@@ -122,22 +133,6 @@ def _fields(value: Any) -> Table:
     """Fields of an object, even if its type is not loaded."""
     found = cast("Table", value)
     return cast("Table", found["made_of"]) if isinstance(found.get("made_of"), dict) else found
-
-
-def _citation(number: int, cited: Table, sources: Mapping[str, Table]) -> dict[str, Any]:
-    name, quote = str(cited.get("source")), cited.get("quote")
-    source = sources.get(name, {})
-    start, end = _place(cited.get("start")), _place(cited.get("end"))
-    return {
-        "number": number,
-        "source": name,
-        "title": short(_title(source, name)),
-        "url": _url(cited.get("url") or source.get("url")),
-        "start": foreign(start),
-        "end": foreign(end),
-        "quote": short(quote) if isinstance(quote, str) else None,
-        "verified": _verified(source, start, end, quote) if name in sources else False,
-    }
 
 
 def _verified(source: Table, start: int | None, end: int | None, quote: Any) -> bool | None:

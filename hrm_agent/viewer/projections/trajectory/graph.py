@@ -41,14 +41,28 @@ def graph(place: Place, thread: str) -> dict[str, Any]:
     taken = _taken(moments_at(store, thread_id, None, links, chosen, damaged))
     told = {"moments": len(chosen), "of_moments": len(links), "damaged": damaged.data()}
     if header is not None and header.graph in BUILTIN_GRAPHS:
-        return _built_in(header.graph, taken) | told
-    nodes = list(dict.fromkeys(name for edge in taken for name in edge))[:_MOST_NODES]
+        from hrm_agent.runtime.execution.loading import load_graph
+
+        drawn = load_graph(header.graph).get_graph()
+        edges = [
+            _edge(
+                edge.source,
+                edge.target,
+                bool(edge.conditional),
+                str(edge.data) if edge.data else None,
+                taken[edge.source, edge.target],
+            )
+            for edge in drawn.edges
+        ]
+        nodes = [_node(node) for node in drawn.nodes]
+        return {"nodes": nodes, "edges": edges, "source": "built-in", **told}
+    names = list(dict.fromkeys(name for edge in taken for name in edge))[:_MOST_NODES]
     edges = [
         _edge(a, b, False, None, count)
         for (a, b), count in taken.items()
-        if a in nodes and b in nodes
+        if a in names and b in names
     ]
-    return {"nodes": [_node(name) for name in nodes], "edges": edges, "source": "observed", **told}
+    return {"nodes": [_node(name) for name in names], "edges": edges, "source": "observed", **told}
 
 
 def _taken(read: list[Moment]) -> Edges:
@@ -66,23 +80,6 @@ def _taken(read: list[Moment]) -> Edges:
             for target, count in targets.items():
                 found[source, target] += count
     return found
-
-
-def _built_in(name: str, taken: Edges) -> dict[str, Any]:
-    from hrm_agent.runtime.execution.loading import load_graph
-
-    drawn = load_graph(name).get_graph()
-    edges = [
-        _edge(
-            edge.source,
-            edge.target,
-            bool(edge.conditional),
-            str(edge.data) if edge.data else None,
-            taken[edge.source, edge.target],
-        )
-        for edge in drawn.edges
-    ]
-    return {"nodes": [_node(node) for node in drawn.nodes], "edges": edges, "source": "built-in"}
 
 
 def _node(name: str) -> dict[str, str]:

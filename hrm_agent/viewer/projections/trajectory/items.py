@@ -14,7 +14,6 @@ from hrm_agent.trajectory.words import failed_text, parts_of, text_of, thoughts_
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.trajectory.threads import (
     Transcript,
-    TranscriptItem,
     overlays_on,
     transcript,
 )
@@ -71,11 +70,19 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
     turns = {turn.id: turn for turn in header.turns}
     rows: list[dict[str, Any]] = []
     for number, item in chosen:
+        mark = item.mark
         row: dict[str, Any] = {
             "index": number,
             "kind": item.kind,
             "id": item.id,
-            **_place(item, header),
+            "role": short(mark.role) if mark else None,
+            "node": None,
+            "namespace": None,
+            "checkpoint": None,
+            "step": None,
+            "started_at": foreign(item.at),
+            "seconds": None,
+            "inherited": bool(mark and mark.thread_id != header.thread_id),
         }
         if item.id in turns and item.kind == "turn":
             row |= _turn(turns[item.id], header)
@@ -133,20 +140,6 @@ def calls_asked(found: Transcript) -> dict[str, str]:
     return asked
 
 
-def _place(item: TranscriptItem, header: Trajectory) -> dict[str, Any]:
-    mark = item.mark
-    return {
-        "role": short(mark.role) if mark else None,
-        "node": None,
-        "namespace": None,
-        "checkpoint": None,
-        "step": None,
-        "started_at": foreign(item.at),
-        "seconds": None,
-        "inherited": bool(mark and mark.thread_id != header.thread_id),
-    }
-
-
 def _identity(call: Call | ToolCall) -> dict[str, Any]:
     identity = call.identity
     return {
@@ -183,6 +176,10 @@ def _call(
     own_request = call.request or ()
     messages = sent.messages if sent is not None else own_request[-_MOST_MESSAGES:]
     earlier = sent.earlier if sent is not None else len(own_request) - len(messages)
+    credit = None
+    if overlay is not None and overlay.verdict is Verdict.KEPT:
+        of_calls = overlay.credit
+        credit = of_calls.get(call.id) if of_calls is not None else overlay.advantage
     return {
         **_identity(call),
         "seconds": foreign(call.seconds),
@@ -225,17 +222,11 @@ def _call(
         "trainable": call.trainable,
         "why_untrainable": call.why_untrainable,
         "constrained": call.constrained,
-        "credit": foreign(_credit(overlay, call)),
+        "credit": foreign(credit),
         "cost": foreign(used.cost) if used else None,
         "sampling": foreign(sampling.model_dump(mode="json")) if sampling else {},
         "queue_seconds": foreign(call.queue_seconds),
     }
-
-
-def _credit(overlay: Overlay | None, call: Call) -> float | None:
-    if overlay is None or overlay.verdict is not Verdict.KEPT:
-        return None
-    return overlay.credit.get(call.id) if overlay.credit is not None else overlay.advantage
 
 
 def _messages(
@@ -246,7 +237,10 @@ def _messages(
     """
     found: list[dict[str, Any]] = []
     for number, message in enumerate(messages, start=earlier):
-        if base is not None and _is_answer(message, base):
+        facts = message.get("response_metadata")
+        said = cast("dict[str, Any]", facts).get("call_id") if isinstance(facts, dict) else None
+        of_base = base is not None and base in (said, message.get("id"))
+        if of_base and message.get("type") == "ai":
             continue
         kind = str(message.get("type") or message.get("role") or "unread")
         named = {"name": short(str(message["name"]))} if message.get("name") else {}
@@ -257,12 +251,6 @@ def _messages(
             row["reasoning"] = cut_text(thoughts, item, f"{field}/reasoning")
         found.append(row)
     return found
-
-
-def _is_answer(message: Mapping[str, Any], call_id: str) -> bool:
-    facts = message.get("response_metadata")
-    said = cast("dict[str, Any]", facts).get("call_id") if isinstance(facts, dict) else None
-    return message.get("type") == "ai" and call_id in (said, message.get("id"))
 
 
 def asked_calls(response: dict[str, Any]) -> list[dict[str, Any]]:

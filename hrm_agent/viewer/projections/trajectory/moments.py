@@ -74,10 +74,23 @@ def moments(
         for moment in moments_at(store, thread_id, header, links, chosen, damaged)
     }
     hanging = children_at(store, header) if header is not None else {}
-    rows = [
-        _row(number, links[number], read.get(links[number].id), hanging.get(links[number].id, ()))
-        for number in chosen
-    ]
+    rows: list[dict[str, Any]] = []
+    for number in chosen:
+        link = links[number]
+        if (found := read.get(link.id)) is not None:
+            row = moment_json(found)
+        else:
+            row = {
+                "index": str(number),
+                "checkpoint": link.id,
+                "parent": link.parent,
+                "problem": "It cannot be read.",
+            }
+        branches = [
+            {"trajectory": fork.id, "thread": fork.thread_id, "status": fork.status.value}
+            for fork in hanging.get(link.id, ())
+        ]
+        rows.append({**row, "position": number, "branches": branches})
     following = after + limit
     return {
         "thread": thread_id,
@@ -107,27 +120,13 @@ def moments_at(
     listed = sorted(_readable(store, rows, damaged), key=lambda found: str(found.checkpoint["id"]))
     whole = _with_calls(store, header, wanted) if header is not None else None
     numbers = {link.id: number for number, link in enumerate(links)}
-    try:
+    with suppress(*DAMAGED):
         return HistoryReader(thread_id, whole, listed, {}).some(numbers, ids)
-    except DAMAGED:
-        return _one_by_one(thread_id, whole, listed, numbers, ids, damaged)
-
-
-def _one_by_one(
-    thread_id: str,
-    header: Trajectory | None,
-    listed: list[CheckpointOutline],
-    numbers: dict[str, int],
-    ids: Sequence[str],
-    damaged: Damaged,
-) -> list[Moment]:
-    """Readable moments, each built separately, since a forged checkpoint (an invalid time or step)
-    breaks all.
-    """
+    # a forged checkpoint (an invalid time or step) breaks all, so that each is built separately
     found: list[Moment] = []
     for id_ in ids:
         try:
-            found += HistoryReader(thread_id, header, listed, {}).some(numbers, [id_])
+            found += HistoryReader(thread_id, whole, listed, {}).some(numbers, [id_])
         except DAMAGED as error:
             damaged(id_, StoreError(f"Checkpoint {id_} cannot be read: {in_a_line(error)}."))
     return found
@@ -174,24 +173,6 @@ def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Traject
         with suppress(StoreError):
             tools += store.journal.tool_calls_among(here, steps_of=thread)
     return header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tools)})
-
-
-def _row(
-    number: int, link: CheckpointLink, moment: Moment | None, forks: Sequence[Trajectory]
-) -> dict[str, Any]:
-    hanging = [
-        {"trajectory": fork.id, "thread": fork.thread_id, "status": fork.status.value}
-        for fork in forks
-    ]
-    if moment is None:
-        told = {
-            "index": str(number),
-            "checkpoint": link.id,
-            "parent": link.parent,
-            "problem": "It cannot be read.",
-        }
-        return {**told, "position": number, "branches": hanging}
-    return {**moment_json(moment), "position": number, "branches": hanging}
 
 
 def moment_json(moment: Moment) -> dict[str, Any]:

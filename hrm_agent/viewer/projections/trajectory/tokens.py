@@ -138,18 +138,14 @@ def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
         return None, f"Its tokenizer cannot be read: {' '.join(str(error).split())[:200]}."
     pieces: dict[int, bytes | str] = {}
     for text, id_ in vocabulary.items():
+        if not in_bytes:
+            pieces[id_] = text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+            continue
+        spelled = [_BYTE_OF.get(character) for character in text]
         pieces[id_] = (
-            _bytes_of(text) if in_bytes else text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+            text if None in spelled else bytes(byte for byte in spelled if byte is not None)
         )
     return TokenTexts(path.parent.name, pieces | added), None
-
-
-def _bytes_of(text: str) -> bytes | str:
-    """Bytes of a token in GPT-2's spelling, as in byte-level vocabularies (else the text
-    itself).
-    """
-    spelled = [_BYTE_OF.get(character) for character in text]
-    return text if None in spelled else bytes(byte for byte in spelled if byte is not None)
 
 
 _SHOWN = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -186,12 +182,17 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
     first = min(from_, last)
     asked = calls.get(call)
     overlay, header = _judged(store, asked, run, damaged)
-    weights = {id_: _weight(calls.get(id_), overlay, header) for id_ in ids}
+    why_untrained = {id_: _why_untrained(calls.get(id_), overlay, header) for id_ in ids}
+    weights: dict[str, float | None] = dict.fromkeys(ids)
+    for id_ in ids:
+        if overlay is not None and why_untrained[id_] is None:
+            credit = overlay.credit
+            weights[id_] = credit.get(id_) if credit is not None else overlay.advantage
     columns = _columns(ids, known, starts, (first, last), weights)
     model = asked.model if asked else ""
     spelling, why = token_texts(model, place.folder)
     spelled = spelling.spell(columns["ids"]) if spelling is not None else None
-    sampling = asked.sampling if asked else None
+    sampling = {id_: each.sampling for id_, each in calls.items() if each.sampling is not None}
     return {
         "call": call,
         "model": short(model),
@@ -204,10 +205,10 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
                 "index": number,
                 "from": starts[number],
                 "to": starts[number + 1],
-                "temperature": _temperature(calls.get(id_)),
+                "temperature": sampling[id_].temperature if id_ in sampling else None,
                 "logprob_kind": calls[id_].logprob_kind.value if id_ in calls else None,
                 "weight": foreign(weights[id_]),
-                "why_untrained": _why_untrained(calls.get(id_), overlay, header),
+                "why_untrained": why_untrained[id_],
             }
             for number, id_ in enumerate(ids)
         ],
@@ -226,7 +227,7 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
         },
         "verdict": overlay.verdict.value if overlay else None,
         "reason": overlay_data(overlay)["reason"],
-        "temperature": sampling.temperature if sampling else None,
+        "temperature": sampling[call].temperature if call in sampling else None,
         "truncated": last < total,
         "damaged": damaged.data(),
     }
@@ -261,13 +262,6 @@ def _judged(
     return None, None
 
 
-def _weight(call: Call | None, overlay: Overlay | None, header: Trajectory | None) -> float | None:
-    """Weight of each completion token of a call in the loss (None if it is not trained here)."""
-    if call is None or overlay is None or _why_untrained(call, overlay, header) is not None:
-        return None
-    return overlay.credit.get(call.id) if overlay.credit is not None else overlay.advantage
-
-
 def _why_untrained(
     call: Call | None, overlay: Overlay | None, header: Trajectory | None
 ) -> str | None:
@@ -289,10 +283,6 @@ def _why_untrained(
     if overlay.credit is not None and call.id not in overlay.credit:
         return "it was given no credit"
     return None
-
-
-def _temperature(call: Call | None) -> float | None:
-    return call.sampling.temperature if call is not None and call.sampling is not None else None
 
 
 def _columns(

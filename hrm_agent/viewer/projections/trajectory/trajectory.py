@@ -22,7 +22,6 @@ from hrm_agent.viewer.projections.trajectory.threads import (
 
 if TYPE_CHECKING:
     from hrm_agent.store import RunStore
-    from hrm_agent.trajectory import Scoring
     from hrm_agent.viewer.places import Place
 
 __all__ = ["commands_of", "header_data", "trajectory"]
@@ -36,6 +35,9 @@ def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the quer
     query = "SELECT count(*) FROM checkpoints WHERE thread_id = ? AND ns = ?"
     with store.database.read() as cursor:
         moments = int(cursor.execute(query, (header.thread_id, "")).fetchone()[0])
+    calls = [mark for mark in found.own if mark.kind == "call" and mark.status is None]
+    used: CallUsage = total_usage(mark.used for mark in calls)
+    seconds = header.ended_at - header.started_at if header.ended_at is not None else None
     return {
         "header": header_data(header),
         "forked_from": origin.model_dump() if origin else None,
@@ -61,7 +63,15 @@ def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the quer
             for overlay in overlays_on(store, header, damaged)
         ],
         "scorings": _scorings(store, header, damaged),
-        "counts": _counts(found),
+        "counts": {
+            "model_calls": len(calls),
+            "tool_calls": sum(1 for mark in found.own if mark.kind == "tool"),
+            "tokens": used.output_tokens,
+            "reasoning_tokens": used.reasoning_tokens,
+            "seconds": foreign(seconds),
+            "cost": foreign(used.cost),
+            "models": [short(model) for model in dict.fromkeys(mark.model for mark in calls)],
+        },
         "items": len(found.items),
         "focus": _focus(found),
         "roles": list(dict.fromkeys(short(mark.role) for mark in found.own)),
@@ -98,47 +108,32 @@ def header_data(header: Trajectory) -> dict[str, Any]:
 
 def _scorings(store: RunStore, header: Trajectory, damaged: Damaged) -> list[dict[str, Any]]:
     try:
-        return [_scoring(scoring) for scoring in store.scorings.of(header.id)]
+        scorings = store.scorings.of(header.id)
     except StoreError as error:
         damaged(f"scorings of {header.id}", error)
         return []
-
-
-def _scoring(scoring: Scoring) -> dict[str, Any]:
-    item = f"scoring:{scoring.trajectory_id}:{scoring.rubric}"
-    return {
-        "rubric": short(scoring.rubric),
-        "total": foreign(scoring.total),
-        "outcome": foreign(scoring.outcome),
-        "fault": cut_text(scoring.fault or None, item, "fault"),
-        "scores": [
+    found: list[dict[str, Any]] = []
+    for scoring in scorings:
+        item = f"scoring:{scoring.trajectory_id}:{scoring.rubric}"
+        found.append(
             {
-                "name": short(score.name),
-                "value": foreign(score.value),
-                "weight": foreign(score.weight),
-                "fault": score.fault.value if score.fault else None,
-                "reason": cut_text(score.reason or None, item, f"reason/{number}"),
+                "rubric": short(scoring.rubric),
+                "total": foreign(scoring.total),
+                "outcome": foreign(scoring.outcome),
+                "fault": cut_text(scoring.fault or None, item, "fault"),
+                "scores": [
+                    {
+                        "name": short(score.name),
+                        "value": foreign(score.value),
+                        "weight": foreign(score.weight),
+                        "fault": score.fault.value if score.fault else None,
+                        "reason": cut_text(score.reason or None, item, f"reason/{number}"),
+                    }
+                    for number, score in enumerate(scoring.scores)
+                ],
             }
-            for number, score in enumerate(scoring.scores)
-        ],
-    }
-
-
-def _counts(found: Transcript) -> dict[str, Any]:
-    header = found.header
-    calls = [mark for mark in found.own if mark.kind == "call" and mark.status is None]
-    used: CallUsage = total_usage(mark.used for mark in calls)
-    return {
-        "model_calls": len(calls),
-        "tool_calls": sum(1 for mark in found.own if mark.kind == "tool"),
-        "tokens": used.output_tokens,
-        "reasoning_tokens": used.reasoning_tokens,
-        "seconds": (
-            foreign(header.ended_at - header.started_at) if header.ended_at is not None else None
-        ),
-        "cost": foreign(used.cost),
-        "models": [short(model) for model in dict.fromkeys(mark.model for mark in calls)],
-    }
+        )
+    return found
 
 
 def _focus(found: Transcript) -> dict[str, Any] | None:
