@@ -17,7 +17,6 @@ the trainer much time.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 
 __all__ = ["exact_equal", "number", "quantity"]
@@ -44,42 +43,33 @@ _CURRENCY = re.compile(r"(?P<sign>[+-]?)\s*(?P<unit>\\?\$|€|£)\s*(?P<value>[^
 
 def exact_equal(a: str, b: str) -> bool:
     """True if both texts are the same number, or the same text if one of them is not a number."""
-    left, right = _quantity(a), _quantity(b)
+    left, right = quantity(a), quantity(b)
     if left is None or right is None:
         return a.strip() == b.strip()
-    units_agree = not left.unit or not right.unit or left.unit == right.unit
-    return left.value == right.value and units_agree
+    units_agree = not left[1] or not right[1] or left[1] == right[1]
+    return left[0] == right[0] and units_agree
 
 
 def number(text: str) -> Fraction | None:
     """Number in `text`, without its unit (None if it is not a number or exceeds the bounds)."""
-    quantity = _quantity(text)
-    return quantity.value if quantity else None
+    found = quantity(text)
+    return found[0] if found else None
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
-    """Number in `text` and its unit, empty if there is none (None if it is not a number or exceeds
-    the bounds).
+    """Number in `text` and its unit without white space, empty if there is none (None if it is not
+    a number or exceeds the bounds).
     """
-    found = _quantity(text)
-    return (found.value, found.unit) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Quantity:
-    value: Fraction
-    unit: str
-    """Unit without white space (empty if there is none)."""
-
-
-def _quantity(text: str) -> _Quantity | None:
     if len(text) > MAX_NUMBER_CHARACTERS:
         return None
     text, unit = _split_unit(_plain(text))
     if any(scale in unit.lower() for scale in _SCALES):
         return None
-    value = _signed(text)
-    return None if value is None else _Quantity(value, unit)
+    value = _unsigned(text[1:].strip() if text[:1] in ("+", "-") else text)
+    if value is None:
+        return None
+    signed = -value if text.startswith("-") else value
+    return signed, unit
 
 
 def _plain(text: str) -> str:
@@ -100,12 +90,6 @@ def _split_unit(text: str) -> tuple[str, str]:
         unit = re.sub(r"\\(?:text|mathrm)|[\\{}\s]", "", match["unit"])
         return match["value"], "°" if unit == "^circ" else unit
     return text, ""
-
-
-def _signed(text: str) -> Fraction | None:
-    sign = -1 if text.startswith("-") else 1
-    value = _unsigned(text[1:].strip() if text[:1] in ("+", "-") else text)
-    return None if value is None else sign * value
 
 
 def _unsigned(text: str) -> Fraction | None:

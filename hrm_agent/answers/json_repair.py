@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from hrm_agent.answers.final_answer import own_text
@@ -55,22 +56,16 @@ def json_values(text: str) -> Iterator[Any]:
     """
     text = without_surrogates(own_text(text[: 16 * MAX_CHARACTERS]))[:MAX_CHARACTERS]
     if not _HALF.search(text):  # left to the lenient reader, which removes lone surrogates
-        yield from reversed(list(_strict_values(text)))
+        values, after = list[Any](), 0
+        for start in _starts(text):
+            if start >= after:
+                with suppress(ValueError, RecursionError):
+                    value, after = _DECODER.raw_decode(text, start)
+                    values.append(value)
+        yield from reversed(values)
     lenient = _Lenient(text)
     for start in _starts(text):
         yield lenient.value_at(start)
-
-
-def _strict_values(text: str) -> Iterator[Any]:
-    after = 0
-    for start in _starts(text):
-        if start < after:
-            continue
-        try:
-            value, after = _DECODER.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        yield value
 
 
 def _starts(text: str) -> Iterator[int]:
@@ -100,7 +95,13 @@ class _Lenient:
             return self._array(_CLOSING[mark], depth + 1)
         if mark in _QUOTES:
             return self._string()
-        return self._bare()
+        word = self._take(_BARE).strip()
+        if word.lower() in _WORDS:
+            return _WORDS[word.lower()]
+        try:
+            return int(word) if len(word) < 20 else word  # a longer one takes too much time
+        except ValueError:
+            return word
 
     def _object(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -147,7 +148,11 @@ class _Lenient:
                 self._at += 1
                 break
             else:
-                parts.append(self._take(_PART) or self._one())
+                part = self._take(_PART)
+                if not part:
+                    part = mark
+                    self._at += 1
+                parts.append(part)
         return without_surrogates("".join(parts))
 
     def _escape(self) -> str:
@@ -157,15 +162,6 @@ class _Lenient:
             self._at += 4
             return chr(int(code[0], 16))
         return _ESCAPES.get(mark, mark)
-
-    def _bare(self) -> Any:
-        word = self._take(_BARE).strip()
-        if word.lower() in _WORDS:
-            return _WORDS[word.lower()]
-        try:
-            return int(word) if len(word) < 20 else word  # a longer one takes too much time
-        except ValueError:
-            return word
 
     def _peek(self) -> str:
         self._left -= 1
@@ -178,7 +174,3 @@ class _Lenient:
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return found[0] if found else ""
-
-    def _one(self) -> str:
-        self._at += 1
-        return self._text[self._at - 1]

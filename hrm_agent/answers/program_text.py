@@ -192,19 +192,15 @@ def _scan(code: str, fence: str) -> _Scan:
             if found.startswith(fence):
                 return _scanned(code[: mark.start()], bare, whole=sound and not open_)
             sound = False
+        elif found in _CLOSING:
+            bare.append(found)
+            open_.append(_CLOSING[found])
         elif found[0] != "#":
             bare.append(found)
-            sound = _takes(open_, found) and sound
+            closes_the_last = bool(open_) and open_.pop() == found
+            sound = closes_the_last and sound
     bare.append(code[position:])
     return _scanned(code, bare, whole=sound and not open_)
-
-
-def _takes(open_: list[str], bracket: str) -> bool:
-    """Push or pop a bracket; False if it closes one that is not open."""
-    if bracket in _CLOSING:
-        open_.append(_CLOSING[bracket])
-        return True
-    return bool(open_) and open_.pop() == bracket
 
 
 def _scanned(code: str, bare: list[str], *, whole: bool) -> _Scan:

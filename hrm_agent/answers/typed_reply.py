@@ -33,7 +33,12 @@ def read_as(form: type[Form], text: str) -> Form:
         try:
             return form.model_validate(value)
         except ValidationError as error:
-            complaint = complaint or ("" if isinstance(value, str) else _in_words(error))
+            if not complaint and not isinstance(value, str):
+                first = error.errors(include_url=False, include_input=False, include_context=False)[
+                    0
+                ]
+                place = ".".join(map(str, first["loc"]))
+                complaint = f"{place}: {first['msg']}" if place else first["msg"]
         except RecursionError:
             complaint = complaint or "it is nested too deeply"
     raise UnparsableAnswer(complaint or "there is no JSON object in it")
@@ -45,12 +50,6 @@ def _readings(text: str) -> Iterator[Any]:
     bare = own_text(text).strip(" \t\r\n\"'`.") if len(text) <= 16 * _SHORT else ""
     if 0 < len(bare) <= _SHORT:
         yield bare
-
-
-def _in_words(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def one_line(text: str, limit: int) -> str:

@@ -117,10 +117,8 @@ def _passes(error: BaseException) -> bool:
         return False
     if threading.current_thread() is threading.main_thread() or isinstance(error, GeneratorExit):
         return True
-    return isinstance(error, asyncio.CancelledError) and _in_a_task()
-
-
-def _in_a_task() -> bool:
+    if not isinstance(error, asyncio.CancelledError):
+        return False
     try:
         return asyncio.current_task() is not None
     except RuntimeError:  # no event loop runs here

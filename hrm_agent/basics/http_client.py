@@ -23,16 +23,15 @@ def retry_after(value: str | None, longest: float) -> float | None:
     if value is None:
         return None
     try:
-        seconds = float(value) if _NUMBER.fullmatch(value.strip()) else _seconds_until(value)
+        if _NUMBER.fullmatch(value.strip()):
+            seconds = float(value)
+        else:
+            moment = parsedate_to_datetime(value)
+            moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+            seconds = (moment - datetime.now(UTC)).total_seconds()
     except (TypeError, ValueError, OverflowError):
         return None
     return min(max(seconds, 0.0), longest)
-
-
-def _seconds_until(date: str) -> float:
-    moment = parsedate_to_datetime(date)
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return (moment - datetime.now(UTC)).total_seconds()
 
 
 def backoff(attempt: int, first: float, longest: float) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -55,18 +54,15 @@ def bootstrapped(
         )
         means_MR[:, first : first + len(times_RU)] = values_MU @ times_RU.T / units
     means_MR.sort(axis=1)
-    low, high = int(0.025 * resamples), min(resamples - 1, int(0.975 * resamples))
-    return [
-        _estimate(row, means[low], means[high], shares)
-        for row, means in zip(values_MU, means_MR, strict=True)
-    ]
-
-
-def _estimate(values_U: Any, low: float, high: float, share: bool) -> Estimate:
-    value = math.fsum(values_U) / len(values_U)
-    if share and values_U.min() == values_U.max():
-        low, high = wilson_interval(value * len(values_U), len(values_U))
-    return Estimate(value, float(low), float(high))
+    lowest, highest = int(0.025 * resamples), min(resamples - 1, int(0.975 * resamples))
+    found: list[Estimate] = []
+    for values_U, means_R in zip(values_MU, means_MR, strict=True):
+        value = math.fsum(values_U) / units
+        low, high = float(means_R[lowest]), float(means_R[highest])
+        if shares and values_U.min() == values_U.max():
+            low, high = wilson_interval(value * units, units)
+        found.append(Estimate(value, low, high))
+    return found
 
 
 def wilson_interval(successes: float, trials: int, z: float = _Z95) -> tuple[float, float]:
