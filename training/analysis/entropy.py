@@ -85,7 +85,14 @@ def call_entropies(
     `ModelError` if the record has a token outside of the model's vocabulary.
     """
     rows = [each for trajectory, calls in wanted for each in _rows(trajectory, calls, roles)]
-    _check_vocabulary(model, (row for row, _ in rows))
+    size = int(model.get_input_embeddings().weight.shape[0])
+    largest = max((int(row.token_ids.max()) for row, _ in rows), default=0)
+    if largest >= size:
+        raise ModelError(
+            f"The record has token {largest}, and the model's vocabulary has {size}: its tokens are"
+            " another model's.",
+            "Name the weights that sampled them by --policy.",
+        )
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
     numbered = [replace(row, sequence=number) for number, (row, _) in enumerate(rows)]
     for number, *values in _forwarded(model, numbered, on_tokens):
@@ -97,8 +104,24 @@ def call_entropies(
     for trajectory, names in wanted:
         by_id = {call.id: call for call in trajectory.calls}
         for call in trajectory.calls:
-            if call.id in names and call.id in found:
-                yield _entropy_of(trajectory, call, by_id, *found[call.id])
+            if call.id not in names or call.id not in found:
+                continue
+            entropies, logprobs, recorded = found[call.id]
+            comparable = call.logprob_kind in (LogprobKind.RAW, LogprobKind.TEMPERED)
+            statuses = responses_before(trajectory, call, by_id)
+            failed = any(status.is_policy_failure for status in statuses)
+            yield CallEntropy(
+                trajectory_id=trajectory.id,
+                call_id=call.id,
+                token_ids=call.token_ids,
+                entropies=entropies,
+                differences=(
+                    np.abs(logprobs - recorded) if comparable else np.full_like(entropies, np.nan)
+                ),
+                temperature=temperature_of(call),
+                after="none" if not statuses else "error" if failed else "ok",
+                statuses=tuple(status.value for status in statuses),
+            )
 
 
 def responses_before(
@@ -200,37 +223,3 @@ def _forwarded(
             own = sequences == number
             yield int(number), entropies[own], logprobs[own], recorded[own]
         on_tokens(batch.trained_tokens)
-
-
-def _entropy_of(
-    trajectory: Trajectory,
-    call: Call,
-    by_id: Mapping[str, Call],
-    entropies: np.ndarray[Any, Any],
-    logprobs: np.ndarray[Any, Any],
-    recorded: np.ndarray[Any, Any],
-) -> CallEntropy:
-    comparable = call.logprob_kind in (LogprobKind.RAW, LogprobKind.TEMPERED)
-    statuses = responses_before(trajectory, call, by_id)
-    failed = any(status.is_policy_failure for status in statuses)
-    return CallEntropy(
-        trajectory_id=trajectory.id,
-        call_id=call.id,
-        token_ids=call.token_ids,
-        entropies=entropies,
-        differences=np.abs(logprobs - recorded) if comparable else np.full_like(entropies, np.nan),
-        temperature=temperature_of(call),
-        after="none" if not statuses else "error" if failed else "ok",
-        statuses=tuple(status.value for status in statuses),
-    )
-
-
-def _check_vocabulary(model: Any, rows: Iterable[Row]) -> None:
-    size = int(model.get_input_embeddings().weight.shape[0])
-    largest = max((int(row.token_ids.max()) for row in rows), default=0)
-    if largest >= size:
-        raise ModelError(
-            f"The record has token {largest}, and the model's vocabulary has {size}: its tokens are"
-            " another model's.",
-            "Name the weights that sampled them by --policy.",
-        )

@@ -253,10 +253,17 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
     counted = [header for header in ended if f"{header.thread_id}{SECOND_ATTEMPT}" not in threads]
     if again := len(ended) - len(counted):
         left_out["first attempts of rollouts that a machine failed"] = again
-    overlays = _overlays(runs, {header.run_id for header in ended})
+    overlays: dict[str, Overlay] = {}  # of the runs that made the trajectories, no other trainings
+    if runs.store is not None:
+        for run_id in sorted({header.run_id for header in ended}):
+            overlays |= {each.trajectory_id: each for each in runs.store.journal.overlays(run_id)}
     found: dict[tuple[int | None, str], list[Trajectory]] = {}
     for header in counted:
-        found.setdefault(_place(header, overlays.get(header.id)), []).append(header)
+        overlay = overlays.get(header.id)
+        step = overlay.step if overlay is not None else step_in_name(header.group_id, header.run_id)
+        stage = header.group_id.split("/")[-2] if header.group_id.count("/") >= 2 else ""
+        name = f"step {step + 1}" if step is not None else stage or header.run_id or "single runs"
+        found.setdefault((None if step is None else step + 1, name), []).append(header)
     # other parts in the order in which they began
     ordered = sorted(found, key=lambda place: (place[0] is None, place[0] or 0))
     return [
@@ -329,24 +336,3 @@ def readable(
         except StoreError:
             reason = "cannot be read: `hrm-agent store verify` lists why"
             left_out[reason] = left_out.get(reason, 0) + 1
-
-
-def _overlays(runs: RecordedRuns, run_ids: Iterable[str]) -> dict[str, Overlay]:
-    """Overlays by trajectory, from the runs that made them. Overlays of other trainings on them are
-    ignored.
-    """
-    if runs.store is None:
-        return {}
-    journal = runs.store.journal
-    return {
-        each.trajectory_id: each for run_id in sorted(run_ids) for each in journal.overlays(run_id)
-    }
-
-
-def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str]:
-    """Step from 1 (None without a step), and name of the part."""
-    stage = header.group_id.split("/")[-2] if header.group_id.count("/") >= 2 else ""
-    step = overlay.step if overlay is not None else step_in_name(header.group_id, header.run_id)
-    if step is not None:
-        return step + 1, f"step {step + 1}"
-    return None, stage or header.run_id or "single runs"

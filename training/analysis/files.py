@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hrm_agent.basics.files import json_line, replacing
 from hrm_agent.basics.unicode import replace_surrogates
@@ -52,9 +51,18 @@ def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder:
     if not marked:
         (folder / _TOKENS).unlink(missing_ok=True)
         return [_REPORT]
+    lines: list[str] = []
+    for each in marked:
+        entropies = each.call.entropies.tolist()
+        row = {
+            "call": each.call.call_id,
+            "entropy": [None if math.isnan(value) else round(value, 5) for value in entropies],
+            "forking": list(each.forking),
+            "reflection": list(each.reflection),
+        }
+        lines.append(json_line(row) + "\n")
     with replacing(folder / _TOKENS) as part:
-        lines = "".join(json_line(_line(each)) + "\n" for each in marked)
-        part.write_text(lines, encoding="utf-8")
+        part.write_text("".join(lines), encoding="utf-8")
     return [_REPORT, _TOKENS]
 
 
@@ -64,16 +72,3 @@ def _is_analysis(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and {"schema_version", "tool_errors", "missing"} <= found.keys()
-
-
-def _line(marked: MarkedCall) -> dict[str, Any]:
-    call = marked.call
-    entropies = [
-        None if math.isnan(value) else round(value, 5) for value in call.entropies.tolist()
-    ]
-    return {
-        "call": call.call_id,
-        "entropy": entropies,
-        "forking": list(marked.forking),
-        "reflection": list(marked.reflection),
-    }

@@ -132,35 +132,29 @@ def token_rows(
             seen[texts[call.call_id][index] or PART_OF_CHARACTER] += 1
     total = sum(map(len, places.values()))
     ordered = sorted(places.items(), key=lambda item: (-len(item[1]), item[0]))[:ROWS]
-    return [_row(text, found, seen[text], total, texts) for text, found in ordered]
-
-
-def _row(
-    text: str, found: Sequence[tuple[CallEntropy, int]], seen: int, total: int, texts: Texts
-) -> TokenRow:
-    ordered = sorted(found, key=lambda place: -float(place[0].entropies[place[1]]))
-    examples: dict[tuple[str, str], TokenExample] = {}
-    for call, index in ordered:
-        example = _example(call, index, texts[call.call_id])
-        # siblings often share a context, which is shown once
-        examples.setdefault((example.before, example.after), example)
-        if len(examples) == EXAMPLES:
-            break
-    mean = float(np.mean([call.entropies[index] for call, index in found]))
-    return TokenRow(text, len(found), len(found) / total, mean, seen, tuple(examples.values()))
-
-
-def _example(call: CallEntropy, index: int, texts: Sequence[str]) -> TokenExample:
-    before, after = "".join(texts[:index]), "".join(texts[index + 1 :])
-    return TokenExample(
-        trajectory_id=call.trajectory_id,
-        call_id=call.call_id,
-        index=index,
-        entropy=float(call.entropies[index]),
-        before=f"…{before[-AROUND:]}" if len(before) > AROUND else before,
-        text=texts[index],
-        after=f"{after[:AROUND]}…" if len(after) > AROUND else after,
-    )
+    rows: list[TokenRow] = []
+    for text, found in ordered:
+        examples: dict[tuple[str, str], TokenExample] = {}
+        for call, index in sorted(found, key=lambda place: -float(place[0].entropies[place[1]])):
+            of_call = texts[call.call_id]
+            before, after = "".join(of_call[:index]), "".join(of_call[index + 1 :])
+            example = TokenExample(
+                trajectory_id=call.trajectory_id,
+                call_id=call.call_id,
+                index=index,
+                entropy=float(call.entropies[index]),
+                before=f"…{before[-AROUND:]}" if len(before) > AROUND else before,
+                text=of_call[index],
+                after=f"{after[:AROUND]}…" if len(after) > AROUND else after,
+            )
+            # siblings often share a context, which is shown once
+            examples.setdefault((example.before, example.after), example)
+            if len(examples) == EXAMPLES:
+                break
+        mean = float(np.mean([call.entropies[index] for call, index in found]))
+        shown = tuple(examples.values())
+        rows.append(TokenRow(text, len(found), len(found) / total, mean, seen[text], shown))
+    return rows
 
 
 def reflection_indices(call: CallEntropy, threshold: float, window: int) -> list[int]:

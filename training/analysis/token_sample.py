@@ -300,27 +300,25 @@ def _computed(
         calls = list(call_entropies(model, wanted, roles))
         found.texts |= {call.call_id: token_texts(reader.codec, call.token_ids) for call in calls}
         own = weights[sampler]
-        if calls and own is not None:
-            done.append((_use(sampler, own, calls), calls))
+        if not calls or own is None:
+            continue
+        entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
+        differences = np.concatenate([call.differences[call.sampled] for call in calls])
+        known = differences[~np.isnan(differences)]
+        use = WeightsUse(
+            model=sampler.model,
+            version=sampler.version,
+            weights=own.name,
+            weights_version=own.version,
+            exact=own.exact,
+            calls=len(calls),
+            tokens=len(entropies),
+            temperatures=tuple(sorted({call.temperature for call in calls})),
+            mean_entropy=float(entropies.mean()) if len(entropies) else float("nan"),
+            mean_difference=float(known.mean()) if len(known) else float("nan"),
+        )
+        done.append((use, calls))
     return done
-
-
-def _use(sampler: Sampler, weights: WeightsOnRecord, calls: Sequence[CallEntropy]) -> WeightsUse:
-    entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
-    differences = np.concatenate([call.differences[call.sampled] for call in calls])
-    known = differences[~np.isnan(differences)]
-    return WeightsUse(
-        model=sampler.model,
-        version=sampler.version,
-        weights=weights.name,
-        weights_version=weights.version,
-        exact=weights.exact,
-        calls=len(calls),
-        tokens=len(entropies),
-        temperatures=tuple(sorted({call.temperature for call in calls})),
-        mean_entropy=float(entropies.mean()) if len(entropies) else float("nan"),
-        mean_difference=float(known.mean()) if len(known) else float("nan"),
-    )
 
 
 def _named(word: str, parts: Sequence[Part]) -> list[str]:

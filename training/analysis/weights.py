@@ -70,7 +70,13 @@ def weights_for(
     all.
     """
     if policy is not None:
-        _check_local(policy)
+        asked = parse_model(policy)
+        if not asked.local:
+            raise ConfigError(
+                f"The weights of {policy!r} are not here: entropies need them.",
+                "Name a folder, builtin:NAME or hf:NAME by --policy.",
+            )
+        local_folder(on_its_base(asked))
         return {
             each: WeightsOnRecord(policy, None, each == Sampler(policy, 0)) for each in samplers
         }
@@ -132,16 +138,6 @@ def _is_result(model: str, run: Path) -> bool:
         run.name,
         read_whole(run / "run_id"),
     )
-
-
-def _check_local(policy: str) -> None:
-    asked = parse_model(policy)
-    if not asked.local:
-        raise ConfigError(
-            f"The weights of {policy!r} are not here: entropies need them.",
-            "Name a folder, builtin:NAME or hf:NAME by --policy.",
-        )
-    local_folder(on_its_base(asked))
 
 
 def _step_of(folder: Path) -> int | None:

@@ -8,7 +8,7 @@ and left out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
@@ -103,8 +103,11 @@ def compare(
     ours, theirs = (_ended(samples, name) for samples, name in zip((a, b), names, strict=True))
     both = sorted(ours.keys() & theirs.keys())
     if not both:
+        same = {p.id for p in ours} & {p.id for p in theirs}
+        why = f": {len(same)} ids are in both, with other prompts" if same else ""
         raise RunError(
-            f"{names[0]} and {names[1]} have no problem in common{_why(ours, theirs)}.", _HINT
+            f"{names[0]} and {names[1]} have no problem in common{why}.",
+            "Evaluate both on the same --tasks, --split, --count and --seed.",
         )
     shares = [(_share(ours[problem]), _share(theirs[problem])) for problem in both]
     differences = [of_b - of_a for of_a, of_b in shares]
@@ -134,14 +137,6 @@ def compare(
         only_a=tuple(p.id for p in sorted(ours.keys() - theirs.keys())),
         only_b=tuple(p.id for p in sorted(theirs.keys() - ours.keys())),
     )
-
-
-_HINT = "Evaluate both on the same --tasks, --split, --count and --seed."
-
-
-def _why(ours: Mapping[Problem, object], theirs: Mapping[Problem, object]) -> str:
-    same = {p.id for p in ours} & {p.id for p in theirs}
-    return f": {len(same)} ids are in both, with other prompts" if same else ""
 
 
 def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:

@@ -165,6 +165,38 @@ def evaluate_samples(
     first = passed.get(1, Estimate(math.nan, 0.0, 1.0))
     effort = sum((s.effort for s in ended), Effort())
     right = [s for s in ended if s.correct]
+    families: dict[str, FamilyScore] = {}
+    for family in sorted({s.family for s in ended}):
+        mine = [s for s in ended if s.family == family]
+        groups = _by_problem(mine)
+        families[family] = FamilyScore(
+            len(groups), len(mine), _curves(groups, seed, resamples)[0][1]
+        )
+    rewards: dict[str, Estimate] = {}
+    for name in sorted({name for s in ended for name in s.rewards if name != "correct"}):
+        given = [[s.rewards[name] for s in g if name in s.rewards] for g in by_problem.values()]
+        (rewards[name],) = bootstrapped(
+            [[fmean(values) for values in given if values]],
+            seed=seed,
+            resamples=resamples,
+            shares=False,
+        )
+    over = [(s.began, s.ended) for s in ended if s.ended is not None]
+    seconds = Seconds(
+        wall=max(end for _, end in over) - min(begin for begin, _ in over) if over else math.nan,
+        trajectory=_mean([end - begin for begin, end in over]),
+        model=_mean([s.effort.model_seconds for s in ended]),
+        tool=_mean([s.effort.tool_seconds for s in ended]),
+    )
+    cost = None
+    if prices is not None:
+        models = {model for model, _ in effort.tokens}
+        known = {model: price for model in models if (price := prices.find(model)) is not None}
+        if len(known) == len(models):
+            cost = math.fsum(
+                p.of(effort.tokens[m, "read"], effort.tokens[m, "sampled"])
+                for m, p in known.items()
+            )
     return Evaluation(
         problems=len(by_problem),
         trajectories=len(ended),
@@ -174,8 +206,8 @@ def evaluate_samples(
         interval=(first.low, first.high),
         pass_at=passed,
         majority_at=agreed,
-        families=_families(ended, seed, resamples),
-        rewards=_rewards(by_problem, seed, resamples),
+        families=families,
+        rewards=rewards,
         statuses=_counted(s.status.value for s in samples),
         run_again=sum(s.second for s in ended),
         stop_reasons=_counted(s.stop_reason for s in ended),
@@ -189,8 +221,8 @@ def evaluate_samples(
         sampled_tokens=_tokens(effort, "sampled"),
         mean_sampled_tokens=_mean([float(_tokens(s.effort, "sampled")) for s in ended]),
         mean_tool_calls=_mean([float(s.effort.tools.total()) for s in ended]),
-        seconds=_seconds(ended),
-        cost=_cost(effort, prices),
+        seconds=seconds,
+        cost=cost,
         reported_cost=None if math.isnan(effort.reported_cost) else effort.reported_cost,
     )
 
@@ -209,10 +241,15 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
     }
     groups = {o.group_id for o in judged}
     rejected = groups - {o.group_id for o in judged if o.verdict is Verdict.KEPT}
+    given: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in rollouts:
+        for name, value in trajectory.rewards.items():
+            if name != "correct":  # it has another name among metrics
+                given[name].append(value)
     return {
         **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
         "rollout/count": float(len(rollouts)),
-        **{f"reward/{name}": value for name, value in _mean_rewards(rollouts).items()},
+        **{f"reward/{name}": fmean(values) for name, values in sorted(given.items())},
         "rollout/correct_with_tool_error": _tool_error_share(rollouts),
         "rollout/sampled_tokens": _mean([t.sampled_tokens for t in rollouts]),
         "rollout/tool_calls": _mean([len(t.own_tool_calls) for t in rollouts]),
@@ -262,73 +299,12 @@ def _answers(group: Iterable[Sample]) -> AnswerTally:
     )
 
 
-def _families(ended: Sequence[Sample], seed: int, resamples: int) -> dict[str, FamilyScore]:
-    scores: dict[str, FamilyScore] = {}
-    for family in sorted({s.family for s in ended}):
-        mine = [s for s in ended if s.family == family]
-        groups = _by_problem(mine)
-        scores[family] = FamilyScore(len(groups), len(mine), _curves(groups, seed, resamples)[0][1])
-    return scores
-
-
-def _rewards(
-    by_problem: dict[Problem, list[Sample]], seed: int, resamples: int
-) -> dict[str, Estimate]:
-    groups = list(by_problem.values())
-    names = sorted(
-        {name for group in groups for s in group for name in s.rewards if name != "correct"}
-    )
-    found: dict[str, Estimate] = {}
-    for name in names:
-        given = [[s.rewards[name] for s in group if name in s.rewards] for group in groups]
-        (found[name],) = bootstrapped(
-            [[fmean(values) for values in given if values]],
-            seed=seed,
-            resamples=resamples,
-            shares=False,
-        )
-    return found
-
-
-def _seconds(ended: Sequence[Sample]) -> Seconds:
-    over = [(s.began, s.ended) for s in ended if s.ended is not None]
-    return Seconds(
-        wall=max(end for _, end in over) - min(begin for begin, _ in over) if over else math.nan,
-        trajectory=_mean([end - begin for begin, end in over]),
-        model=_mean([s.effort.model_seconds for s in ended]),
-        tool=_mean([s.effort.tool_seconds for s in ended]),
-    )
-
-
-def _cost(effort: Effort, prices: Prices | None) -> float | None:
-    if prices is None:
-        return None
-    models = {model for model, _ in effort.tokens}
-    known = {model: price for model in models if (price := prices.find(model)) is not None}
-    if len(known) < len(models):
-        return None
-    return math.fsum(
-        p.of(effort.tokens[m, "read"], effort.tokens[m, "sampled"]) for m, p in known.items()
-    )
-
-
 def _tokens(effort: Effort, kind: str) -> int:
     return sum(count for (_, of), count in effort.tokens.items() if of == kind)
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
-
-
-def _mean_rewards(rollouts: Iterable[Trajectory]) -> dict[str, float]:
-    """Mean of a rubric's parts and their sum. `correct` is left out, as it has another name among
-    metrics.
-    """
-    given: defaultdict[str, list[float]] = defaultdict(list)
-    for trajectory in rollouts:
-        for name, value in trajectory.rewards.items():
-            given[name].append(value)
-    return {name: fmean(values) for name, values in sorted(given.items()) if name != "correct"}
 
 
 def _correct(trajectory: Trajectory) -> bool:

@@ -47,8 +47,19 @@ def role_counts(trajectory: Trajectory) -> Roles:
     roles: Roles = {}
     last: dict[str, Call] = {}
     for call in trajectory.own_calls:
-        roles.setdefault(call.identity.role, Counter()).update(_counted(call))
         identity = call.identity
+        read, sampled = usage(call)
+        roles.setdefault(identity.role, Counter()).update(
+            {
+                "calls": 1,
+                "asked_again": int(call.call_index > 0),
+                "truncated": int(call.finish_reason is FinishReason.LENGTH),
+                "control_token": int(call.finish_reason is FinishReason.CONTROL_TOKEN),
+                "undecodable": int(bool(call.response.get("invalid_tool_calls"))),
+                "read_tokens": read,
+                "sampled_tokens": sampled,
+            }
+        )
         run = next(
             (part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id
         )
@@ -73,19 +84,6 @@ def role_counts(trajectory: Trajectory) -> Roles:
         failed = demanded is not None and demanded(text_of(call.response)) is None
         roles[call.identity.role].update({"runs": 1, "failed": int(failed)})
     return roles
-
-
-def _counted(call: Call) -> dict[str, int]:
-    read, sampled = usage(call)
-    return {
-        "calls": 1,
-        "asked_again": int(call.call_index > 0),
-        "truncated": int(call.finish_reason is FinishReason.LENGTH),
-        "control_token": int(call.finish_reason is FinishReason.CONTROL_TOKEN),
-        "undecodable": int(bool(call.response.get("invalid_tool_calls"))),
-        "read_tokens": read,
-        "sampled_tokens": sampled,
-    }
 
 
 def _json_object(text: str) -> object:

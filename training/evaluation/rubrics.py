@@ -213,7 +213,21 @@ def compare_rubrics(
             f" ({len(rewarded[1])}).",
             "`hrm-agent show TRAJECTORY` lists the scores of one; `hrm-agent rescore` makes more.",
         )
-    outcomes, totals, right = _by_problem(both, by_a, by_b)
+    # pairs (A, B) by problem
+    outcomes, totals = _Pairs(), _Pairs()
+    right: dict[Problem, list[tuple[bool, bool]]] = {}
+    differing: list[Difference] = []
+    for trajectory in both:
+        problem = _problem(trajectory)
+        of_a, of_b = by_a[trajectory.id], by_b[trajectory.id]
+        values = of_a.rewards["correct"], of_b.rewards["correct"]
+        outcomes.setdefault(problem, []).append(values)
+        totals.setdefault(problem, []).append((of_a.rewards["reward"], of_b.rewards["reward"]))
+        right.setdefault(problem, []).append((is_positive(values[0]), is_positive(values[1])))
+        if values[0] != values[1]:
+            differing.append(
+                Difference(trajectory.id, trajectory.task.id, *values, _said(of_a), _said(of_b))
+            )
     columns = [*_columns(outcomes), *_columns(totals)]
     means = bootstrapped([columns[0], columns[1]], seed=0, resamples=_RESAMPLES)
     of = bootstrapped(columns[2:], seed=0, resamples=_RESAMPLES, shares=False)
@@ -244,28 +258,11 @@ def compare_rubrics(
         ),
         only_a=len(rewarded[0] - rewarded[1]),
         only_b=len(rewarded[1] - rewarded[0]),
-        differing=_differing(both, by_a, by_b),
+        differing=tuple(sorted(differing, key=lambda one: -abs(one.b - one.a))),
     )
 
 
 _Pairs = dict[Problem, list[tuple[float, float]]]
-
-
-def _by_problem(
-    both: Iterable[Trajectory], by_a: Mapping[str, Scoring], by_b: Mapping[str, Scoring]
-) -> tuple[_Pairs, _Pairs, dict[Problem, list[tuple[bool, bool]]]]:
-    """Pairs (A, B) by problem: outcomes, totals, and whether each is right."""
-    outcomes, totals = _Pairs(), _Pairs()
-    right: dict[Problem, list[tuple[bool, bool]]] = {}
-    for trajectory in both:
-        problem = _problem(trajectory)
-        one, other = by_a[trajectory.id].rewards, by_b[trajectory.id].rewards
-        outcomes.setdefault(problem, []).append((one["correct"], other["correct"]))
-        totals.setdefault(problem, []).append((one["reward"], other["reward"]))
-        right.setdefault(problem, []).append(
-            (is_positive(one["correct"]), is_positive(other["correct"]))
-        )
-    return outcomes, totals, right
 
 
 def _columns(pairs: _Pairs) -> list[list[float]]:
@@ -275,18 +272,6 @@ def _columns(pairs: _Pairs) -> list[list[float]]:
         for side in (0, 1)
     )
     return [a, b, [y - x for x, y in zip(a, b, strict=True)]]
-
-
-def _differing(
-    both: Iterable[Trajectory], by_a: Mapping[str, Scoring], by_b: Mapping[str, Scoring]
-) -> tuple[Difference, ...]:
-    found: list[Difference] = []
-    for trajectory in both:
-        a, b = by_a[trajectory.id], by_b[trajectory.id]
-        if a.rewards["correct"] != b.rewards["correct"]:
-            values = a.rewards["correct"], b.rewards["correct"]
-            found.append(Difference(trajectory.id, trajectory.task.id, *values, _said(a), _said(b)))
-    return tuple(sorted(found, key=lambda one: -abs(one.b - one.a)))
 
 
 def _said(scoring: Scoring) -> str:

@@ -142,6 +142,23 @@ def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
 
 def _sample(trajectory: Trajectory) -> Sample:
     completed = trajectory.status is RunStatus.COMPLETED
+    calls, tools = trajectory.own_calls, trajectory.own_tool_calls
+    tokens: Counter[tuple[str, str]] = Counter()
+    for call in calls:
+        read, sampled = usage(call)
+        tokens.update({(call.model, "read"): read, (call.model, "sampled"): sampled})
+    effort = Effort(
+        calls=len(calls),
+        tokens=tokens,
+        tools=Counter(tool.status.value if tool.status else "under way" for tool in tools),
+        tool_errors=sum(
+            tool.status is not None and tool.status.is_policy_failure for tool in tools
+        ),
+        roles=role_counts(trajectory),
+        model_seconds=math.fsum(call.seconds for call in calls),
+        tool_seconds=math.fsum(tool.duration_seconds for tool in tools),
+        reported_cost=_known_sum(reported_cost(call) for call in calls),
+    )
     return Sample(
         problem=Problem(trajectory.task.id, content_hash(trajectory.task.prompt)),
         family=trajectory.task.family,
@@ -156,27 +173,7 @@ def _sample(trajectory: Trajectory) -> Sample:
         answer_key=normalize_answer(trajectory.answer or "") if completed else "",
         began=trajectory.started_at,
         ended=trajectory.ended_at,
-        effort=_effort(trajectory),
-    )
-
-
-def _effort(trajectory: Trajectory) -> Effort:
-    tokens: Counter[tuple[str, str]] = Counter()
-    for call in trajectory.own_calls:
-        read, sampled = usage(call)
-        tokens.update({(call.model, "read"): read, (call.model, "sampled"): sampled})
-    tools = trajectory.own_tool_calls
-    return Effort(
-        calls=len(trajectory.own_calls),
-        tokens=tokens,
-        tools=Counter(tool.status.value if tool.status else "under way" for tool in tools),
-        tool_errors=sum(
-            tool.status is not None and tool.status.is_policy_failure for tool in tools
-        ),
-        roles=role_counts(trajectory),
-        model_seconds=math.fsum(call.seconds for call in trajectory.own_calls),
-        tool_seconds=math.fsum(tool.duration_seconds for tool in tools),
-        reported_cost=_known_sum(reported_cost(call) for call in trajectory.own_calls),
+        effort=effort,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hrm_agent.training.evaluation.roles import role_counts
@@ -67,7 +67,21 @@ def roles_of_step(
         for call in each.own_calls:
             sampled = (log for log, free in zip(call.logprobs, call.mask, strict=False) if free)
             surprise[call.identity.role] += -sum(sampled)  # pyright: ignore[reportArgumentType] - a float
-    trained, signed, absolute = _weights(rollouts, overlays)
+    by_id = {each.id: each for each in rollouts}
+    kept = [each for each in overlays if each.verdict is Verdict.KEPT]
+    whole = [by_id[each.trajectory_id] for each in kept]
+    weights = as_recorded(whole, kept)
+    # tokens that are trained, the sum of their weights, and that of the absolute weights
+    trained: defaultdict[str, float] = defaultdict(float)
+    signed: defaultdict[str, float] = defaultdict(float)
+    absolute: defaultdict[str, float] = defaultdict(float)
+    for trajectory in whole:
+        for call in trajectory.own_calls:
+            if call.id in weights and no_gradient(call, trajectory.policy) is None:
+                role, weight = call.identity.role, weights[call.id]
+                trained[role] += call.sampled_tokens
+                signed[role] += weight * call.sampled_tokens
+                absolute[role] += abs(weight) * call.sampled_tokens
     total = sum(absolute.values())
     return {
         role: {
@@ -80,33 +94,6 @@ def roles_of_step(
         }
         for role, found in counts.items()
     }
-
-
-_ByRole = Mapping[str, float]
-
-
-def _weights(
-    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
-) -> tuple[_ByRole, _ByRole, _ByRole]:
-    """Statistics of trained tokens by role: their number, the sum of weights, and the sum of
-    absolute weights.
-    """
-    by_id = {each.id: each for each in rollouts}
-    kept = [each for each in overlays if each.verdict is Verdict.KEPT]
-    whole = [by_id[each.trajectory_id] for each in kept]
-    weights = as_recorded(whole, kept)
-    tokens: defaultdict[str, float] = defaultdict(float)
-    signed: defaultdict[str, float] = defaultdict(float)
-    absolute: defaultdict[str, float] = defaultdict(float)
-    for trajectory in whole:
-        for call in trajectory.own_calls:
-            if call.id not in weights or no_gradient(call, trajectory.policy) is not None:
-                continue
-            role, weight = call.identity.role, weights[call.id]
-            tokens[role] += call.sampled_tokens
-            signed[role] += weight * call.sampled_tokens
-            absolute[role] += abs(weight) * call.sampled_tokens
-    return tokens, signed, absolute
 
 
 def _mean(values: Sequence[Any]) -> float:

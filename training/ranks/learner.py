@@ -200,7 +200,14 @@ async def follow(ranks: Ranks) -> None:
             elif kind in ("run", "stop"):
                 rollouts.put_nowait((kind, *rest))
             else:
-                _train(learner, kind, *rest)
+                # all ranks do it together, which blocks everything else here
+                operations: dict[str, Callable[..., Any]] = {
+                    "update": learner.update,
+                    "read": learner.read,
+                    "write": learner.write,
+                    "afresh": learner.begin_optimizer_afresh,
+                }
+                operations[kind](*rest)
     if learner is not None and "engine" in learner.__dict__:
         learner.engine.close()
 
@@ -209,14 +216,3 @@ async def _end(serving: asyncio.Task[None], rollouts: asyncio.Queue[Message]) ->
     """Cancel rollouts in progress, which are resumed from the record."""
     rollouts.put_nowait((_OVER,))
     await serving
-
-
-def _train(learner: RankLearner, kind: str, *rest: Any) -> None:
-    """Do an operation that all ranks do together. This blocks everything else here."""
-    steps: dict[str, Callable[..., Any]] = {
-        "update": learner.update,
-        "read": learner.read,
-        "write": learner.write,
-        "afresh": learner.begin_optimizer_afresh,
-    }
-    steps[kind](*rest)

@@ -288,18 +288,14 @@ def _join(config: GrpoConfig, count: int) -> Ranks:
             "Give all of them the same command.",
         )
     on_one_machine = len({host for _, _, host in seen}) == 1
-    return Ranks(
-        accelerator, config.optim.sharding, on_one_machine, _links(accelerator, on_one_machine)
-    )
-
-
-def _links(accelerator: Accelerator, on_one_machine: bool) -> Mapping[int, RankLink]:
     listener = (
         RankListener("127.0.0.1" if on_one_machine else "") if accelerator.is_main_process else None
     )
     places: list[Any] = [listener.place if listener else None]
     distributed.broadcast_object_list(places, device=accelerator.device)
     if listener is not None:
-        return listener.accept(accelerator.num_processes)
-    host = "127.0.0.1" if on_one_machine else os.environ["MASTER_ADDR"]
-    return {0: linked_to(host, places[0], accelerator.process_index)}
+        links = listener.accept(count)
+    else:
+        host = "127.0.0.1" if on_one_machine else os.environ["MASTER_ADDR"]
+        links = {0: linked_to(host, places[0], accelerator.process_index)}
+    return Ranks(accelerator, config.optim.sharding, on_one_machine, links)
