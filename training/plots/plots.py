@@ -76,11 +76,12 @@ class PlotLine:
         """Points of the line: position on the axis, and the mean with its band (nan if no run has a
         value).
         """
+        runs = [run for run in self.runs if metric in run.metrics]
         series = [
             dict(zip(run.steps, _smoothed(run.metrics[metric], smooth), strict=True))
-            for run in self._with(metric)
+            for run in runs
         ]
-        places = [run.places(axis) for run in self._with(metric)]
+        places = [run.places(axis) for run in runs]
         steps = sorted({step for each in series for step in each if step <= self.steps})
         return [
             (_mean(p[s] for p in places if s in p), _over([e[s] for e in series if s in e], band))
@@ -112,9 +113,6 @@ class PlotLine:
                 )
             )
         return found
-
-    def _with(self, metric: str) -> list[PlottedRun]:
-        return [run for run in self.runs if metric in run.metrics]
 
 
 def _smoothed(values: Sequence[float], steps: int) -> list[float]:
@@ -198,17 +196,20 @@ def _labels(groups: Sequence[Sequence[PlottedRun]]) -> list[str]:
 
 
 def _label(group: Sequence[PlottedRun], keys: Sequence[str]) -> str:
-    values = ", ".join(f"{key.rpartition('/')[2]} {_value(group[0].config, key)}" for key in keys)
+    config = group[0].config
+    differing: list[str] = []
+    for key in keys:
+        value = config.get(key, "default")
+        told = f"{value:g}" if isinstance(value, float) else str(value)
+        differing.append(f"{key.rpartition('/')[2]} {told}")
+    values = ", ".join(differing)
     if len(group) == 1:
         return f"{group[0].name}: {values}" if values else group[0].name
     seeds = [str(run.seed) for run in group]
-    told = f"seeds {', '.join(seeds)}" if len(seeds) <= _SEEDS_NAMED else f"{len(seeds)} seeds"
-    return f"{values or group[0].name + ' and others'}, {told}"
-
-
-def _value(config: Mapping[str, Any], key: str) -> str:
-    value = config.get(key, "default")
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    told_seeds = (
+        f"seeds {', '.join(seeds)}" if len(seeds) <= _SEEDS_NAMED else f"{len(seeds)} seeds"
+    )
+    return f"{values or group[0].name + ' and others'}, {told_seeds}"
 
 
 _ACCURACY, _HELD_OUT = "rollout/correct", "eval/correct"
@@ -291,22 +292,18 @@ def metrics_of(runs: Sequence[PlottedRun], wanted: Sequence[str] = ()) -> list[s
         known[_HELD_OUT] = None
     for name in wanted:
         if name not in known:
-            message = f"No run has a metric {name!r}."
-            raise ConfigError(message, _nearest(name, known) or f"There are: {', '.join(known)}.")
+            # `correct` suggests `rollout/correct`, though other names are more similar
+            ends = [each for each in known if each.rpartition("/")[2] == name]
+            hint = f"Did you mean {ends[0]!r}?" if ends else nearest(name, known)
+            raise ConfigError(
+                f"No run has a metric {name!r}.", hint or f"There are: {', '.join(known)}."
+            )
     if wanted:
         return list(dict.fromkeys(wanted))
     usual = [name for name in _CURVES[runs[0].kind] if name in known]
     if not any(any(run.metrics.get("select/mastered", ())) for run in runs):
         usual = [name for name in usual if name != "select/mastered"]
     return usual or list(known)[:6]
-
-
-def _nearest(name: str, known: Mapping[str, None]) -> str:
-    """Suggestion for an unknown name. `correct` suggests `rollout/correct`, though other names are
-    more similar.
-    """
-    ends = [each for each in known if each.rpartition("/")[2] == name]
-    return f"Did you mean {ends[0]!r}?" if ends else nearest(name, known)
 
 
 def draw_lines(
@@ -334,10 +331,12 @@ def draw_lines(
     if len(lines) > 1 or len(lines[0].runs) > 1:
         from matplotlib.lines import Line2D
 
-        labels = [_plain(_legend(line, style)) for line in lines]
-        handles = [
-            Line2D([], [], **line_look(number), label=label) for number, label in enumerate(labels)
-        ]
+        handles: list[Line2D] = []
+        for number, line in enumerate(lines):
+            label = line.label
+            if len(line.runs) > 1:
+                label += ": mean" + (f", {_BANDS[style.band]}" if style.band != "none" else "")
+            handles.append(Line2D([], [], **line_look(number), label=_plain(label)))
         figure.legend(
             handles=handles, loc="outside upper left", ncols=min(2, len(lines)), handlelength=4
         )
@@ -378,12 +377,6 @@ def _panel(axes: Any, lines: Sequence[PlotLine], metric: str, style: PlotStyle) 
         axes.autoscale_view()
     if metric == _ACCURACY and any(line.held_out(style.axis, style.band) for line in lines):
         _key(axes, lines, style)
-
-
-def _legend(line: PlotLine, style: PlotStyle) -> str:
-    if len(line.runs) == 1:
-        return line.label
-    return f"{line.label}: mean" + (f", {_BANDS[style.band]}" if style.band != "none" else "")
 
 
 def _plain(text: str) -> str:

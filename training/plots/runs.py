@@ -102,7 +102,15 @@ def read_run(folder: Path) -> PlottedRun:
     Raises `RunError` if it is not a run folder or has no metrics yet; `ConfigError` if its
     `config.toml` is unreadable.
     """
-    config = _config(folder)
+    config: dict[str, Any] = {}
+    try:
+        config = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / CONFIG_FILE} cannot be read as TOML: {error}.", "Mend it, or delete it."
+        ) from error
     command = str(config.pop(COMMAND_KEY, ""))
     rows, broken = _rows(folder / METRICS_FILE, folder, command)
     training = config.get("train") if command == "demo" else config
@@ -147,14 +155,14 @@ def plotted_rows(
     names = dict.fromkeys(name for row in flat for name in row)
     steps = [int(row["step"]) + first for row in rows]
     metrics = {name: [row.get(name, math.nan) for row in flat] for name in names}
-    found = zip(steps, metrics.get("eval/correct", ()), strict=False)
-    held_out = {step: _share(value, problems) for step, value in found if not math.isnan(value)}
+    held_out: dict[int, Estimate] = {}
+    for step, share in zip(steps, metrics.get("eval/correct", ()), strict=False):
+        if not math.isnan(share):
+            low, high = (
+                wilson_interval(share * problems, problems) if problems > 0 else (share, share)
+            )
+            held_out[step] = Estimate(share, low, high)
     return PlottedRun(name=name, kind=kind, steps=steps, metrics=metrics, held_out=held_out)
-
-
-def _share(value: float, problems: int) -> Estimate:
-    low, high = wilson_interval(value * problems, problems) if problems > 0 else (value, value)
-    return Estimate(value, low, high)
 
 
 def _of_demo(folder: Path) -> dict[int, Estimate]:
@@ -169,17 +177,6 @@ def _of_demo(folder: Path) -> dict[int, Estimate]:
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder / CONFIG_FILE} cannot be read as TOML: {error}.", "Mend it, or delete it."
-        ) from error
 
 
 def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]], list[int]]:

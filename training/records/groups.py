@@ -209,15 +209,27 @@ class _Selection:
             context=self._context,
             idle=self._idle,
         )
-        self._refuse_nothing(found)
-        return found
+        if groups and self._calls and sum(found.idle.values()) < len(groups):
+            return found
+        where = ", ".join(found.sources)
+        why = " ".join(_told(found.left_out, found.context, found.idle)) or "No run is on record."
+        raise TaskError(
+            f"There is nothing to learn from in {where}. {why}",
+            "Several rollouts of one task are compared (`collect --samples 8`), sampled by a policy"
+            " of this tokenizer at a temperature above 0 and with top_p 1, with rewards that"
+            " differ. `train sft --from` learns from all that were completed.",
+        )
 
     def _of_source(self, source: int) -> Iterator[RecordedGroup]:
         runs, left_out = self._runs[source], dict[str, int]()
         headers = runs.headers(left_out)
         self._left_out.update(left_out)
         if self._config.by:
-            self._take_rewards(runs, headers)
+            scorings = runs.scorings(self._config.by, headers)
+            for header in headers:
+                scored = scored_by(header, scorings)
+                if scored is not None and scored.rewards:
+                    self._rewards.setdefault(header.id, scored.rewards)
         steps = _steps(runs, headers)
         grouped = self._grouped(headers, steps)
         for (run_id, group_id), members in grouped.items():
@@ -227,13 +239,6 @@ class _Selection:
             )
             if (read := self._read(group)) is not None:
                 yield read
-
-    def _take_rewards(self, runs: RecordedRuns, headers: Sequence[Trajectory]) -> None:
-        scorings = runs.scorings(self._config.by, headers)
-        for header in headers:
-            scored = scored_by(header, scorings)
-            if scored is not None and scored.rewards:
-                self._rewards.setdefault(header.id, scored.rewards)
 
     def _grouped(
         self, headers: Sequence[Trajectory], steps: Mapping[str, Mapping[str, int]]
@@ -249,7 +254,12 @@ class _Selection:
         for key, members in found.items():
             began = {member.id: member.started_at for member in members}
             if (known := self._seen.get(key[1])) is not None:
-                self._refuse_another_of_its_name(key[0], known, began)
+                if any(known[name] != began[name] for name in known.keys() & began.keys()):
+                    raise ConfigError(
+                        f"--from names two different runs that are both called {key[0]!r}, after"
+                        " their folders: their rollouts cannot be told apart.",
+                        "Learn from one of them; or sample one again in a folder of another name.",
+                    )
                 self._left_out["of a group that is on record twice"] += len(members)
             elif len(_rollouts(members)) < 2:
                 self._left_out["alone in its group: there is nothing to compare it with"] += len(
@@ -259,16 +269,6 @@ class _Selection:
                 self._seen[key[1]] = began
                 own[key] = members
         return dict(sorted(own.items(), key=lambda item: _place(item[1][0])))
-
-    def _refuse_another_of_its_name(
-        self, run_id: str, known: Mapping[str, float], began: Mapping[str, float]
-    ) -> None:
-        if any(known[name] != began[name] for name in known.keys() & began.keys()):
-            raise ConfigError(
-                f"--from names two different runs that are both called {run_id!r}, after their"
-                " folders: their rollouts cannot be told apart.",
-                "Learn from one of them; or sample one again in a folder of another name.",
-            )
 
     def _lack(self, header: Trajectory, steps: Mapping[str, Mapping[str, int]]) -> str:
         if header.status is RunStatus.RUNNING:
@@ -295,13 +295,14 @@ class _Selection:
         if len(whole) < 2:
             self._left_out["of a group of which nothing else can be read"] += len(whole)
             return None
-        self._look_at([self._rewarded(each) for each in whole.values()])
+        rollouts = list(whole.values())
+        if self._config.by:
+            rollouts = [
+                each.model_copy(update={"rewards": self._rewards.get(each.id, {})})
+                for each in rollouts
+            ]
+        self._look_at(rollouts)
         return kept
-
-    def _rewarded(self, trajectory: Trajectory) -> Trajectory:
-        if not self._config.by:
-            return trajectory
-        return trajectory.model_copy(update={"rewards": self._rewards.get(trajectory.id, {})})
 
     def _look_at(self, rollouts: Sequence[Trajectory]) -> None:
         """Count the trainable calls of a group, and the reasons why it gives no gradient."""
@@ -330,18 +331,6 @@ class _Selection:
         ):
             self._idle["their rewards are equal"] += 1
 
-    def _refuse_nothing(self, found: RecordedGroups) -> None:
-        if found.groups and self._calls and sum(found.idle.values()) < len(found.groups):
-            return
-        where = ", ".join(found.sources)
-        why = " ".join(_told(found.left_out, found.context, found.idle)) or "No run is on record."
-        raise TaskError(
-            f"There is nothing to learn from in {where}. {why}",
-            "Several rollouts of one task are compared (`collect --samples 8`), sampled by a policy"
-            " of this tokenizer at a temperature above 0 and with top_p 1, with rewards that"
-            " differ. `train sft --from` learns from all that were completed.",
-        )
-
 
 def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[str, int]]:
     """Step by trajectory id, for each run that is a training."""
@@ -359,14 +348,10 @@ def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[
     return named
 
 
-def _parts(header: Trajectory) -> list[str]:
-    """Parts of a thread's name after its run: stage, place, sample."""
-    return header.thread_id.removeprefix(f"{header.run_id}/").split("/")
-
-
 def _place(header: Trajectory) -> int:
     """Place of a group within its step, from the thread's name (0 if unknown)."""
-    parts = _parts(header)
+    # after the run, the name has the parts stage, place, sample
+    parts = header.thread_id.removeprefix(f"{header.run_id}/").split("/")
     return int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else 0
 
 

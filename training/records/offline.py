@@ -203,7 +203,12 @@ class _Rescoring:
         ]
         for found in await asyncio.gather(*(self._group(group) for group in due)):
             self._standing |= {scoring.trajectory_id: scoring for scoring in found}
-        return [(*each[:-1], self._rewarded(each[-1])) for each in attempts]
+        scored: list[Attempts] = []
+        for *earlier, last_attempt in attempts:
+            scoring = self._standing.get(last_attempt.id)
+            rewards = scoring.rewards if scoring is not None else {}
+            scored.append((*earlier, last_attempt.model_copy(update={"rewards": rewards})))
+        return scored
 
     async def _group(self, group: Sequence[Trajectory]) -> list[Scoring]:
         runs = self._runs[group[0].group_id]
@@ -219,9 +224,3 @@ class _Rescoring:
         )
         await asyncio.to_thread(self._store.scorings.write, found)
         return found
-
-    def _rewarded(self, trajectory: Trajectory) -> Trajectory:
-        scoring = self._standing.get(trajectory.id)
-        return trajectory.model_copy(
-            update={"rewards": scoring.rewards if scoring is not None else {}}
-        )

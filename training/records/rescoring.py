@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from hrm_agent.errors import RunError, StoreError
 from hrm_agent.rewards import Rollout, Scorer
@@ -112,7 +112,17 @@ class _Rescoring:
     async def of(self, wanted: Collection[str] | None) -> Rescored:
         groups = self._groups(wanted)
         due = [group for group in groups if any(map(self._is_due, group))]
-        self._refuse_lost_states([trajectory for group in due for trajectory in group])
+        if STATE in self._wants and due:
+            there = self._store.threads_with_checkpoints()
+            ended = [trajectory for group in due for trajectory in group]
+            if not any(trajectory.thread_id in there for trajectory in ended):
+                raise RunError(
+                    f"The rubric {self._scorer.rubric.name!r} looks at the state, and of none of"
+                    f" the {len(ended)} trajectories the state is on record any more: their"
+                    " checkpoints were deleted.",
+                    "Score them by a rubric that reads text, calls or tool_calls, which are still"
+                    " there.",
+                )
         self._found.skipped = sum(map(len, groups)) - sum(map(len, due))
         await self._score_all(due)
         known = {trajectory.id for group in groups for trajectory in group} & self._standing.keys()
@@ -127,20 +137,19 @@ class _Rescoring:
         for header in self._headers:
             alone = not comparing or not header.group_id
             grouped[("", header.id) if alone else (header.run_id, header.group_id)].append(header)
-        chosen = [
-            group
-            for group in grouped.values()
-            if wanted is None or any(t.id in wanted for t in group)
-        ]
-        return [kept for group in chosen if (kept := self._kept(group, comparing))]
-
-    def _kept(self, group: Sequence[Trajectory], comparing: bool) -> list[Trajectory]:
-        if comparing and len(group) > 1 and any(t.status is RunStatus.RUNNING for t in group):
-            self._found.left_out["of a group that is still under way"] += len(group)
-            return []
-        reasons = [self._left_out(trajectory, comparing) for trajectory in group]
-        self._found.left_out.update(filter(None, reasons))
-        return [trajectory for trajectory, reason in zip(group, reasons, strict=True) if not reason]
+        kept: list[list[Trajectory]] = []
+        for group in grouped.values():
+            if wanted is not None and not any(t.id in wanted for t in group):
+                continue
+            if comparing and len(group) > 1 and any(t.status is RunStatus.RUNNING for t in group):
+                self._found.left_out["of a group that is still under way"] += len(group)
+                continue
+            reasons = [self._left_out(trajectory, comparing) for trajectory in group]
+            self._found.left_out.update(filter(None, reasons))
+            rest = [each for each, reason in zip(group, reasons, strict=True) if not reason]
+            if rest:
+                kept.append(rest)
+        return kept
 
     def _left_out(self, trajectory: Trajectory, comparing: bool) -> str:
         if comparing and trajectory.thread_id + SECOND_ATTEMPT in self._threads:
@@ -154,19 +163,6 @@ class _Rescoring:
         if scoring is None or self._again == "all" or scoring.code != self._scorer.code:
             return True
         return self._again == "faults" and any(score.fault is not None for score in scoring.scores)
-
-    def _refuse_lost_states(self, due: Sequence[Trajectory]) -> None:
-        if STATE not in self._wants or not due:
-            return
-        there = self._store.threads_with_checkpoints()
-        if not any(trajectory.thread_id in there for trajectory in due):
-            raise RunError(
-                f"The rubric {self._scorer.rubric.name!r} looks at the state, and of none of the"
-                f" {len(due)} trajectories the state is on record any more: their checkpoints were"
-                " deleted.",
-                "Score them by a rubric that reads text, calls or tool_calls, which are still"
-                " there.",
-            )
 
     async def _score_all(self, due: Sequence[Sequence[Trajectory]]) -> None:
         """Score all groups. A failed write ends the scoring, since later scores would be lost as
@@ -188,7 +184,10 @@ class _Rescoring:
 
     async def _score(self, group: Sequence[Trajectory]) -> None:
         try:
-            rollouts = await self._rollouts(group)
+            if self._wants & (RECORD | {STATE}):
+                rollouts = await asyncio.to_thread(self._read, group)
+            else:
+                rollouts = [Rollout(header) for header in group]
             if not rollouts:
                 return
             scorings = await self._scorer.score(rollouts)
@@ -204,27 +203,24 @@ class _Rescoring:
         if self._on_scored is not None:
             self._on_scored(len(scorings))
 
-    async def _rollouts(self, group: Sequence[Trajectory]) -> list[Rollout]:
-        if not self._wants & (RECORD | {STATE}):
-            return [Rollout(header) for header in group]
-        return await asyncio.to_thread(self._read, group)
-
     def _read(self, group: Sequence[Trajectory]) -> list[Rollout]:
         found: list[Rollout] = []
         for header in group:
             try:
                 whole = self._store.journal.with_calls(header) if self._wants & RECORD else header
-                found.append(Rollout(whole, self._state(header) if STATE in self._wants else None))
+                state = None
+                if STATE in self._wants:
+                    state = newest_state(self._store, header.thread_id, header.graph)
+                found.append(Rollout(whole, state))
             except StoreError as error:
-                if _is_of_unknown_type(error):
+                from hrm_agent.store.values.refusals import UnknownType
+
+                if isinstance(error.__cause__, UnknownType):
                     raise StoreError(
                         error.message, "Name your own types: --allow package.module:Class."
                     ) from error
                 self._found.left_out["cannot be read: `hrm-agent store verify` lists why"] += 1
         return found
-
-    def _state(self, header: Trajectory) -> Mapping[str, Any] | None:
-        return newest_state(self._store, header.thread_id, header.graph)
 
     async def _flush_until(self, over: asyncio.Event) -> None:
         while not over.is_set():
@@ -241,9 +237,3 @@ class _Rescoring:
 
 def _first(error: Exception) -> Exception:
     return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
-
-
-def _is_of_unknown_type(error: StoreError) -> bool:
-    from hrm_agent.store.values.refusals import UnknownType
-
-    return isinstance(error.__cause__, UnknownType)

@@ -57,18 +57,15 @@ class StepsUnderWay:
         """
         for each in (plan, *coming):
             if each.step not in self._open:
-                await self._begin(each)
+                async with AsyncExitStack() as begun:
+                    running = self._collector.groups(
+                        f"step-{each.step}", each.config, each.tasks, step=each.step
+                    )
+                    groups = await begun.enter_async_context(running)
+                    self._open[each.step] = begun.pop_all(), groups
         stack, groups = self._open.pop(plan.step)
         async with stack:
             yield groups
-
-    async def _begin(self, plan: StepPlan) -> None:
-        async with AsyncExitStack() as stack:
-            begun = self._collector.groups(
-                f"step-{plan.step}", plan.config, plan.tasks, step=plan.step
-            )
-            groups = await stack.enter_async_context(begun)
-            self._open[plan.step] = stack.pop_all(), groups
 
     def share_busy(self, since: float) -> float:
         """Share of the time from `since` (`time.monotonic`) until now in which a coming step was

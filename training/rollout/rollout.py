@@ -104,7 +104,15 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
         return known
     name = folder.resolve().name
     if kept.exists():
-        _refuse_unknown_name(kept, name, store)
+        # the folder may have been moved since its run began
+        runs = {thread.run_id for thread in store.threads()} if store is not None else {""}
+        if runs and name not in runs:
+            raise RunError(
+                f"The file {kept} is empty: a power cut, or a full disk, has taken the name of the"
+                " run.",
+                f"Write it there: `echo {name} > {kept}`, or the folder's name before it was"
+                " moved.",
+            )
     elif store is not None and any(True for _ in store.threads(run_id=name)):
         raise RunError(
             f"The store {store.url} holds another run called {name!r}, whose folder is not"
@@ -114,19 +122,6 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
     with replacing(kept) as part:
         part.write_text(name, encoding="utf-8")
     return name
-
-
-def _refuse_unknown_name(kept: Path, name: str, store: RunStore | None) -> None:
-    """Raise `RunError` if no run is on record under the name of a folder, which may have been moved
-    since its run began.
-    """
-    runs = {thread.run_id for thread in store.threads()} if store is not None else {""}
-    if runs and name not in runs:
-        raise RunError(
-            f"The file {kept} is empty: a power cut, or a full disk, has taken the name of the"
-            " run.",
-            f"Write it there: `echo {name} > {kept}`, or the folder's name before it was moved.",
-        )
 
 
 def steps_with_rollouts(store: RunStore, run_id: str, ahead: int = 0) -> int:

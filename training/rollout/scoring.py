@@ -52,7 +52,11 @@ async def scoring_by(
     Raises `ConfigError` if rollouts are carried over although the rubric compares those of a group.
     """
     if settings.rewards is None:
-        yield _unchanged
+
+        async def unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
+            return list(attempts)
+
+        yield unchanged
         return
     where = {
         "HRM_AGENT_ENVIRONMENT": settings.environment,
@@ -74,10 +78,6 @@ async def scoring_by(
             return [(*each[:-1], end) for each, end in zip(attempts, last, strict=True)]
 
         yield score
-
-
-async def _unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
-    return list(attempts)
 
 
 async def scored(
@@ -102,12 +102,16 @@ async def scored(
     found = await asyncio.gather(*(_group(scorer, store, group) for group in due))
     looked_at = {trajectory.id for group in groups.values() for trajectory in group}
     known = on_record | {scoring.trajectory_id: scoring for group in found for scoring in group}
-    return [_with_rewards(t, known[t.id]) if t.id in looked_at else t for t in trajectories]
-
-
-def _with_rewards(trajectory: Trajectory, scoring: Scoring) -> Trajectory:
-    failed = {"error": f"{REWARD_FAULT}{scoring.fault}"} if scoring.fault else {}
-    return trajectory.model_copy(update={"rewards": scoring.rewards, **failed})
+    result: list[Trajectory] = []
+    for trajectory in trajectories:
+        if trajectory.id in looked_at:
+            scoring = known[trajectory.id]
+            failed = {"error": f"{REWARD_FAULT}{scoring.fault}"} if scoring.fault else {}
+            update = {"rewards": scoring.rewards, **failed}
+            result.append(trajectory.model_copy(update=update))
+        else:
+            result.append(trajectory)
+    return result
 
 
 def _is_due(trajectory: Trajectory) -> bool:

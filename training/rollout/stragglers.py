@@ -140,7 +140,24 @@ class Stragglers:
             cut = [task for task in await late(set(running)) if not self._has_ended(running[task])]
             if cut:
                 why = reason(len(running) - len(cut))
-                self._cut([running[task] for task in cut], step, why, carried_from)
+                verdicts = [
+                    Overlay(
+                        run_id=self._run_id,
+                        step=step,
+                        carried_from=carried_from,
+                        trajectory_id=running[task].trajectory_id,
+                        group_id=running[task].group_id,
+                        reward=0.0,
+                        verdict=Verdict.DROPPED,
+                        reason=why,
+                        drop_reason=DropReason.CUT_OFF,
+                        penalty_error=0.0,
+                        penalty_format=0.0,
+                    )
+                    for task in cut
+                ]
+                self._store.journal.write_overlays(verdicts)
+                self._cut_off.update((verdict.trajectory_id, verdict) for verdict in verdicts)
             in_time = [task for task in running if task not in cut]
             await asyncio.gather(*in_time)
         finally:
@@ -159,29 +176,6 @@ class Stragglers:
         return not needs_second_attempt(
             journal.trajectory(episode.trajectory_id)
         ) or journal.is_over(second)
-
-    def _cut(
-        self, episodes: Sequence[Episode], step: int, reason: str, carried_from: int | None
-    ) -> None:
-        """Record a verdict for each rollout that is cut off."""
-        verdicts = [
-            Overlay(
-                run_id=self._run_id,
-                step=step,
-                carried_from=carried_from,
-                trajectory_id=episode.trajectory_id,
-                group_id=episode.group_id,
-                reward=0.0,
-                verdict=Verdict.DROPPED,
-                reason=reason,
-                drop_reason=DropReason.CUT_OFF,
-                penalty_error=0.0,
-                penalty_format=0.0,
-            )
-            for episode in episodes
-        ]
-        self._store.journal.write_overlays(verdicts)
-        self._cut_off.update((verdict.trajectory_id, verdict) for verdict in verdicts)
 
 
 def _is_cut_off(verdict: Overlay) -> bool:
