@@ -57,6 +57,7 @@ be read back if the reader is deeper in Python's stack than the writer.
 _SCALARS = frozenset({str, int, float, bool, NoneType})
 _NUMBERS = _SCALARS - {str}
 _packed = partial(ormsgpack.packb, option=EXACT)
+_sorted = partial(ormsgpack.packb, option=EXACT | ormsgpack.OPT_SORT_KEYS)
 _fields_of = attrgetter("__dict__")
 _more_of = attrgetter("__pydantic_extra__")
 _COMMON = frozenset({HumanMessage, SystemMessage, AIMessage, ToolMessage})
@@ -309,12 +310,14 @@ def _packed_fields(message: BaseMessage) -> bytes | None:
 
 def _is_kept(message: BaseMessage, fields: bytes) -> bool:
     """True if LangGraph's form of a message of plain values keeps it: its class, which is known to
-    be allowed, makes the same of its fields. This takes a twentieth of reading the form itself.
+    be allowed, makes the same of its fields, but for the order of counts of tokens. This takes a
+    twentieth of reading the form itself.
     """
     type_, held = type(message), message.__dict__
     if type_ not in _COMMON or (has_bytes(fields) and not is_plain(held)):
         return False
     try:
-        return _packed_fields(type_(**held)) == fields
-    except ValueError:
+        made = type_(**held)
+        return _packed_fields(made) == fields or _sorted(made.__dict__) == _sorted(held)
+    except (TypeError, ValueError):
         return False
