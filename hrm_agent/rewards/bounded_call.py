@@ -78,7 +78,17 @@ class _Server:
         """Send a request and return the answer (None if the process was lost twice)."""
         with self._lock:
             for _ in range(2):
-                connection = self._connection = self._connection or _start()
+                if self._connection is None:
+                    # Ctrl+C is for this process only, which may still make calls
+                    process, line = start_module(
+                        "hrm_agent.rewards.bounded_call",
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                    # its child does the serving: reward processes are checked for remaining children
+                    process.wait()
+                    self._connection = FrameSocket(line)
+                connection = self._connection
                 connection.send(asked)
                 if answer := connection.receive():
                     found = json.loads(answer)
@@ -92,16 +102,6 @@ class _Server:
 
 _servers: dict[int, _Server] = {}
 """Servers by process id, since a fork may not use its parent's."""
-
-
-def _start() -> FrameSocket:
-    # Ctrl+C is for this process only, which may still make calls
-    process, connection = start_module(
-        "hrm_agent.rewards.bounded_call", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    # its child does the serving: reward processes are checked for remaining children
-    process.wait()
-    return FrameSocket(connection)
 
 
 def _serve(connection: FrameSocket) -> None:

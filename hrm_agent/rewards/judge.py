@@ -123,10 +123,17 @@ def ranked(
             _MANY.format(criteria=criteria, labels=labels),
             {**_about(task, task.answer), "answers": answers},
         )
+
+        def mislabelled(ranking: _Ranking) -> str:
+            if set(ranking.scores) == set(by_label):
+                return ""
+            return (
+                f"scores are wanted for exactly {', '.join(by_label)}, and were given for"
+                f" {', '.join(ranking.scores)[:500]}"
+            )
+
         calls: list[JudgeCall] = []
-        found = await _ask(
-            judge, asked, _Ranking, lambda ranking: _mislabelled(ranking, by_label), calls
-        )
+        found = await _ask(judge, asked, _Ranking, mislabelled, calls)
         first = min(shown, key=lambda t: (t.sample_index, t.id)).id
         return silent | {
             t.id: Scored(
@@ -138,15 +145,6 @@ def ranked(
         }
 
     return Reward(score, name=name, weight=weight, timeout_seconds=timeout_seconds)
-
-
-def _mislabelled(ranking: _Ranking, labels: Mapping[str, Any]) -> str:
-    if set(ranking.scores) == set(labels):
-        return ""
-    return (
-        f"scores are wanted for exactly {', '.join(labels)}, and were given for"
-        f" {', '.join(ranking.scores)[:500]}"
-    )
 
 
 def _judge(model: str | BaseChatModel) -> BaseChatModel:
@@ -188,7 +186,30 @@ async def _ask(
     """
     messages = list(asked)
     for _ in range(TRIES):
-        answer = await _answer(judge, messages, calls)
+        began = time.monotonic()
+        try:
+            reply = await judge.ainvoke(list(messages))
+        except Exception as error:  # every provider has its own errors
+            raise JudgeError(
+                f"the judge did not answer: {type(error).__name__}: {error}", calls
+            ) from error
+        answer = str(reply.text)
+        usage = cast("Mapping[str, Any]", reply.usage_metadata or {})
+        facts = cast("Mapping[str, Any]", reply.response_metadata)
+        costs = cast("Mapping[str, Any]", facts.get("token_usage") or {})
+        cost = costs.get("cost", facts.get("cost"))
+        model = facts.get("model_name") or getattr(judge, "model", None) or type(judge).__name__
+        calls.append(
+            JudgeCall(
+                model=str(model),
+                request=tuple({"role": sent.type, "content": sent.text} for sent in messages),
+                response=answer,
+                input_tokens=usage.get("input_tokens"),
+                output_tokens=usage.get("output_tokens"),
+                cost=cost if isinstance(cost, (int, float)) else None,
+                seconds=time.monotonic() - began,
+            )
+        )
         try:
             found = read_as(form, answer)
             fault = fault_of(found)
@@ -204,32 +225,3 @@ async def _ask(
         f"the judge gave no usable answer in {TRIES} tries; its last: {calls[-1].response[:300]!r}",
         calls,
     )
-
-
-async def _answer(
-    judge: BaseChatModel, messages: Sequence[BaseMessage], calls: list[JudgeCall]
-) -> str:
-    began = time.monotonic()
-    try:
-        reply = await judge.ainvoke(list(messages))
-    except Exception as error:  # every provider has its own errors
-        raise JudgeError(
-            f"the judge did not answer: {type(error).__name__}: {error}", calls
-        ) from error
-    text, usage = str(reply.text), cast("Mapping[str, Any]", reply.usage_metadata or {})
-    facts = cast("Mapping[str, Any]", reply.response_metadata)
-    cost = cast("Mapping[str, Any]", facts.get("token_usage") or {}).get("cost", facts.get("cost"))
-    calls.append(
-        JudgeCall(
-            model=str(
-                facts.get("model_name") or getattr(judge, "model", None) or type(judge).__name__
-            ),
-            request=tuple({"role": message.type, "content": message.text} for message in messages),
-            response=text,
-            input_tokens=usage.get("input_tokens"),
-            output_tokens=usage.get("output_tokens"),
-            cost=cost if isinstance(cost, (int, float)) else None,
-            seconds=time.monotonic() - began,
-        )
-    )
-    return text

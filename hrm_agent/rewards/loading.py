@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from types import ModuleType
 
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.import_by_name import import_by_name
@@ -41,16 +40,9 @@ def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
     module_name, colon, attribute = spec.rpartition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"{spec!r} names no rubric.", _WRITE)
-    module = _import(module_name, spec, folder or str(Path.cwd()))
-    if not hasattr(module, attribute):
-        public = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
-        raise ConfigError(f"{module_name} has no {attribute!r}.", f"It has {public}.")
-    return as_rubric(getattr(module, attribute), spec), _digest(module)
-
-
-def _import(module_name: str, spec: str, folder: str) -> ModuleType:
+    folder = folder or str(Path.cwd())
     try:
-        return import_by_name(module_name, folder)
+        module = import_by_name(module_name, folder)
     except HrmError:
         raise
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -63,10 +55,11 @@ def _import(module_name: str, spec: str, folder: str) -> ModuleType:
             f"The rubric {spec!r} does not import: {type(error).__name__}: {error}.",
             f"Try `{trial}` in {folder}.",
         ) from error
-
-
-def _digest(module: ModuleType) -> str:
+    if not hasattr(module, attribute):
+        public = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
+        raise ConfigError(f"{module_name} has no {attribute!r}.", f"It has {public}.")
+    rubric = as_rubric(getattr(module, attribute), spec)
     try:
-        return content_hash(inspect.getsource(module))[:16]
+        return rubric, content_hash(inspect.getsource(module))[:16]
     except (OSError, TypeError):
-        return ""
+        return rubric, ""

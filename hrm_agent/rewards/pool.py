@@ -245,29 +245,28 @@ class _Worker:
     async def _read(self) -> None:
         while (answer := await self._receive()) is not None:
             job = self._jobs.get(answer["job"])
-            if job is not None:
-                self._take(job, answer)
+            if job is None:
+                continue
+            if (error := answer.get("error")) is not None:
+                job.names.clear()
+                job.began = None
+                if not job.done.done():
+                    job.done.set_exception(HrmError(*error))
+            elif (name := answer.get("began")) is not None:
+                seconds = self._rewards[name].timeout_seconds
+                job.began = name
+                job.deadline = time.monotonic() + seconds + GRACE_SECONDS
+            else:
+                name = answer["name"]
+                self._soiled |= answer["left_behind"]
+                job.scores[name] = [RewardScore.model_validate(score) for score in answer["scores"]]
+                job.names.remove(name)
+                job.began = None
+                if not job.names and not job.done.done():
+                    job.done.set_result(None)
         self._ended = True
         for job in self._jobs.values():
             if not job.done.done():
-                job.done.set_result(None)
-
-    def _take(self, job: _Job, answer: dict[str, Any]) -> None:
-        if (error := answer.get("error")) is not None:
-            job.names.clear()
-            job.began = None
-            if not job.done.done():
-                job.done.set_exception(HrmError(*error))
-        elif (name := answer.get("began")) is not None:
-            job.began = name
-            job.deadline = time.monotonic() + self._rewards[name].timeout_seconds + GRACE_SECONDS
-        else:
-            name = answer["name"]
-            self._soiled |= answer["left_behind"]
-            job.scores[name] = [RewardScore.model_validate(score) for score in answer["scores"]]
-            job.names.remove(name)
-            job.began = None
-            if not job.names and not job.done.done():
                 job.done.set_result(None)
 
     async def _watch(self) -> None:

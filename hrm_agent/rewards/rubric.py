@@ -135,7 +135,10 @@ class Rubric:
         parts = tuple(part if isinstance(part, Reward) else Reward(part) for part in self.rewards)
         names = [part.name for part in parts]
         object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "outcome", self.outcome or _outcome(names))
+        if not self.outcome:
+            if not names:
+                raise ConfigError("The rubric has no reward.", _SHAPES)
+            object.__setattr__(self, "outcome", OUTCOME if OUTCOME in names else names[0])
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(
                 f"The rubric has two rewards called {twice!r}.", "Name them: Reward(f, name=...)."
@@ -158,12 +161,6 @@ class Rubric:
     def wants(self) -> frozenset[str]:
         """Parameters of all functions."""
         return frozenset[str]().union(*(part.wants for part in self.parts))
-
-
-def _outcome(names: Sequence[str]) -> str:
-    if not names:
-        raise ConfigError("The rubric has no reward.", _SHAPES)
-    return OUTCOME if OUTCOME in names else names[0]
 
 
 def as_rubric(found: Any, name: str) -> Rubric:

@@ -100,16 +100,11 @@ async def opened_scorer(
     `keeps_truncated`: see `scoring_of`.
     """
     if not isinstance(rubric, str):
-        named = _named(rubric, name or rubric.name or "rubric")
+        named = Rubric(rubric.parts, rubric.outcome, name or rubric.name or "rubric")
         yield Scorer(named, "", _Here(rubric), keeps_truncated=keeps_truncated)
         return
     here = str(folder or Path.cwd())
     loaded, code = load_rubric(rubric, here)
     async with RewardPool(loaded, rubric, here, workers=workers, environment=environment) as pool:
-        yield Scorer(
-            _named(loaded, name or loaded.name), code, pool, keeps_truncated=keeps_truncated
-        )
-
-
-def _named(rubric: Rubric, name: str) -> Rubric:
-    return Rubric(rubric.parts, rubric.outcome, name)
+        named = Rubric(loaded.parts, loaded.outcome, name or loaded.name)
+        yield Scorer(named, code, pool, keeps_truncated=keeps_truncated)
