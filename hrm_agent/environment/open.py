@@ -66,7 +66,20 @@ def open_environment(
     HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: see `LocalEnvironment`. Raises ConfigError for an
     invalid address, and HrmError for an environment that is unreachable or isolates less.
     """
-    environment = _open(where, isolation, token, spare_seconds)
+    environment: Environment
+    if where is None:
+        from hrm_agent.environment.local.environment import LocalEnvironment
+
+        environment = LocalEnvironment(isolation=isolation, spare_seconds=spare_seconds)
+    elif parse_where(where).startswith("ray"):
+        from hrm_agent.environment.on_ray.environment import RayEnvironment
+
+        address = where.removeprefix("ray").removeprefix(":") or None
+        environment = RayEnvironment(address, isolation=isolation)
+    else:
+        from hrm_agent.environment.remote.client import RemoteEnvironment
+
+        environment = RemoteEnvironment(where, token=token, least=isolation)
     if not Isolation(environment.isolation).holds(isolation):
         raise HrmError(
             f"{where} isolates model-written code by {environment.isolation}, less than"
@@ -74,24 +87,6 @@ def open_environment(
             f"Name another environment, or accept less: --isolation {environment.isolation}.",
         )
     return environment
-
-
-def _open(
-    where: str | None, isolation: Isolation, token: str | None, spare_seconds: float | None
-) -> Environment:
-    if where is None:
-        from hrm_agent.environment.local.environment import LocalEnvironment
-
-        return LocalEnvironment(isolation=isolation, spare_seconds=spare_seconds)
-    if parse_where(where).startswith("ray"):
-        from hrm_agent.environment.on_ray.environment import RayEnvironment
-
-        return RayEnvironment(
-            where.removeprefix("ray").removeprefix(":") or None, isolation=isolation
-        )
-    from hrm_agent.environment.remote.client import RemoteEnvironment
-
-    return RemoteEnvironment(where, token=token, least=isolation)
 
 
 @asynccontextmanager
@@ -107,18 +102,15 @@ async def opened_environment(
         where, isolation=isolation, token=token, spare_seconds=SPARE_SECONDS
     )
     try:
-        if not Isolation(environment.isolation).holds(DEFAULT_ISOLATION):
-            sys.stderr.write(_warning(where, environment))
+        level = environment.isolation
+        if not Isolation(level).holds(DEFAULT_ISOLATION):
+            missing = cast("Mapping[str, str]", getattr(environment, "missing", {}))
+            why = "".join(f" No {layer}: {reason}." for layer, reason in missing.items())
+            sys.stderr.write(
+                f"hrm-agent: Model-written code runs on {where or 'this machine'} under isolation"
+                f" {level}, less than {DEFAULT_ISOLATION}.{why} `hrm-agent doctor environment`"
+                " there says what to do.\n"
+            )
         yield environment
     finally:
         await environment.close()
-
-
-def _warning(where: str | None, environment: Environment) -> str:
-    missing = cast("Mapping[str, str]", getattr(environment, "missing", {}))
-    why = "".join(f" No {layer}: {reason}." for layer, reason in missing.items())
-    level, place = environment.isolation, where or "this machine"
-    return (
-        f"hrm-agent: Model-written code runs on {place} under isolation {level}, less than"
-        f" {DEFAULT_ISOLATION}.{why} `hrm-agent doctor environment` there says what to do.\n"
-    )

@@ -120,25 +120,18 @@ class SlotFiles:
         if not found or len(length) > 9 or not length.isdigit():
             return data[:limit].decode("utf-8", "replace"), None, False
         shown, encoded = rest[: int(length)], rest[int(length) :]
-        return (
-            shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None,
-            _json(encoded),
-            False,
-        )
+        value = shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None
+        try:
+            value_json = encoded.decode()
+            _STRICT.decode(value_json)
+        except (ValueError, RecursionError):
+            return value, None, False
+        return value, value_json, False
 
     def close(self) -> None:
         """Close the files; harmless a second time."""
         while self.descriptors:
             os.close(self.descriptors.pop())
-
-
-def _json(encoded: bytes) -> str | None:
-    try:
-        text = encoded.decode()
-        _STRICT.decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return text
 
 
 def _refuse_constant(name: str) -> None:
@@ -166,15 +159,23 @@ def outcome(
     stdout_bytes, stderr_bytes = files.size(1), files.size(2)
     full = max(stdout_bytes, stderr_bytes) >= limits.output_bytes * OUTPUT_FACTOR
     value, value_json, memory_error = files.value(limits.output_bytes)
+    code = (
+        -os.WTERMSIG(reply.status) if os.WIFSIGNALED(reply.status) else os.WEXITSTATUS(reply.status)
+    )
     status = _status(reply, started=started, full=full)
     if status is None:
         status = _status_of_exit(
-            _exit_code(reply), reply, limits, memory_error=memory_error, oom_killed=oom_killed
+            code, reply, limits, memory_error=memory_error, oom_killed=oom_killed
         )
+    ending = (  # which the snippet could not write itself
+        f"Process ended by {signal_name(-code)}\n"
+        if reply.ended == Ended.EXITED and code < 0
+        else _WORDS.get(Ended(reply.ended), "")
+    )
     return ExecutionResult(
         status=status,
         stdout=files.read(1, limits.output_bytes, stdout_bytes),
-        stderr=files.read(2, limits.output_bytes, stderr_bytes) + _ending(reply),
+        stderr=files.read(2, limits.output_bytes, stderr_bytes) + ending,
         value=value,
         value_json=value_json,
         duration_seconds=reply.duration_seconds,
@@ -196,16 +197,6 @@ def session_gone(isolation: str) -> ExecutionResult:
     return ExecutionResult(status=ToolStatus.ERROR, stderr=_WORDS[Ended.GONE], isolation=isolation)
 
 
-def _ending(reply: Reply) -> str:
-    """Description of the end that the snippet could not write itself, for stderr."""
-    code = _exit_code(reply) if reply.ended == Ended.EXITED else 0
-    return (
-        f"Process ended by {signal_name(-code)}\n"
-        if code < 0
-        else _WORDS.get(Ended(reply.ended), "")
-    )
-
-
 def signal_name(number: int) -> str:
     """Name of a signal: SIGKILL, SIGRTMIN+3, or `signal 32` without a name. The kernel has 64, and
     a snippet can choose any.
@@ -216,13 +207,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _exit_code(reply: Reply) -> int:
-    """Exit code, or minus the number of the signal that ended the process."""
-    if os.WIFSIGNALED(reply.status):
-        return -os.WTERMSIG(reply.status)
-    return os.WEXITSTATUS(reply.status)
 
 
 def _status(reply: Reply, *, started: bool, full: bool) -> ToolStatus | None:

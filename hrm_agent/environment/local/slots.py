@@ -31,7 +31,7 @@ from hrm_agent.environment.isolation import (
     level_of,
 )
 from hrm_agent.environment.local.slot_files import infrastructure_failure, session_gone
-from hrm_agent.environment.local.slot_table import SlotHandle, SlotPool, SlotTable, refused_calls
+from hrm_agent.environment.local.slot_table import SlotHandle, SlotTable, refused_calls
 from hrm_agent.environment.local.zygote_process import (
     ZygoteHome,
     ZygoteProcess,
@@ -425,30 +425,23 @@ class LocalWorkers:
                 self._finished += [(work, failure, False) for work in works]
                 continue
             try:
-                self._ensure_zygote(pool)
+                if pool.zygote is None:
+                    zygote = ZygoteProcess(self._place_of_zygotes, pool.imports)
+                    self._poll.register(zygote.control.fileno(), select.EPOLLIN)
+                    with self._lock:
+                        pool.zygote = zygote
             except Exception as error:
                 failure = self._failure(f"the sandbox process could not be started: {error}")
                 self._finished += [(work, failure, True) for work in works]
                 raise
             for work in works:
-                self._place(work)
-
-    def _ensure_zygote(self, pool: SlotPool) -> None:
-        if pool.zygote is None:
-            zygote = ZygoteProcess(self._place_of_zygotes, pool.imports)
-            self._poll.register(zygote.control.fileno(), select.EPOLLIN)
-            with self._lock:
-                pool.zygote = zygote
-
-    def _place(self, work: Work) -> None:
-        try:
-            with self._lock:
-                self._table.place(work)
-        except Exception as error:
-            self._guard.caught(error)
-            self._finished.append(
-                (work, self._failure(f"the call could not be started: {error}"), True)
-            )
+                try:
+                    with self._lock:
+                        self._table.place(work)
+                except Exception as error:
+                    self._guard.caught(error)
+                    failure = self._failure(f"the call could not be started: {error}")
+                    self._finished.append((work, failure, True))
 
     def _notify_finished(self) -> None:
         while self._finished:

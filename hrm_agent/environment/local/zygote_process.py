@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -271,20 +272,15 @@ def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
                 raise ConfigError(f"The package {name!r} is not installed.", hint) from None
             continue
         waiting += [
-            _name_of(needed) for needed in distribution.requires or () if "extra ==" not in needed
+            re.split(r"[^\w.-]", needed, maxsplit=1)[0]
+            for needed in distribution.requires or ()
+            if "extra ==" not in needed
         ]
         # Thousands of files are under a handful of folders: only those are looked up on the disk.
         for top in dict.fromkeys(str(file).partition("/")[0] for file in distribution.files or ()):
             if top not in ("", "..", "__pycache__") and not top.endswith(".pth"):
                 found[str(Path(str(distribution.locate_file(top))).resolve())] = top
     return {path: name for path, name in found.items() if os.path.exists(path)}  # noqa: PTH110
-
-
-def _name_of(requirement: str) -> str:
-    for index, letter in enumerate(requirement):
-        if not (letter.isalnum() or letter in "-_."):
-            return requirement[:index]
-    return requirement
 
 
 def bare_python(module: str, *words: str) -> list[str]:

@@ -32,7 +32,15 @@ def connect(address: str | None) -> tuple[Any, bool]:
     global _open
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     with _lock:
-        ray = _imported(address)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address == "local" or address.rpartition(":")[0] in _LOOPBACK:
+            # Otherwise Ray replaces loopback by the machine's outer address. The variable is named
+            # after the platforms where loopback is the default.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        try:
+            ray: Any = import_module("ray")
+        except ImportError:
+            raise HrmError("Ray is not installed.", f"Run `{to_install('ray')}`.") from None
         if not ray.is_initialized():
             _init(ray, address)
         elif not _open:
@@ -50,21 +58,20 @@ def release(ray: Any) -> None:
             ray.shutdown()
 
 
-def _imported(address: str) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address == "local" or address.rpartition(":")[0] in _LOOPBACK:
-        # Otherwise Ray replaces loopback by the machine's outer address. The variable is named
-        # after the platforms where loopback is the default.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
-        return import_module("ray")
-    except ImportError:
-        raise HrmError("Ray is not installed.", f"Run `{to_install('ray')}`.") from None
-
-
 def _init(ray: Any, address: str) -> None:
     if address not in {"local", "auto"}:
-        _reach(address)
+        # Ray would wait forever if nothing listened at the address
+        host, _, port = address.rpartition(":")
+        if "//" in host or not host or not port.isdigit():
+            where = (
+                "Run the driver on a node of the cluster, and give HOST:PORT of the head, or"
+                " `auto`."
+            )
+            raise HrmError(f"{address!r} is not the address of a Ray cluster.", where)
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise HrmError(f"No Ray cluster answers at {address}: {error}.", _START) from None
     here = {"_node_ip_address": "127.0.0.1"} if address == "local" else {}
     try:
         ray.init(
@@ -72,20 +79,6 @@ def _init(ray: Any, address: str) -> None:
         )
     except Exception as error:  # Ray raises many kinds
         raise HrmError(f"No connection to Ray at {address}: {line_of(error)}", _START) from error
-
-
-def _reach(address: str) -> None:
-    """Raise HrmError if nothing listens at an address: Ray would wait forever."""
-    host, _, port = address.rpartition(":")
-    if "//" in host or not host or not port.isdigit():
-        where = (
-            "Run the driver on a node of the cluster, and give HOST:PORT of the head, or `auto`."
-        )
-        raise HrmError(f"{address!r} is not the address of a Ray cluster.", where)
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise HrmError(f"No Ray cluster answers at {address}: {error}.", _START) from None
 
 
 def line_of(error: object) -> str:

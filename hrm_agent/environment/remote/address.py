@@ -186,7 +186,11 @@ def ask(address: Address, path: str, token: str) -> str:
         raise wrong_token(address)
     text = body.decode("utf-8", "replace")
     if status == http.client.SERVICE_UNAVAILABLE:
-        raise _unwell(text, address)
+        try:
+            said = _UNWELL.validate_json(text)
+        except ValueError:
+            raise stranger(address) from None
+        raise HrmError(f"{address}: {said['error']}", said["hint"])
     if status != http.client.OK:
         raise stranger(address)
     return text
@@ -204,18 +208,16 @@ def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
 
 
 def _one_answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
-    prefix = "" if address.scheme == "unix" else address.path
-    with closing(_connection(address)) as connection:
+    if address.scheme == "unix":
+        prefix, line = "", _UnixConnection(address.path)
+    else:
+        secure = address.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        prefix, line = address.path, kind(address.host, address.port, timeout=_SECONDS)
+    with closing(line) as connection:
         connection.request("GET", prefix + path, headers={"Authorization": f"Bearer {token}"})
         response = connection.getresponse()
         return response.status, response.read(_MAX_ANSWER)
-
-
-def _connection(address: Address) -> http.client.HTTPConnection:
-    if address.scheme == "unix":
-        return _UnixConnection(address.path)
-    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-    return kind(address.host, address.port, timeout=_SECONDS)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -262,15 +264,6 @@ def stranger(address: Address) -> HrmError:
     return HrmError(
         f"What answers at {address} is not an hrm-agent environment.", "Is the port the right one?"
     )
-
-
-def _unwell(text: str, address: Address) -> HrmError:
-    """Error from a server that reports why it does not serve."""
-    try:
-        said = _UNWELL.validate_json(text)
-    except ValueError:
-        return stranger(address)
-    return HrmError(f"{address}: {said['error']}", said["hint"])
 
 
 def wrong_token(address: Address) -> HrmError:

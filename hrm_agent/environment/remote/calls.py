@@ -80,20 +80,19 @@ class Calls:
         """Result of a call as a record, else its error. `held_since`: start of the wait, in seconds
         of the monotonic clock.
         """
-        return await answer_or_error(lambda: self._answer(client, submission, held_since))
 
-    async def _answer(
-        self, client: Client, submission: Submission, held_since: float | None
-    ) -> dict[str, Any]:
-        if held_since is None:
-            return {"result": result_record(await self.outcome(client, submission))}
-        held, seconds = time.monotonic() - held_since, submission.deadline_seconds
-        if seconds is not None and held < seconds <= MOST_WAIT:
-            submission = replace(submission, deadline_seconds=seconds - held)
-        result = await self.outcome(client, submission)
-        return {
-            "result": result_record(replace(result, queued_seconds=result.queued_seconds + held))
-        }
+        async def work() -> dict[str, Any]:
+            if held_since is None:
+                return {"result": result_record(await self.outcome(client, submission))}
+            held, seconds = time.monotonic() - held_since, submission.deadline_seconds
+            due = submission
+            if seconds is not None and held < seconds <= MOST_WAIT:
+                due = replace(submission, deadline_seconds=seconds - held)
+            result = await self.outcome(client, due)
+            queued = result.queued_seconds + held
+            return {"result": result_record(replace(result, queued_seconds=queued))}
+
+        return await answer_or_error(work)
 
     def too_late(self, submission: Submission, held_since: float) -> dict[str, Any]:
         """Result of a call whose deadline passed while it was held, as a record."""

@@ -144,7 +144,12 @@ class Channel:
         self._links: dict[Link, asyncio.Task[None]] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._keys = count(1)
-        self._session = _client_session(peer.address)
+        connector = (
+            aiohttp.UnixConnector(peer.address.path) if peer.address.scheme == "unix" else None
+        )
+        timeout = aiohttp.ClientTimeout(total=_HELLO_SECONDS)
+        # without proxies and netrc of environment variables
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
         self._keeper = self._keep()
         # runs to its yield; a loop that shuts down closes the generators started on it
         with suppress(StopIteration):
@@ -173,16 +178,10 @@ class Channel:
             return call, await call.future
         finally:
             timer.cancel()
-            self._drop(call)
-
-    def _drop(self, call: RemoteCall) -> None:
-        """Stop tracking a call that was answered or cancelled. The server is notified if it is
-        still open there.
-        """
-        link = call.link
-        if link is not None and link.open.pop(call.key, None) is not None:
-            link.cancelled.append(call.key)
-            link.ready.set()
+            link = call.link
+            if link is not None and link.open.pop(call.key, None) is not None:
+                link.cancelled.append(call.key)  # it is still open on the server
+                link.ready.set()
 
     async def close(self) -> None:
         """Close all connections. Open calls fail, here and on the server."""
@@ -380,21 +379,14 @@ class Channel:
         the call has no JSON form.
         """
         submission, memory = call.submission, self._peer.session_memory
-        if submission is not None:
-            return self._submission(call, submission, boot)
-        if "fork" in call.message and memory.gone(call.message["fork"]["source"], boot):
-            # only the cells remembered here are left of it, and the caller copies them
-            call.answer(done=True)
-            return None
-        return call.message
-
-    def _submission(
-        self, call: RemoteCall, submission: Submission, boot: str
-    ) -> dict[str, Any] | None:
+        if submission is None:
+            if "fork" in call.message and memory.gone(call.message["fork"]["source"], boot):
+                # only the cells remembered here are left of it, and the caller copies them
+                call.answer(done=True)
+                return None
+            return call.message
         try:
-            changed: dict[str, Any] = {
-                "history": self._peer.session_memory.history(submission, boot)
-            }
+            changed: dict[str, Any] = {"history": memory.history(submission, boot)}
         except HrmError as error:
             call.answer(failed=error.message)
             return None
@@ -430,10 +422,3 @@ class Channel:
         call.waits_since = time.monotonic()
         self._waiting.appendleft(call)
         self._go_on()
-
-
-def _client_session(address: Address) -> aiohttp.ClientSession:
-    """HTTP session for the running loop. Ignores environment variables (proxies, netrc)."""
-    connector = aiohttp.UnixConnector(address.path) if address.scheme == "unix" else None
-    timeout = aiohttp.ClientTimeout(total=_HELLO_SECONDS)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)

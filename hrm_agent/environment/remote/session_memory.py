@@ -82,26 +82,17 @@ class SessionMemory:
             if log is None:
                 return
             log.open -= 1
-            if result is not None and result.session is not None:
-                self._note(log, submission, result, result.session, boot)
-
-    def _note(
-        self,
-        log: _Log,
-        submission: Submission,
-        result: ExecutionResult,
-        found: SessionState,
-        boot: str,
-    ) -> None:
-        if submission.history is not None:
-            log.cells = list(submission.history)
-        elif found is SessionState.NEW:
-            log.cells = []
-        elif not log.boot:  # our first call found cells of another client
-            log.cells = None
-        log.boot = boot
-        if result.status not in _DEADLY:
-            log.add(Cell(submission.code, result.digest))
+            if result is None or result.session is None:
+                return
+            if submission.history is not None:
+                log.cells = list(submission.history)
+            elif result.session is SessionState.NEW:
+                log.cells = []
+            elif not log.boot:  # our first call found cells of another client
+                log.cells = None
+            log.boot = boot
+            if result.status not in _DEADLY:
+                log.add(Cell(submission.code, result.digest))
 
     def gone(self, session: str, boot: str) -> bool:
         """True if the server `boot` does not know the session, but its cells are known here."""

@@ -92,7 +92,8 @@ def delegated(folder: str | None) -> str:
     ]:
         wanted = " ".join(f"+{name}" for name in CONTROLLERS)
         raise OSError(
-            f"{top} has no controller {' and '.join(lacking)}: write {wanted!r} to {_above(top)}"
+            f"{top} has no controller {' and '.join(lacking)}: write {wanted!r} to"
+            f" {os.path.dirname(top)}/cgroup.subtree_control, as root"
         )
     for path in (top, f"{top}/cgroup.procs", f"{top}/cgroup.subtree_control"):
         if not os.access(path, os.W_OK):
@@ -127,10 +128,6 @@ def _own_folder() -> str:
     if not mount or not path:
         raise OSError("no cgroups of version 2 are mounted")
     return (mount + path).rstrip("/")
-
-
-def _above(folder: str) -> str:
-    return f"{os.path.dirname(folder)}/cgroup.subtree_control, as root"
 
 
 def _move_to_leaf(top: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
-from hrm_agent.environment.base import Limits, Submission
+from hrm_agent.environment.base import Cell, Limits, Submission
 
 __all__ = ["QUEUE_LIMIT", "Bounds", "refusal"]
 
@@ -15,10 +15,6 @@ _MEGABYTE = 1024 * 1024
 _HUGE = 10**18
 _MAX_UTF8 = 4
 """Most bytes of a character."""
-
-
-def _most() -> Limits:
-    return Limits(3600.0, 3600.0, 64 * 1024 * _MEGABYTE, 64 * _MEGABYTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,9 @@ class Bounds:
     """Size of the code of one session's cells together, in characters."""
     priority: int = 100
     """Largest priority; the smallest is its negative."""
-    limits: Limits = field(default_factory=_most)
+    limits: Limits = field(
+        default_factory=lambda: Limits(3600.0, 3600.0, 64 * 1024 * _MEGABYTE, 64 * _MEGABYTE)
+    )
     """Largest limits of a call."""
     deadline_seconds: float = 7 * 86400.0
     """Longest deadline in seconds from now, a week. The shortest is 0."""
@@ -59,12 +57,19 @@ def refusal(submission: Submission, bounds: Bounds) -> str:
 
 
 def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
-    if not _fits(submission.code, bounds.code_bytes):
-        yield f"`code` is larger than {bounds.code_bytes:,} bytes."
+    code, most_bytes = submission.code, bounds.code_bytes
+    if (
+        len(code) * _MAX_UTF8 > most_bytes
+        and len(code.encode("utf-8", "surrogatepass")) > most_bytes
+    ):
+        yield f"`code` is larger than {most_bytes:,} bytes."
     for name in ("session", "id", "run"):
         if len(getattr(submission, name) or "") > bounds.name_characters:
             yield f"`{name}` is longer than {bounds.name_characters:,} characters."
-    yield from _faulty_limits(submission.limits, bounds.limits)
+    for name in _LIMITS:
+        value, top = getattr(submission.limits, name), getattr(bounds.limits, name)
+        if not 0 < value <= top:  # also refuses NaN
+            yield f"`limits.{name}` is {_shown(value)}: it must be above 0 and at most {top:,}."
     if not -bounds.priority <= submission.priority <= bounds.priority:
         yield (
             f"`priority` is {_shown(submission.priority)}: it must be from {-bounds.priority} to"
@@ -74,18 +79,12 @@ def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
     if seconds is not None and not 0 <= seconds <= most:  # also refuses NaN
         yield f"`deadline_seconds` is {_shown(seconds)}: it must be from 0 to {most:,.0f}."
     if submission.history is not None:
-        yield from _faulty_history(submission, bounds)
+        yield from _faulty_history(submission, submission.history, bounds)
 
 
-def _faulty_limits(limits: Limits, most: Limits) -> Iterator[str]:
-    for name in _LIMITS:
-        value, top = getattr(limits, name), getattr(most, name)
-        if not 0 < value <= top:  # also refuses NaN
-            yield f"`limits.{name}` is {_shown(value)}: it must be above 0 and at most {top:,}."
-
-
-def _faulty_history(submission: Submission, bounds: Bounds) -> Iterator[str]:
-    history = submission.history or ()
+def _faulty_history(
+    submission: Submission, history: Sequence[Cell], bounds: Bounds
+) -> Iterator[str]:
     if submission.session is None:
         yield "`history` is given, but no `session`."
     if len(history) > bounds.history_cells:
@@ -103,10 +102,6 @@ def _shown(number: float) -> str:
         if isinstance(number, float) or abs(number) < _HUGE
         else "a number of more than 18 digits"
     )
-
-
-def _fits(text: str, limit: int) -> bool:
-    return len(text) * _MAX_UTF8 <= limit or len(text.encode("utf-8", "surrogatepass")) <= limit
 
 
 _LIMITS = tuple(each.name for each in fields(Limits))

@@ -71,12 +71,14 @@ class Dispatch:
 
     def place(self, call: ScheduledCall) -> None:
         """Put a call into the queue, or behind the open calls of its session."""
-        submission = call.submission
-        if submission.session is not None and not self._join(call, submission.session):
-            self.ended(
-                call, self.result(ToolStatus.DENIED, _of_another_run(submission.session).message)
-            )
-            return
+        name, run = call.submission.session, call.submission.run
+        if name is not None:
+            known = self.sessions.get(name)
+            if known is not None and known.run != run:
+                self.ended(call, self.result(ToolStatus.DENIED, _of_another_run(name).message))
+                return
+            call.session = self.sessions.enter(name, run, seed_of(name))
+            call.session.head = call.session.head or call
         self.waiting += 1
         if call.session is None or call.session.head is call:
             self._line_up(call)
@@ -89,7 +91,13 @@ class Dispatch:
         while self._queue and self.busy < self._workers.slots:
             call = self._queue.pop()
             try:
-                self._launch(call)
+                self.waiting -= 1
+                self.busy += 1
+                call.queue, call.stage, call.holds = None, Stage.RUNNING, True
+                call.attempt += 1
+                if call.session is not None:
+                    call.visit = self.sessions.visit(call.session, call.submission.history)
+                self._step(call)
             except Exception as error:
                 self._surprised(call, error)
         self._end_processes()
@@ -153,26 +161,9 @@ class Dispatch:
         if known is not None and known.run != run:
             raise _of_another_run(name)
 
-    def _join(self, call: ScheduledCall, name: str) -> bool:
-        run, known = call.submission.run, self.sessions.get(name)
-        if known is not None and known.run != run:
-            return False
-        call.session = self.sessions.enter(name, run, seed_of(name))
-        call.session.head = call.session.head or call
-        return True
-
     def _line_up(self, call: ScheduledCall) -> None:
         call.queue = self._queue
         self._queue.push(call)
-
-    def _launch(self, call: ScheduledCall) -> None:
-        self.waiting -= 1
-        self.busy += 1
-        call.queue, call.stage, call.holds = None, Stage.RUNNING, True
-        call.attempt += 1
-        if call.session is not None:
-            call.visit = self.sessions.visit(call.session, call.submission.history)
-        self._step(call)
 
     def _step(self, call: ScheduledCall) -> None:
         """Start the next work of a call: a cell of its session if that is being rebuilt, else its
@@ -232,46 +223,33 @@ class Dispatch:
             self._surprised(call, error)
 
     def _go_on(self, call: ScheduledCall, result: ExecutionResult, *, lost: bool) -> None:
-        alive = self._survived(call, result)
-        rebuilding = call.visit is not None and call.visit.rebuilding
+        alive = False  # True if the process of the call's session lives and is in its state
+        if call.session is not None:
+            alive = self.sessions.survived(call.session, result) and call.stage is not Stage.ENDED
+            if not alive:
+                self.sessions.kill(call.session)
+        visit = call.visit
+        rebuilding = visit is not None and visit.rebuilding
         if call.stage is Stage.ENDED:
             self._vacate(call)
         elif lost or result.status is ToolStatus.INFRASTRUCTURE:
             unharmed = call.session is None or lost or rebuilding
-            (
-                self._retry(call)
-                if unharmed and _may_retry(call)
-                else self._finish(call, result, alive=False)
-            )
-        elif rebuilding:
-            self._rebuild(call, result, alive=alive)
+            in_time = call.deadline is None or time.monotonic() < call.deadline
+            if unharmed and in_time and call.attempt < MAX_ATTEMPTS:
+                self._metrics.events["retries"] += 1
+                self._free_slot(call)
+                call.stage, call.visit = Stage.WAITING, None
+                self.waiting += 1
+                self._line_up(call)
+            else:
+                self._finish(call, result, alive=False)
+        elif visit is not None and rebuilding:
+            visit.replayed(result, alive=alive)
+            if not alive:
+                self.sessions.start(visit.session)
+            self._step(call)
         else:
             self._finish(call, result, alive=alive)
-
-    def _survived(self, call: ScheduledCall, result: ExecutionResult) -> bool:
-        """True if the process of the call's session lives and is in its state. Otherwise the
-        session has no process from here on.
-        """
-        if call.session is None:
-            return False
-        alive = self.sessions.survived(call.session, result) and call.stage is not Stage.ENDED
-        if not alive:
-            self.sessions.kill(call.session)
-        return alive
-
-    def _rebuild(self, call: ScheduledCall, result: ExecutionResult, *, alive: bool) -> None:
-        assert call.visit is not None
-        call.visit.replayed(result, alive=alive)
-        if not alive:
-            self.sessions.start(call.visit.session)
-        self._step(call)
-
-    def _retry(self, call: ScheduledCall) -> None:
-        self._metrics.events["retries"] += 1
-        self._free_slot(call)
-        call.stage, call.visit = Stage.WAITING, None
-        self.waiting += 1
-        self._line_up(call)
 
     def _finish(self, call: ScheduledCall, result: ExecutionResult, *, alive: bool) -> None:
         if alive and call.session is not None:
@@ -319,12 +297,6 @@ class Dispatch:
         numbers, self.sessions.unwanted = self.sessions.unwanted, []
         for number in numbers:
             self._guard.later(self._workers.end_session, number)
-
-
-def _may_retry(call: ScheduledCall) -> bool:
-    return call.attempt < MAX_ATTEMPTS and (
-        call.deadline is None or time.monotonic() < call.deadline
-    )
 
 
 def _of_another_run(session: str) -> HrmError:

@@ -113,7 +113,10 @@ class Deadlines:
             self._number += 1
             heappush(self._heap, (when, self._number, call))
             if len(self._heap) > self._most:
-                self._forget_the_ended()
+                # a call may end in milliseconds with a deadline minutes away
+                self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ENDED]
+                heapify(self._heap)
+                self._most = max(_FEW, 2 * len(self._heap))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._watch, name="environment-deadlines", daemon=True
@@ -136,30 +139,18 @@ class Deadlines:
         with self._changed:
             self._changed.notify()
 
-    def _forget_the_ended(self) -> None:
-        """Remove ended calls. A call may end in milliseconds with a deadline minutes away, and must
-        not stay in the heap.
-        """
-        self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ENDED]
-        heapify(self._heap)
-        self._most = max(_FEW, 2 * len(self._heap))
-
     def _watch(self) -> None:
         while not self._closed:
             with self._guard:
-                call = self._next()
-                if call is not None:
-                    self._passed(call)
-
-    def _next(self) -> ScheduledCall | None:
-        """Call that is due (None after a sleep)."""
-        with self._changed:
-            left = self._heap[0][0] - time.monotonic() if self._heap else None
-            if left is not None and left <= 0:
-                return heappop(self._heap)[2]
-            if not self._closed:
-                self._changed.wait(_LONGEST_SLEEP if left is None else min(left, _LONGEST_SLEEP))
-            return None
+                due: ScheduledCall | None = None
+                with self._changed:
+                    left = self._heap[0][0] - time.monotonic() if self._heap else _LONGEST_SLEEP
+                    if left <= 0:
+                        due = heappop(self._heap)[2]
+                    elif not self._closed:
+                        self._changed.wait(min(left, _LONGEST_SLEEP))
+                if due is not None:
+                    self._passed(due)
 
 
 class Scheduler:
@@ -321,7 +312,19 @@ class Scheduler:
             raise QueueFullError(
                 f"The queue is full: {waiting}.", "Submit again when some have ended."
             )
-        return self._take(submission, waiter, outside=outside)
+        call = ScheduledCall(submission, next(self._sequence), time.monotonic(), waiters=[waiter])
+        self._open.add(call)
+        if submission.id is not None:
+            self._by_id[submission.run, submission.id] = call
+        if submission.deadline_seconds is not None:
+            call.deadline = call.arrived + submission.deadline_seconds
+            self._deadlines.add(call.deadline, call)
+        if outside:
+            call.queue = self._outside
+            self._outside.push(call)
+        else:
+            self._dispatch.place(call)
+        return call
 
     def _under_id(self, submission: Submission) -> ScheduledCall | ExecutionResult | None:
         """Open call with this id, or the outcome of an ended one (None if the id is new).
@@ -344,21 +347,6 @@ class Scheduler:
             return self._dispatch.result(ToolStatus.INVALID_CALL, why)
         self._metrics.events["repeated"] += found is not None
         return found
-
-    def _take(self, submission: Submission, waiter: Waiter, *, outside: bool) -> ScheduledCall:
-        call = ScheduledCall(submission, next(self._sequence), time.monotonic(), waiters=[waiter])
-        self._open.add(call)
-        if submission.id is not None:
-            self._by_id[submission.run, submission.id] = call
-        if submission.deadline_seconds is not None:
-            call.deadline = call.arrived + submission.deadline_seconds
-            self._deadlines.add(call.deadline, call)
-        if outside:
-            call.queue = self._outside
-            self._outside.push(call)
-        else:
-            self._dispatch.place(call)
-        return call
 
     def _leave(self, call: ScheduledCall, waiter: Waiter) -> None:
         if waiter in call.waiters:

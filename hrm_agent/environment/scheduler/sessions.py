@@ -201,7 +201,14 @@ class SessionTable:
         if session.number:
             first = session.complete and not session.cells
             return Visit(session, SessionState.NEW if first else SessionState.KEPT)
-        self._make_room()
+        # Idle processes make room first, then of sessions with waiting calls the latest, whose turn
+        # is likely to be last.
+        while len(self._living) >= self._most_living and (self._idle or self._queued):
+            self.kill(
+                next(iter(self._idle.values()))
+                if self._idle
+                else next(reversed(self._queued.values()))
+            )
         self.start(session)
         if not session.complete:
             return Visit(session, SessionState.LOST, fresh=True)
@@ -282,17 +289,6 @@ class SessionTable:
             if session.head is None:
                 self.kill(session)
         return session
-
-    def _make_room(self) -> None:
-        """End processes until there is room: idle ones first, then of sessions with waiting calls
-        the latest, whose turn is likely to be last.
-        """
-        while len(self._living) >= self._most_living and (self._idle or self._queued):
-            self.kill(
-                next(iter(self._idle.values()))
-                if self._idle
-                else next(reversed(self._queued.values()))
-            )
 
     def _wake(self, session: Session) -> bool:
         """Take a session out of the idle ones; False if it was not idle."""
