@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, count
 from types import NoneType
 from typing import Any, cast
 
@@ -50,24 +51,20 @@ def tasks_of_items(family: str, items: Iterable[Any], drawn: Mapping[str, Any]) 
     tasks: list[Task] = []
     for place, item in enumerate(items):
         where = f"{family}, item {place}"
-        task = _task(item, where)
+        match item:
+            case Task():
+                task = item
+            case str():
+                task = Task(prompt=item)
+            case Mapping():
+                task = _from_mapping(cast("Mapping[Any, Any]", item), where)
+            case _:
+                hint = "An item is a text, a mapping with a prompt, or a Task."
+                raise TaskError(f"{where}: a {type(item).__name__}.", hint)
         _refuse_broken(task, where)
         origin = {**task.metadata, DRAWN: {**drawn, "place": place}}
         tasks.append(replace(task, family=family, metadata=origin))
     return _with_ids(family, tasks)
-
-
-def _task(item: Any, where: str) -> Task:
-    match item:
-        case Task():
-            return item
-        case str():
-            return Task(prompt=item)
-        case Mapping():
-            return _from_mapping(cast("Mapping[Any, Any]", item), where)
-        case _:
-            hint = "An item is a text, a mapping with a prompt, or a Task."
-            raise TaskError(f"{where}: a {type(item).__name__}.", hint)
 
 
 def _from_mapping(item: Mapping[Any, Any], where: str) -> Task:
@@ -88,23 +85,22 @@ def _from_mapping(item: Mapping[Any, Any], where: str) -> Task:
     reference = None if answer is None else reference_answer(plain_text(answer, f"{where}: answer"))
     if reference == "":
         raise TaskError(f"{where}: the answer is empty.", "Give it, or leave the key out.")
+    if asked is not None:
+        prompt = item[asked]
+    else:
+        match inputs:
+            case {"messages": [*_, {"content": str(said)}]}:
+                prompt = said
+            case _:
+                prompt = json.dumps(inputs, sort_keys=True, ensure_ascii=False, default=repr)
     return Task(
-        prompt=_prompt_of(inputs) if asked is None else item[asked],
+        prompt=prompt,
         id="" if item.get("id") is None else plain_text(item["id"], f"{where}: id"),
         verify=None if reference is None else exact_verifier(reference),
         answer=reference,
         metadata={**others, **cast("Mapping[str, Any]", metadata)},
         inputs=inputs,
     )
-
-
-def _prompt_of(inputs: Any) -> str:
-    """Prompt of a task with inputs only: their last message, or all of them as JSON."""
-    match inputs:
-        case {"messages": [*_, {"content": str(said)}]}:
-            return said
-        case _:
-            return json.dumps(inputs, sort_keys=True, ensure_ascii=False, default=repr)
 
 
 def _refuse_broken(task: Task, where: str) -> None:
@@ -155,6 +151,9 @@ def _refuse_unstorable(name: str, value: Any, where: str) -> None:
 
 
 def _with_ids(family: str, tasks: Sequence[Task]) -> list[Task]:
+    """Give tasks without an id one derived from the content. The second of two equal tasks ends
+    with `-2`. Raises `TaskError` for a duplicate id.
+    """
     given = Counter(task.id for task in tasks if task.id)
     for name, times in given.most_common(1):
         if times > 1:
@@ -163,27 +162,12 @@ def _with_ids(family: str, tasks: Sequence[Task]) -> list[Task]:
                 f"{family}: the id {name!r} stands at items {places}.",
                 "Make it unique, or leave ids out.",
             )
-    return [
-        task if task.id else replace(task, id=own)
-        for task, own in zip(tasks, _made_ids(tasks), strict=True)
-    ]
-
-
-def _made_ids(tasks: Sequence[Task]) -> list[str]:
-    """Ids derived from the content of each task. The second of two equal tasks ends with `-2`."""
-    taken = {task.id for task in tasks}
-    made: list[str] = []
+    taken = set(given)
+    found: list[Task] = []
     for task in tasks:
         own = content_hash("task", task.prompt, task.answer or "", task.inputs)[:12]
-        name = next(each for each in _numbered(own) if each not in taken)
+        names = chain([own], (f"{own}-{number}" for number in count(2)))
+        name = next(each for each in names if each not in taken)
         taken.add(name)
-        made.append(name)
-    return made
-
-
-def _numbered(name: str) -> Iterable[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}-{number}"
-        number += 1
+        found.append(task if task.id else replace(task, id=name))
+    return found

@@ -38,26 +38,24 @@ def read_mixture(text: str, families: Iterable[str]) -> list[MixturePart]:
     """Parts of `WEIGHT*SPEC,WEIGHT*SPEC`. Raises `TaskError`."""
     names = "|".join(sorted(families))
     pieces = re.split(rf",\s*(?=[0-9.]+\*|(?:{names})(?:[:,]|$))", text)
-    parts = [_part(piece.strip()) for piece in pieces]
+    parts: list[MixturePart] = []
+    for piece in pieces:
+        match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?([\w./~].*)", piece.strip())
+        weight = float(match[1] or 1) if match else 0.0
+        if match is None or not 0 < weight <= MAX_WEIGHT:
+            raise TaskError(
+                f"mix: {piece.strip()!r} is not a part of a mixture.",
+                "Write mix:2*word_problems,1*reasoning_gym:gcd",
+            )
+        if match[2].partition(":")[0] == "mix":
+            raise TaskError("mix: has a mixture in it.", "Write all parts side by side.")
+        parts.append(MixturePart(weight, match[2]))
     for index, part in enumerate(parts):
         if part.spec in {earlier.spec for earlier in parts[:index]}:
             raise TaskError(
                 f"mix: names {part.spec!r} twice.", "Give it once, with the sum of the weights."
             )
     return parts
-
-
-def _part(text: str) -> MixturePart:
-    match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?([\w./~].*)", text)
-    weight = float(match[1] or 1) if match else 0.0
-    if match is None or not 0 < weight <= MAX_WEIGHT:
-        raise TaskError(
-            f"mix: {text!r} is not a part of a mixture.",
-            "Write mix:2*word_problems,1*reasoning_gym:gcd",
-        )
-    if match[2].partition(":")[0] == "mix":
-        raise TaskError("mix: has a mixture in it.", "Write all parts side by side.")
-    return MixturePart(weight, match[2])
 
 
 def mixed(

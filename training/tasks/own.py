@@ -52,7 +52,27 @@ def load_own(
     for a hint.
     """
     name, attribute, query = module_name(spec)
-    module = _imported(name, spec, Path(folder or "").resolve(), known)
+    place = Path(folder or "").resolve()
+    # its attribute would be called, with parameters of the spec
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        raise TaskError(
+            f"{name!r} is a module of Python itself.",
+            f"Name a file of your own as ./{name}.py:NAME.",
+        )
+    try:
+        module = import_by_name(name, str(place))
+    except (Exception, SystemExit) as error:
+        if isinstance(error, NoFileError):
+            raise TaskError(error.message, error.hint) from None
+        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+            families = f"{nearest(name, known)} Families: {', '.join(sorted(known))}.".strip()
+            message = f"There is no task family {name!r}, and no module of that name in {place}."
+            raise TaskError(message, families) from error
+        trial = f"python {name}" if name.endswith(".py") else f"python -c 'import {name}'"
+        message = f"The tasks {spec!r} do not import: {one_line(error)}."
+        raise TaskError(
+            message, f"Try `{trial}` in {place}; --debug shows the traceback."
+        ) from error
     if not hasattr(module, attribute):
         public = [each for each in vars(module) if not each.startswith("_")]
         hint = (
@@ -62,29 +82,6 @@ def load_own(
     return tasks_of_attribute(
         spec, getattr(module, attribute), query, split=split, seed=seed, count=count
     )
-
-
-def _imported(module: str, spec: str, folder: Path, known: Iterable[str]) -> Any:
-    # its attribute would be called, with parameters of the spec
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        raise TaskError(
-            f"{module!r} is a module of Python itself.",
-            f"Name a file of your own as ./{module}.py:NAME.",
-        )
-    try:
-        return import_by_name(module, str(folder))
-    except (Exception, SystemExit) as error:
-        if isinstance(error, NoFileError):
-            raise TaskError(error.message, error.hint) from None
-        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-            families = f"{nearest(module, known)} Families: {', '.join(sorted(known))}.".strip()
-            message = f"There is no task family {module!r}, and no module of that name in {folder}."
-            raise TaskError(message, families) from error
-        trial = f"python {module}" if module.endswith(".py") else f"python -c 'import {module}'"
-        message = f"The tasks {spec!r} do not import: {one_line(error)}."
-        raise TaskError(
-            message, f"Try `{trial}` in {folder}; --debug shows the traceback."
-        ) from error
 
 
 def tasks_of_attribute(
@@ -97,7 +94,11 @@ def tasks_of_attribute(
         message = f"{spec!r} can be gone through only once, and may be asked for again."
         raise TaskError(message, "Make it a list, or a function that gives it.")
     if isinstance(found, Mapping):
-        found, drawn = _of_split(spec, cast("Mapping[str, Any]", found), split), {"split": split}
+        by_split = cast("Mapping[str, Any]", found)
+        if split not in by_split:
+            hint = f"It has: {', '.join(map(str, by_split)) or 'nothing'}."
+            raise TaskError(f"{spec!r} is a mapping without the split {split!r}.", hint)
+        found, drawn = by_split[split], {"split": split}
     elif callable(found) and not isinstance(found, Iterable):
         given = {"split": split, "seed": seed, "count": count}
         drawn = _arguments(spec, found, given, parameters)
@@ -112,13 +113,6 @@ def tasks_of_attribute(
     if not items and count != 0:
         raise TaskError(f"{spec!r} has no task.", "Name a list that has some.")
     return tasks_of_items(spec, items, drawn)
-
-
-def _of_split(spec: str, found: Mapping[str, Any], split: str) -> Any:
-    if split not in found:
-        hint = f"It has: {', '.join(map(str, found)) or 'nothing'}."
-        raise TaskError(f"{spec!r} is a mapping without the split {split!r}.", hint)
-    return found[split]
 
 
 def _arguments(

@@ -168,7 +168,17 @@ def load_reasoning_gym(
     entries = _dataset(
         name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count, wanted
     )
-    return [_task(f"reasoning_gym:{spec}", name, split, seed, *entry) for entry in entries]
+    return [
+        Task(
+            id=f"{name}:{split}:{seed}:{index}",
+            family=f"reasoning_gym:{spec}",
+            prompt=str(entry["question"]),
+            verify=_verifier(name, dataset, entry),
+            answer=None if entry["answer"] is None else str(entry["answer"]),
+            metadata={"source_index": index},
+        )
+        for index, dataset, entry in entries
+    ]
 
 
 def load_arc_agi(
@@ -268,19 +278,6 @@ def _literal(text: str) -> Any:
     """JSON value, with lists as tuples, as in the library's configurations."""
     value = literal(text)
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-
-
-def _task(
-    spec: str, name: str, split: str, seed: int, index: int, dataset: Any, entry: dict[str, Any]
-) -> Task:
-    return Task(
-        id=f"{name}:{split}:{seed}:{index}",
-        family=spec,
-        prompt=str(entry["question"]),
-        verify=_verifier(name, dataset, entry),
-        answer=None if entry["answer"] is None else str(entry["answer"]),
-        metadata={"source_index": index},
-    )
 
 
 def _verifier(name: str, dataset: Any, entry: dict[str, Any]) -> Verifier:

@@ -80,7 +80,10 @@ FAMILIES: dict[str, Loader] = {
     "arc_agi": load_arc_agi,
     "mix": _mix,
     "reasoning_gym": load_reasoning_gym,
-    "store": lambda spec, **options: load_stored(spec, _recorded_verifiers(), **options),
+    # the sources of one list are loaded once for all of its tasks
+    "store": lambda spec, **options: load_stored(
+        spec, partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks)), **options
+    ),
     "verifiers": load_verifiers,
     "word_problems": _word_problems,
 }
@@ -108,35 +111,27 @@ def load_tasks(
     if count is not None and count < 0:
         raise TaskError(f"{count} tasks were asked for.", "Ask for 0 or more.")
     kind, rest = kind_of(spec)
-    load = FAMILIES[kind] if kind in FAMILIES else _of_user(kind, spec)
-    return load(rest, split=split, seed=seed, count=count, folder=folder)
-
-
-def _of_user(kind: str, spec: str) -> Loader:
-    if kind == MODULE:
-        return partial(load_own, known=FAMILY_NAMES)
     name = spec.partition("?")[0]
-    if find_registered(name) is not None:
-        return load_registered
-    registered = registered_names()
-    told = [f"Families: {', '.join(FAMILY_NAMES)}."]
-    told += [f"Of installed packages: {', '.join(registered)}."] if registered else []
-    hint = (
-        "Name your own as package.module:attribute, or a file that ends in .jsonl, .csv or"
-        " .parquet."
-    )
-    near = nearest(name.partition(":")[0], [*FAMILY_NAMES, *registered])
-    raise TaskError(
-        f"There is no task family {name.partition(':')[0]!r}.",
-        " ".join([near, *told, hint]).strip(),
-    )
-
-
-def _recorded_verifiers() -> Callable[[TaskRef, Path], Verifier | None]:
-    """Return `verifier_of` for the tasks of one list, whose sources are loaded once for all of
-    them.
-    """
-    return partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks))
+    if kind in FAMILIES:
+        load = FAMILIES[kind]
+    elif kind == MODULE:
+        load = partial(load_own, known=FAMILY_NAMES)
+    elif find_registered(name) is not None:
+        load = load_registered
+    else:
+        registered = registered_names()
+        told = [f"Families: {', '.join(FAMILY_NAMES)}."]
+        told += [f"Of installed packages: {', '.join(registered)}."] if registered else []
+        hint = (
+            "Name your own as package.module:attribute, or a file that ends in .jsonl, .csv or"
+            " .parquet."
+        )
+        near = nearest(name.partition(":")[0], [*FAMILY_NAMES, *registered])
+        raise TaskError(
+            f"There is no task family {name.partition(':')[0]!r}.",
+            " ".join([near, *told, hint]).strip(),
+        )
+    return load(rest, split=split, seed=seed, count=count, folder=folder)
 
 
 def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
@@ -164,7 +159,13 @@ def verifier_of(
     if name == "store" and (original := original_of(task)) is not task:
         return verifier_of(original, load=load)
     if name == "reasoning_gym":
-        return _from_its_generator(task)
+        # the generator scores an answer with the entry that it makes again
+        _, split, seed, index = task.id.rsplit(":", 3)
+        try:
+            tasks = load_tasks(task.family, split=split, seed=int(seed), count=int(index) + 1)
+        except HrmError:
+            return None
+        return tasks[-1].verify if tasks[-1].prompt == task.prompt else None
     if DRAWN in task.metadata:
         return _drawn_again(task, run, load)
     return _BY_ANSWER[name](task.answer) if name in _BY_ANSWER and task.answer is not None else None
@@ -192,13 +193,3 @@ def _drawn_again(
         return None
     same = place < len(tasks) and (tasks[place].id, tasks[place].prompt) == (task.id, task.prompt)
     return tasks[place].verify if same and tasks[place].verify_run is None else None
-
-
-def _from_its_generator(task: TaskRef) -> Verifier | None:
-    """Regenerate a task of reasoning-gym, which scores an answer with the generated entry."""
-    _, split, seed, index = task.id.rsplit(":", 3)
-    try:
-        tasks = load_tasks(task.family, split=split, seed=int(seed), count=int(index) + 1)
-    except HrmError:
-        return None
-    return tasks[-1].verify if tasks[-1].prompt == task.prompt else None

@@ -70,7 +70,17 @@ def load_stored(
     names = sorted(refs)  # whatever was run first
     random.Random(derive_seed(seed, "store")).shuffle(names)
     return [
-        _task(f"store:{spec}", name, refs[name], verifier_of(refs[name], run))
+        Task(
+            id=name,
+            family=f"store:{spec}",
+            prompt=refs[name].prompt,
+            answer=refs[name].answer,
+            metadata={
+                **refs[name].metadata,
+                _ORIGIN: {"family": refs[name].family, "id": refs[name].id},
+            },
+            verify=cast("Any", verifier_of(refs[name], run)),  # None if custom rewards are needed
+        )
         for name in names[:count]
     ]
 
@@ -125,14 +135,3 @@ def _id_of(ref: TaskRef) -> str:
     """
     said = json.dumps(ref.metadata.get(HISTORY), sort_keys=True, default=str)
     return content_hash(ref.family, ref.prompt, ref.answer or "", said)[:16]
-
-
-def _task(family: str, name: str, original: TaskRef, verify: Verifier | None) -> Task:
-    return Task(
-        id=name,
-        family=family,
-        prompt=original.prompt,
-        answer=original.answer,
-        metadata={**original.metadata, _ORIGIN: {"family": original.family, "id": original.id}},
-        verify=cast("Any", verify),  # None if custom rewards are needed
-    )

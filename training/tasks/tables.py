@@ -91,7 +91,12 @@ def load_table(
     verifier = contest_verifier if family == "aime" else exact_verifier
     tasks: list[Task] = []
     for row in rows:
-        answer = _answer(row, columns["answer"]) if columns["answer"] else None
+        column = columns["answer"]
+        answer = reference_answer(_value(row, "answer", column)) if column else None
+        if answer == "":  # an empty box would be right
+            raise TaskError(
+                f"{row.where}: the answer {column!r} is empty.", "Give it, or leave the row out."
+            )
         if family == "aime" and contest_integer(answer or "") is None:
             raise TaskError(
                 f"{row.where}: the answer {answer!r} is not an integer from 0 to 999.",
@@ -117,15 +122,6 @@ def load_table(
     # the seed is named after the first of these families, which keeps its order
     random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
     return tasks[:count]
-
-
-def _answer(row: _Row, column: str) -> str:
-    answer = reference_answer(_value(row, "answer", column))
-    if not answer:  # an empty box would be right
-        raise TaskError(
-            f"{row.where}: the answer {column!r} is empty.", "Give it, or leave the row out."
-        )
-    return answer
 
 
 def _value(row: _Row, role: str, column: str) -> str:

@@ -49,7 +49,17 @@ def training_tasks(
     if name == "mix":
         if problems:
             raise TaskError("A mixture has no pool of one size.", "Leave `problems` out.")
-        return _mixed(rest, seed, count, block, folder)
+        parts = read_mixture(rest, FAMILIES)
+        order = interleaved([part.weight for part in parts], count)
+        lists = [
+            iter(
+                training_tasks(
+                    part.spec, seed=seed, count=order.count(index), block=block, folder=folder
+                )
+            )
+            for index, part in enumerate(parts)
+        ]
+        return [next(lists[index]) for index in order]
     size = problems or ceil(count / block) * block
     if name == "reasoning_gym" and not problems:
         places = _pass(size, 0, seed, block)[:count]
@@ -79,20 +89,6 @@ def _pass(size: int, number: int, seed: int, block: int) -> list[int]:
 
 def _shuffled(size: int, seed: int) -> list[int]:
     return random.Random(seed).sample(range(size), size)
-
-
-def _mixed(text: str, seed: int, count: int, block: int, folder: Path | None) -> list[Task]:
-    parts = read_mixture(text, FAMILIES)
-    order = interleaved([part.weight for part in parts], count)
-    lists = [
-        iter(
-            training_tasks(
-                part.spec, seed=seed, count=order.count(index), block=block, folder=folder
-            )
-        )
-        for index, part in enumerate(parts)
-    ]
-    return [next(lists[index]) for index in order]
 
 
 def interleaved(weights: Sequence[float], count: int) -> list[int]:

@@ -79,7 +79,15 @@ class EnvironmentRubric:
         `state`: further entries of the library's `State` for the functions. Raises what a function
         raises, and `ValueError` for a value that is no finite number.
         """
-        full = _state_of(self.row, completion, state or {})
+        full: Any = _library().State(input=dict(self.row))
+        prompt, said = _messages(self.row["prompt"]), _messages(list(completion))
+        full["task"], full["prompt"], full["completion"] = dict(self.row), prompt, said
+        full["trajectory"] = [
+            {**_STEP, "prompt": [*prompt, *said[:place]], "completion": [message]}
+            for place, message in enumerate(said)
+            if message["role"] == "assistant"
+        ]
+        full.update({"reward": None, "metrics": None, **(state or {})})
         return {
             name: await _value(part, function, full)
             for name, _, part, function in _functions(self.rubric)
@@ -274,25 +282,6 @@ def _parts(rubric: Any) -> Iterator[Any]:
             yield from _parts(part)
     else:
         yield rubric
-
-
-def _state_of(
-    row: Mapping[str, Any], completion: Sequence[Message], more: Mapping[str, Any]
-) -> Any:
-    """Library `State` at the end of a run, as its functions expect it."""
-    state: Any = _library().State(input=dict(row))
-    state["task"] = dict(row)
-    state["prompt"], state["completion"] = prompt, said = (
-        _messages(row["prompt"]),
-        _messages(list(completion)),
-    )
-    state["trajectory"] = [
-        {**_STEP, "prompt": [*prompt, *said[:place]], "completion": [message]}
-        for place, message in enumerate(said)
-        if message["role"] == "assistant"
-    ]
-    state.update({"reward": None, "metrics": None, **more})
-    return state
 
 
 def _messages(messages: Any) -> Any:

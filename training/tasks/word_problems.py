@@ -300,7 +300,8 @@ def problem(
     answer = _rounded(Fraction(kind.solve(**values)), kind.decimals)
     if answer is None or answer <= 0:
         return None
-    texts = {**values, **_word_places(kind, words)}
+    places = ("who", "thing", "other")[: _word_count(kind)]
+    texts = {**values, **dict(zip(places, words, strict=True))}
     expression = kind.expression.format(**texts)
     plan = _solve_plan(kind, texts)
     if {Fraction(plan[-1].value), Fraction(snippet_value(expression))} != {answer}:
@@ -380,11 +381,6 @@ def _word_count(kind: Template) -> int:
         (i + 1 for i, place in enumerate(("{who}", "{thing}", "{other}")) if place in kind.text),
         default=0,
     )
-
-
-def _word_places(kind: Template, words: tuple[str, ...]) -> dict[str, str]:
-    places = ("who", "thing", "other")[: _word_count(kind)]
-    return dict(zip(places, words, strict=True))
 
 
 def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[PlanStep, ...]:
