@@ -539,23 +539,18 @@ class EngineFleet:
         except ModelError as error:
             self._lose(server, error.message, hangs=isinstance(error, ServerSilentError))
             return
+        told = "does not say how far its requests are: the scheduler hears of them when they end"
         if (
             found is not None
             and found.tokens is None
             and self._router.scheduler.policy.watches_growth
+            and self._told.get(server.name) != told
         ):
-            self._tell_once(
-                server,
-                "does not say how far its requests are: the scheduler hears of them when they end",
-            )
+            self._told[server.name] = told
+            sys.stderr.write(f"hrm-agent: the engine at {server.url} {told}.\n")
         if self._router.silent(server.name, self._options.patience):
             said = f"nothing was heard of one of its requests for {self._options.patience:g} s"
             self._lose(server, said, hangs=True)
-
-    def _tell_once(self, server: FleetServer, what: str) -> None:
-        if self._told.get(server.name) != what:
-            self._told[server.name] = what
-            sys.stderr.write(f"hrm-agent: the engine at {server.url} {what}.\n")
 
     def _tell(self, server: FleetServer, error: ModelError) -> None:
         """Report once why a late server was not taken in, since it is tried again. At the start the

@@ -13,7 +13,7 @@ from hrm_agent.models.vllm.launch import LaunchOptions
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.fitted import decided
 from hrm_agent.training.engines.fleet import EngineFleet
-from hrm_agent.training.engines.policies import SchedulingPolicy, scheduling_policy
+from hrm_agent.training.engines.policies import scheduling_policy
 from hrm_agent.training.engines.scheduler import RolloutScheduler
 from hrm_agent.training.engines.server import FleetOptions
 
@@ -37,11 +37,13 @@ def open_fleet(
             "engine vllm takes one adapter at a time, and lora_roles names several.",
             "Leave lora_roles out.",
         )
-    model = model_folder(config.policy, adapter=adapter.lora_rank > 0)
-    arguments = (
-        *engines.server_options,
-        *_lora_arguments(adapter.lora_rank, engines.server_options),
-    )
+    rank = adapter.lora_rank
+    model = model_folder(config.policy, adapter=rank > 0)
+    arguments = engines.server_options
+    # a server needs the adapter rank at its start
+    if rank and not any(option.startswith("--max-lora-rank") for option in arguments):
+        known = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
+        arguments = (*arguments, "--max-lora-rank", str(known), "--max-loras", "2")
     options = FleetOptions(
         run=folder,
         servers=engines.servers,
@@ -49,7 +51,7 @@ def open_fleet(
             model=model,
             python=engines.server_python,
             arguments=arguments,
-            adapters=bool(adapter.lora_rank),
+            adapters=bool(rank),
             devices=_devices(),
         ),
         count=engines.own,
@@ -59,27 +61,16 @@ def open_fleet(
         address=engines.weights_address,
         tolerance=engines.publish_tolerance,
         unproved=engines.unproved_weights,
-        base=Path(model) if adapter.lora_rank else None,
+        base=Path(model) if rank else None,
         patience=engines.server_patience,
         abort=config.rollout.on_publish == "abort",
     )
-    scheduler = RolloutScheduler(_policy(config), seed=config.seed)
-    return EngineFleet(config.policy, codec, options, scheduler, score)
-
-
-def _policy(config: GrpoConfig) -> SchedulingPolicy:
-    name = config.engines.assign
-    if name == "safe_maximum":
+    limits: dict[str, int] = {}
+    if engines.assign == "safe_maximum":
         of_rollout = config.context.get("max_tokens", config.max_tokens)
-        return scheduling_policy(name, max_response_tokens=int(decided(of_rollout, "max_tokens")))
-    return scheduling_policy(name)
-
-
-def _lora_arguments(rank: int, given: Sequence[str]) -> tuple[str, ...]:
-    """Arguments for the adapter rank, which a server needs at its start."""
-    named = any(option.startswith("--max-lora-rank") for option in given)
-    known = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
-    return ("--max-lora-rank", str(known), "--max-loras", "2") if rank and not named else ()
+        limits["max_response_tokens"] = int(decided(of_rollout, "max_tokens"))
+    scheduler = RolloutScheduler(scheduling_policy(engines.assign, **limits), seed=config.seed)
+    return EngineFleet(config.policy, codec, options, scheduler, score)
 
 
 def _devices() -> tuple[str, ...]:

@@ -210,7 +210,8 @@ class EngineRouter:
         with self._lock:
             if self._closed is not None:
                 raise self._closed
-            rollout = self._rollout_of(request)
+            name = request.thread or f"request {next(self._numbers)}"
+            rollout = self._rollouts.get(name) or RoutedRollout(name, once=not request.thread)
             asked = RoutedRequest(request, future, rollout)
             rollout.asked.add(asked)
             self._place(rollout, asked)
@@ -363,7 +364,9 @@ class EngineRouter:
             if asked.inner is not None:
                 asked.inner.cancel()
         with self._lock:
-            done = self._changed.wait_for(lambda: not self._busy(name), seconds)
+            done = self._changed.wait_for(
+                lambda: name not in self._members or not self._members[name].asked, seconds
+            )
             return done and member is not None and self._members.get(name) is member
 
     def release(self, name: str) -> None:
@@ -394,14 +397,6 @@ class EngineRouter:
     def _grow(self, rollout: str, tokens: int) -> None:
         with suppress(KeyError):
             self._scheduler.grow(rollout, tokens)
-
-    def _busy(self, name: str) -> bool:
-        member = self._members.get(name)
-        return member is not None and bool(member.asked)
-
-    def _rollout_of(self, request: GenerationRequest) -> RoutedRollout:
-        name = request.thread or f"request {next(self._numbers)}"
-        return self._rollouts.get(name) or RoutedRollout(name, once=not request.thread)
 
     def _place(self, rollout: RoutedRollout, asked: RoutedRequest) -> None:
         tokens = len(asked.request.prompt_ids)

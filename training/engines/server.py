@@ -365,16 +365,13 @@ class FleetServer:
             weights = WeightsClient(engine.address, engine.model, self._options.patience)
             facts = weights.facts()
             weights.watch()  # raises if it cannot take weights
-            self._refuse_replicas(facts)
+            if self._options.collective and facts.replicas > 1:
+                raise ModelError(
+                    f"The vLLM server at {self.url} has {facts.replicas} sets of workers, and"
+                    " weights can be sent to one.",
+                    "Set weights_by = file, or start a server for each in place of"
+                    " --data-parallel-size.",
+                )
         except ServerGoneError:
             return  # checked again later
         self.engine, self._weights, self.facts, self._starts = engine, weights, facts, 0
-
-    def _refuse_replicas(self, facts: ServerFacts) -> None:
-        if self._options.collective and facts.replicas > 1:
-            raise ModelError(
-                f"The vLLM server at {self.url} has {facts.replicas} sets of workers, and weights"
-                " can be sent to one.",
-                "Set weights_by = file, or start a server for each in place of"
-                " --data-parallel-size.",
-            )

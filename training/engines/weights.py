@@ -312,7 +312,14 @@ class WeightsFolder:
         try:
             base.mkdir(parents=True, exist_ok=True)
             if self._folder.is_symlink() or self._folder.exists():
-                self._remove_own()
+                # the memory folder is open to all users of a machine
+                status = self._folder.lstat()
+                if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                    raise RunError(
+                        f"{self._folder} is not this user's.",
+                        "Name another folder with --weights-folder.",
+                    )
+                shutil.rmtree(self._folder)
             self._folder.mkdir(mode=0o700)
         except OSError as error:
             raise RunError(
@@ -359,14 +366,3 @@ class WeightsFolder:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _remove_own(self) -> None:
-        """Remove the folder of an earlier run. Raises `RunError` if another user owns it, since the
-        memory folder is open to all users of a machine.
-        """
-        status = self._folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise RunError(
-                f"{self._folder} is not this user's.", "Name another folder with --weights-folder."
-            )
-        shutil.rmtree(self._folder)
