@@ -101,21 +101,12 @@ class VllmReply:
                 raise self._failure("sent no answer")
             self._take_choice(cast("dict[str, Any]", choice))
 
-    def completion(self, policy_version: int, queue_seconds: float) -> Completion:
-        """Completion of the whole answer. Raises `ModelError` if the server did not finish it."""
-        if self._finish not in ("stop", "length") or not self._token_ids:
-            raise self._failure(f"did not finish its answer (finish_reason {self._finish!r})")
-        return Completion(
-            tuple(self._token_ids),
-            tuple(self._logprobs),
-            self._finish_reason(),
-            policy_version,
-            queue_seconds,
-            constrained=self._request.schema is not None,
-        )
-
     def _take_choice(self, choice: dict[str, Any]) -> None:
-        self._compare_prompt(choice.get("prompt_token_ids"))
+        seen = choice.get("prompt_token_ids")
+        if seen is not None:
+            if seen != list(self._request.prompt_ids):
+                raise self._failure("saw another prompt than the one that was sent")
+            self._prompt_seen = True
         token_ids, logprobs = self._aligned(choice)
         if token_ids and not self._prompt_seen:
             raise self._failure("does not show the prompt that it saw (prompt_token_ids)")
@@ -130,12 +121,25 @@ class VllmReply:
             for token in token_ids:
                 self._request.on_token(token)
 
-    def _compare_prompt(self, seen: Any) -> None:
-        if seen is None:
-            return
-        if seen != list(self._request.prompt_ids):
-            raise self._failure("saw another prompt than the one that was sent")
-        self._prompt_seen = True
+    def completion(self, policy_version: int, queue_seconds: float) -> Completion:
+        """Completion of the whole answer. Raises `ModelError` if the server did not finish it."""
+        if self._finish not in ("stop", "length") or not self._token_ids:
+            raise self._failure(f"did not finish its answer (finish_reason {self._finish!r})")
+        last = self._token_ids[-1]
+        if last in self._codec.ends:
+            reason = FinishReason.STOP
+        elif last in self._codec.control_token_ids:
+            reason = FinishReason.CONTROL_TOKEN
+        else:
+            reason = FinishReason.LENGTH if self._finish == "length" else FinishReason.STOP
+        return Completion(
+            tuple(self._token_ids),
+            tuple(self._logprobs),
+            reason,
+            policy_version,
+            queue_seconds,
+            constrained=self._request.schema is not None,
+        )
 
     def _aligned(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
         token_ids: Any = choice.get("token_ids")
@@ -152,14 +156,6 @@ class VllmReply:
         ):
             raise self._failure("sent tokens without one id and one log-prob each")
         return cast("list[int]", token_ids), [min(float(logprob), 0.0) for logprob in logprobs]
-
-    def _finish_reason(self) -> FinishReason:
-        last = self._token_ids[-1]
-        if last in self._codec.ends:
-            return FinishReason.STOP
-        if last in self._codec.control_token_ids:
-            return FinishReason.CONTROL_TOKEN
-        return FinishReason.LENGTH if self._finish == "length" else FinishReason.STOP
 
     def _failure(self, what: str) -> ModelError:
         return ModelError(

@@ -114,23 +114,17 @@ class _Attempt:
     async def run(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> None:
         async with client.stream("POST", f"{self._address.url}/completions", json=body) as response:
             if response.status_code != HTTP_OK:
-                await self._refuse(response)
+                said = b"".join([part async for part in _body(response)]).decode(errors="replace")
+                if response.status_code in _BUSY:
+                    wait = retry_after(response.headers.get("Retry-After"), _MAX_WAIT)
+                    raise _BusyError(response.status_code, said, wait)
+                raise refusal(self._address, response.status_code, said)
             pieces = _events(_body(response)) if body.get("stream") else _whole(_body(response))
             async for piece in pieces:
                 self.answered = True
                 self._take(object_of(self._address, piece))
         if not self.answered:
             raise httpx.RemoteProtocolError("it closed the connection without an answer")
-
-    async def _refuse(self, response: httpx.Response) -> None:
-        said = b"".join([part async for part in _body(response)]).decode(errors="replace")
-        if response.status_code in _BUSY:
-            raise _BusyError(
-                response.status_code,
-                said,
-                retry_after(response.headers.get("Retry-After"), _MAX_WAIT),
-            )
-        raise refusal(self._address, response.status_code, said)
 
 
 def _body(response: httpx.Response) -> AsyncIterator[bytes]:

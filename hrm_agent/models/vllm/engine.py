@@ -104,7 +104,15 @@ class VllmEngine:
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """Send a request. Cancelling the future frees its place on the server."""
-        error = self._objection(request)
+        length, error = len(request.prompt_ids), None
+        if not length:
+            error = ModelError("The prompt is empty.", "Send at least one message.")
+        elif self.max_length is not None and length >= self.max_length:
+            error = ContextLengthError(
+                f"The prompt has {length} tokens, and model {self.name!r} takes at most"
+                f" {self.max_length}, the answer included.",
+                "Shorten the conversation, or start the server with a larger --max-model-len.",
+            )
         if self._process != os.getpid():
             raise self._closed_error()
         with self._lock:
@@ -203,7 +211,9 @@ class VllmEngine:
             return await self._sample(replace(request, schema=None), waited)
 
     async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
-        limit = self._limit(request)
+        limit = request.sampling.max_tokens
+        if self.max_length is not None:
+            limit = min(limit, self.max_length - len(request.prompt_ids))
         answer, version = VllmReply(request, self._address, self.codec, limit), self.policy_version
         body = request_body(request, self._model, self.codec, limit)
         body |= {"cache_salt": self.cache_salt} if self.cache_salt else {}
@@ -217,27 +227,6 @@ class VllmEngine:
         await asyncio.gather(*pending, return_exceptions=True)
         with contextlib.suppress(Exception):
             await self._connection.close()
-
-    # checks
-
-    def _limit(self, request: GenerationRequest) -> int:
-        asked = request.sampling.max_tokens
-        return (
-            asked
-            if self.max_length is None
-            else min(asked, self.max_length - len(request.prompt_ids))
-        )
-
-    def _objection(self, request: GenerationRequest) -> ModelError | None:
-        if not request.prompt_ids:
-            return ModelError("The prompt is empty.", "Send at least one message.")
-        if self.max_length is not None and len(request.prompt_ids) >= self.max_length:
-            return ContextLengthError(
-                f"The prompt has {len(request.prompt_ids)} tokens, and model {self.name!r} takes at"
-                f" most {self.max_length}, the answer included.",
-                "Shorten the conversation, or start the server with a larger --max-model-len.",
-            )
-        return None
 
     def _closed_error(self) -> ModelError:
         return ModelError(f"The engine {self.name!r} is closed.", "Open a new engine.")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -48,6 +48,7 @@ _OPTIONS = ("key_env", "model", "renderer", "template", "thoughts", "timeout", "
 HTTP_OK = 200
 _LOOK_UP_SECONDS = 60.0
 _LOOK_UP_BYTES = 8 << 20
+_ROUNDING = 1e-3
 _CONTEXT_SIGNS = ("maximum context length", "max_model_len", "context length")
 _SHOWN = 400
 """Number of characters of a server's message in an error."""
@@ -135,6 +136,16 @@ def parse_address(name: str) -> VllmAddress:
             else f"{nearest(option, _OPTIONS)} Known: {', '.join(_OPTIONS)}."
         )
         raise ModelError(f"A vLLM server has no option {option!r}.", hint)
+    timeout = options.get("timeout", "600")
+    try:
+        seconds = float(timeout)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ModelError(
+            f"The time limit {timeout!r} is not a number of seconds.",
+            "Write timeout=600, for example.",
+        )
     path = parts.path.rstrip("/") or "/v1"
     return VllmAddress(
         name=name,
@@ -142,22 +153,9 @@ def parse_address(name: str) -> VllmAddress:
         model=options.get("model") or None,
         tokenizer=options.get("tokenizer") or None,
         key_env=options.get("key_env") or KEY_ENV,
-        seconds=_seconds(options.get("timeout", "600")),
+        seconds=seconds,
         codec=codec_options(name, options),
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ModelError(
-            f"The time limit {text!r} is not a number of seconds.",
-            "Write timeout=600, for example.",
-        )
-    return seconds
 
 
 def _key_hint(variable: str = KEY_ENV) -> str:
@@ -190,14 +188,31 @@ def client_options(address: VllmAddress) -> dict[str, Any]:
 def look_up(address: VllmAddress) -> Served:
     """Request facts about the served model. Raises `ModelError`."""
     with httpx.Client(timeout=_LOOK_UP_SECONDS, **client_options(address)) as client:
-        entries = _models(address, _value(address, client, "GET", "models"))
-        entry = _chosen(address, entries)
+        listed: Any = _value(address, client, "GET", "models").get("data")
+        entries = [
+            cast("dict[str, Any]", each)
+            for each in (cast("list[Any]", listed) if isinstance(listed, list) else [])
+            if isinstance(each, dict) and isinstance(cast("dict[str, Any]", each).get("id"), str)
+        ]
+        if not entries:
+            raise ModelError(
+                f"The server at {address.url} lists no model.", "Start it with a model."
+            )
+        names = [str(each["id"]) for each in entries]
+        wanted = names[0] if address.model is None else address.model
+        if wanted not in names:
+            hint = f"{nearest(wanted, names)} It serves: {', '.join(names[:20])}."
+            raise ModelError(
+                f"The server at {address.url} serves no model {wanted!r}.", hint.strip()
+            )
+        entry = entries[names.index(wanted)]
         base = next((other for other in entries if other["id"] == entry.get("parent")), entry)
         probe = _value(address, client, "POST", "completions", _probe(entry["id"]))
+        length = base.get("max_model_len")
         return Served(
             model=entry["id"],
             tokenizer=address.tokenizer or str(base.get("root") or base["id"]),
-            max_length=_length(base),
+            max_length=length if isinstance(length, int) and length > 0 else None,
             logprob_kind=_kind(address, probe),
         )
 
@@ -261,36 +276,6 @@ def object_of(address: VllmAddress, text: str | bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _models(address: VllmAddress, listed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    data: Any = listed.get("data")
-    entries = (
-        [cast("dict[str, Any]", entry) for entry in data if isinstance(entry, dict)]
-        if _is_list(data)
-        else []
-    )
-    named = [entry for entry in entries if isinstance(entry.get("id"), str)]
-    if not named:
-        raise ModelError(f"The server at {address.url} lists no model.", "Start it with a model.")
-    return named
-
-
-def _chosen(address: VllmAddress, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    if address.model is None:
-        return entries[0]
-    names = [str(entry["id"]) for entry in entries]
-    if address.model not in names:
-        hint = f"{nearest(address.model, names)} It serves: {', '.join(names[:20])}."
-        raise ModelError(
-            f"The server at {address.url} serves no model {address.model!r}.", hint.strip()
-        )
-    return entries[names.index(address.model)]
-
-
-def _length(entry: Mapping[str, Any]) -> int | None:
-    length = entry.get("max_model_len")
-    return length if isinstance(length, int) and length > 0 else None
-
-
 def _probe(model: str) -> dict[str, Any]:
     """Request in which only token 0 is allowed. Raw log-probs ignore that and are not 0, while
     processed ones are 0.
@@ -331,13 +316,6 @@ def _kind(address: VllmAddress, probed: Mapping[str, Any]) -> LogprobKind:
             "Start it with --logprobs-mode raw_logprobs.",
         )
     return LogprobKind.RAW if logprobs[0] < -_ROUNDING else LogprobKind.SAMPLED
-
-
-_ROUNDING = 1e-3
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def unreachable(address: VllmAddress, error: Exception) -> ModelError:
