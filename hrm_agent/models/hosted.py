@@ -60,20 +60,14 @@ def ask_in_thread(
         try:
             return runnable.invoke(list(pending.messages), {"callbacks": []}, **passed)
         except Exception as error:
-            raise _model_failure(model, error) from error
+            # not the graph's fault: the run stops, and can be resumed
+            raise ModelError(
+                f"The model {name_of_model(model)} gave no answer: {type(error).__name__}: {error}.",
+                "Check its key, its name and the network, then `hrm-agent resume` the run.",
+            ) from error
 
     # an empty context, since the provider must not see the graph's config
     return call_in_thread(ask, Context())
-
-
-def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
-    """Error for a provider that does not answer. It is not the graph's fault: the run stops, and
-    can be resumed.
-    """
-    return ModelError(
-        f"The model {name_of_model(model)} gave no answer: {type(error).__name__}: {error}.",
-        "Check its key, its name and the network, then `hrm-agent resume` the run.",
-    )
 
 
 def name_of_model(backend: Any) -> str:
@@ -108,6 +102,7 @@ def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampl
     traced = cast("dict[str, Any]", model._get_ls_params(stop=stop, **named))  # pyright: ignore[reportPrivateUsage]
     limits = (_amount(told.get(name)) for name in _LIMITS)
     ends: Any = told.get("stop") or traced.get("ls_stop") or ()
+    ends = ends if isinstance(ends, (list, tuple)) else [ends]
     found = {
         "temperature": _first(
             _amount(told.get("temperature")), _amount(traced.get("ls_temperature"))
@@ -115,7 +110,7 @@ def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampl
         "top_p": _amount(told.get("top_p")),
         "max_tokens": _whole(_first(*limits, _amount(traced.get("ls_max_tokens")))),
         "seed": _whole(_amount(told.get("seed"))),
-        "stop": tuple(_texts(ends)),
+        "stop": tuple(text for text in ends if isinstance(text, str)),
         "other": {name: told[name] for name in _OTHER if _is_plain(told.get(name))},
     }
     return SentSampling.model_validate(found)
@@ -128,11 +123,6 @@ def _amount(value: Any) -> float | int | None:
 def _is_plain(value: Any) -> bool:
     """True for a text, or a number that JSON can hold."""
     return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
-
-
-def _texts(value: Any) -> list[str]:
-    listed: Any = value if isinstance(value, (list, tuple)) else [value]
-    return [text for text in listed if isinstance(text, str)]
 
 
 def _whole(value: float | None) -> int | None:

@@ -80,7 +80,11 @@ class _ModelRequest:
         metadata: dict[str, Any],
         options: dict[str, Any],
     ) -> None:
-        self._recording, self._model = recording, _model_name(model, options)
+        self._recording = recording
+        said = None
+        with suppress(Exception):  # a class may override it
+            said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
+        self._model = str(said or type(model).__name__)
         identity = graph_identity(metadata, str(uuid4()))
         self._namespace = identity.checkpoint_ns
         asked = plain(
@@ -106,7 +110,9 @@ class _ModelRequest:
             self._pending = PendingCall(
                 identity, claimed, request_hash, messages, context, tools, instead_of=again
             )
-            self._sent = _sent(model, options)
+            self._sent = SentSampling()
+            with suppress(Exception):
+                self._sent = sent_sampling(model, options)
 
     def recorded(self, model: BaseChatModel) -> AIMessage | None:
         """Recorded answer (None if the model has to be called). A replay raises the recorded
@@ -476,16 +482,3 @@ def _result(message: AIMessage) -> ChatResult:
 def _namespace(metadata: Mapping[str, Any] | None) -> str:
     """Checkpoint namespace of the calling task (empty outside of a graph)."""
     return str((metadata or {}).get("langgraph_checkpoint_ns", ""))
-
-
-def _model_name(model: BaseChatModel, options: dict[str, Any]) -> str:
-    said = None
-    with suppress(Exception):  # a class may override it
-        said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
-    return str(said or type(model).__name__)
-
-
-def _sent(model: BaseChatModel, options: dict[str, Any]) -> SentSampling:
-    with suppress(Exception):
-        return sent_sampling(model, options)
-    return SentSampling()

@@ -65,11 +65,8 @@ def read_structured_output() -> None:
     class.
     """
     for name in _ENTRIES:
-        setattr(
-            BaseChatModel,
-            name,
-            _passing_on(getattr(BaseChatModel, name), _GIVING_BACK.get(name, _as_it_is)),
-        )
+        give_back = _GIVING_BACK.get(name, lambda answer, _: answer)
+        setattr(BaseChatModel, name, _passing_on(getattr(BaseChatModel, name), give_back))
 
 
 def _passing_on(entry: Any, give_back: Callable[[Any, Any], Any]) -> Any:
@@ -113,11 +110,6 @@ def _is_model(form: Any) -> bool:
 
 
 # return values, by entry point
-
-
-def _as_it_is(answer: Any, form: Any) -> Any:
-    del form
-    return answer
 
 
 def _with_parsed(message: Any, form: Any) -> Any:

@@ -77,8 +77,16 @@ def check_model(text: str, *, load: bool = True) -> ModelCheck:
     """Check the model of `text`. Raises `ModelError` if it is not available at all."""
     asked = parse_model(text)
     if not load:
-        head = _head(asked)
-        read = _read(asked, head)
+        head = None
+        # without the package gguf, nothing is read from a file that was not converted yet
+        if asked.local and to_be_converted(asked.text) and find_spec("gguf") is not None:
+            head = read_facts(Path(on_its_base(asked).name))
+        if asked.local:
+            read = _local(asked, head)
+        elif asked.scheme in ("vllm", "scripted"):
+            read = _without_loading(asked)
+        else:  # a provider's client: nothing is loaded or requested
+            read = _told(load_policy(asked.text), asked)
         by_adapter = not read.trainable and _takes_adapter(text)
         return ModelCheck(
             text, False, read, trained_by_adapter=by_adapter, origin=_origin(asked, head)
@@ -87,7 +95,12 @@ def check_model(text: str, *, load: bool = True) -> ModelCheck:
     backend = load_policy(text)
     seconds = time.monotonic() - begun
     told = _told(backend, asked)
-    answer = _ask(backend) if told.token_ids and told.kind != "scripted" else None
+    answer = None
+    if told.token_ids and told.kind != "scripted":
+        engine: Engine = backend  # pyright: ignore[reportAssignmentType]
+        prompt = tuple(engine.codec.encode(list(_PROBE.messages)))
+        request = GenerationRequest(prompt, _PROBE.sampling, _PROBE.messages)
+        answer = engine.codec.decode(engine.submit(request).result().token_ids)
     by_adapter = not told.trainable and _takes_adapter(text)
     return ModelCheck(text, True, told, seconds, answer, by_adapter, _origin(asked, None))
 
@@ -96,15 +109,6 @@ def _takes_adapter(text: str) -> bool:
     with suppress(ModelError):
         return bool(trainable_weights(text, adapter=True))
     return False
-
-
-def _head(asked: ModelString) -> GgufFacts | None:
-    """Head of a GGUF file that was not converted yet (None for another model, or without the
-    package gguf).
-    """
-    if not asked.local or not to_be_converted(asked.text) or find_spec("gguf") is None:
-        return None
-    return read_facts(Path(on_its_base(asked).name))
 
 
 def _origin(asked: ModelString, head: GgufFacts | None) -> str | None:
@@ -128,26 +132,18 @@ def _told(backend: Backend, asked: ModelString) -> Capabilities:
         told: Capabilities = says()
         return replace(told, trainable=told.trainable and asked.options == LoadOptions())
     if isinstance(backend, BaseChatModel):
-        return _hosted(backend)
+        own: Any = type(backend)
+        return Capabilities(
+            kind="hosted",
+            tools=own.bind_tools is not BaseChatModel.bind_tools,
+            token_ids=False,
+            logprobs=LogprobKind.NONE,
+            streaming=own._stream is not BaseChatModel._stream,  # pyright: ignore[reportPrivateUsage]
+            structured=False,
+            trainable=False,
+        )
     longest = getattr(backend, "max_length", None)
     return replace(_without_loading(asked), logprobs=backend.logprob_kind, max_length=longest)
-
-
-def _ask(backend: Any) -> str:
-    engine: Engine = backend
-    prompt = tuple(engine.codec.encode(list(_PROBE.messages)))
-    request = GenerationRequest(prompt, _PROBE.sampling, _PROBE.messages)
-    return engine.codec.decode(engine.submit(request).result().token_ids)
-
-
-def _read(asked: ModelString, head: GgufFacts | None) -> Capabilities:
-    if asked.local:
-        return _local(asked, head)
-    if asked.scheme not in ("vllm", "scripted"):
-        # a provider's client: nothing is loaded or requested
-        backend = load_policy(asked.text)
-        return _told(backend, asked)
-    return _without_loading(asked)
 
 
 def _without_loading(asked: ModelString) -> Capabilities:
@@ -180,10 +176,19 @@ def _local(asked: ModelString, head: GgufFacts | None) -> Capabilities:
     needed |= {"gguf"} if converts else set()
     folder = None if converts else Path(local_folder(asked))
     known: dict[str, Any] = {}
-    speech = None
+    speech: Speech | None = None
     if folder is not None and folder.is_dir():
-        known = _configuration(folder)
-        speech = _speech(asked) if find_spec("transformers") is not None else None
+        try:
+            known = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelError(
+                f"The model folder {str(folder)!r} has no configuration that can be read"
+                " (config.json).",
+                "Name a folder written by `save_pretrained`.",
+            ) from error
+        if find_spec("transformers") is not None:
+            # from its tokenizer, without its weights
+            speech = getattr(load_codec(asked.text), "speech", None)
     return Capabilities(
         kind="transformers",
         tools=None if speech is None else not any(fault.about_tools for fault in speech.faults),
@@ -204,34 +209,5 @@ def _local(asked: ModelString, head: GgufFacts | None) -> Capabilities:
     )
 
 
-def _speech(asked: ModelString) -> Speech | None:
-    """Conversation format from the tokenizer of a model on this machine, without its weights."""
-    return getattr(load_codec(asked.text), "speech", None)
-
-
-def _configuration(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"The model folder {str(folder)!r} has no configuration that can be read"
-            " (config.json).",
-            "Name a folder written by `save_pretrained`.",
-        ) from error
-
-
 def _lack(package: str, what: str, extra: str) -> Lack:
     return Lack(what, f"{package} is not installed: `{to_install(extra)}`.")
-
-
-def _hosted(model: BaseChatModel) -> Capabilities:
-    own: Any = type(model)
-    return Capabilities(
-        kind="hosted",
-        tools=own.bind_tools is not BaseChatModel.bind_tools,
-        token_ids=False,
-        logprobs=LogprobKind.NONE,
-        streaming=own._stream is not BaseChatModel._stream,  # pyright: ignore[reportPrivateUsage]
-        structured=False,
-        trainable=False,
-    )

@@ -100,12 +100,33 @@ def _load(name: str) -> Backend:
     if _elsewhere and (asked.local or asked.scheme in ("scripted", "vllm")):
         return _elsewhere[-1](name)
     if asked.scheme == "scripted":
-        return _scripted(Path(asked.name), name)
+        from hrm_agent.models.scripted import ScriptedEngine
+
+        script = Path(asked.name)
+        try:
+            lines = script.read_text(encoding="utf-8").splitlines()
+            answers = [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"The script {script} cannot be read: {error}.", "Write one JSON string a line."
+            ) from error
+        return ScriptedEngine([str(answer) for answer in answers], name=name)
     if asked.scheme == "vllm":
         from hrm_agent.models.vllm.engine import open_vllm
 
         return open_vllm(name)
-    return _local(asked) if asked.local else _hosted(asked)
+    if not asked.local:
+        return _hosted(asked)
+    whole = on_its_base(asked)
+    folder = local_folder(whole)
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise ModelError(
+            f"Policy {name!r} needs torch and transformers.", f"Run `{to_install('train')}`."
+        )
+    with told_if_slow(f"loading torch and {name}; the first time this takes up to a minute"):
+        from hrm_agent.models.loading.load_weights import load_engine
+
+        return load_engine(folder, name=name, options=whole.options, codec=whole.codec)
 
 
 def load_codec(name: str) -> Codec:
@@ -155,12 +176,19 @@ def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
     """
     asked = whole = parse_model(name)
     if not asked.local:
+        why = f"{asked.scheme!r} names a provider, whose weights are not here"
         hint = _TRAINABLE
         if asked.scheme == "vllm":
+            why = (
+                "its weights are the server's, and a trainer changes weights that it has loaded"
+                " itself"
+            )
             hint = (
                 f"Name its weights by --policy, and the server by --engine vllm --servers '{name}'."
             )
-        raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", hint)
+        elif asked.scheme == "scripted":
+            why = "its answers stand in a file, and there are no weights"
+        raise ModelError(f"{name!r} cannot be trained: {why}.", hint)
     if not asked.name or (not asked.scheme and not is_folder(asked.name)):
         raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
     if not asked.scheme and is_adapter_folder(asked.name):
@@ -192,16 +220,6 @@ _TRAINABLE = (
     "What can be trained: a model folder, hf:NAME, gguf:FILE, or a built-in policy such as"
     " builtin:cold-start."
 )
-
-
-def _not_ours(scheme: str) -> str:
-    if scheme == "vllm":
-        return (
-            "its weights are the server's, and a trainer changes weights that it has loaded itself"
-        )
-    if scheme == "scripted":
-        return "its answers stand in a file, and there are no weights"
-    return f"{scheme!r} names a provider, whose weights are not here"
 
 
 def local_folder(asked: ModelString) -> str:
@@ -238,35 +256,6 @@ def local_folder(asked: ModelString) -> str:
             f"{nearest(rest, KNOWN_MODELS)} {hint}".strip(),
         )
     return rest
-
-
-def _local(asked: ModelString) -> Backend:
-    whole = on_its_base(asked)
-    folder = local_folder(whole)
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        raise ModelError(
-            f"Policy {asked.text!r} needs torch and transformers.", f"Run `{to_install('train')}`."
-        )
-    with told_if_slow(f"loading torch and {asked.text}; the first time this takes up to a minute"):
-        from hrm_agent.models.loading.load_weights import load_engine
-
-        return load_engine(folder, name=asked.text, options=whole.options, codec=whole.codec)
-
-
-def _scripted(path: Path, name: str) -> Backend:
-    from hrm_agent.models.scripted import ScriptedEngine
-
-    try:
-        answers = [
-            json.loads(line)
-            for line in path.read_text(encoding="utf-8").splitlines()
-            if line.strip()
-        ]
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"The script {path} cannot be read: {error}.", "Write one JSON string a line."
-        ) from error
-    return ScriptedEngine([str(answer) for answer in answers], name=name)
 
 
 _EXTRAS = {
