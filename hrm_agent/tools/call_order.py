@@ -47,7 +47,11 @@ class OrderedAccess:
         """Hold the resource `shared` inside the block. `before`: ids of the calls of the same
         `step` that have it first.
         """
-        await self._wait_for(before, (*shared, *step))
+        for _ in range(int(SECONDS_TO_COME / SECONDS_BETWEEN_LOOKS)):
+            with self._lock:
+                if self._came.get((*shared, *step), set()) >= set(before):
+                    break
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         ticket: Future[None] = Future()
         with self._lock:
             queue = self._queues.setdefault(shared, deque())
@@ -63,13 +67,6 @@ class OrderedAccess:
                 _admit(queue)
                 if not queue:
                     del self._queues[shared]
-
-    async def _wait_for(self, before: Collection[str], step: tuple[str, ...]) -> None:
-        for _ in range(int(SECONDS_TO_COME / SECONDS_BETWEEN_LOOKS)):
-            with self._lock:
-                if self._came.get(step, set()) >= set(before):
-                    return
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _admit(queue: deque[Future[None]]) -> None:

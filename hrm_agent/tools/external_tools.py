@@ -62,7 +62,41 @@ def record_external_tools() -> None:
     process.
     """
     tool: Any = BaseTool
-    tool.run, tool.arun = _running(tool.run), _running_async(tool.arun)
+    inner_run, inner_arun = tool.run, tool.arun
+
+    @functools.wraps(inner_run)
+    def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
+        config = ensure_config(options.get("config"))
+        recording, call = _call(self, tool_input, options, config)
+        if recording is None or call is None:
+            return inner_run(self, tool_input, *args, **options)
+        while not acquire(recording, call):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        with holding(recording, call):
+            run = _ExternalRun(recording, call, self, options.get("tool_call_id"), config)
+            if not run.answered:
+                given, options["config"] = run.effects.arguments(tool_input), run.effects.config
+                with run, under_way(call), while_answered(call.identity.checkpoint_ns):
+                    run.output = inner_run(self, given, *args, **options)
+            return run.output
+
+    @functools.wraps(inner_arun)
+    async def arun(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
+        config = ensure_config(options.get("config"))
+        recording, call = _call(self, tool_input, options, config)
+        if recording is None or call is None:
+            return await inner_arun(self, tool_input, *args, **options)
+        while not acquire(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        with holding(recording, call):
+            run = _ExternalRun(recording, call, self, options.get("tool_call_id"), config)
+            if not run.answered:
+                given, options["config"] = run.effects.arguments(tool_input), run.effects.config
+                with run, under_way(call), while_answered(call.identity.checkpoint_ns):
+                    run.output = await inner_arun(self, given, *args, **options)
+            return run.output
+
+    tool.run, tool.arun = run, arun
 
 
 @contextmanager
@@ -75,46 +109,6 @@ def recorded_by_caller(tool_call_id: str) -> Generator[None]:
         yield
     finally:
         _by_caller.reset(token)
-
-
-def _running(entry: Any) -> Any:
-    @functools.wraps(entry)
-    def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        config = ensure_config(options.get("config"))
-        recording, call = _call(self, tool_input, options, config)
-        if recording is None or call is None:
-            return entry(self, tool_input, *args, **options)
-        while not acquire(recording, call):
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        with holding(recording, call):
-            run = _ExternalRun(recording, call, self, options.get("tool_call_id"), config)
-            if not run.answered:
-                given, options["config"] = run.effects.arguments(tool_input), run.effects.config
-                with run, under_way(call), while_answered(call.identity.checkpoint_ns):
-                    run.output = entry(self, given, *args, **options)
-            return run.output
-
-    return run
-
-
-def _running_async(entry: Any) -> Any:
-    @functools.wraps(entry)
-    async def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        config = ensure_config(options.get("config"))
-        recording, call = _call(self, tool_input, options, config)
-        if recording is None or call is None:
-            return await entry(self, tool_input, *args, **options)
-        while not acquire(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-        with holding(recording, call):
-            run = _ExternalRun(recording, call, self, options.get("tool_call_id"), config)
-            if not run.answered:
-                given, options["config"] = run.effects.arguments(tool_input), run.effects.config
-                with run, under_way(call), while_answered(call.identity.checkpoint_ns):
-                    run.output = await entry(self, given, *args, **options)
-            return run.output
-
-    return run
 
 
 def _call(
@@ -224,29 +218,23 @@ class _ExternalRun:
             self._end(
                 ToolStatus.ERROR if failed else ToolStatus.OK, content, self._codec.pack(output)
             )
-        elif isinstance(error, ToolFailure):
-            return self._failed(error)
+        elif isinstance(error, ToolFailure) and self._answers is None:
+            self._end(error.status, str(error), pack_error(error))
+        elif isinstance(error, ToolFailure):  # the model is shown it
+            self.output = ToolMessage(
+                str(error),
+                name=self._begun.name,
+                tool_call_id=self._answers,
+                status="error",
+                artifact={"status": str(error.status), "record": self._begun.id},
+            )
+            self._end(error.status, str(error), self._codec.pack(self.output))
+            return True
         elif isinstance(error, Exception) and not isinstance(error, (GraphBubbleUp, HrmError)):
             self._end(
                 ToolStatus.ERROR, f"{type(error).__name__}: {text_of(error)}", pack_error(error)
             )
         return False
-
-    def _failed(self, failure: ToolFailure) -> bool:
-        """True if the model is shown the failure."""
-        if self._answers is None:
-            self._end(failure.status, str(failure), pack_error(failure))
-            return False
-        artifact = {"status": str(failure.status), "record": self._begun.id}
-        self.output = ToolMessage(
-            str(failure),
-            name=self._begun.name,
-            tool_call_id=self._answers,
-            status="error",
-            artifact=artifact,
-        )
-        self._end(failure.status, str(failure), self._codec.pack(self.output))
-        return True
 
     def _end(self, status: ToolStatus, content: str, output: dict[str, Any]) -> None:
         outcome = ToolOutcome(status, content, output=output, graph_effects=self.effects.record())

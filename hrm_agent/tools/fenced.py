@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
-from hrm_agent.answers.fenced_code import FencedBlock, block_ids, python_blocks
+from hrm_agent.answers.fenced_code import block_ids, python_blocks
 from hrm_agent.answers.final_answer import HIDDEN_TAGS
 from hrm_agent.models import invalid_tool_calls
-from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, recorded_call_id
+from hrm_agent.models.call_recording import STARTED_AT, recorded_call_id
 from hrm_agent.tools.run import run_tool_calls
 
 __all__ = ["RESULTS", "fenced_calls", "run_fenced_blocks"]
@@ -54,10 +53,14 @@ def fenced_calls(message: AIMessage, tool: str) -> list[AIMessage]:
     ]
     blocks = python_blocks(message.text)
     ids = block_ids(recorded_call_id(message) or message.id or "")[: len(blocks)]
-    return [
-        *(_invalid(call["id"], call["name"], call["args"], NO_CALLS) for call in native),
-        *(_call(id_, tool, block) for id_, block in zip(ids, blocks, strict=True)),
-    ]
+    calls = [_invalid(call["id"], call["name"], call["args"], NO_CALLS) for call in native]
+    for id_, block in zip(ids, blocks, strict=True):
+        if block.problem:
+            calls.append(_invalid(id_, tool, block.code, block.problem))
+        else:
+            call: Any = {"type": "tool_call", "id": id_, "name": tool, "args": {"code": block.code}}
+            calls.append(AIMessage("", tool_calls=[call]))
+    return calls
 
 
 async def run_fenced_blocks(
@@ -65,24 +68,26 @@ async def run_fenced_blocks(
 ) -> HumanMessage:
     """Run the blocks of `message` in order, up to the first that fails. Later blocks were written
     for its success.
+
+    The text for the model is bounded by the tool's own limit and the number of blocks. The metadata
+    has the start and end time of the tool's work.
     """
     calls, results = fenced_calls(message, tool.name), list[ToolMessage]()
     for call in calls:
         results += await run_tool_calls(call, [tool], config)
         if results[-1].status == "error":
             break
-    return HumanMessage(
-        _told(results, len(calls)), id=f"{message.id}{RESULTS}", response_metadata=_when(results)
-    )
-
-
-def _call(id_: str, tool: str, block: FencedBlock) -> AIMessage:
-    if block.problem:
-        return _invalid(id_, tool, block.code, block.problem)
-    return AIMessage(
-        "",
-        tool_calls=[{"type": "tool_call", "id": id_, "name": tool, "args": {"code": block.code}}],
-    )
+    lines = list[str]()
+    for number, result in enumerate(results, start=1):
+        longest = max((len(found[0]) for found in _FENCES.finditer(result.text)), default=2)
+        fence = "`" * (longest + 1)
+        quoted = f"{fence}output\n{_TAG.sub('&lt;', result.text)}\n{fence}"
+        lines.append(f"Result {number} ({result.artifact['status']}):\n{quoted}")
+    if len(results) < len(calls):
+        lines.append("What came after it was not run.")
+    timed = [each.response_metadata for each in results if STARTED_AT in each.response_metadata]
+    times = {**timed[-1], STARTED_AT: timed[0][STARTED_AT]} if timed else {}
+    return HumanMessage("\n".join(lines), id=f"{message.id}{RESULTS}", response_metadata=times)
 
 
 def _invalid(id_: str | None, name: str | None, text: str | None, problem: str) -> AIMessage:
@@ -94,30 +99,3 @@ def _invalid(id_: str | None, name: str | None, text: str | None, problem: str) 
         "error": problem,
     }
     return AIMessage("", invalid_tool_calls=[call])
-
-
-def _told(results: Sequence[ToolMessage], asked: int) -> str:
-    """Text of the results for the model. Its length is bounded by the tool's own limit and the
-    number of blocks.
-    """
-    lines = [
-        f"Result {number} ({each.artifact['status']}):\n{_quoted(each.text)}"
-        for number, each in enumerate(results, start=1)
-    ]
-    return "\n".join(
-        [*lines, *(["What came after it was not run."] if len(results) < asked else [])]
-    )
-
-
-def _quoted(text: str) -> str:
-    longest = max((len(found[0]) for found in _FENCES.finditer(text)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}output\n{_TAG.sub('&lt;', text)}\n{fence}"
-
-
-def _when(results: Sequence[ToolMessage]) -> dict[str, Any]:
-    """Start and end time of the tool's work, from the metadata of its messages."""
-    told = [each.response_metadata for each in results if STARTED_AT in each.response_metadata]
-    return (
-        {**told[-1], STARTED_AT: told[0][STARTED_AT], ENDED_AT: told[-1][ENDED_AT]} if told else {}
-    )

@@ -318,20 +318,15 @@ def repeat_effects(
         if kind in effect
     ]
     lost = next((why_lost(each) for each in packed if not is_answer(each)), "")
-    drawn = (
-        ()
-        if lost
-        else _repeated(ended.graph_effects, GraphEffects(recording, asked.identity, config, codec))
-    )
-    if drawn is None or (ended.idempotency_key is not None and ended.status is ToolStatus.OK):
+    drawn: tuple[int, ...] = ()
+    if not lost:
+        asking = GraphEffects(recording, asked.identity, config, codec)
+        if all(asking.ask(effect) for effect in ended.graph_effects if "asked" in effect):
+            for effect in ended.graph_effects:
+                asking.do_again(effect)
+            return None
+        drawn = asking.drawn
+    if ended.idempotency_key is not None and ended.status is ToolStatus.OK:
         return None
     recording.run_again(asked, lost)
     return drawn
-
-
-def _repeated(effects: Sequence[Mapping[str, Any]], asking: GraphEffects) -> tuple[int, ...] | None:
-    if not all(asking.ask(effect) for effect in effects if "asked" in effect):
-        return asking.drawn
-    for effect in effects:
-        asking.do_again(effect)
-    return None

@@ -44,7 +44,24 @@ def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
     """Convert tools and retrievers to tools with distinct names. Raises `ConfigError` for invalid
     ones, and for injected arguments.
     """
-    tools = [_as_tool(one) for one in given]
+    tools = list[BaseTool]()
+    for one in given:
+        if isinstance(one, BaseTool):
+            tools.append(one)
+        elif isinstance(one, BaseRetriever):
+            name = one.get_name()
+            about = (
+                f"Search {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name)} with a query; gives the"
+                " documents that fit it best."
+            )
+            tools.append(
+                create_retriever_tool(one, name, about, response_format="content_and_artifact")
+            )
+        else:
+            raise ConfigError(
+                f"A {type(one).__name__} is neither a LangChain tool nor a retriever.",
+                "Decorate a function with `@tool` of langchain_core.tools.",
+            )
     names = [tool.name for tool in tools]
     for name in names:
         if not _NAME.fullmatch(name):
@@ -112,19 +129,3 @@ def _load(name: Any, folder: str) -> tuple[BaseTool, ...]:
         )
     found: Any = getattr(module, attribute)
     return as_tools(cast("Sequence[Any]", found) if isinstance(found, (list, tuple)) else [found])
-
-
-def _as_tool(given: Any) -> BaseTool:
-    if isinstance(given, BaseTool):
-        return given
-    if isinstance(given, BaseRetriever):
-        name = given.get_name()
-        about = (
-            f"Search {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name)} with a query; gives the documents"
-            " that fit it best."
-        )
-        return create_retriever_tool(given, name, about, response_format="content_and_artifact")
-    raise ConfigError(
-        f"A {type(given).__name__} is neither a LangChain tool nor a retriever.",
-        "Decorate a function with `@tool` of langchain_core.tools.",
-    )

@@ -219,15 +219,12 @@ def _found(pages: dict[str, _LocalPage], asked: dict[str, str]) -> list[dict[str
         }
         found = [page for page, there in held.items() if words and words <= set(there)]
         found.sort(key=lambda page: -sum(map(held[page].count, words)) / len(held[page]))
-    return [_hit(page, words) for page in found]
-
-
-def _hit(page: _LocalPage, words: set[str]) -> dict[str, Any]:
-    at = next(
-        (word.start() for word in _WORD.finditer(page.text) if word.group().casefold() in words), 0
-    )
-    return {
-        "pageid": _number(page.title),
-        "title": page.title,
-        "snippet": escape(page.text[max(0, at - 80) : at + 80]),
-    }
+    hits = list[dict[str, Any]]()
+    for page in found:
+        places = (
+            word.start() for word in _WORD.finditer(page.text) if word.group().casefold() in words
+        )
+        at = next(places, 0)
+        snippet = escape(page.text[max(0, at - 80) : at + 80])
+        hits.append({"pageid": _number(page.title), "title": page.title, "snippet": snippet})
+    return hits

@@ -55,11 +55,18 @@ def mcp_tools(
     once, and a replay needs no server. `seconds`: time limit for listing the tools.
     """
     connection = _connection(server)
-    described = _read(Path(listing)) if listing is not None else None
-    if described is None:
+    file = None if listing is None else Path(listing)
+    if file is not None and file.exists():
+        try:
+            described = [dict(one) for one in json.loads(file.read_text(encoding="utf-8"))]
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"{file} is no list of tools.", "Delete it; the server is asked again then."
+            ) from None
+    else:
         described = run_sync(_described(connection, seconds))
-        if listing is not None:
-            Path(listing).write_text(json.dumps(described, indent=1), encoding="utf-8")
+        if file is not None:
+            file.write_text(json.dumps(described, indent=1), encoding="utf-8")
     tools = {tool.name: tool for tool in map(functools.partial(_tool, connection), described)}
     for name in only or ():
         if name not in tools:
@@ -92,17 +99,6 @@ def _connection(server: str | Mapping[str, Any]) -> dict[str, Any]:
     return {"transport": "stdio", "command": command, "args": arguments}
 
 
-def _read(listing: Path) -> list[dict[str, Any]] | None:
-    if not listing.exists():
-        return None
-    try:
-        return [dict(one) for one in json.loads(listing.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError):
-        raise ConfigError(
-            f"{listing} is no list of tools.", "Delete it; the server is asked again then."
-        ) from None
-
-
 async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
     create_session, load = _library()
     del load
@@ -116,8 +112,10 @@ async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict
                 if not cursor:
                     return [tool.model_dump(mode="json", exclude_none=True) for tool in found]
     except Exception as error:
+        words = [connection.get("command"), *connection.get("args", ())]
+        shown = connection["url"] if "url" in connection else " ".join(map(str, words))
         raise ConfigError(
-            f"The MCP server {_shown(connection)} does not answer: {_reason(error)}.",
+            f"The MCP server {shown!r} does not answer: {_reason(error)}.",
             "Try it by itself; a command has to speak MCP on its standard output, and nothing"
             " else.",
         ) from error
@@ -197,11 +195,6 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _shown(connection: Mapping[str, Any]) -> str:
-    words = [connection.get("command"), *connection.get("args", ())]
-    return repr(connection["url"] if "url" in connection else " ".join(map(str, words)))
 
 
 def _library() -> tuple[Any, Any]:

@@ -107,9 +107,15 @@ class _OwnTool(BaseTool):
         given = ", ".join(f"{name}={value!r}" for name, value in input["args"].items())[
             :MAX_ARGUMENTS
         ]
-        shown, artifact = await asyncio.to_thread(
-            self.show, _documents(message, f"{self.name}({given})")
-        )
+        found: Any = message.artifact
+        documents = [Document(message.text, metadata={"title": f"{self.name}({given})"})]
+        if (
+            isinstance(found, (list, tuple))
+            and found
+            and all(isinstance(one, Document) for one in found)
+        ):
+            documents = [*found]
+        shown, artifact = await asyncio.to_thread(self.show, documents)
         return message.model_copy(update={"content": shown, "artifact": artifact})
 
 
@@ -138,15 +144,3 @@ async def _in_own_thread(call: Callable[[], Any]) -> Any:
             raise RuntimeError(f"StopIteration: {error}") from error
 
     return await asyncio.wrap_future(call_in_thread(called))
-
-
-def _documents(message: ToolMessage, title: str) -> list[Document]:
-    """Documents that a tool returned, or its text as one document."""
-    listed: Any = message.artifact
-    if (
-        isinstance(listed, (list, tuple))
-        and listed
-        and all(isinstance(one, Document) for one in listed)
-    ):
-        return [*listed]
-    return [Document(message.text, metadata={"title": title})]

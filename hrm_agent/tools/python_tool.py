@@ -14,7 +14,6 @@ No annotation here is a string: LangChain resolves those of `_arun` three times 
 compiles strings each time.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Annotated, Any, ClassVar
 
@@ -91,7 +90,10 @@ class PythonTool(BaseTool):
     async def _arun(
         self, code: str, tool_call_id: str, config: RunnableConfig
     ) -> tuple[ToolMessage, dict[str, Any]]:
-        config = _with_thread(config)
+        # Outside of graphs, LangGraph does not copy the thread's id to the metadata.
+        configurable: Any = config.get("configurable", {})
+        known = {"thread_id": configurable["thread_id"]} if configurable.get("thread_id") else {}
+        config = {**config, "metadata": known | config.get("metadata", {})}
         async with AsyncExitStack() as stack:
             call = _Execution(self, code, tool_call_id, config)
             if not self.stateless and config.get("metadata", {}).get("thread_id"):
@@ -183,15 +185,6 @@ class _Execution:
         return tool_record_id(self._identity.thread_id, self._identity.task_id, self._id)
 
 
-def _with_thread(config: RunnableConfig) -> RunnableConfig:
-    """Config with the thread's id in its metadata, where a graph's tasks have it. Outside of
-    graphs, LangGraph does not copy it there.
-    """
-    configurable: Any = config.get("configurable", {})
-    known = {"thread_id": configurable["thread_id"]} if configurable.get("thread_id") else {}
-    return {**config, "metadata": known | config.get("metadata", {})}
-
-
 def tool_content(result: ExecutionResult) -> str:
     """Text of `result` for the model."""
     shown = result.stdout
@@ -199,32 +192,20 @@ def tool_content(result: ExecutionResult) -> str:
         if result.value is not None:
             shown += ("\n" if shown and not shown.endswith("\n") else "") + result.value
         return _shorten(shown.strip("\n"), MAX_CONTENT) or NO_OUTPUT
-    failure = _FAILURES.get(result.status) or _end_of_traceback(result.stderr)
+    failure = _FAILURES.get(result.status)
+    if not failure:  # the end of the traceback, without lines that only underline
+        lines = [line for line in result.stderr.splitlines() if line.strip(" ~^")]
+        last = "\n".join(lines[-TRACEBACK_LINES:]).lstrip()
+        failure = _shorten(last, MAX_CONTENT // 2) or "Error: the code failed without a message"
     return _shorten(shown, MAX_CONTENT - len(failure)) + failure
 
 
-def _end_of_traceback(stderr: str) -> str:
-    """Last lines of a traceback, without lines that only underline."""
-    lines = [line for line in stderr.splitlines() if line.strip(" ~^")]
-    return (
-        _shorten("\n".join(lines[-TRACEBACK_LINES:]).lstrip(), MAX_CONTENT // 2)
-        or "Error: the code failed without a message"
-    )
-
-
 def _outcome(result: ExecutionResult) -> ToolOutcome:
-    notes = {
-        SessionState.LOST: LOST,
-        SessionState.DIFFERS: DIFFERS.format(_listed(result.changed_cells)),
-    }
+    *before, last = map(str, result.changed_cells or [0])
+    calls = f"calls {', '.join(before)} and {last}" if before else f"call {last}"
+    notes = {SessionState.LOST: LOST, SessionState.DIFFERS: DIFFERS.format(calls)}
     note, shown = notes.get(result.session) if result.session else None, tool_content(result)
     return ToolOutcome(result.status, f"{note}\n{shown}" if note else shown, execution=result)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """Numbers of calls in words, such as `call 2` or `calls 1, 3 and 4`."""
-    *before, last = map(str, numbers or [0])
-    return f"calls {', '.join(before)} and {last}" if before else f"call {last}"
 
 
 def _shorten(text: str, limit: int) -> str:

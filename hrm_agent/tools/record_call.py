@@ -120,7 +120,15 @@ async def record_tool_call(
             begun = await recording.apart(partial(recording.write_tool_call, again=True), started)
         clock = time.perf_counter()
         with under_way(begun):
-            outcome = await _shielded(partial(execute, drawn) if drawn else execute)
+            try:
+                outcome = await (execute(drawn) if drawn else execute())
+            except (GraphBubbleUp, HrmError):
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {text_of(error)}"
+                outcome = ToolOutcome(
+                    ToolStatus.INFRASTRUCTURE, "The tool could not be run.", stderr=reason
+                )
         elapsed = time.perf_counter() - clock
         return await recording.apart(
             finish_tool_call, recording, begun, outcome, elapsed, repeatable
@@ -134,6 +142,14 @@ def as_message(record: ToolCall) -> ToolMessage:
     Its metadata has the start and end time of the tool's work, as a model's answer has those of the
     model's.
     """
+    times: dict[str, Any] = {}
+    if record.ended_at is not None:
+        started_at = record.ended_at - record.duration_seconds
+        times = {STARTED_AT: started_at, ENDED_AT: record.ended_at}
+        thread = record.identity.thread_id
+        # without a thread, the call's id is used for it
+        if record.identity.checkpoint_ns and thread != record.tool_call_id:
+            times[THREAD_ID] = thread
     told = {"status": str(record.status), "record": record.id}
     given = ((record.output or {}).get("message") or {}).get("artifact")
     return ToolMessage(
@@ -143,22 +159,8 @@ def as_message(record: ToolCall) -> ToolMessage:
         tool_call_id=record.tool_call_id,
         status="success" if record.status is ToolStatus.OK else "error",
         artifact=told if given is None else told | {"artifact": given},
-        response_metadata=_when(record),
+        response_metadata=times,
     )
-
-
-def _when(record: ToolCall) -> dict[str, Any]:
-    if record.ended_at is None:
-        return {}
-    identity = record.identity
-    # without a thread, the call's id is used for it
-    on_thread = identity.checkpoint_ns and identity.thread_id != record.tool_call_id
-    thread = {THREAD_ID: identity.thread_id} if on_thread else {}
-    return {
-        STARTED_AT: record.ended_at - record.duration_seconds,
-        ENDED_AT: record.ended_at,
-        **thread,
-    }
 
 
 def new_tool_call(
@@ -226,7 +228,15 @@ def finish_tool_call(
     """Write the outcome of a call. Returns the stored record, which is another run's if that ended
     the call first.
     """
-    ended = begun.model_copy(update=_came_to(outcome, elapsed) | {"ended_at": time.time()})
+    measured: dict[str, Any] = {"stderr": outcome.stderr, "duration_seconds": elapsed}
+    if outcome.execution is not None:
+        measured = {name: getattr(outcome.execution, name) for name in _MEASURED}
+    elif outcome.duration_seconds is not None:
+        measured["duration_seconds"] = outcome.duration_seconds
+    came_to = {
+        name: getattr(outcome, name) for name in ("status", "content", "output", "graph_effects")
+    }
+    ended = begun.model_copy(update=measured | came_to | {"ended_at": time.time()})
     return _written(recording, ended, repeatable)
 
 
@@ -236,24 +246,3 @@ def _written(recording: Recording, tool_call: ToolCall, repeatable: bool) -> Too
         return standing
     # the record is of another call to which the model gave the same id
     return recording.write_tool_call(tool_call, again=True)
-
-
-def _came_to(outcome: ToolOutcome, elapsed: float) -> dict[str, Any]:
-    """Fields of a `ToolCall` for its outcome."""
-    ended = {
-        name: getattr(outcome, name) for name in ("status", "content", "output", "graph_effects")
-    }
-    if outcome.execution is not None:
-        return {name: getattr(outcome.execution, name) for name in _MEASURED} | ended
-    seconds = elapsed if outcome.duration_seconds is None else outcome.duration_seconds
-    return ended | {"stderr": outcome.stderr, "duration_seconds": seconds}
-
-
-async def _shielded(execute: Callable[[], Awaitable[ToolOutcome]]) -> ToolOutcome:
-    try:
-        return await execute()
-    except (GraphBubbleUp, HrmError):
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {text_of(error)}"
-        return ToolOutcome(ToolStatus.INFRASTRUCTURE, "The tool could not be run.", stderr=reason)

@@ -32,7 +32,6 @@ from hrm_agent.retrieval.html.text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.api_schema import (
     ApiRow,
-    PageRow,
     Parsed,
     Query,
     QueryReply,
@@ -80,12 +79,29 @@ class MediaWiki:
 
         `tables`: always read pages from their HTML, including tables and notes.
         """
-        _check_contact(user_agent)
+        if not any(mark in user_agent for mark in ("@", "://")):
+            raise ConfigError(
+                f"The user agent {user_agent!r} names no contact.",
+                'Wikis ask for a contact: user_agent="name/1.0 (you@example.org)".',
+            )
+        if not (user_agent.isascii() and user_agent.isprintable()):
+            raise ConfigError(
+                f"The user agent {user_agent!r} is not all printable ASCII.",
+                "HTTP headers have to be printable ASCII.",
+            )
         self.url, self._tables = url, tables
         self._asker = Asker(
             _api(url), user_agent, timeout=timeout, attempts=attempts, patience=patience
         )
-        self._cache = _open_cache(cache, cache_seconds)
+        self._cache: AnswerCache | None = None
+        if cache is not None:
+            try:
+                from hrm_agent.tools.mediawiki.cache import AnswerCache
+            except ImportError as error:
+                raise ConfigError(
+                    f"A cache of answers needs {error.name}.", f"Run `{to_install('retrieval')}`."
+                ) from error
+            self._cache = AnswerCache(cache, cache_seconds)
 
     @classmethod
     def wikipedia(cls, language: str = "en", **options: Any) -> MediaWiki:
@@ -113,9 +129,15 @@ class MediaWiki:
 
     async def asearch(self, query: str, limit: int = 5) -> list[SearchHit]:
         """Async version of `search`."""
-        return await the_loop().run_async(
-            self._search(_words(query), max(1, min(limit, _MOST_FOUND)))
-        )
+        if not query.strip() or _cannot_be_sent(query):
+            raise ToolFailure("The query has no words.", ToolStatus.INVALID_CALL)
+        if len(query) > _LONGEST_QUERY:
+            text = (
+                f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give"
+                " a few words."
+            )
+            raise ToolFailure(text, ToolStatus.INVALID_CALL)
+        return await the_loop().run_async(self._search(query, max(1, min(limit, _MOST_FOUND))))
 
     def page(self, title: str) -> Page:
         """Page by its title. Raises `ToolFailure` if it is missing."""
@@ -123,7 +145,10 @@ class MediaWiki:
 
     async def apage(self, title: str) -> Page:
         """Async version of `page`."""
-        return await the_loop().run_async(self._page(_title(title)))
+        named = " ".join(title.split())
+        if not named or "|" in named or _cannot_be_sent(named) or len(named) > _LONGEST_QUERY:
+            raise ToolFailure(f"{title[:80]!r} is no title of a page.", ToolStatus.INVALID_CALL)
+        return await the_loop().run_async(self._page(named))
 
     def tools(self, page_characters: int = 8_000) -> list[BaseTool]:
         """Tools `wiki_search` and `wiki_page` for a model. `page_characters` limits the part of a
@@ -173,7 +198,18 @@ class MediaWiki:
         answer = await self._query(
             {"action": "query", "titles": title, "redirects": "1", "iwurl": "1", **wanted}
         )
-        page = _only(answer, title)
+        if answer.interwiki:
+            other = answer.interwiki[0]
+            text = f"{title!r} is a page of another wiki: {other.url[:300]!r}"
+            raise ToolFailure(text, ToolStatus.ERROR)
+        if answer.redirects and not answer.pages:
+            raise ToolFailure(f"{title!r} is a redirect that leads in a circle.", ToolStatus.ERROR)
+        if not answer.pages or answer.pages[0].invalid:
+            reason = answer.pages[0].invalidreason[:300] if answer.pages else ""
+            raise ToolFailure(
+                f"{title!r} is no title of a page. {reason}".strip(), ToolStatus.INVALID_CALL
+            )
+        page = answer.pages[0]
         if page.missing or page.lastrevid is None or page.canonicalurl is None:
             raise ToolFailure(
                 f"There is no page {title!r}. {await self._advice(title)}", ToolStatus.ERROR
@@ -268,53 +304,9 @@ def _api(url: str) -> httpx.URL:
     return api.copy_with(fragment=None)
 
 
-def _check_contact(user_agent: str) -> None:
-    if not any(mark in user_agent for mark in ("@", "://")):
-        raise ConfigError(
-            f"The user agent {user_agent!r} names no contact.",
-            'Wikis ask for a contact: user_agent="name/1.0 (you@example.org)".',
-        )
-    if not (user_agent.isascii() and user_agent.isprintable()):
-        raise ConfigError(
-            f"The user agent {user_agent!r} is not all printable ASCII.",
-            "HTTP headers have to be printable ASCII.",
-        )
-
-
-def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None:
-    if folder is None:
-        return None
-    try:
-        from hrm_agent.tools.mediawiki.cache import AnswerCache
-    except ImportError as error:
-        raise ConfigError(
-            f"A cache of answers needs {error.name}.", f"Run `{to_install('retrieval')}`."
-        ) from error
-    return AnswerCache(folder, seconds)
-
-
 def _cannot_be_sent(text: str) -> bool:
     """True if a text has NUL or lone surrogates, which a model may write and no URL can contain."""
     return "\0" in text or find_surrogate(text) is not None
-
-
-def _words(query: str) -> str:
-    if not query.strip() or _cannot_be_sent(query):
-        raise ToolFailure("The query has no words.", ToolStatus.INVALID_CALL)
-    if len(query) > _LONGEST_QUERY:
-        text = (
-            f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give a"
-            " few words."
-        )
-        raise ToolFailure(text, ToolStatus.INVALID_CALL)
-    return query
-
-
-def _title(title: str) -> str:
-    named = " ".join(title.split())
-    if not named or "|" in named or _cannot_be_sent(named) or len(named) > _LONGEST_QUERY:
-        raise ToolFailure(f"{title[:80]!r} is no title of a page.", ToolStatus.INVALID_CALL)
-    return named
 
 
 def _searching(words: str, limit: int) -> dict[str, str]:
@@ -325,21 +317,6 @@ def _searching(words: str, limit: int) -> dict[str, str]:
         "srprop": "snippet",
         "srlimit": str(limit),
     }
-
-
-def _only(answer: Query, title: str) -> PageRow:
-    if answer.interwiki:
-        other = answer.interwiki[0]
-        text = f"{title!r} is a page of another wiki: {other.url[:300]!r}"
-        raise ToolFailure(text, ToolStatus.ERROR)
-    if answer.redirects and not answer.pages:
-        raise ToolFailure(f"{title!r} is a redirect that leads in a circle.", ToolStatus.ERROR)
-    if not answer.pages or answer.pages[0].invalid:
-        reason = answer.pages[0].invalidreason[:300] if answer.pages else ""
-        raise ToolFailure(
-            f"{title!r} is no title of a page. {reason}".strip(), ToolStatus.INVALID_CALL
-        )
-    return answer.pages[0]
 
 
 def _end_of(title: str, redirects: dict[str, str]) -> str:

@@ -102,12 +102,7 @@ class Page:
         places = [(m.start(), m.group().casefold()) for m in _WORD.finditer(self.text)]
         hits = [(at, word) for at, word in places if word in wanted]
         first, last = _densest(hits, size)
-        return self._around(first, last, size)
-
-    def _around(self, first: int, last: int, size: int) -> Passage:
-        """Passage around two positions, from the start of the line to the end of the section, if
-        there is room.
-        """
+        # from the start of the line to the end of the section, if there is room
         spare = max(0, size - (last - first)) // 2
         start = max(self.text.rfind("\n", 0, first) + 1, _at_space(self.text, first - spare, -1))
         heading, room = _HEADING.search(self.text, last), start + max(size, last - start)
