@@ -110,8 +110,11 @@ def build_tool_loop(
         """Complaint about the last answer; empty if an answer was sent back before, which makes a
         second human turn.
         """
-        once = not any(_sent_back(message) for message in messages)
-        return complaint(last_answer(messages).text) if complaint is not None and once else ""
+        sent_back = any(
+            isinstance(message, HumanMessage) and str(message.id).endswith(_SENT_BACK)
+            for message in messages
+        )
+        return "" if complaint is None or sent_back else complaint(last_answer(messages).text)
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
@@ -184,10 +187,6 @@ def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
         if isinstance(m, HumanMessage) and not str(m.id).endswith(_OWN)
     )
     return list(messages[max(said, default=0) :])
-
-
-def _sent_back(message: AnyMessage) -> bool:
-    return isinstance(message, HumanMessage) and str(message.id).endswith(_SENT_BACK)
 
 
 graph = build_tool_loop(TOOL_LOOP_PROMPT)

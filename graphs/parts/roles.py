@@ -55,9 +55,12 @@ class Role(Generic[Answer]):
 
     def read(self, text: str) -> Answer:
         """Return the answer in `text`. Raises `UnparsableAnswer`."""
-        if self.output is None:
-            return _own(text)  # pyright: ignore[reportReturnType]
-        return read_as(self.output, text)  # pyright: ignore[reportArgumentType, reportReturnType]
+        if self.output is not None:
+            return read_as(self.output, text)  # pyright: ignore[reportArgumentType, reportReturnType]
+        own = own_text(text).strip()
+        if not own:
+            raise UnparsableAnswer("there is no text in it")
+        return own  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,10 @@ async def ask_role(
     """Send one request to a role. `read` replaces the role's own parser."""
     options, read = options or CallOptions(), read or role.read
     turns: list[BaseMessage] = [SystemMessage(role.prompt), HumanMessage(request)]
+    temperature = role.temperature if options.temperature is None else options.temperature
+    form: Any = (
+        role.output if role.output is not None and issubclass(role.output, BaseModel) else None
+    )
     complaint = ""
     for _ in range(options.calls):
         answers = tuple(turn for turn in turns if isinstance(turn, AIMessage))
@@ -112,7 +119,14 @@ async def ask_role(
         if any(left is not None and left < 1 for left in (asked, budget)):
             break
         try:
-            answer = await _model(role, options, asked, budget).ainvoke(turns)
+            model = chat_model(
+                options.model,
+                schema=form,
+                temperature=temperature,
+                max_tokens=asked,
+                budget=budget,
+            )
+            answer = await model.ainvoke(turns)
         except ContextLengthError as error:
             return RoleReply(None, answers, str(error), context_full=True)
         try:
@@ -128,18 +142,6 @@ async def ask_role(
 
 def _left(limit: int | None, spent: int) -> int | None:
     return None if limit is None else limit - spent
-
-
-def _model(
-    role: Role[Any], options: CallOptions, max_tokens: int | None, budget: int | None
-) -> Any:
-    temperature = role.temperature if options.temperature is None else options.temperature
-    form: Any = (
-        role.output if role.output is not None and issubclass(role.output, BaseModel) else None
-    )
-    return chat_model(
-        options.model, schema=form, temperature=temperature, max_tokens=max_tokens, budget=budget
-    )
 
 
 def chat_model(
@@ -171,10 +173,3 @@ def chat_model(
     given = {"temperature": temperature, "max_tokens": max_tokens}
     held: Any = model.bind_tools(tools) if tools else model
     return held.bind(**{name: value for name, value in given.items() if value is not None})
-
-
-def _own(text: str) -> str:
-    own = own_text(text).strip()
-    if not own:
-        raise UnparsableAnswer("there is no text in it")
-    return own

@@ -25,7 +25,7 @@ answer so far, and reports which limit was reached.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage
@@ -50,7 +50,7 @@ from hrm_agent.graphs.parts.prompts import (
     synthesizer_request,
 )
 from hrm_agent.graphs.parts.roles import CallOptions, Role, RoleReply, ask_role
-from hrm_agent.graphs.reasoning.answer_checks import AnswerFormat, format_of, names_in, run_check
+from hrm_agent.graphs.reasoning.answer_checks import format_of, names_in, run_check
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
 from hrm_agent.graphs.reasoning.plan import FAILED, PlannerAnswer, arranged, ready, whole_problem
 from hrm_agent.graphs.reasoning.state import (
@@ -167,9 +167,18 @@ async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[s
         state["problem"], state["subgoal"]["goal"], state["known"], state["hint"]
     )
     variables = {"variables": state["variables"]} if "variables" in state else {}
-    end, full = await run_loop(
-        solver, [HumanMessage(request)], _budget(state, context), **variables
+    budget = Budget(
+        max_turns=min(context.max_turns, state["turns"]),
+        max_tokens=min(context.max_answer_tokens, state["tokens"]),
+        max_seconds=state["seconds"],
+        max_cost=state["cost"],
+        prices=context.prices,
+        model=context.models.get(SOLVER),
+        temperature=context.temperatures.get(SOLVER),
+        tool_format=context.tool_format,
+        session_variables=context.session_variables,
     )
+    end, full = await run_loop(solver, [HumanMessage(request)], budget, **variables)
     if full:
         spent = spent_on(end["messages"], context.prices)
         return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {full}"]}
@@ -265,9 +274,15 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
         request = synthesizer_request(problem, shown(results), asked)
         options = _options(SYNTHESIZER, state, context, kept_back=0)
         said = await ask_role(SYNTHESIZER, request, options, read=wanted.read if wanted else None)
-    message = (
-        said.messages[-1] if said.value is not None else _without_synthesizer(said, wanted, results)
-    )
+    if said.value is not None:
+        message = said.messages[-1]
+    else:  # a part of its replies in the requested format, else the last result
+        found = (wanted.found_in(answer.text) for answer in said.messages) if wanted else ()
+        solved = (value for value in reversed(list(results.values())) if value != FAILED)
+        last = next(solved, NO_ANSWER)
+        message = AIMessage(
+            next(filter(None, found), None) or (wanted.filled(last) if wanted else last)
+        )
     accepted = verdict_of(state, "action") == "accept"
     return {
         "messages": [message],
@@ -277,21 +292,6 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
         ),
         **_end(state, said, left.used_up(calls=0 if accepted else 1)),
     }
-
-
-def _without_synthesizer(
-    said: RoleReply[str], wanted: AnswerFormat | None, results: Mapping[str, str]
-) -> AIMessage:
-    """Answer without a text of the synthesizer: a part of its replies in the requested format, else
-    the last result.
-    """
-    own = (
-        next(filter(None, (wanted.found_in(answer.text) for answer in said.messages)), None)
-        if wanted
-        else None
-    )
-    last = next((value for value in reversed(list(results.values())) if value != FAILED), NO_ANSWER)
-    return AIMessage(own or (wanted.filled(last) if wanted else last))
 
 
 def _end(state: ReasoningState, said: RoleReply[str], limit: StopReason | None) -> dict[str, str]:
@@ -332,20 +332,6 @@ def _options(
     tokens, calls = min(context.max_answer_tokens, left.tokens), min(2, left.calls - kept_back)
     return CallOptions(
         context.models.get(role.name), context.temperatures.get(role.name), tokens, calls
-    )
-
-
-def _budget(task: SolverTask, context: ReasoningContext) -> Budget:
-    return Budget(
-        max_turns=min(context.max_turns, task["turns"]),
-        max_tokens=min(context.max_answer_tokens, task["tokens"]),
-        max_seconds=task["seconds"],
-        max_cost=task["cost"],
-        prices=context.prices,
-        model=context.models.get(SOLVER),
-        temperature=context.temperatures.get(SOLVER),
-        tool_format=context.tool_format,
-        session_variables=context.session_variables,
     )
 
 

@@ -99,21 +99,17 @@ def format_of(final_format: str, problem: str) -> AnswerFormat | None:
     """Requested format (None if it cannot be derived)."""
     quoted = [next(filter(None, found.groups())) for found in _QUOTED.finditer(final_format)]
     plain = final_format.strip()
-    templates = [
-        *quoted,
-        *([plain] if len(_PLACE.sub("", plain).split()) <= 3 else []),
-        *_quoted_requests(problem),
-    ]
-    return next((found for found in map(_format, templates) if found is not None), None)
-
-
-def _quoted_requests(problem: str) -> list[str]:
     asked = [
-        found
+        next(filter(None, found.groups()))
         for found in _QUOTED.finditer(problem)
         if _ASKS.search(problem[max(found.start() - 60, 0) : found.start()])
     ]
-    return [next(filter(None, found.groups())) for found in asked]
+    templates = [
+        *quoted,
+        *([plain] if len(_PLACE.sub("", plain).split()) <= 3 else []),
+        *asked,
+    ]
+    return next((found for found in map(_format, templates) if found is not None), None)
 
 
 def _format(template: str) -> AnswerFormat | None:

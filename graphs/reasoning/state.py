@@ -247,18 +247,12 @@ def solver_task(
         cost=share.cost,
     )
     if variables:
-        task["variables"] = _session_variables(state, subgoal)
+        needs = subgoal["needs"]
+        # Values written by models are bounded: one too large for a session would end the run.
+        longest = min(MAX_VALUE, MAX_TASK // max(len(needs), 1))
+        task["variables"] = {
+            "task": problem_of(state)[:MAX_TASK],
+            **state.get("variables", {}),
+            "results": {need: as_value(results[need][:longest]) for need in needs},
+        }
     return task
-
-
-def _session_variables(state: ReasoningState, subgoal: Subgoal) -> dict[str, Any]:
-    """JSON values of a solver's session. Those written by models are bounded, since a value that is
-    too large for a session would end the run.
-    """
-    results, needs = state.get("results", {}), subgoal["needs"]
-    longest = min(MAX_VALUE, MAX_TASK // max(len(needs), 1))
-    return {
-        "task": problem_of(state)[:MAX_TASK],
-        **state.get("variables", {}),
-        "results": {need: as_value(results[need][:longest]) for need in needs},
-    }

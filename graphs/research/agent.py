@@ -129,9 +129,11 @@ class _Research:
         gone = forgotten(sources, context.max_remembered_chars)
         at_hand = {name: source for name, source in sources.items() if name not in gone}
         fresh = ResearchState(messages=state["messages"])  # a turn has a budget of its own
-        request = research_request(
-            newest_request(state), earlier_lines(state["messages"]), _listed(at_hand)
-        )
+        listed = [
+            f"{name} {source['title'][:MAX_LISTED_TITLE]}"
+            for name, source in [*at_hand.items()][-MAX_LISTED:]
+        ]
+        request = research_request(newest_request(state), earlier_lines(state["messages"]), listed)
         options = self._options(fresh, context, kept_back=1)
         may_ask = not state.get("asked_back")
         said = await ask_role(
@@ -443,14 +445,6 @@ def _different(questions: Sequence[ResearchQuestion]) -> list[ResearchQuestion]:
 
 def _about(question: ResearchQuestion) -> str:
     return " ".join([question["question"], *question["queries"]])
-
-
-def _listed(sources: Mapping[str, Source]) -> list[str]:
-    """Newest sources by name and title, as the planner is shown them."""
-    return [
-        f"{name} {source['title'][:MAX_LISTED_TITLE]}"
-        for name, source in [*sources.items()][-MAX_LISTED:]
-    ]
 
 
 def _final_id(state: ResearchState) -> str:

@@ -38,7 +38,6 @@ from hrm_agent.graphs.research.sources import Source
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.graphs.research.tools import IDS_OF_A_CALL, Toolbox
 from hrm_agent.tools import run_tool_calls
-from hrm_agent.trajectory import StopReason
 
 __all__ = ["SearchContext", "SearchState", "build_search"]
 
@@ -92,7 +91,11 @@ def build_search(
             research.model or model, tools=offered, temperature=research.temperature, budget=limit
         )
         answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])
-        stop = _stop_reason([*state["messages"], answer], context)
+        messages = [*state["messages"], answer]
+        answers = sum(isinstance(message, AIMessage) for message in messages)
+        # tools have answered, or it was reminded
+        looked = context.has_sources or len(messages) > answers + 1
+        stop = loop_stop(messages, context.budget, final=looked and not calls_tools(answer))
         return {"messages": [answer], "stop_reason": stop.value if stop else ""}
 
     async def call_tools(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
@@ -177,12 +180,3 @@ async def _after_reason(state: SearchState) -> str:
     if state.get("stop_reason"):
         return END
     return "tools" if calls_tools(last_answer(state["messages"])) else "remind"
-
-
-def _stop_reason(messages: Sequence[AnyMessage], context: SearchContext) -> StopReason | None:
-    answers = sum(isinstance(message, AIMessage) for message in messages)
-    # tools have answered, or it was reminded
-    looked = context.has_sources or len(messages) > answers + 1
-    return loop_stop(
-        messages, context.budget, final=looked and not calls_tools(last_answer(messages))
-    )

@@ -114,9 +114,16 @@ def display(source: Source, about: str, limit: int) -> str:
     """Source in its frame, as a model is shown it, with at most about `limit` characters of its
     text.
     """
-    (first, _), *others = scored_passages(source["text"], about) or [((0, 0), 0.0)]
-    ranked = [first, *(span for span, _ in sorted(others, key=lambda one: -one[1]))]
-    return _framed(source, _chosen(source["text"], ranked, limit))
+    text = source["text"]
+    if len(text) <= limit:
+        return _framed(source, [(0, len(text))])
+    (first, _), *others = scored_passages(text, about) or [((0, 0), 0.0)]
+    chosen: list[Span] = []
+    for start, end in [first, *(span for span, _ in sorted(others, key=lambda one: -one[1]))]:
+        if end - start <= limit:
+            chosen.append((start, end))
+            limit -= end - start
+    return _framed(source, sorted(chosen) or [(0, limit)])
 
 
 def display_hits(sources: Sequence[Source], hits: Sequence[Extract], about: str, limit: int) -> str:
@@ -176,18 +183,6 @@ def around(source: Source, start: int, end: int, characters: int) -> str:
     return _framed(copy, [(0, len(copy["text"]))])
 
 
-def _chosen(text: str, ranked: Sequence[Span], limit: int) -> list[Span]:
-    """Best passages that fit, in the order of the text; the beginning if none fits."""
-    if len(text) <= limit:
-        return [(0, len(text))]
-    chosen: list[Span] = []
-    for start, end in ranked:
-        if end - start <= limit:
-            chosen.append((start, end))
-            limit -= end - start
-    return sorted(chosen) or [(0, limit)]
-
-
 def _framed(source: Source, spans: Sequence[Span]) -> str:
     text = source["text"]
     shown, at = "", 0
@@ -195,13 +190,9 @@ def _framed(source: Source, spans: Sequence[Span]) -> str:
         shown += (f"\n{GAP}\n" if start > at else "") + text[start:end]
         at = end
     shown += f"\n{GAP}" if at < len(text) else ""
-    name = f"{source['id']} {_word_not_in(source['title'] + shown)}"
+    told = source["title"] + shown
+    digest = hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()
+    words = (digest[n : n + 4] if n < 60 else str(n) for n in count())
+    name = f"{source['id']} {next(word for word in words if word not in told)}"
     place = source["url"] or source["file"]
     return f"<source {name}> {source['title']} ({place})\n{shown.strip()}\n</source {name}>"
-
-
-def _word_not_in(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-    return next(
-        word for n in count() if (word := digest[n : n + 4] if n < 60 else str(n)) not in text
-    )

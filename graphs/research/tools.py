@@ -36,7 +36,7 @@ from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.retrieval import index as documents
 from hrm_agent.tools import ToolFailure
 from hrm_agent.tools.load_tools import as_tools, load_tools
-from hrm_agent.tools.mediawiki import SearchHit, open_wiki
+from hrm_agent.tools.mediawiki import open_wiki
 from hrm_agent.tools.own_tool import LIMIT_REACHED, own_tool
 from hrm_agent.trajectory import ToolStatus, content_hash
 
@@ -136,10 +136,12 @@ class _PageReader:
     async def wiki_search(self, query: str) -> Result:
         """Search the wiki for pages whose text has the words of the query. Few words find more."""
         found = await self._wiki().asearch(query)
-        return (
-            "\n".join(map(_line, found)) or "No page has these words. Try fewer or other words.",
-            [],
-        )
+        lines = list[str]()
+        for hit in found:
+            title = one_line(hit.title, MAX_SNIPPET)
+            snippet = one_line(hit.snippet or hit.intro, MAX_SNIPPET)
+            lines.append(f"{title}: {snippet}" if snippet else title)
+        return "\n".join(lines) or "No page has these words. Try fewer or other words.", []
 
     async def wiki_page(self, title: str, about: str = "") -> Result:
         """Read the page of the wiki with this title: its beginning and what it says about the words
@@ -210,15 +212,6 @@ class _PageReader:
 
     def _named(self, number: int, source: Source) -> Source:
         return renamed(source, f"S{self.first_id + number}")
-
-
-def _line(found: SearchHit) -> str:
-    snippet = one_line(found.snippet or found.intro, MAX_SNIPPET)
-    return (
-        f"{one_line(found.title, MAX_SNIPPET)}: {snippet}"
-        if snippet
-        else one_line(found.title, MAX_SNIPPET)
-    )
 
 
 def _source_of(document: Document) -> Source:
