@@ -62,7 +62,16 @@ class StaticEmbeddings(Embeddings):
             raise ConfigError(
                 f"Static vectors do not have {dimension} numbers.", f"Choose one of {DIMENSIONS}."
             )
-        weights, vocabulary = _files()
+        spec = find_spec("wordllama")
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError("Static vectors need wordllama.", f"Run `{to_install('vectors')}`.")
+        files = [Path(spec.submodule_search_locations[0]) / file for file in _FILES]
+        if missing := [str(path) for path in files if not path.is_file()]:
+            raise ConfigError(
+                f"This version of wordllama has no {missing[0]}.",
+                "Run `pip install 'wordllama~=0.4.0'`.",
+            )
+        weights, vocabulary = files
         self.name = f"static:{dimension}"
         self.dimension = dimension
         from safetensors.numpy import load_file
@@ -80,23 +89,16 @@ class StaticEmbeddings(Embeddings):
         """Vectors of texts, one row each."""
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for first in range(0, len(texts), _BATCH):
-            for row, ids in enumerate(
-                self._ids([replace_surrogates(text) for text in texts[first : first + _BATCH]]),
-                first,
-            ):
-                if ids and texts[row]:
+            batch = [replace_surrogates(text) for text in texts[first : first + _BATCH]]
+            if len(batch) == 1:
+                # A question, for which starting the library's threads takes longer than the work.
+                encoded = [self._tokenizer.encode(batch[0], add_special_tokens=False)]
+            else:
+                encoded = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            for row, found in enumerate(encoded, first):
+                if (ids := found.ids) and texts[row]:
                     rows[row] = self._table[ids].mean(axis=0)
         return unit(rows)
-
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        # One text is a question, for which starting the library's threads takes longer than the
-        # work.
-        if len(texts) == 1:
-            return [self._tokenizer.encode(texts[0], add_special_tokens=False).ids]
-        return [
-            found.ids
-            for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ]
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         return self.vectors(texts).tolist()
@@ -184,16 +186,3 @@ def unit(rows: Vectors) -> Vectors:
     """Divide each row by its length. A row of zeros is unchanged."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
-
-
-def _files() -> list[Path]:
-    spec = find_spec("wordllama")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("Static vectors need wordllama.", f"Run `{to_install('vectors')}`.")
-    found = [Path(spec.submodule_search_locations[0]) / file for file in _FILES]
-    if missing := [str(path) for path in found if not path.is_file()]:
-        raise ConfigError(
-            f"This version of wordllama has no {missing[0]}.",
-            "Run `pip install 'wordllama~=0.4.0'`.",
-        )
-    return found

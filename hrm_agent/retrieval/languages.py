@@ -72,19 +72,15 @@ def check_language(name: str) -> str:
 def guess_language(text: str) -> str:
     """Guess the language of a text: a code of `STEMMERS`, or `NO_LANGUAGE`."""
     likely = dict[str, float]()
-    ranked: list[tuple[str, float]] = _model().rank(_sample(text))
+    if len(text) > _WINDOWS * _WINDOW:
+        step = (len(text) - _WINDOW) // (_WINDOWS - 1)
+        text = "\n".join(text[place * step : place * step + _WINDOW] for place in range(_WINDOWS))
+    ranked: list[tuple[str, float]] = _model().rank(text)
     for found, share in ranked:
         name = _SAME.get(found, found)
         likely[name] = likely.get(name, 0.0) + share
     best = max(likely, key=likely.__getitem__)
     return best if best in STEMMERS and likely[best] >= _LEAST else NO_LANGUAGE
-
-
-def _sample(text: str) -> str:
-    if len(text) <= _WINDOWS * _WINDOW:
-        return text
-    step = (len(text) - _WINDOW) // (_WINDOWS - 1)
-    return "\n".join(text[place * step : place * step + _WINDOW] for place in range(_WINDOWS))
 
 
 @lru_cache(maxsize=1)

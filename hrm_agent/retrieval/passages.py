@@ -145,7 +145,11 @@ class _Counted:
     def scores(self, asked: Iterable[str]) -> list[float]:
         """BM25 score of each passage."""
         mean = sum(self._lengths) / max(len(self._lengths), 1) or 1.0
-        wanted = [(term, self._rarity(term)) for term in dict.fromkeys(asked) if term in self._in]
+        wanted = list[tuple[str, float]]()
+        for term in dict.fromkeys(asked):
+            if number := self._in[term]:
+                rarity = math.log(1 + (len(self._counts) - number + 0.5) / (number + 0.5))
+                wanted.append((term, rarity))
         return [
             sum(
                 rare * n * (_K + 1) / (n + _K * (1 - _B + _B * length / mean))
@@ -154,10 +158,6 @@ class _Counted:
             )
             for counts, length in zip(self._counts, self._lengths, strict=True)
         ]
-
-    def _rarity(self, term: str) -> float:
-        number = self._in[term]
-        return math.log(1 + (len(self._counts) - number + 0.5) / (number + 0.5))
 
 
 class _Passages:

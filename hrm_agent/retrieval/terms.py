@@ -98,7 +98,12 @@ def term_spans(text: str, languages: Iterable[str]) -> Iterator[tuple[int, int, 
     """Words of a text as (start, end, terms in any of the languages)."""
     terms = {language: _terms_in(language) for language in languages}
     for word in _WORD.finditer(text):
-        yield *word.span(), {_joined(word[0], language, terms[language]) for language in terms}
+        # a word may fold to several, which are joined
+        folded = {
+            " ".join(known[part] for part in _WORD.findall(_folded(word[0], language)))
+            for language, known in terms.items()
+        }
+        yield *word.span(), folded
 
 
 def is_common(term: str) -> bool:
@@ -136,11 +141,6 @@ def _folded(text: str, language: str) -> str:
     return unicodedata.normalize("NFKC", text)
 
 
-def _joined(word: str, language: str, terms: _Terms) -> str:
-    """Term of one word. The parts of a word that folds to several are joined by a space."""
-    return " ".join(terms[part] for part in _WORD.findall(_folded(word, language)))
-
-
 class _Terms(dict[str, str]):
     """Terms by folded word, for one language. Each word is stemmed once, since texts repeat their
     words.
@@ -160,14 +160,10 @@ class _Terms(dict[str, str]):
             with self._stemming:
                 term = self._stem(term) or term
         if not term.isascii():
-            term = _without_accents(term)
+            plain = _ACCENTS.sub("", unicodedata.normalize("NFD", term))
+            term = unicodedata.normalize("NFC", plain).translate(_PLAIN) or term
         self[word] = term
         return term
-
-
-def _without_accents(word: str) -> str:
-    stripped = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
-    return unicodedata.normalize("NFC", stripped).translate(_PLAIN) or word
 
 
 @cache

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.chunking.code import code_levels
 from hrm_agent.retrieval.chunking.markdown import markdown_levels
 from hrm_agent.retrieval.chunking.semantic import topics
 from hrm_agent.retrieval.chunking.sentences import Prose
@@ -23,6 +23,8 @@ __all__ = ["STRATEGIES", "chunk_text"]
 DEFAULT_STRATEGY, DEFAULT_SIZE, DEFAULT_OVERLAP = "semantic", 512, 0.15
 """Default settings, explained in `docs/documents.md`."""
 _MOST_OVERLAP = 0.5
+_CONTINUES = re.compile(r"[})\]]|else\b|elif\b|except\b|finally\b|catch\b|end\b")
+"""Beginning of a line of code that belongs to the previous one."""
 
 
 def chunk_text(
@@ -60,21 +62,11 @@ def chunk_text(
     prose = Prose(checked(text))
     levels = _semantic(prose, embeddings) if embeddings is not None else STRATEGIES[strategy](prose)
     spans = Spans(prose, tokenizer, size, 0.0 if strategy == "fixed" else overlap)
-    return list(spans.cut(levels, _starts(prose, strategy) if spans.overlap else []))
-
-
-def _starts(prose: Prose, strategy: str) -> list[CutLevel]:
-    """Places where an overlapping chunk may start: a sentence or a word, in code a line or a word
-    (empty for `sliding`, which starts anywhere).
-    """
-    if strategy == "sliding":
-        return []
-    return [CutLevel(prose.lines if strategy == "code" else prose.sentences), CutLevel(prose.words)]
-
-
-def _anywhere(prose: Prose) -> Sequence[CutLevel]:
-    del prose
-    return ()
+    starts = list[CutLevel]()
+    if spans.overlap and strategy != "sliding":  # whose chunks start anywhere
+        whole = prose.lines if strategy == "code" else prose.sentences
+        starts = [CutLevel(whole), CutLevel(prose.words)]
+    return list(spans.cut(levels, starts))
 
 
 def _recursive(prose: Prose) -> Sequence[CutLevel]:
@@ -83,19 +75,35 @@ def _recursive(prose: Prose) -> Sequence[CutLevel]:
     ]
 
 
-def _sentence(prose: Prose) -> Sequence[CutLevel]:
-    return [CutLevel(places) for places in (prose.sentences, prose.lines, prose.words)]
-
-
 def _semantic(prose: Prose, embeddings: Embeddings | None = None) -> Sequence[CutLevel]:
     return topics(prose, embeddings), *_recursive(prose)
 
 
+def code_levels(prose: Prose) -> Sequence[CutLevel]:
+    """Definitions at the margin, blocks, statements at the margin, lines, words, in any language that
+    is indented.
+
+    A parser would know more, but each language needs its own. Indentation is enough to keep a
+    function whole if it fits. The best place is a line at the margin after a blank line, then any
+    line after a blank line, then a line at the margin that closes nothing, then any line.
+    """
+    starts, after_blank = prose.written_lines
+    margin = ~prose.space[starts]
+    text = prose.text
+    margin[margin] = [_CONTINUES.match(text, start) is None for start in starts[margin].tolist()]
+    ranks = (after_blank & margin, after_blank & ~margin, ~after_blank & margin)
+    return [
+        CutLevel(places) for places in (*(starts[rank] for rank in ranks), prose.lines, prose.words)
+    ]
+
+
 STRATEGIES: dict[str, Callable[[Prose], Sequence[CutLevel]]] = {
-    "fixed": _anywhere,
-    "sliding": _anywhere,
+    "fixed": lambda prose: (),
+    "sliding": lambda prose: (),
     "recursive": _recursive,
-    "sentence": _sentence,
+    "sentence": lambda prose: [
+        CutLevel(places) for places in (prose.sentences, prose.lines, prose.words)
+    ],
     "semantic": _semantic,
     "markdown": markdown_levels,
     "code": code_levels,

@@ -73,7 +73,13 @@ def _doubtful(points: NDArray[np.uint32]) -> list[tuple[int, int]]:
     widened = zip(
         (starts - 1).clip(0).tolist(), (ends + 1).clip(max=len(points)).tolist(), strict=True
     )
-    return _joined(list(widened))
+    stretches: list[tuple[int, int]] = []
+    for start, end in widened:
+        if stretches and start < stretches[-1][1]:
+            stretches[-1] = (stretches[-1][0], end)
+        else:
+            stretches.append((start, end))
+    return stretches
 
 
 @cache
@@ -82,13 +88,3 @@ def _doubts() -> NDArray[np.bool_]:
     for first, last in _PLAIN:
         doubts[first : last + 1] = False
     return doubts
-
-
-def _joined(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, end in stretches:
-        if joined and start < joined[-1][1]:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
-    return joined

@@ -36,7 +36,10 @@ def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
         list(_fences(prose.text, starts[_among(first, "`~")])), dtype=np.int64
     ).reshape(-1, 2)
     free = ~_inside(starts, fences)
-    ranks = _ranks(prose.text, starts, free & _among(first, "#"))
+    ranks = np.zeros(len(starts), dtype=np.int64)  # 1 to 6; 0 for lines that are not headings
+    signed = free & _among(first, "#")
+    found = [_HEADING.match(prose.text, start) for start in starts[signed].tolist()]
+    ranks[signed] = [len(heading[1]) if heading else 0 for heading in found]
     items = free & _among(first, "-*+0123456789")
     items[items] = [_ITEM.match(prose.text, start) is not None for start in starts[items].tolist()]
     behind = np.zeros(len(starts) + 1, dtype=np.bool_)
@@ -72,14 +75,6 @@ def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:
 def _inside(places: Positions, fences: Positions) -> Flags:
     """Flags of the places inside of a fenced block (False at its end)."""
     return fences[:, 0].searchsorted(places, "right") > fences[:, 1].searchsorted(places, "right")
-
-
-def _ranks(text: str, starts: Positions, candidates: Flags) -> NDArray[np.int64]:
-    """Rank of each heading, 1 to 6 (0 for lines that are not headings)."""
-    ranks = np.zeros(len(starts), dtype=np.int64)
-    found = [_HEADING.match(text, start) for start in starts[candidates].tolist()]
-    ranks[candidates] = [len(heading[1]) if heading else 0 for heading in found]
-    return ranks
 
 
 def _among(points: NDArray[np.uint32], wanted: str) -> Flags:

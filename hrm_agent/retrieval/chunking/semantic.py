@@ -42,16 +42,22 @@ unrelated words.
 
 
 def topics(prose: Prose, embeddings: Embeddings | None = None) -> CutLevel:
-    """Gaps between sentences, each with its depth."""
+    """Gaps between sentences, each with its depth: the sum of its distances below the hills on both
+    sides.
+    """
     places = prose.sentences
     if not len(places):
         return CutLevel(places)
-    alike = (
-        _alike_in_words(prose, places)
-        if embeddings is None
-        else _alike_in_vectors(prose, places, embeddings)
-    )
-    return CutLevel(places, _depths(alike))
+    if embeddings is None:
+        products = _products(prose, places)
+        sums = np.concatenate((np.zeros((len(products), 1)), products.cumsum(axis=1)), axis=1)
+        alike: Scores = np.mean([_alike_in_window(sums, side) for side in _SIDES], axis=0)
+    else:
+        alike = _alike_in_vectors(prose, places, embeddings)
+    padded = np.pad(alike, _HILL, constant_values=-1.0)
+    reach = sliding_window_view(padded, _HILL + 1)
+    left, right = reach[: len(alike)].max(axis=1), reach[_HILL:].max(axis=1)
+    return CutLevel(places, left + right - 2 * alike)
 
 
 def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embeddings) -> Scores:
@@ -69,15 +75,6 @@ def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embedding
             (before * after).sum(axis=1), (before**2).sum(axis=1), (after**2).sum(axis=1)
         )
     return alike / len(_SIDES)
-
-
-def _alike_in_words(surface: Surface, places: Positions) -> Scores:
-    """Cosine of the words before and after each gap, from the products of sentences less than two
-    sides apart.
-    """
-    products = _products(surface, places)
-    sums = np.concatenate((np.zeros((len(products), 1)), products.cumsum(axis=1)), axis=1)
-    return np.mean([_alike_in_window(sums, side) for side in _SIDES], axis=0)
 
 
 def _alike_in_window(sums: Scores, side: int) -> Scores:
@@ -143,11 +140,3 @@ def _cosine(shared: Scores, before: Scores, after: Scores) -> Scores:
     """Cosine of two sides (0 if one side has no words)."""
     scale = np.sqrt(np.maximum(before, 0) * np.maximum(after, 0))
     return np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 1e-9)
-
-
-def _depths(alike: Scores) -> Scores:
-    """Depth of each gap: the sum of its distances below the hills on both sides."""
-    padded = np.pad(alike, _HILL, constant_values=-1.0)
-    reach = sliding_window_view(padded, _HILL + 1)
-    left, right = reach[: len(alike)].max(axis=1), reach[_HILL:].max(axis=1)
-    return left + right - 2 * alike

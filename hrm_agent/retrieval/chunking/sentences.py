@@ -42,7 +42,8 @@ class Prose(Surface):
         """Starts of sentences, after white space or a paragraph."""
         found = [_after_marks(self), self.paragraphs]
         if not self.text.isascii():
-            found.append(_after_wide_marks(self))
+            behind = np.flatnonzero(np.isin(self.points, _WIDE_MARKS)) + 1
+            found.append(behind + _among(self.points, behind, _WIDE_CLOSING))
         return np.unique(np.concatenate(found))
 
 
@@ -60,11 +61,6 @@ def _after_marks(surface: Surface) -> Positions:
     stops = points[marks] == _STOP
     stops[stops] = ((surface.kinds[ends[stops]] & LOWER) != 0) | _abbreviated(surface, marks[stops])
     return ends[~stops]
-
-
-def _after_wide_marks(surface: Surface) -> Positions:
-    behind = np.flatnonzero(np.isin(surface.points, _WIDE_MARKS)) + 1
-    return behind + _among(surface.points, behind, _WIDE_CLOSING)
 
 
 def _among(points: NDArray[np.uint32], places: Positions, wanted: tuple[int, ...]) -> Flags:
@@ -88,8 +84,5 @@ def _abbreviated(surface: Surface, stops: Positions) -> Flags:
         length += running
     dotted = _among(surface.points, np.maximum(stops - 2, 0), (_STOP,))
     capital, letter = (packed >= ord("A")) & (packed <= ord("Z")), packed >= ord("A")
-    return np.isin(packed, _packed_abbreviations()) | ((length == 1) & (capital | letter & dotted))
-
-
-def _packed_abbreviations() -> list[int]:
-    return [int.from_bytes(word[::-1].encode()) for word in _ABBREVIATIONS.split()]
+    listed = [int.from_bytes(word[::-1].encode()) for word in _ABBREVIATIONS.split()]
+    return np.isin(packed, listed) | ((length == 1) & (capital | letter & dotted))

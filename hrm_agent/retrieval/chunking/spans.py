@@ -195,8 +195,14 @@ class Spans:
     def count(self, start: int, end: int) -> int:
         """Number of tokens of `text[start:end]` alone, equal to `tokenizer.count`."""
         text = self.text
-        if self._restarts and (whole := self._whole_tokens(start, end)) is not None:
-            return whole
+        if self._restarts:
+            low, high = int(self._starts.searchsorted(start)), int(self._ends.searchsorted(end))
+            if (
+                low <= high < len(self._ends)
+                and self._starts[low] == start
+                and self._ends[high] == end
+            ):  # whole tokens
+                return high + 1 - low
         joint = _JOINT.search(text, start + 1, end) if self.tokenizer.local else None
         if joint is None:
             return self.tokenizer.count(text[start:end])
@@ -210,18 +216,6 @@ class Spans:
         return (
             inside + self.tokenizer.count(text[start:first]) + self.tokenizer.count(text[last:end])
         )
-
-    def _whole_tokens(self, start: int, end: int) -> int | None:
-        """Number of tokens from `start` to `end` (None unless a token starts at `start` and one
-        ends at `end`).
-        """
-        first, last = int(self._starts.searchsorted(start)), int(self._ends.searchsorted(end))
-        whole = (
-            first <= last < len(self._ends)
-            and self._starts[first] == start
-            and self._ends[last] == end
-        )
-        return last + 1 - first if whole else None
 
 
 def _within(places: Positions, first: int, last: int) -> tuple[int, int]:

@@ -134,10 +134,14 @@ def check(
     citations = list({_key(part): part for part in kept if not isinstance(part, str)}.values())
     numbers = {_key(one): number for number, one in enumerate(citations, start=1)}
     body = _joined(kept, lambda one: f"[{numbers[_key(one)]}]")
-    listed = "\n".join(
-        f"[{n}] {_described(one, sources[one['source']])}"
-        for n, one in enumerate(citations, start=1)
-    )
+    lines = list[str]()
+    for number, one in enumerate(citations, start=1):
+        source = sources[one["source"]]
+        first, last = (source["offset"] + at for at in (one["start"], one["end"]))
+        place = f" <{one['url']}>" if one["url"] else ""
+        shown = one_line(one["quote"], MAX_SHOWN)
+        lines.append(f'[{number}] {source["title"]}, {first}-{last}{place}: "{shown}"')
+    listed = "\n".join(lines)
     return CheckedText(
         text=f"{body}{CITATION_LIST}{listed}" if listed else body,
         citations=tuple(citations),
@@ -378,9 +382,3 @@ def _joined(parts: Iterable[_Part], shown: Callable[[Citation], str]) -> str:
             piece = f" {piece}" if piece.startswith(("(", "[")) else piece
         text += piece
     return _SPACED.sub("", text).strip()
-
-
-def _described(cited: Citation, source: CitedSource) -> str:
-    first, last = (source["offset"] + at for at in (cited["start"], cited["end"]))
-    place = f" <{cited['url']}>" if cited["url"] else ""
-    return f'{source["title"]}, {first}-{last}{place}: "{one_line(cited["quote"], MAX_SHOWN)}"'

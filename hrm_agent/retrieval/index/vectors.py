@@ -104,7 +104,16 @@ class VectorTable:
         self._refresh(cursor)
         if not self._ids:
             return []
-        asked = self._asked(question)
+        from hrm_agent.retrieval.embeddings import unit
+
+        try:  # embeddings may treat a question differently from a text
+            row = np.asarray([self.embeddings.embed_query(question)], dtype=np.float32)
+        except Exception as error:  # theirs, or that of the service behind them
+            hint = "Fix the embeddings, or search by words."
+            raise RetrievalError(
+                f"{self.name} failed: {type(error).__name__}: {error}.", hint
+            ) from error
+        asked = unit(row)[0]
         self._check(cursor, len(asked))
         if not asked.any():
             return []
@@ -113,19 +122,6 @@ class VectorTable:
         first = np.argpartition(-scores, k - 1)[:k] if k < len(scores) else np.arange(len(scores))
         first = first[np.lexsort((ids[first], -scores[first]))]
         return list(zip(ids[first].tolist(), scores[first].tolist(), strict=True))
-
-    def _asked(self, question: str) -> Rows:
-        """Vector of a question. Embeddings may treat a question differently from a text."""
-        from hrm_agent.retrieval.embeddings import unit
-
-        try:
-            row = np.asarray([self.embeddings.embed_query(question)], dtype=np.float32)
-        except Exception as error:  # theirs, or that of the service behind them
-            hint = "Fix the embeddings, or search by words."
-            raise RetrievalError(
-                f"{self.name} failed: {type(error).__name__}: {error}.", hint
-            ) from error
-        return unit(row)[0]
 
     @staticmethod
     def problems(cursor: sqlite3.Cursor) -> list[str]:
