@@ -54,7 +54,26 @@ def mcp_tools(
     wanted tools. `listing`: file for the list of tools. With it, the server is asked for the list
     once, and a replay needs no server. `seconds`: time limit for listing the tools.
     """
-    connection = _connection(server)
+    if isinstance(server, Mapping):
+        given = server.get("args", [])
+        if not isinstance(given, (list, tuple)) or not all(
+            isinstance(word, str) for word in cast("list[Any]", given)
+        ):
+            raise ConfigError(
+                f"args of the MCP server's connection is {given!r}.",
+                'Give a list of words: ["-m", "x"].',
+            )
+        connection = dict(server)
+    elif server.startswith(("http://", "https://")):
+        connection = {"transport": "streamable_http", "url": server}
+    else:
+        try:
+            command, *arguments = shlex.split(server)
+        except ValueError:  # an empty command, or an unclosed quotation mark
+            raise ConfigError(
+                f"{server!r} is no command.", "Give a command with its arguments, or a URL."
+            ) from None
+        connection = {"transport": "stdio", "command": command, "args": arguments}
     file = None if listing is None else Path(listing)
     if file is not None and file.exists():
         try:
@@ -75,28 +94,6 @@ def mcp_tools(
                 f"Its tools: {', '.join(tools) or 'none'}.",
             )
     return [tool for name, tool in tools.items() if only is None or name in only]
-
-
-def _connection(server: str | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(server, Mapping):
-        given = server.get("args", [])
-        if not isinstance(given, (list, tuple)) or not all(
-            isinstance(word, str) for word in cast("list[Any]", given)
-        ):
-            raise ConfigError(
-                f"args of the MCP server's connection is {given!r}.",
-                'Give a list of words: ["-m", "x"].',
-            )
-        return dict(server)
-    if server.startswith(("http://", "https://")):
-        return {"transport": "streamable_http", "url": server}
-    try:
-        command, *arguments = shlex.split(server)
-    except ValueError:  # an empty command, or an unclosed quotation mark
-        raise ConfigError(
-            f"{server!r} is no command.", "Give a command with its arguments, or a URL."
-        ) from None
-    return {"transport": "stdio", "command": command, "args": arguments}
 
 
 async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:

@@ -214,7 +214,13 @@ class MediaWiki:
             raise ToolFailure(
                 f"There is no page {title!r}. {await self._advice(title)}", ToolStatus.ERROR
             )
-        text = (page.extract or "").strip() or await self._from_html(page.lastrevid)
+        text = (page.extract or "").strip()
+        if not text:
+            parsed = {"action": "parse", "oldid": str(page.lastrevid), "prop": "text"}
+            shown = {"disabletoc": "1", "disableeditsection": "1", "disablelimitreport": "1"}
+            html = (await self._ask(Parsed, parsed | shown)).parse.text
+            marked = _HEADING.sub(_marked, html)
+            text = (await asyncio.to_thread(html_to_text, marked, headings=False)).strip()
         return Page(page.title, page.canonicalurl, page.lastrevid, text)
 
     async def _advice(self, title: str) -> str:
@@ -226,14 +232,6 @@ class MediaWiki:
             if near.search:
                 return f"Did you mean {near.search[0].title!r}?"
         return "Search for it by words of its text."
-
-    async def _from_html(self, revision: int) -> str:
-        asked = {"action": "parse", "oldid": str(revision), "prop": "text", "disabletoc": "1"}
-        answer = await self._ask(
-            Parsed, asked | {"disableeditsection": "1", "disablelimitreport": "1"}
-        )
-        marked = _HEADING.sub(_marked, answer.parse.text)
-        return (await asyncio.to_thread(html_to_text, marked, headings=False)).strip()
 
     async def _query(self, asked: dict[str, str]) -> Query:
         """Whole result of a query, joined from its parts."""
