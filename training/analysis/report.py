@@ -161,7 +161,39 @@ def analyse(
     found = analysed_tokens(
         runs, chosen, folder, options, lambda name: on_progress(f"tokens by {name}", total, total)
     )
-    tokens, marked = _token_report(found, options) if found.calls else (None, [])
+    tokens: TokenReport | None = None
+    marked: list[MarkedCall] = []
+    if found.calls:
+        calls, texts = found.calls, found.texts
+        entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
+        threshold = fork_threshold(calls, options.share)
+        tokens = TokenReport(
+            limit=options.limit,
+            seed=options.seed,
+            rollouts=found.rollouts,
+            calls=len(calls),
+            tokens=len(entropies),
+            mean_entropy=float(entropies.mean()) if len(entropies) else math.nan,
+            quantiles={
+                f"{q:g}": float(np.quantile(entropies, q)) if len(entropies) else math.nan
+                for q in _QUANTILES
+            },
+            share=options.share,
+            threshold=threshold,
+            window=options.window,
+            weights=tuple(found.uses),
+            parts=tuple(found.parts),
+            forking=tuple(token_rows(calls, texts, lambda call: forking_indices(call, threshold))),
+            reflection=tuple(reflections(calls, texts, threshold, options.window)),
+        )
+        marked = [
+            MarkedCall(
+                call=call,
+                forking=tuple(forking_indices(call, threshold)),
+                reflection=tuple(reflection_indices(call, threshold, options.window)),
+            )
+            for call in calls
+        ]
     left_out |= {f"calls: {why}": count for why, count in found.left_out.items() if count}
     report = AnalysisReport(
         schema_version=SCHEMA,
@@ -176,42 +208,6 @@ def analyse(
         selection=tuple(selected_shares(facts)),
         drops=tuple(drop_rows(facts)),
     )
-    return report, marked
-
-
-def _token_report(
-    found: AnalysedTokens, options: TokenOptions
-) -> tuple[TokenReport, list[MarkedCall]]:
-    calls, texts = found.calls, found.texts
-    entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
-    threshold = fork_threshold(calls, options.share)
-    report = TokenReport(
-        limit=options.limit,
-        seed=options.seed,
-        rollouts=found.rollouts,
-        calls=len(calls),
-        tokens=len(entropies),
-        mean_entropy=float(entropies.mean()) if len(entropies) else math.nan,
-        quantiles={
-            f"{q:g}": float(np.quantile(entropies, q)) if len(entropies) else math.nan
-            for q in _QUANTILES
-        },
-        share=options.share,
-        threshold=threshold,
-        window=options.window,
-        weights=tuple(found.uses),
-        parts=tuple(found.parts),
-        forking=tuple(token_rows(calls, texts, lambda call: forking_indices(call, threshold))),
-        reflection=tuple(reflections(calls, texts, threshold, options.window)),
-    )
-    marked = [
-        MarkedCall(
-            call=call,
-            forking=tuple(forking_indices(call, threshold)),
-            reflection=tuple(reflection_indices(call, threshold, options.window)),
-        )
-        for call in calls
-    ]
     return report, marked
 
 

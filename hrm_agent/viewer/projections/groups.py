@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Damaged", "groups", "overlay_data", "step", "step_begun_for", "task_data"]
 
+_Wanted = TypeVar("_Wanted")
+_Row = TypeVar("_Row")
 _MOST_ROLLOUTS = 20_000
 """Maximum rollouts of a step."""
 
@@ -45,6 +48,23 @@ class Damaged:
     def __call__(self, id_: str, error: StoreError) -> None:
         if len(self.rows) < 50:
             self.rows[id_] = error.message
+
+    def readable(
+        self,
+        read: Callable[[list[_Wanted]], Iterable[_Row]],
+        wanted: list[_Wanted],
+        id_of: Callable[[_Wanted], str] = str,
+    ) -> list[_Row]:
+        """Readable rows of those wanted. If reading fails, each row is read separately."""
+        with suppress(StoreError):
+            return list(read(wanted))
+        found: list[_Row] = []
+        for each in wanted:
+            try:
+                found += list(read([each]))
+            except StoreError as error:
+                self(id_of(each), error)
+        return found
 
     def data(self) -> list[dict[str, str]]:
         """Damaged rows as JSON."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 from hrm_agent.store.browse.messages import NewMessages, new_messages
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn, Verdict
 from hrm_agent.trajectory.words import failed_text, parts_of, text_of, thoughts_of
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
+from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.trajectory.threads import (
     Transcript,
     overlays_on,
@@ -57,12 +56,11 @@ def items(place: Place, id: str, after: int = 0, limit: int = 200) -> dict[str, 
 def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Items with these numbers, as JSON. An unreadable one has `problem`."""
     header, chosen = found.header, [(n, found.items[n]) for n in numbers]
-    calls = _readable(
-        store.journal.calls_among, [item.id for _, item in chosen if item.kind == "call"]
-    )
-    tools = _readable(
-        store.journal.tool_calls_among, [item.id for _, item in chosen if item.kind == "tool"]
-    )
+    journal, apart = store.journal, Damaged()  # reported by the rows
+    of_calls = [item.id for _, item in chosen if item.kind == "call"]
+    of_tools = [item.id for _, item in chosen if item.kind == "tool"]
+    calls = {each.id: each for each in apart.readable(journal.calls_among, of_calls)}
+    tools = {each.id: each for each in apart.readable(journal.tool_calls_among, of_tools)}
     bases = bases_of(found)
     sent = new_messages(store, {id_: bases.get(id_) for id_ in calls}, _MOST_MESSAGES)
     overlays = overlays_on(store, header, found.damaged)
@@ -99,17 +97,6 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
             row["problem"] = "This record cannot be read."
         rows.append(row)
     return rows
-
-
-def _readable(among: Any, ids: list[str]) -> dict[str, Any]:
-    """Readable records by id. If reading fails, each record is read separately."""
-    with suppress(StoreError):
-        return {each.id: each for each in among(ids)}
-    found: dict[str, Any] = {}
-    for id_ in ids:
-        with suppress(StoreError):
-            found |= {each.id: each for each in among([id_])}
-    return found
 
 
 def bases_of(found: Transcript) -> dict[str, str | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import StoreError
@@ -23,7 +24,6 @@ from hrm_agent.store.browse.state import (
     rows_around,
     shown_channels,
 )
-from hrm_agent.store.values.checkpoint_reader import CheckpointOutline, CheckpointRow
 from hrm_agent.store.values.damage import DAMAGED, in_a_line
 from hrm_agent.store.values.plain_reader import SentTask, ShownMessage, StoredQuestion, Unread
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
@@ -117,7 +117,8 @@ def moments_at(
     wanted = {*ids, *before}
     following = {link.id for link in links if link.parent in wanted}
     rows = rows_around(store, thread_id, wanted | following, wanted)
-    listed = sorted(_readable(store, rows, damaged), key=lambda found: str(found.checkpoint["id"]))
+    outlines = damaged.readable(partial(outlines_of, store), rows, lambda row: row.id)
+    listed = sorted(outlines, key=lambda outline: str(outline.checkpoint["id"]))
     whole = _with_calls(store, header, wanted) if header is not None else None
     numbers = {link.id: number for number, link in enumerate(links)}
     with suppress(*DAMAGED):
@@ -141,21 +142,6 @@ def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
         found = store.journal.headers("thread_id = ? OR id = ?", (name, name))
     header = next((each for each in found if each.thread_id == name), found[0] if found else None)
     return header, header.thread_id if header else name
-
-
-def _readable(
-    store: RunStore, rows: list[CheckpointRow], damaged: Damaged
-) -> list[CheckpointOutline]:
-    """Readable outlines. If reading fails, each row is read separately."""
-    with suppress(StoreError):
-        return outlines_of(store, rows)
-    found: list[CheckpointOutline] = []
-    for row in rows:
-        try:
-            found += outlines_of(store, [row])
-        except StoreError as error:
-            damaged(row.id, error)
-    return found
 
 
 def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Trajectory:

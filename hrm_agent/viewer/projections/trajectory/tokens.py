@@ -173,7 +173,7 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
             f"There is no model call {call[:80]!r} in {place.where}.", "It may have been deleted."
         )
     known = call_tokens(store, ids)
-    calls = _calls(store, ids, damaged)
+    calls = {each.id: each for each in damaged.readable(store.journal.calls_among, ids)}
     starts = [0]  # of each call's tokens, and the end of the last one's
     for id_ in ids:
         starts.append(starts[-1] + (len(known[id_].token_ids) if id_ in known else 0))
@@ -231,18 +231,6 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
         "truncated": last < total,
         "damaged": damaged.data(),
     }
-
-
-def _calls(store: RunStore, ids: Sequence[str], damaged: Damaged) -> dict[str, Call]:
-    with suppress(StoreError):
-        return {each.id: each for each in store.journal.calls_among(ids)}
-    found: dict[str, Call] = {}
-    for id_ in ids:
-        try:
-            found |= {each.id: each for each in store.journal.calls_among([id_])}
-        except StoreError as error:
-            damaged(id_, error)
-    return found
 
 
 def _judged(
