@@ -116,7 +116,13 @@ def _format(template: str) -> AnswerFormat | None:
     places = [found for found in _PLACE.finditer(template) if f"</{found[1]}>" not in template]
     if not places or len(template) > MAX_FORMAT or "\n" in template:
         return None
-    kinds = [_kind(found[1]) for found in places]
+    kinds = list[str]()
+    for found in places:
+        if "|" in found[1]:
+            choices = (re.escape(choice.strip()) for choice in found[1].split("|"))
+            kinds.append(f"(?:{'|'.join(choices)})")
+        else:
+            kinds.append(_KINDS.get(found[1].strip().lower(), _FREE))
     between = [
         template[a:b]
         for a, b in zip(
@@ -127,12 +133,6 @@ def _format(template: str) -> AnswerFormat | None:
         return None
     parts = [re.escape(text) + kind for text, kind in zip(between, [*kinds, ""], strict=True)]
     return AnswerFormat(template, re.compile("".join(parts)))
-
-
-def _kind(name: str) -> str:
-    if "|" in name:
-        return f"(?:{'|'.join(re.escape(choice.strip()) for choice in name.split('|'))})"
-    return _KINDS.get(name.strip().lower(), _FREE)
 
 
 async def run_check(check: str, results: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -168,13 +169,9 @@ def _names(listed: Sequence[PlannedSubgoal]) -> list[str]:
     names: list[str] = []
     for place, given in enumerate(listed, start=1):
         name = _identifier(given.name) or f"part_{place}"
-        names.append(next(n for n in _numbered(name) if n not in names))
+        numbered = (f"{name}_{number}" for number in range(2, 10**6))
+        names.append(next(n for n in chain([name], numbered) if n not in names))
     return names
-
-
-def _numbered(name: str) -> Iterable[str]:
-    yield name
-    yield from (f"{name}_{number}" for number in range(2, 10**6))
 
 
 def _identifier(given: str) -> str:

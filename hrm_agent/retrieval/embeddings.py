@@ -107,6 +107,10 @@ class StaticEmbeddings(Embeddings):
         return self.vectors([text])[0].tolist()
 
 
+# They are loaded once per process, however often an index is opened.
+_static = lru_cache(maxsize=len(DIMENSIONS))(StaticEmbeddings)
+
+
 def load_embeddings(name: str) -> Embeddings:
     """Load embeddings: `static`, `static:64`, or `package.module:attribute` for an `Embeddings` or
     a function that returns one.
@@ -136,12 +140,6 @@ def load_embeddings(name: str) -> Embeddings:
             "Name an instance of langchain_core.embeddings.Embeddings.",
         )
     return made
-
-
-@lru_cache(maxsize=len(DIMENSIONS))
-def _static(dimension: int) -> StaticEmbeddings:
-    """Load static embeddings once per process, however often an index is opened."""
-    return StaticEmbeddings(dimension)
 
 
 def name_of(embeddings: Embeddings) -> str:

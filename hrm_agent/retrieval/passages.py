@@ -174,6 +174,4 @@ class _Passages:
         return self._counted.scores(_terms(question, self._language))
 
 
-@lru_cache(maxsize=32)
-def _passages(text: str) -> _Passages:
-    return _Passages(text)
+_passages = lru_cache(maxsize=32)(_Passages)

@@ -166,6 +166,4 @@ class _Terms(dict[str, str]):
         return term
 
 
-@cache
-def _terms_in(language: str) -> _Terms:
-    return _Terms(language)
+_terms_in = cache(_Terms)

@@ -80,9 +80,21 @@ class LocalWiki:
     def pages(self) -> dict[str, _LocalPage]:
         pages: dict[str, _LocalPage] = {}
         for file in sorted(self._folder.rglob("*")):
+            if file.suffix not in (".md", ".txt"):
+                continue
             with suppress(OSError):  # a folder, or not readable, or deleted meanwhile
-                page = _read(file, self._folder) if file.suffix in (".md", ".txt") else None
-                pages |= {page.title: page} if page else {}
+                text = file.read_text(encoding="utf-8", errors="replace").strip()
+                name = str(file.relative_to(self._folder).with_suffix(""))
+                if text.startswith("# "):
+                    heading, _, text = text.partition("\n")
+                    name = heading[2:]
+                if file.suffix == ".md":
+                    text = _HEADING.sub(
+                        lambda found: f"{'=' * len(found[1])} {found[2]} {'=' * len(found[1])}",
+                        text,
+                    )
+                title = _title(name)
+                pages[title] = _LocalPage(title, text.strip(), _number(f"{name}\n{text}"))
         return pages
 
     def answer(self, asked: dict[str, str]) -> dict[str, Any]:
@@ -170,21 +182,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Print nothing."""
-
-
-def _read(file: Path, folder: Path) -> _LocalPage:
-    text, title = (
-        file.read_text(encoding="utf-8", errors="replace").strip(),
-        str(file.relative_to(folder).with_suffix("")),
-    )
-    if text.startswith("# "):
-        heading, _, text = text.partition("\n")
-        title = heading[2:]
-    if file.suffix == ".md":
-        text = _HEADING.sub(
-            lambda found: f"{'=' * len(found[1])} {found[2]} {'=' * len(found[1])}", text
-        )
-    return _LocalPage(_title(title), text.strip(), _number(f"{title}\n{text}"))
 
 
 def _number(name: str) -> int:

@@ -33,7 +33,6 @@ from hrm_agent.trajectory import (
     CheckpointLineage,
     GraphIdentity,
     Recording,
-    ToolCall,
     ToolStatus,
     content_hash,
     open_recording,
@@ -151,12 +150,20 @@ class RecordingSessions:
         ]
 
     def _read(self, recording: Recording, record_id: str, thread: str) -> _Ran | None:
-        if record_id not in self._ran:
-            record = recording.journal.find_tool_call(record_id, thread)
-            if record is None or record.status is None:
-                return None
-            self._ran[record_id] = _ran(record)
-        return self._ran[record_id]
+        if record_id in self._ran:
+            return self._ran[record_id]
+        record = recording.journal.find_tool_call(record_id, thread)
+        if record is None or record.status is None:
+            return None
+        ran: _Ran | None = None
+        if record.session is not None and not isinstance(record.arguments, str):
+            result = ExecutionResult(record.status, stdout=record.stdout, value=record.value)
+            code = str(record.arguments.get("code", ""))
+            cell = Cell(code, result.digest) if record.status in _LIVED_ON else None
+            at = record.identity
+            ran = _Ran(at.scope, at.checkpoint_id, record.started_at, cell)
+        self._ran[record_id] = ran
+        return ran
 
 
 _sessions: WeakKeyDictionary[Recording, RecordingSessions] = WeakKeyDictionary()
@@ -181,16 +188,6 @@ async def end_sessions(recording: Recording, environment: Environment) -> None:
             await asyncio.gather(*ends, return_exceptions=True)
     names.clear()
     sessions.begun.clear()
-
-
-def _ran(record: ToolCall) -> _Ran | None:
-    if record.session is None or record.status is None or isinstance(record.arguments, str):
-        return None
-    digest = ExecutionResult(record.status, stdout=record.stdout, value=record.value).digest
-    cell = (
-        Cell(str(record.arguments.get("code", "")), digest) if record.status in _LIVED_ON else None
-    )
-    return _Ran(record.identity.scope, record.identity.checkpoint_id, record.started_at, cell)
 
 
 def _this_process() -> str:

@@ -40,27 +40,23 @@ class Prose(Surface):
     @cached_property
     def sentences(self) -> Positions:
         """Starts of sentences, after white space or a paragraph."""
-        found = [_after_marks(self), self.paragraphs]
+        points, size = self.points, len(self.text)
+        marks = np.concatenate([np.flatnonzero(points == mark) for mark in (_STOP, *_MARKS)])
+        behind = marks + 1
+        for _ in range(3):
+            behind = behind + _among(points, behind, _CLOSING)
+        spaced = behind < size
+        spaced[spaced] = self.space[behind[spaced]]
+        marks, ends = marks[spaced], self.visible(behind[spaced])
+        begins = ends < size
+        marks, ends = marks[begins], ends[begins]
+        stops = points[marks] == _STOP
+        stops[stops] = ((self.kinds[ends[stops]] & LOWER) != 0) | _abbreviated(self, marks[stops])
+        found = [ends[~stops], self.paragraphs]
         if not self.text.isascii():
-            behind = np.flatnonzero(np.isin(self.points, _WIDE_MARKS)) + 1
-            found.append(behind + _among(self.points, behind, _WIDE_CLOSING))
+            wide = np.flatnonzero(np.isin(points, _WIDE_MARKS)) + 1
+            found.append(wide + _among(points, wide, _WIDE_CLOSING))
         return np.unique(np.concatenate(found))
-
-
-def _after_marks(surface: Surface) -> Positions:
-    points, size = surface.points, len(surface.text)
-    marks = np.concatenate([np.flatnonzero(points == mark) for mark in (_STOP, *_MARKS)])
-    behind = marks + 1
-    for _ in range(3):
-        behind = behind + _among(points, behind, _CLOSING)
-    spaced = behind < size
-    spaced[spaced] = surface.space[behind[spaced]]
-    marks, ends = marks[spaced], surface.visible(behind[spaced])
-    begins = ends < size
-    marks, ends = marks[begins], ends[begins]
-    stops = points[marks] == _STOP
-    stops[stops] = ((surface.kinds[ends[stops]] & LOWER) != 0) | _abbreviated(surface, marks[stops])
-    return ends[~stops]
 
 
 def _among(points: NDArray[np.uint32], places: Positions, wanted: tuple[int, ...]) -> Flags:
