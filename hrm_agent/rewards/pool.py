@@ -196,7 +196,7 @@ class _Worker:
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
                 await self._process.connect()
-                self._send(("open", spec, folder))
+                self._process.send(pickle.dumps(("open", spec, folder)))
                 answer = await self._receive()
         except TimeoutError:
             await self.close()
@@ -223,17 +223,14 @@ class _Worker:
         self._jobs[number] = job
         try:
             if not self._ended:
-                self._send(
-                    ("score", number, job.data, job.count, tuple(job.names), imported_files())
-                )
+                names = tuple(job.names)
+                frame = ("score", number, job.data, job.count, names, imported_files())
+                self._process.send(pickle.dumps(frame))
                 await job.done
         finally:
             self._jobs.pop(number, None)
             if self._soiled and not self._jobs:
                 await self.close()
-
-    def _send(self, frame: tuple[Any, ...]) -> None:
-        self._process.send(pickle.dumps(frame))
 
     async def _receive(self) -> dict[str, Any] | None:
         """Next answer of the process (None at its end)."""

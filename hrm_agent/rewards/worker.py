@@ -65,7 +65,19 @@ async def _serve(parent: FrameSocket) -> None:
         try:
             rollouts = _loaded(data, files, folder)
         except Exception as error:  # raised by a user's type
-            _refuse(rubric, job, count, names, error, send)
+            reason = (
+                f"what it looks at cannot be read in its process: {type(error).__name__}: {error}"
+            )
+            for reward in (part for part in rubric.parts if part.name in names):
+                shown = fault_score(reward, RewardFault.RAISED, reason).model_dump(mode="json")
+                send(
+                    {
+                        "job": job,
+                        "name": reward.name,
+                        "scores": [shown] * count,
+                        "left_behind": False,
+                    }
+                )
             continue
         task = asyncio.create_task(_score(rubric, job, rollouts, names, send))
         running.add(task)
@@ -83,15 +95,6 @@ def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]
             with suppress(Exception):  # the second attempt reports the one that is needed
                 import_by_name(file, folder)
         return pickle.loads(data)  # noqa: S301 - only the parent can write it
-
-
-def _refuse(
-    rubric: Rubric, job: int, count: int, names: Sequence[str], error: Exception, send: _Send
-) -> None:
-    reason = f"what it looks at cannot be read in its process: {type(error).__name__}: {error}"
-    for reward in (part for part in rubric.parts if part.name in names):
-        shown = fault_score(reward, RewardFault.RAISED, reason).model_dump(mode="json")
-        send({"job": job, "name": reward.name, "scores": [shown] * count, "left_behind": False})
 
 
 async def _score(

@@ -159,14 +159,11 @@ class RemoteEnvironment(Environment):
                 replace(result, attempt=result.attempt + call.sent - 1) if call.sent > 1 else result
             )
         if "refused" in answer:
-            return self._made_here(ToolStatus.INVALID_CALL, answer["refused"], call)
-        return self._made_here(
-            ToolStatus.INFRASTRUCTURE, f"The call failed: {answer['failed']}.", call
-        )
-
-    def _made_here(self, status: ToolStatus, text: str, call: RemoteCall) -> ExecutionResult:
+            status, why = ToolStatus.INVALID_CALL, answer["refused"]
+        else:
+            status, why = ToolStatus.INFRASTRUCTURE, f"The call failed: {answer['failed']}."
         return ExecutionResult(
-            status, stderr=text, isolation=self.isolation, attempt=max(1, call.sent)
+            status, stderr=why, isolation=self.isolation, attempt=max(1, call.sent)
         )
 
 

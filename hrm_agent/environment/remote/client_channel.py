@@ -320,7 +320,8 @@ class Channel:
             return
         call.link = None
         if "away" in answer:  # it has not begun on the server
-            self._retire(link)
+            if self._link is link:
+                self._link = None
             call.sent -= 1
             self._again(call)
         else:
@@ -401,13 +402,10 @@ class Channel:
                 return None
         return {"run": submission_record(replace(submission, **changed))}
 
-    def _retire(self, link: Link) -> None:
-        if self._link is link:
-            self._link = None
-
     def _broken(self, link: Link) -> None:
         self._links.pop(link, None)
-        self._retire(link)
+        if self._link is link:
+            self._link = None
         for call in reversed(link.open.values()):
             call.link = None
             if call.sent >= MAX_ATTEMPTS:

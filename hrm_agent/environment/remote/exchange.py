@@ -112,12 +112,22 @@ class Exchange:
         held = _Held(
             partial(self._calls.answer, self._client, submission), _ENVELOPE + output, size
         )
-        if self.take(key, held):
+        self._calls.opened()
+        if not self._held and self._fits(held):
+            self._begin(key, held)
             return
+        self._held[key] = held
+        self._held_characters += held.characters
+        self._look()
         arrived, seconds = time.monotonic(), submission.deadline_seconds
         held.work = partial(self._calls.answer, self._client, submission, arrived)
         if seconds is not None and 0 <= seconds <= MOST_WAIT:  # else the environment refuses it
-            late = partial(self._late, key, submission, arrived)
+
+            def late() -> None:
+                self._unhold(key)
+                self._calls.ended()
+                self.answer(key, self._calls.too_late(submission, arrived))
+
             held.timer = asyncio.get_running_loop().call_later(seconds, late)
 
     def take_work(self, key: int, work: Work) -> None:
@@ -127,17 +137,6 @@ class Exchange:
         self._calls.opened()
         self._begin(key, _Held(work, _ENVELOPE))
         self._look()
-
-    def take(self, key: int, held: _Held) -> bool:
-        """Start or hold a call; True if it has begun."""
-        self._calls.opened()
-        if not self._held and self._fits(held):
-            self._begin(key, held)
-            return True
-        self._held[key] = held
-        self._held_characters += held.characters
-        self._look()
-        return False
 
     def cancel(self, key: int) -> None:
         """Cancel a request. An unknown key is no error."""
@@ -222,11 +221,6 @@ class Exchange:
         if held.timer is not None:
             held.timer.cancel()
         return held
-
-    def _late(self, key: int, submission: Submission, arrived: float) -> None:
-        self._unhold(key)
-        self._calls.ended()
-        self.answer(key, self._calls.too_late(submission, arrived))
 
     def _look(self) -> None:
         """Update `room`."""

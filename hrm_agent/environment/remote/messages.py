@@ -293,24 +293,21 @@ def _submission(fields: _SubmissionFields) -> Submission:
 
 
 def _read(reader: TypeAdapter[_Fields], value: Any, within: str = "", first: int = 0) -> _Fields:
-    """Validate a value. `first`: index of its first item, if it is a part of a list."""
+    """Validate a value. `first`: index of its first item, if it is a part of a list. Raises
+    HrmError for the first problem, without the content of the message.
+    """
     try:
         return reader.validate_python(value)
     except ValidationError as error:
-        raise _refusal(error, within, first) from None
-
-
-def _refusal(error: ValidationError, within: str, before: int) -> HrmError:
-    """Error for the first problem, without the content of the message."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    context = first.get("ctx", {}) if first["type"] == _UNKNOWN else {}
-    where = [
-        part + before if isinstance(part, int) and not i else part
-        for i, part in enumerate(first["loc"])
+        problem = error.errors(include_url=False, include_input=False)[0]
+    context = problem.get("ctx", {}) if problem["type"] == _UNKNOWN else {}
+    place = [
+        part + first if isinstance(part, int) and not i else part
+        for i, part in enumerate(problem["loc"])
     ]
-    path = [*([within] if within else []), *where, *([context["key"]] if context else [])]
+    path = [*([within] if within else []), *place, *([context["key"]] if context else [])]
     parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in path)
     where = "".join(parts).lstrip(".") or "The request"
     hint = f"Fields: {context['fields']}." if context else ""
-    said = _SAID.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
-    return HrmError(f"{where}: {said}.", hint)
+    said = _SAID.get(problem["type"], problem["msg"]).format(**problem.get("ctx", {}))
+    raise HrmError(f"{where}: {said}.", hint)

@@ -34,7 +34,7 @@ from hrm_agent.environment.remote.messages import (
 )
 from hrm_agent.errors import HrmError
 
-__all__ = ["Calls", "Stream"]
+__all__ = ["Stream"]
 
 _FRAME_CHARACTERS = 1024 * 1024
 """Approximate most characters of outcomes in one message."""

@@ -193,7 +193,11 @@ class Scheduler:
         shutting down.
         """
         future: Future[ExecutionResult] = Future()
-        waiter = partial(_answer, future)
+
+        def waiter(result: ExecutionResult) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(result)
+
         call = self.enter(submission, waiter)
         if call is not None:
             future.add_done_callback(
@@ -407,11 +411,6 @@ class Scheduler:
             "answers": len(self._answers),
         }
         return self._metrics.render(self._workers.isolation, gauges)
-
-
-def _answer(future: Future[ExecutionResult], result: ExecutionResult) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_result(result)
 
 
 class ScheduledEnvironment(Environment):

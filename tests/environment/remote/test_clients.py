@@ -12,9 +12,9 @@ import pytest
 from hrm_agent.cli.main import main
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment.base import ExecutionResult, SessionState, Submission
+from hrm_agent.environment.remote.calls import Calls
 from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.environment.remote.clients import Client, add_client, read_clients
-from hrm_agent.environment.remote.server_stream import Calls
 from hrm_agent.environment.remote.sockets import listen_tcp
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.testing import wait_until
