@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.cli.common.arguments import Arguments, Parser
+from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Advance, Output, progress
 from hrm_agent.cli.common.text_files import HeldOut, Texts
 from hrm_agent.cli.main import main
@@ -28,56 +28,6 @@ _MEGABYTE = 1_000_000
 
 
 def run(words: list[str]) -> int:
-    arguments = _parser().read(words)
-    output = Output(as_json=arguments.json)
-    if (arguments.train is None) != (arguments.out is None):
-        raise ConfigError(
-            "--train and --out go together.", "Example: --train bpe --out vocabulary/"
-        )
-    if not arguments.train_mb > 0:
-        raise ConfigError(
-            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.",
-            "Give --train-mb a number above 0.",
-        )
-    file = vocabulary_file(arguments.train, arguments.out) if arguments.train else None
-    own = [] if file is None else [vocabulary_name(arguments.train, file)]
-    tokenizers = [one for one in _chosen(arguments.tokenizer) if one.name not in own]
-    prices = _prices(arguments.price, own + [one.name for one in tokenizers])
-    texts, held, learnt = Texts(arguments.files), None, 0
-    if file is not None:
-        held = HeldOut.of(texts, most=round(arguments.train_mb * _MEGABYTE))
-        tokenizer, learnt = _trained(arguments, held, file)
-        tokenizers.insert(0, tokenizer)
-    found = _measured(tokenizers, texts if held is None else held)
-    rows = [_record(numbers, prices) for numbers in found]
-    output.result(_whole(arguments.files, found[0], held, learnt) | {"tokenizers": rows})
-    _head(output, arguments.files, found[0], held, learnt)
-    columns = [
-        "tokenizer",
-        "tokens",
-        "chars/token",
-        "tokens/word",
-        "unknown",
-        "bytes",
-        "round trip",
-        "MB/s",
-    ]
-    priced = any(row["dollars"] is not None for row in rows)
-    output.table(
-        [*columns, "dollars"] if priced else columns,
-        [_cells(row)[: 9 if priced else 8] for row in rows],
-    )
-    for row in rows:
-        if row["differs"]:
-            differs = row["differs"]
-            shown = f"{differs['text']!r} comes back as {differs['restored']!r}"
-            output.say(
-                f"{row['tokenizer']} first differs at character {differs['character']:,}: {shown}"
-            )
-    return 0
-
-
-def _parser() -> Parser:
     parser = Parser(
         "tokens", "Compare tokenizers on texts, or learn a vocabulary from them and compare it."
     )
@@ -119,7 +69,69 @@ def _parser() -> Parser:
         metavar="MB",
         help="learn from this much, spread evenly over the text [10]",
     )
-    return parser
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    if (arguments.train is None) != (arguments.out is None):
+        raise ConfigError(
+            "--train and --out go together.", "Example: --train bpe --out vocabulary/"
+        )
+    if not arguments.train_mb > 0:
+        raise ConfigError(
+            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.",
+            "Give --train-mb a number above 0.",
+        )
+    file = vocabulary_file(arguments.train, arguments.out) if arguments.train else None
+    own = [] if file is None else [vocabulary_name(arguments.train, file)]
+    tokenizers = [one for one in _chosen(arguments.tokenizer) if one.name not in own]
+    # Dollars per million tokens by tokenizer. A price without a name applies to all without their
+    # own.
+    names = own + [one.name for one in tokenizers]
+    named: dict[str, float] = {}
+    for word in arguments.price:
+        name, _, dollars = word.rpartition("=")
+        if name and name not in names:
+            raise ConfigError(f"--price {word}: {name!r} is not compared.", nearest(name, names))
+        try:
+            price = float(dollars)
+        except ValueError:
+            price = math.nan
+        if not 0 <= price < math.inf:
+            raise ConfigError(
+                f"--price {word}: {dollars!r} is not a price.", "2.5 is $2.50 a million tokens."
+            )
+        named[name] = price
+    general = named.pop("", None)
+    prices = named if general is None else dict.fromkeys(names, general) | named
+    texts, held, learnt = Texts(arguments.files), None, 0
+    if file is not None:
+        held = HeldOut.of(texts, most=round(arguments.train_mb * _MEGABYTE))
+        pieces = list(held.learnt())
+        learnt = sum(map(len, pieces))
+        print(
+            f"learning at most {arguments.vocab:,} {arguments.train} tokens from {learnt:,} characters",
+            file=sys.stderr,
+        )
+        tokenizers.insert(0, train_tokenizer(arguments.train, pieces, file, size=arguments.vocab))
+    found = _measured(tokenizers, texts if held is None else held)
+    rows = [_record(numbers, prices) for numbers in found]
+    output.result(_whole(arguments.files, found[0], held, learnt) | {"tokenizers": rows})
+    _head(output, arguments.files, found[0], held, learnt)
+    columns = [
+        "tokenizer",
+        "tokens",
+        "chars/token",
+        "tokens/word",
+        "unknown",
+        "bytes",
+        "round trip",
+        "MB/s",
+    ]
+    priced = any(row["dollars"] is not None for row in rows)
+    output.table(
+        [*columns, "dollars"] if priced else columns,
+        [_cells(row)[: 9 if priced else 8] for row in rows],
+    )
+    return 0
 
 
 def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
@@ -131,43 +143,6 @@ def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
             if names:
                 raise
             print(f"left out {name}: {error.message}", file=sys.stderr)
-
-
-def _trained(arguments: Arguments, held: HeldOut, file: Path) -> tuple[Tokenizer, int]:
-    """Train a tokenizer. Returns it with the number of characters that it was trained on."""
-    learnt = list(held.learnt())
-    size = sum(map(len, learnt))
-    print(
-        f"learning at most {arguments.vocab:,} {arguments.train} tokens from {size:,} characters",
-        file=sys.stderr,
-    )
-    return train_tokenizer(arguments.train, learnt, file, size=arguments.vocab), size
-
-
-def _prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """Dollars per million tokens by tokenizer. A price without a name applies to all without their
-    own.
-    """
-    named: dict[str, float] = {}
-    for word in given:
-        name, _, dollars = word.rpartition("=")
-        if name and name not in names:
-            raise ConfigError(f"--price {word}: {name!r} is not compared.", nearest(name, names))
-        named[name] = _dollars(word, dollars)
-    general = named.pop("", None)
-    return named if general is None else dict.fromkeys(names, general) | named
-
-
-def _dollars(word: str, text: str) -> float:
-    try:
-        dollars = float(text)
-    except ValueError:
-        dollars = math.nan
-    if not 0 <= dollars < math.inf:
-        raise ConfigError(
-            f"--price {word}: {text!r} is not a price.", "2.5 is $2.50 a million tokens."
-        )
-    return dollars
 
 
 def _measured(tokenizers: Sequence[Tokenizer], texts: Texts | HeldOut) -> list[TokenStatistics]:
