@@ -175,12 +175,13 @@ def reported_usage(response: Mapping[str, Any]) -> CallUsage | None:
         _table(response.get("usage_metadata")),
         _table(response.get("response_metadata")),
     )
+    stated = (_table(facts.get(name)).get("cost") for name in ("token_usage", "usage"))
     said = {
         "input_tokens": tokens.get("input_tokens"),
         "output_tokens": tokens.get("output_tokens"),
         "cached_tokens": _detail(tokens.get("input_token_details"), "cache_read"),
         "reasoning_tokens": _detail(tokens.get("output_token_details"), "reasoning"),
-        "cost": _cost(facts),
+        "cost": next((cost for cost in (*stated, facts.get("cost")) if cost is not None), None),
     }
     known = {name: value for name, value in said.items() if _is_amount(value)}
     try:
@@ -198,14 +199,6 @@ def total_usage(usages: Iterable[CallUsage | None]) -> CallUsage:
         return sum(values) if values else None
 
     return CallUsage(**{name: total(name) for name in CallUsage.model_fields})
-
-
-def _cost(facts: Mapping[str, Any]) -> Any:
-    """Cost of a call. Providers report it beside the tokens (OpenRouter through OpenAI's client) or
-    separately.
-    """
-    stated = (_table(facts.get(name)).get("cost") for name in ("token_usage", "usage"))
-    return next((cost for cost in (*stated, facts.get("cost")) if cost is not None), None)
 
 
 def _detail(details: Any, name: str) -> int | None:

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hrm_agent.trajectory.call_facts import CallUsage, SentSampling
+from hrm_agent.trajectory.call_facts import CallUsage
 from hrm_agent.trajectory.enums import LogprobKind
 from hrm_agent.trajectory.ids import NOT_RECORDED
 
 if TYPE_CHECKING:
-    from hrm_agent.trajectory.judgements import Overlay, RewardScore, RolePenalty, Scoring
+    from hrm_agent.trajectory.judgements import Overlay, RewardScore, Scoring
     from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory, Turn
 
 __all__ = [
@@ -269,18 +269,16 @@ def _reported(call: Call) -> Iterator[str]:
     yield f"{call.answered_by} (asked for {call.model})" if answered else call.model
     yield usage_text(call.used or CallUsage())
     if call.sampling_sent is not None:
-        yield _sent(call.sampling_sent)
-
-
-def _sent(sent: SentSampling) -> str:
-    values = {
-        name: value for name, value in sent if name != "other" and value not in (None, ())
-    } | sent.other
-    told = ", ".join(
-        f"{name} {list(value) if isinstance(value, tuple) else value}"
-        for name, value in values.items()
-    )
-    return told or "no sampling parameters sent"
+        values = {
+            name: value
+            for name, value in call.sampling_sent
+            if name != "other" and value not in (None, ())
+        } | call.sampling_sent.other
+        told = ", ".join(
+            f"{name} {list(value) if isinstance(value, tuple) else value}"
+            for name, value in values.items()
+        )
+        yield told or "no sampling parameters sent"
 
 
 def tool_call_facts(tool_call: ToolCall) -> str:
@@ -303,15 +301,11 @@ def judged(overlay: Overlay) -> str:
 def penalty_lines(overlay: Overlay) -> Iterator[str]:
     """Penalties by role, one line each; empty if they are not counted by role."""
     for role, penalty in (overlay.penalty_by_role or {}).items():
-        yield f"{role}: {_held_against(penalty)}"
-
-
-def _held_against(penalty: RolePenalty) -> str:
-    counted = (
-        f"{penalty.failed} of {penalty.failed + penalty.effective} tool calls that count failed"
-    )
-    error = "no tools" if penalty.error is None else f"p_err {penalty.error:.3f} ({counted})"
-    return error + ("" if penalty.format is None else f", p_format {penalty.format:.3f}")
+        total = penalty.failed + penalty.effective
+        counted = f"{penalty.failed} of {total} tool calls that count failed"
+        error = "no tools" if penalty.error is None else f"p_err {penalty.error:.3f} ({counted})"
+        form = "" if penalty.format is None else f", p_format {penalty.format:.3f}"
+        yield f"{role}: {error}{form}"
 
 
 def credited(trajectory: Trajectory, overlays: Iterable[Overlay]) -> dict[str, str]:

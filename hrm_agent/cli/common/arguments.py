@@ -122,22 +122,14 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flag = unknown[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
-            hint = (
-                surplus if what == "argument" else nearest(flag, self._flags())
-            ) or self._see_help()
+            known = [name for action in self._actions for name in action.option_strings]
+            flags = [name for name in known if name.startswith("--")]
+            hint = (surplus if what == "argument" else nearest(flag, flags)) or self._see_help()
             raise ConfigError(f"{self.prog} has no {what} {flag!r}.", hint)
         return arguments
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.prog}: {message}.", self._see_help())
-
-    def _flags(self) -> list[str]:
-        return [
-            flag
-            for action in self._actions
-            for flag in action.option_strings
-            if flag.startswith("--")
-        ]
 
     def _see_help(self) -> str:
         return f"`{self.prog} --help{'-all' if self.rare else ''}` lists its arguments."
@@ -199,7 +191,17 @@ def _add_fields(
             action = group.add_argument(
                 f"--{flag}", dest=_DEST + prefix + name, default=None, **_kind(field)
             )
-            action.help = _help(field)
+            default = field.get_default(call_default_factory=True, validated_data={})
+            shown = (
+                "none"
+                if default is None
+                else json.dumps(default)
+                if isinstance(default, dict)
+                else str(default)
+            )
+            shown = BY_MODEL if BY_MODEL in field.metadata else shown
+            text = " ".join((field.description or "").split())
+            action.help = f"{text} [{shown}]".strip().replace("%", "%%")
             if usual is not None and flag not in usual:
                 parser.rare.append((action, action.help))
                 action.help = argparse.SUPPRESS
@@ -231,20 +233,6 @@ def _metavar(annotation: Any) -> str:
         )
     names = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
     return names.get(annotation, "VALUE")
-
-
-def _help(field: FieldInfo) -> str:
-    default = field.get_default(call_default_factory=True, validated_data={})
-    shown = (
-        "none"
-        if default is None
-        else json.dumps(default)
-        if isinstance(default, dict)
-        else str(default)
-    )
-    shown = BY_MODEL if BY_MODEL in field.metadata else shown
-    text = " ".join((field.description or "").split())
-    return f"{text} [{shown}]".strip().replace("%", "%%")
 
 
 def _pairs_apart(words: Sequence[str]) -> list[str]:
@@ -332,18 +320,15 @@ def config_from(
     for dest, value in vars(arguments).items():
         if dest.startswith(_DEST) and value is not None:
             *tables, key = dest.removeprefix(_DEST).split(".")
-            _within(given, tables)[key] = value
+            inner = given
+            for name in tables:
+                inner = inner.setdefault(name, {})
+            inner[key] = value
     # of the thread on record: key by key
     if base and given.get("graph", base.get("graph")) == base.get("graph"):
         for table in (name for name in ("configurable", "context") if given.get(name)):
             given[table] = {**values.get(table, {}), **given[table]}
     return build_config(model, merge_values(model, values, given), "from the flags")
-
-
-def _within(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    for name in names:
-        table = table.setdefault(name, {})
-    return table
 
 
 def print_config(config: BaseModel, command: str, *, as_json: bool) -> None:

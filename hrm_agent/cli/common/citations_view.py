@@ -57,7 +57,9 @@ def citation_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
     for number, cited in enumerate(_citations(values), start=1):
         source = _sources(values).get(str(cited.get("source")), {})
         yield f"[{number}] {_where(source, cited)}", ""
-        yield f'    "{_one_line(str(cited.get("quote", "")))}"', "dim"
+        line = " ".join(str(cited.get("quote", "")).split())
+        quote = line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+        yield f'    "{quote}"', "dim"
 
 
 def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
@@ -132,8 +134,3 @@ def _where(source: Mapping[str, Any], cited: Mapping[str, Any]) -> str:
     title = str(source.get("title") or source.get("file") or cited.get("source") or "a source")
     address = str(cited.get("url") or source.get("url") or source.get("file") or "")
     return title if address in ("", title) else f"{title}  {address}"
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."

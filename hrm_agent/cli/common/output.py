@@ -103,9 +103,30 @@ class Output:
             emoji=False,
             width=(None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 200),
         )
-        kept = _with_room(columns, cells, spare, console.width)
+        kept = [*range(len(columns))]
+        for name in spare:
+            if (
+                sum(max(cell_len(row[n]) for row in cells) + _GAP for n in kept) - _GAP
+                <= console.width
+            ):
+                break
+            kept.remove(columns.index(name))
         shown = [[row[n] for n in kept] for row in cells]
-        widths = _widths(shown, console.width)
+        # Widths of columns, as wide as their contents. If they do not fit, the widest shrink down
+        # to their longest word.
+        widths = [
+            max(max(map(cell_len, cell.split("\n"))) for cell in column)
+            for column in zip(*shown, strict=True)
+        ]
+        words = [
+            max(max(map(cell_len, cell.split()), default=0) for cell in column)
+            for column in zip(*shown, strict=True)
+        ]
+        while sum(widths) + _GAP * (len(widths) - 1) > console.width:
+            wide = [n for n, width in enumerate(widths) if width > words[n]]
+            if not wide:
+                break
+            widths[max(wide, key=lambda n: widths[n])] -= 1
         table = Table(
             title=for_terminal(title) or None, title_justify="left", box=None, pad_edge=False
         )
@@ -126,38 +147,6 @@ class Output:
 
 _GAP = 2
 """Number of spaces between two columns."""
-
-
-def _with_room(
-    columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], room: int
-) -> list[int]:
-    """Indices of the columns to show."""
-    kept = [*range(len(columns))]
-    for name in spare:
-        if sum(max(cell_len(row[n]) for row in cells) + _GAP for n in kept) - _GAP <= room:
-            break
-        kept.remove(columns.index(name))
-    return kept
-
-
-def _widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Widths of columns, as wide as their contents. If they do not fit, the widest shrink down to
-    their longest word.
-    """
-    widths = [
-        max(max(map(cell_len, cell.split("\n"))) for cell in column)
-        for column in zip(*cells, strict=True)
-    ]
-    words = [
-        max(max(map(cell_len, cell.split()), default=0) for cell in column)
-        for column in zip(*cells, strict=True)
-    ]
-    while sum(widths) + _GAP * (len(widths) - 1) > room:
-        wide = [n for n, width in enumerate(widths) if width > words[n]]
-        if not wide:
-            break
-        widths[max(wide, key=lambda n: widths[n])] -= 1
-    return widths
 
 
 def _stacked(cells: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -250,17 +239,14 @@ class _Lines:
         now = time.monotonic()
         if self._done == self._total or now >= self._next:
             self._next = now + _SECONDS_BETWEEN_LINES
-            line = (
-                f"{self._label} {self._done}/{self._total} {self._left(now - self._began)} {state}"
-            )
+            seconds = now - self._began
+            finished, left = self._done - self._first, self._total - self._done
+            if finished <= 0 or left <= 0:
+                pace = f"[{_clock(seconds)}]"
+            else:
+                pace = f"[{_clock(seconds)}, about {_clock(seconds * left / finished)} left]"
+            line = f"{self._label} {self._done}/{self._total} {pace} {state}"
             print(for_terminal(line.rstrip()), file=sys.stderr, flush=True)
-
-    def _left(self, seconds: float) -> str:
-        """Elapsed time, and the remaining time at this pace."""
-        finished, left = self._done - self._first, self._total - self._done
-        if finished <= 0 or left <= 0:
-            return f"[{_clock(seconds)}]"
-        return f"[{_clock(seconds)}, about {_clock(seconds * left / finished)} left]"
 
 
 def _clock(seconds: float) -> str:

@@ -44,7 +44,24 @@ class Printer:
             if node == INTERRUPT:
                 self.questions(values)
             changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
-            for message in self._new(changes.get("messages", ())):
+            # New messages of an update, which a node may return as messages, pairs or texts, one
+            # or several. Other values, which a graph's own reducer may accept, are not shown.
+            messages = changes.get("messages", ())
+            listed: list[BaseMessage] = []
+            for given in (
+                cast("list[Any]", messages)
+                if isinstance(messages, list)
+                else [messages]
+                if messages
+                else []
+            ):
+                with suppress(ValueError, TypeError, NotImplementedError):
+                    listed += convert_to_messages([given])
+            new = [
+                message for message in listed if message.id is None or message.id not in self._seen
+            ]
+            self._seen |= {message.id for message in new if message.id}
+            for message in new:
                 self._message(name, message)
             for key, value in changes.items():
                 if key not in ("messages", "started_at") and value not in (None, "", {}, []):
@@ -67,30 +84,15 @@ class Printer:
                     f"asks: {_shown(question.value)}  (id {question.id})", style="yellow"
                 )
 
-    def _new(self, messages: Any) -> list[BaseMessage]:
-        """New messages of an update, which a node may return as messages, pairs or texts, one or
-        several.
-
-        Other values, which a graph's own reducer may accept, are not shown.
-        """
-        listed: list[BaseMessage] = []
-        for given in (
-            cast("list[Any]", messages)
-            if isinstance(messages, list)
-            else [messages]
-            if messages
-            else []
-        ):
-            with suppress(ValueError, TypeError, NotImplementedError):
-                listed += convert_to_messages([given])
-        new = [message for message in listed if message.id is None or message.id not in self._seen]
-        self._seen |= {message.id for message in new if message.id}
-        return new
-
     def _message(self, name: str, message: BaseMessage) -> None:
         self._output.result({"event": "message", "node": name, **message.model_dump(mode="json")})
         if isinstance(message, ToolMessage):
-            self._output.say(f"{name}  {_status(message)}", style="cyan")
+            artifact: Any = message.artifact
+            if not isinstance(artifact, dict):
+                status = message.status
+            else:
+                status = str(cast("dict[str, Any]", artifact).get("status", message.status))
+            self._output.say(f"{name}  {status}", style="cyan")
         else:
             self._output.say(name, style="bold")
         for line in thought_lines(reasoning_of(message)) if isinstance(message, AIMessage) else ():
@@ -104,14 +106,6 @@ class Printer:
                 )
             for asked in invalid_tool_calls(message):
                 self._output.say(indented(f"> undecodable call: {asked.get('error')}"), style="red")
-
-
-def _status(message: ToolMessage) -> str:
-    """Typed outcome if the tool call was recorded, else LangChain's two-valued status."""
-    artifact: Any = message.artifact
-    if not isinstance(artifact, dict):
-        return message.status
-    return str(cast("dict[str, Any]", artifact).get("status", message.status))
 
 
 def _shown(value: Any) -> str:

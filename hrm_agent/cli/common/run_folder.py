@@ -91,17 +91,15 @@ def stored_trajectories(
     `on_damage`: called for one that a store cannot read. The others follow.
     """
     if is_file(where):
-        yield from (t for t in _read_file(Path(where)) if run_id is None or t.run_id == run_id)
+        # imports LangChain's messages, which a store does not need
+        from hrm_agent.trajectory.formats import read_jsonl, read_parquet
+
+        path = Path(where)
+        found = read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path)
+        yield from (t for t in found if run_id is None or t.run_id == run_id)
         return
     with existing_store(where) as store:
         yield from store.journal.trajectories(run_id=run_id or own_run(where), on_damage=on_damage)
-
-
-def _read_file(path: Path) -> Iterator[Trajectory]:
-    # imports LangChain's messages, which a store does not need
-    from hrm_agent.trajectory.formats import read_jsonl, read_parquet
-
-    return read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path)
 
 
 def is_file(where: str) -> bool:

@@ -210,17 +210,15 @@ def _cut(reader: io.TextIOBase, size: int) -> Iterator[str]:
     rest = ""
     while block := reader.read(size):
         rest += block
-        end = _end(rest) if len(rest) >= size else 0
+        if len(rest) < size:
+            continue
+        # A piece best ends between sentences, else between words.
+        first = max(len(rest) - _NEAR, len(rest) // 2)
+        places = [match.start() for match in _JOINT.finditer(rest, first)]
+        space = max(rest.rfind("\n", first), rest.rfind(" ", first))
+        end = places[-1] if places else space if space > 0 else len(rest)
         if end:
             yield rest[:end]
             rest = rest[end:]
     if rest:
         yield rest
-
-
-def _end(text: str) -> int:
-    """Best offset to end a piece of this text."""
-    first = max(len(text) - _NEAR, len(text) // 2)
-    places = [match.start() for match in _JOINT.finditer(text, first)]
-    space = max(text.rfind("\n", first), text.rfind(" ", first))
-    return places[-1] if places else space if space > 0 else len(text)

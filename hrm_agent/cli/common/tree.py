@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hrm_agent.basics.files import json_line
-from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step
+from hrm_agent.runtime.time_travel.history import Branch, History, Moment, Step
 from hrm_agent.runtime.time_travel.moment_data import moment_data
 from hrm_agent.trajectory import Trajectory
 
@@ -87,7 +87,9 @@ def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Itera
             )
             yield from _beneath(here.under_way, bars, shown)
         for question in here.questions:
-            yield f"{bars}       asks: {_said(question)}", "yellow"
+            value = question.value if isinstance(question.value, str) else json_line(question.value)
+            asked = f"{value}  (id {question.id})"
+            yield f"{bars}       asks: {asked}", "yellow"
         main, aside = _parting(found, here, line)
         for other in aside:
             yield f"{bars}  ├─ another branch", "cyan"
@@ -120,19 +122,15 @@ def _fork(branch: Branch, bars: str) -> Iterator[StyledLine]:
 
 
 def _text(moment: Moment, shown: int) -> str:
+    origin = _counted(moment.ran.nodes) or moment.source
     columns = (
         f"{moment.index:>3}",
         f"{moment.checkpoint_id[:shown]}",
-        f"{_arrival(moment):16}",
+        f"{origin:16}",
         facts_of(moment.ran),
     )
     then = f"-> {_counted(moment.next)}" if moment.next else "end"
     return "  ".join(column for column in (*columns, then) if column)
-
-
-def _arrival(moment: Moment) -> str:
-    """Origin of a moment: its nodes, or `input`, `update`, `fork`."""
-    return _counted(moment.ran.nodes) or moment.source
 
 
 def _counted(names: tuple[str, ...]) -> str:
@@ -159,11 +157,6 @@ def _beneath(step: Step, bars: str, shown: int) -> Iterator[StyledLine]:
         for moment in subgraph.moments:
             yield f"{bars}         {_text(moment, shown)}", "dim"
             yield from _beneath(moment.ran, bars + "    ", shown)
-
-
-def _said(question: PendingInterrupt) -> str:
-    value = question.value if isinstance(question.value, str) else json_line(question.value)
-    return f"{value}  (id {question.id})"
 
 
 def _id_length(found: History) -> int:

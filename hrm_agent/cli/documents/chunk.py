@@ -27,7 +27,38 @@ _BEGINNING = 60
 
 
 def run(words: list[str]) -> int:
-    arguments = _parser().read(words)
+    parser = Parser("chunk", "Cut a text into chunks, each an exact span of it, and show them.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="text, Markdown, HTML or PDF")
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help=f"{', '.join(STRATEGIES)} [markdown for Markdown, else {DEFAULT_STRATEGY}]",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default=DEFAULT_TOKENIZER,
+        metavar="NAME",
+        help=f"tokenizer that sizes are counted with [{DEFAULT_TOKENIZER}]",
+    )
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=DEFAULT_SIZE,
+        metavar="TOKENS",
+        help=f"most tokens of a chunk [{DEFAULT_SIZE}]",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=float,
+        default=DEFAULT_OVERLAP,
+        metavar="SHARE",
+        help=f"share of the size that neighbours have in common [{DEFAULT_OVERLAP}]",
+    )
+    largest = MAX_BYTES // 2**20
+    parser.add_argument(
+        "--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]"
+    )
+    arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     tokenizer = load_tokenizer(arguments.tokenizer)
     document = read_whole(arguments.file, int(arguments.max_mb * 2**20))
@@ -63,41 +94,6 @@ def run(words: list[str]) -> int:
         f"{len(rows)} chunks by {strategy}, of at most {arguments.size} tokens of {tokenizer.name}"
     )
     return 0
-
-
-def _parser() -> Parser:
-    parser = Parser("chunk", "Cut a text into chunks, each an exact span of it, and show them.")
-    parser.add_argument("file", type=Path, metavar="FILE", help="text, Markdown, HTML or PDF")
-    parser.add_argument(
-        "--strategy",
-        metavar="NAME",
-        help=f"{', '.join(STRATEGIES)} [markdown for Markdown, else {DEFAULT_STRATEGY}]",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default=DEFAULT_TOKENIZER,
-        metavar="NAME",
-        help=f"tokenizer that sizes are counted with [{DEFAULT_TOKENIZER}]",
-    )
-    parser.add_argument(
-        "--size",
-        type=int,
-        default=DEFAULT_SIZE,
-        metavar="TOKENS",
-        help=f"most tokens of a chunk [{DEFAULT_SIZE}]",
-    )
-    parser.add_argument(
-        "--overlap",
-        type=float,
-        default=DEFAULT_OVERLAP,
-        metavar="SHARE",
-        help=f"share of the size that neighbours have in common [{DEFAULT_OVERLAP}]",
-    )
-    largest = MAX_BYTES // 2**20
-    parser.add_argument(
-        "--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]"
-    )
-    return parser
 
 
 if __name__ == "__main__":

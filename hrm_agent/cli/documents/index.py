@@ -34,76 +34,6 @@ def run(words: list[str]) -> int:
     """Return 1 if a file could not be read or the index is empty. Readable files are indexed
     anyway.
     """
-    arguments = _parser().read(words)
-    if not (arguments.folders or arguments.remove):
-        raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
-    clock = time.perf_counter()
-    files = {
-        folder: files_in(folder, follow_links=arguments.follow_links)
-        for folder in arguments.folders
-    }
-    left_out = Counter[str]()
-    if not arguments.all_files:
-        left_out = Counter(
-            why for names in files.values() for name in names if (why := no_document(name))
-        )
-        files = {
-            folder: [name for name in names if no_document(name) is None]
-            for folder, names in files.items()
-        }
-    chunking = Chunking(arguments.strategy, arguments.tokenizer, arguments.size, arguments.overlap)
-    chunking.check()
-    embeddings = None if arguments.vectors == "none" else arguments.vectors
-    create = bool(arguments.folders)
-    if arguments.vectors == "none" and arguments.store.is_file():
-        with DocumentIndex(arguments.store) as index:
-            index.drop_vectors()
-    changes = {"language": arguments.language, "embeddings": embeddings}
-    with DocumentIndex(arguments.store, create=create, **changes) as index:
-        report = FolderReport()
-        report.warnings += renewal(index)
-        for folder in arguments.remove:
-            report.add(remove_folder(index, folder))
-        _update(index, files, chunking, arguments, report)
-        documents = _say(index, report, left_out, Output(as_json=arguments.json), clock)
-    return 1 if report.failed or (create and not documents) else 0
-
-
-def _update(
-    index: DocumentIndex,
-    files: dict[Path, list[str]],
-    chunking: Chunking,
-    arguments: Namespace,
-    report: FolderReport,
-) -> None:
-    with progress("indexing", sum(map(len, files.values()))) as advance:
-
-        def on_file(outcome: FileOutcome) -> None:
-            if outcome.done is not Done.REMOVED:
-                advance(outcome.file)
-
-        reading = {"hidden_text": arguments.hidden_text, "follow_links": arguments.follow_links}
-        limit = int(arguments.max_mb * 2**20)
-        for folder, names in files.items():
-            report.add(
-                index_folder(
-                    index,
-                    folder,
-                    names,
-                    chunking=chunking,
-                    max_bytes=limit,
-                    **reading,
-                    on_file=on_file,
-                )
-            )
-    if index.embeddings and (bare := index.without_vectors()):
-        with progress("vectors", len(bare)) as advance:
-            for file in bare:
-                index.add_vectors(file)
-                advance(file)
-
-
-def _parser() -> Parser:
     parser = Parser(
         "index",
         "Index the text, Markdown, HTML and PDF files of folders; only what changed is read again.",
@@ -175,7 +105,73 @@ def _parser() -> Parser:
     parser.add_argument(
         "--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]"
     )
-    return parser
+    arguments = parser.read(words)
+    if not (arguments.folders or arguments.remove):
+        raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
+    clock = time.perf_counter()
+    files = {
+        folder: files_in(folder, follow_links=arguments.follow_links)
+        for folder in arguments.folders
+    }
+    left_out = Counter[str]()
+    if not arguments.all_files:
+        left_out = Counter(
+            why for names in files.values() for name in names if (why := no_document(name))
+        )
+        files = {
+            folder: [name for name in names if no_document(name) is None]
+            for folder, names in files.items()
+        }
+    chunking = Chunking(arguments.strategy, arguments.tokenizer, arguments.size, arguments.overlap)
+    chunking.check()
+    embeddings = None if arguments.vectors == "none" else arguments.vectors
+    create = bool(arguments.folders)
+    if arguments.vectors == "none" and arguments.store.is_file():
+        with DocumentIndex(arguments.store) as index:
+            index.drop_vectors()
+    changes = {"language": arguments.language, "embeddings": embeddings}
+    with DocumentIndex(arguments.store, create=create, **changes) as index:
+        report = FolderReport()
+        report.warnings += renewal(index)
+        for folder in arguments.remove:
+            report.add(remove_folder(index, folder))
+        _update(index, files, chunking, arguments, report)
+        documents = _say(index, report, left_out, Output(as_json=arguments.json), clock)
+    return 1 if report.failed or (create and not documents) else 0
+
+
+def _update(
+    index: DocumentIndex,
+    files: dict[Path, list[str]],
+    chunking: Chunking,
+    arguments: Namespace,
+    report: FolderReport,
+) -> None:
+    with progress("indexing", sum(map(len, files.values()))) as advance:
+
+        def on_file(outcome: FileOutcome) -> None:
+            if outcome.done is not Done.REMOVED:
+                advance(outcome.file)
+
+        reading = {"hidden_text": arguments.hidden_text, "follow_links": arguments.follow_links}
+        limit = int(arguments.max_mb * 2**20)
+        for folder, names in files.items():
+            report.add(
+                index_folder(
+                    index,
+                    folder,
+                    names,
+                    chunking=chunking,
+                    max_bytes=limit,
+                    **reading,
+                    on_file=on_file,
+                )
+            )
+    if index.embeddings and (bare := index.without_vectors()):
+        with progress("vectors", len(bare)) as advance:
+            for file in bare:
+                index.add_vectors(file)
+                advance(file)
 
 
 def renewal(index: DocumentIndex) -> list[str]:

@@ -53,21 +53,18 @@ def run(words: list[str]) -> int:
         {"question": question, "mode": arguments.mode, "hits": [asdict(hit) for hit in hits]}
     )
     for number, hit in enumerate(hits, start=1):
-        output.say(f"{number}. {_place(hit)}", "bold")
+        at = f"{hit.file} {hit.start}-{hit.end}" + (f", page {hit.page}" if hit.page else "")
+        ranks = [
+            f"{name} {rank}"
+            for name, rank in (("words", hit.words_rank), ("vectors", hit.vectors_rank))
+            if rank
+        ]
+        place = f"{at}  score {hit.score:.4g} ({', '.join(ranks)})"
+        output.say(f"{number}. {place}", "bold")
         output.say(f"   {_around(hit, question)}\n")
     if not hits:
         output.say(f"Nothing was found in {arguments.store}.")
     return 0 if hits else 1
-
-
-def _place(hit: Hit) -> str:
-    at = f"{hit.file} {hit.start}-{hit.end}" + (f", page {hit.page}" if hit.page else "")
-    ranks = [
-        f"{name} {rank}"
-        for name, rank in (("words", hit.words_rank), ("vectors", hit.vectors_rank))
-        if rank
-    ]
-    return f"{at}  score {hit.score:.4g} ({', '.join(ranks)})"
 
 
 def _around(hit: Hit, question: str) -> str:

@@ -37,7 +37,51 @@ OverlayOf = Callable[[Trajectory], Overlay | None]
 
 def run(words: list[str]) -> int:
     """Return 1 if nothing could be written."""
-    arguments = _parser().read(words)
+    parser = Parser(
+        "export", "Write trajectories to a file; docs/formats.md says what each format keeps."
+    )
+    parser.add_argument(
+        "store", nargs="?", help="a store, a run's folder, or a file exported before"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the file to write; its suffix may name the format"
+    )
+    written = [name for name, one in FORMATS.items() if one.rows or one.write]
+    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(written)}")
+    parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
+    parser.add_argument(
+        "--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward"
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        metavar="ROLE",
+        help="chat: only calls of this node, such as solve; repeatable",
+    )
+    parser.add_argument(
+        "--system",
+        type=Path,
+        metavar="FILE",
+        help="text of the system message that the graph puts before its state",
+    )
+    parser.add_argument(
+        "--tools",
+        type=Path,
+        metavar="FILE",
+        help="JSON list of the tools that the graph offers the model",
+    )
+    parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send spans to this OpenTelemetry collector in place of a file, over HTTP",
+    )
+    parser.add_argument(
+        "--otel-content", action="store_true", help="otel: with messages, arguments and results"
+    )
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop"
+    )
+    arguments = parser.read(words)
     if arguments.schema:
         from hrm_agent.trajectory.json_schema import trajectory_schema
 
@@ -83,54 +127,6 @@ def _refuse_source(out: Path, source: str) -> None:
             raise ConfigError(
                 f"{out} is a store, and would be lost.", "Name another file with --out."
             )
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        "export", "Write trajectories to a file; docs/formats.md says what each format keeps."
-    )
-    parser.add_argument(
-        "store", nargs="?", help="a store, a run's folder, or a file exported before"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the file to write; its suffix may name the format"
-    )
-    written = [name for name, one in FORMATS.items() if one.rows or one.write]
-    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(written)}")
-    parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
-    parser.add_argument(
-        "--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward"
-    )
-    parser.add_argument(
-        "--role",
-        action="append",
-        metavar="ROLE",
-        help="chat: only calls of this node, such as solve; repeatable",
-    )
-    parser.add_argument(
-        "--system",
-        type=Path,
-        metavar="FILE",
-        help="text of the system message that the graph puts before its state",
-    )
-    parser.add_argument(
-        "--tools",
-        type=Path,
-        metavar="FILE",
-        help="JSON list of the tools that the graph offers the model",
-    )
-    parser.add_argument(
-        "--otlp",
-        metavar="URL",
-        help="send spans to this OpenTelemetry collector in place of a file, over HTTP",
-    )
-    parser.add_argument(
-        "--otel-content", action="store_true", help="otel: with messages, arguments and results"
-    )
-    parser.add_argument(
-        "--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop"
-    )
-    return parser
 
 
 @contextmanager

@@ -27,14 +27,45 @@ __all__ = ["run"]
 
 
 def run(words: list[str]) -> int:
-    arguments = _parser().read(words)
+    parser = Parser(
+        "import", "Read trajectories into a store; docs/formats.md says what each format keeps."
+    )
+    parser.add_argument(
+        "file", type=Path, help="a file of `hrm-agent export`, TRL, verifiers, inspect, or in ATIF"
+    )
+    parser.add_argument(
+        "--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]"
+    )
+    back = [name for name, one in FORMATS.items() if one.read is not None]
+    parser.add_argument(
+        "--format", metavar="NAME", help=f"one of {', '.join(back)} [seen from the file]"
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="the model, where the file does not name it [imported]"
+    )
+    parser.add_argument(
+        "--raw-logprobs",
+        action="store_true",
+        help="take log-probs as raw (temperature 1, no top-p) where the file does not say",
+    )
+    arguments = parser.read(words)
     origin = Origin(arguments.policy, arguments.raw_logprobs)
     # an invalid file must not create a store
     next(import_from(arguments.file, arguments.format, origin), None)
     with open_store(arguments.store) as store:
         for trajectory in import_from(arguments.file, arguments.format, origin):
             if not _is_on_record(store, trajectory):
-                _refuse_unsound(trajectory)
+                id_ = printable(trajectory.id[:80])
+                if not (trajectory.id.strip() and trajectory.thread_id.strip()):
+                    raise StoreError(
+                        f"Trajectory {id_!r} has no id or no thread_id.", "Export the run again."
+                    )
+                if found := next(iter(lint(trajectory)), None):
+                    raise StoreError(
+                        f"Trajectory {id_} is not valid: {found.name}: {printable(found.message[:500])}.",
+                        "docs/trajectory-format.md lists what has to hold; `hrm-agent lint` checks a file"
+                        " of ours.",
+                    )
                 _refuse_foreign(store, trajectory)
         counts: Counter[str] = Counter()
         for trajectory in import_from(arguments.file, arguments.format, origin):
@@ -59,31 +90,6 @@ def run(words: list[str]) -> int:
     if counts["untrainable"]:
         output.say(f"{counts['untrainable']} cannot be trained on; `hrm-agent show` says why")
     return 0
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        "import", "Read trajectories into a store; docs/formats.md says what each format keeps."
-    )
-    parser.add_argument(
-        "file", type=Path, help="a file of `hrm-agent export`, TRL, verifiers, inspect, or in ATIF"
-    )
-    parser.add_argument(
-        "--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]"
-    )
-    back = [name for name, one in FORMATS.items() if one.read is not None]
-    parser.add_argument(
-        "--format", metavar="NAME", help=f"one of {', '.join(back)} [seen from the file]"
-    )
-    parser.add_argument(
-        "--policy", metavar="NAME", help="the model, where the file does not name it [imported]"
-    )
-    parser.add_argument(
-        "--raw-logprobs",
-        action="store_true",
-        help="take log-probs as raw (temperature 1, no top-p) where the file does not say",
-    )
-    return parser
 
 
 def _take(store: RunStore, trajectory: Trajectory) -> str:
@@ -133,19 +139,6 @@ def _own_failed(trajectory: Trajectory) -> list[Call]:
     return [
         call for call in trajectory.failed_calls if call.identity.thread_id == trajectory.thread_id
     ]
-
-
-def _refuse_unsound(trajectory: Trajectory) -> None:
-    """Raise `StoreError` for findings of the linter, and for names that no command could use."""
-    id_ = printable(trajectory.id[:80])
-    if not (trajectory.id.strip() and trajectory.thread_id.strip()):
-        raise StoreError(f"Trajectory {id_!r} has no id or no thread_id.", "Export the run again.")
-    if found := next(iter(lint(trajectory)), None):
-        raise StoreError(
-            f"Trajectory {id_} is not valid: {found.name}: {printable(found.message[:500])}.",
-            "docs/trajectory-format.md lists what has to hold; `hrm-agent lint` checks a file of"
-            " ours.",
-        )
 
 
 def _refuse_foreign(store: RunStore, trajectory: Trajectory) -> None:

@@ -40,7 +40,10 @@ def run(words: list[str]) -> int:
     for trajectory in stored_trajectories(arguments.store, arguments.run, on_damage):
         checked += 1
         findings += [(trajectory.id, finding) for finding in lint(trajectory)]
-        silent += _asked_nothing(trajectory)
+        sampled = (
+            trajectory.run_id and trajectory.group_id and trajectory.status is RunStatus.COMPLETED
+        )
+        silent += bool(sampled) and not trajectory.calls
         trained += bool(trajectory.policy_calls)
         broken.update(_why_broken(trajectory))
     if arguments.run is not None and not (checked or damaged):
@@ -49,7 +52,19 @@ def run(words: list[str]) -> int:
             f"`hrm-agent history --store {arguments.store}` lists what there is.",
         )
     output = Output(as_json=arguments.json)
-    _report(output, checked, findings, damaged)
+    rows = [{"trajectory": trajectory, **finding._asdict()} for trajectory, finding in findings]
+    counts = {"trajectories": checked, "invariants": len(INVARIANTS), "findings": rows}
+    output.result(counts | ({"damaged": damaged} if damaged else {}))
+    if rows:
+        output.table(
+            ("trajectory", "invariant", "where", "finding"), [tuple(row.values()) for row in rows]
+        )
+    for each, reason in damaged.items():
+        output.say(f"trajectory {each}: {reason}", style="red")
+    unread = f", {len(damaged)} that cannot be read" if damaged else ""
+    output.say(
+        f"{checked} trajectories, {len(INVARIANTS)} invariants, {len(findings)} findings{unread}"
+    )
     if silent:
         output.say(
             f"{silent} completed rollouts asked no model, which is allowed, and nothing can be"
@@ -81,29 +96,6 @@ def _why_broken(trajectory: Trajectory) -> set[str]:
         dropped = root.branch_reason is BranchReason.TEMPLATE and thoughts_of(before.response)
         found.add(_DROPPED if dropped and "thoughts=keep" not in root.model else why)
     return found
-
-
-def _asked_nothing(trajectory: Trajectory) -> bool:
-    sampled = trajectory.run_id and trajectory.group_id and trajectory.status is RunStatus.COMPLETED
-    return bool(sampled) and not trajectory.calls
-
-
-def _report(
-    output: Output, checked: int, findings: list[tuple[str, Finding]], damaged: dict[str, str]
-) -> None:
-    rows = [{"trajectory": trajectory, **finding._asdict()} for trajectory, finding in findings]
-    counts = {"trajectories": checked, "invariants": len(INVARIANTS), "findings": rows}
-    output.result(counts | ({"damaged": damaged} if damaged else {}))
-    if rows:
-        output.table(
-            ("trajectory", "invariant", "where", "finding"), [tuple(row.values()) for row in rows]
-        )
-    for id_, reason in damaged.items():
-        output.say(f"trajectory {id_}: {reason}", style="red")
-    unread = f", {len(damaged)} that cannot be read" if damaged else ""
-    output.say(
-        f"{checked} trajectories, {len(INVARIANTS)} invariants, {len(findings)} findings{unread}"
-    )
 
 
 if __name__ == "__main__":

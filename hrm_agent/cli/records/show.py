@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -16,7 +16,7 @@ from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.pages import writing_page
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
 from hrm_agent.errors import ConfigError, StoreError
-from hrm_agent.trajectory import Call, Overlay, Scoring, Trajectory, Turn
+from hrm_agent.trajectory import Call, Overlay, Trajectory, Turn
 from hrm_agent.trajectory.words import (
     credited,
     header_facts,
@@ -31,7 +31,29 @@ __all__ = ["run"]
 
 
 def run(words: list[str]) -> int:
-    arguments = _parser().read(words)
+    parser = Parser(
+        "show",
+        "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.",
+    )
+    add = parser.add_argument
+    add("trajectory", nargs="?", type=thread_name, help="id of the trajectory, or of its thread")
+    add("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
+    help_text = "the sources of its answer; with a number, the cited span"
+    add("--sources", nargs="?", const="", metavar="N", help=help_text)
+    add(
+        "--html",
+        metavar="FILE",
+        help="write it as a page in one file, as `view` shows it; `-` for stdout",
+    )
+    add("--group", help="with --html: the rollouts of a group side by side")
+    add(
+        "--step",
+        type=int,
+        metavar="N",
+        help="with --html: the groups of a training step, from 1 as the console counts",
+    )
+    add_own_types(parser)
+    arguments = parser.read(words)
     names = {"an id": arguments.trajectory, "--group": arguments.group, "--step": arguments.step}
     given = [name for name, value in names.items() if value is not None]
     if len(given) != 1:
@@ -53,7 +75,7 @@ def run(words: list[str]) -> int:
             f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE."
         )
     with existing_store(arguments.store, allowed_names(arguments)) as store:
-        trajectory = store.journal.trajectory(arguments.trajectory, requests=arguments.json)
+        trajectory = store.journal.trajectory(str(arguments.trajectory), requests=arguments.json)
         if arguments.sources is not None:
             values = values_of(store, trajectory.thread_id, trajectory.graph)
             lines = list(
@@ -78,35 +100,10 @@ def run(words: list[str]) -> int:
     )
     _print(output, trajectory, verdicts)
     for scoring in scorings:
-        for line in _scored(scoring):
-            output.say(line)
+        output.say(scoring_text(scoring))
+        for score in scoring.scores:
+            output.say(f"  {score_text(score)}")
     return 0
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        "show",
-        "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.",
-    )
-    add = parser.add_argument
-    add("trajectory", nargs="?", type=thread_name, help="id of the trajectory, or of its thread")
-    add("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
-    help_text = "the sources of its answer; with a number, the cited span"
-    add("--sources", nargs="?", const="", metavar="N", help=help_text)
-    add(
-        "--html",
-        metavar="FILE",
-        help="write it as a page in one file, as `view` shows it; `-` for stdout",
-    )
-    add("--group", help="with --html: the rollouts of a group side by side")
-    add(
-        "--step",
-        type=int,
-        metavar="N",
-        help="with --html: the groups of a training step, from 1 as the console counts",
-    )
-    add_own_types(parser)
-    return parser
 
 
 def _write_page(arguments: Arguments, output: Output) -> None:
@@ -199,9 +196,3 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
         )
         for line in penalty_lines(verdict):
             output.say(f"  {line}")
-
-
-def _scored(scoring: Scoring) -> Iterator[str]:
-    """Lines of a rubric's scores, each part with its reason."""
-    yield scoring_text(scoring)
-    yield from (f"  {score_text(score)}" for score in scoring.scores)

@@ -8,8 +8,7 @@ store.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,17 +62,11 @@ def write_jsonl(trajectories: Iterable[Trajectory], path: Path) -> int:
 
 def read_jsonl(path: Path) -> Iterator[Trajectory]:
     """Trajectories of a JSONL export. Raises `StoreError` naming the line that cannot be read."""
-    with _open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield _parse(line, f"{path}:{number}")
-
-
-@contextmanager
-def _open_text(path: Path) -> Generator[Iterable[str]]:
     try:
         with path.open(encoding="utf-8") as file:
-            yield file
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _parse(line, f"{path}:{number}")
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(
             f"{path} cannot be read: {error}.", "Name a file that `hrm-agent export` wrote."
@@ -83,10 +76,18 @@ def _open_text(path: Path) -> Generator[Iterable[str]]:
 def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
     """Write one trajectory a row. Return their number. Raises `StoreError` without pyarrow."""
     pa, parquet = pyarrow()
+    types: dict[str, Callable[[], Any]] = {
+        "string": pa.string,
+        "int64": pa.int64,
+        "double": pa.float64,
+        "boolean": pa.bool_,
+        "list": lambda: pa.list_(pa.binary()),
+    }
+    columns = [(name, types[text.split()[0].rstrip(";")]()) for name, text in COLUMNS.items()]
     count, remaining = 0, iter(trajectories)
     with (
         replacing(path) as part,
-        parquet.ParquetWriter(part, _arrow_schema(pa), compression="zstd") as writer,
+        parquet.ParquetWriter(part, pa.schema(columns), compression="zstd") as writer,
     ):
         while rows := [_row(trajectory) for trajectory in islice(remaining, _ROWS_PER_GROUP)]:
             writer.write_table(pa.Table.from_pylist(rows, schema=writer.schema))
@@ -102,7 +103,13 @@ def read_parquet(path: Path) -> Iterator[Trajectory]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP, columns=wanted):
                 for row in batch.to_pylist():
-                    yield _from_row(row, str(path))
+                    bare = _parse(row["record"], str(path))
+                    columns = zip(
+                        bare.calls, row["token_ids"], row["mask"], row["logprobs"], strict=True
+                    )
+                    yield bare.model_copy(
+                        update={"calls": tuple(_with_tokens(*column) for column in columns)}
+                    )
     except (OSError, KeyError, pa.ArrowException) as error:
         hint = "Name a Parquet file that `hrm-agent export` wrote."
         raise StoreError(f"{path} is not an export of trajectories: {error}.", hint) from error
@@ -130,12 +137,6 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "mask": [bytes(call.mask) for call in calls],
         "logprobs": [np.asarray(call.logprobs, "<f4").tobytes() for call in calls],
     }
-
-
-def _from_row(row: dict[str, Any], where: str) -> Trajectory:
-    bare = _parse(row["record"], where)
-    columns = zip(bare.calls, row["token_ids"], row["mask"], row["logprobs"], strict=True)
-    return bare.model_copy(update={"calls": tuple(_with_tokens(*column) for column in columns)})
 
 
 def _with_tokens(call: Call, token_ids: bytes, mask: bytes, logprobs: bytes) -> Call:
@@ -170,19 +171,6 @@ def _refuse_newer_version(text: str, where: str) -> None:
             f" {SCHEMA_VERSION}.",
             "Update with `pip install --upgrade hrm-agent`.",
         )
-
-
-def _arrow_schema(pa: Any) -> Any:
-    types: dict[str, Callable[[], Any]] = {
-        "string": pa.string,
-        "int64": pa.int64,
-        "double": pa.float64,
-        "boolean": pa.bool_,
-        "list": lambda: pa.list_(pa.binary()),
-    }
-    return pa.schema(
-        [(name, types[text.split()[0].rstrip(";")]()) for name, text in COLUMNS.items()]
-    )
 
 
 def pyarrow() -> tuple[Any, Any]:

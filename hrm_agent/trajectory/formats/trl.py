@@ -53,7 +53,8 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
     trained: set[str] = set()
     own = {call.id for call in trajectory.policy_calls}
     if not own:
-        yield Skipped(_why_not(trajectory))
+        reasons = (call.why_untrainable for call in trajectory.own_calls)
+        yield Skipped(next(filter(None, reasons), "the policy was never asked"))
         return
     for path in paths(trajectory.calls):
         fresh = [call for call in path if call.id in own - trained]
@@ -64,11 +65,6 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
                 path,
                 [call for call in fresh if call.sampled_with.temperature == temperature],
             )
-
-
-def _why_not(trajectory: Trajectory) -> str:
-    reasons = (call.why_untrainable for call in trajectory.own_calls)
-    return next(filter(None, reasons), "the policy was never asked")
 
 
 def _row(trajectory: Trajectory, path: tuple[Call, ...], learned: Sequence[Call]) -> Row:

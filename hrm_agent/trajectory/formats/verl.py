@@ -17,7 +17,6 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 
@@ -46,9 +45,21 @@ def write_verl(trajectories: Iterable[Trajectory], path: Path, known: RequestHin
     group = list(islice(rows, _ROWS_PER_GROUP))
     if not group:
         return report
+    text = pa.string()
+    message = pa.struct([("role", text), ("content", text)])
+    extra = [(name, text) for name in ("task_id", "question", "answer", "metadata")]
+    schema = pa.schema(
+        [
+            ("data_source", text),
+            ("prompt", pa.list_(message)),
+            ("ability", text),
+            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
+            ("extra_info", pa.struct([("split", text), ("index", pa.int64()), *extra])),
+        ]
+    )
     with (
         replacing(path) as part,
-        parquet.ParquetWriter(part, _schema(pa), compression="zstd") as writer,
+        parquet.ParquetWriter(part, schema, compression="zstd") as writer,
     ):
         while group:
             writer.write_table(pa.Table.from_pylist(group, schema=writer.schema))
@@ -78,9 +89,20 @@ def _row(trajectory: Trajectory, known: RequestHints, index: int) -> Row | Skipp
     task = trajectory.task
     if task.answer is None:
         return Skipped("the task has no reference answer")
+    # The system turn belongs to the prompt if the run began with it and the task.
+    system: list[Row] = []
+    first = next(iter(trajectory.calls), None)
+    found = None if first is None else conversation_of(first, trajectory, known)
+    match found.messages[:-1] if isinstance(found, ConversationOfCall) else ():
+        case (SystemMessage() as turn, HumanMessage() as asked) if (
+            asked.text.strip() == trajectory.task.prompt.strip()
+        ):
+            system = [{"role": "system", "content": turn.text}]
+        case _:
+            pass
     return {
         "data_source": task.family,
-        "prompt": [*_system(trajectory, known), {"role": "user", "content": task.prompt}],
+        "prompt": [*system, {"role": "user", "content": task.prompt}],
         "ability": str(task.metadata.get("ability") or "agent"),
         "reward_model": {"style": "rule", "ground_truth": task.answer},
         "extra_info": {
@@ -92,31 +114,3 @@ def _row(trajectory: Trajectory, known: RequestHints, index: int) -> Row | Skipp
             "metadata": json.dumps(task.metadata, ensure_ascii=False, default=str),
         },
     }
-
-
-def _system(trajectory: Trajectory, known: RequestHints) -> list[Row]:
-    """System turn of a run that began with it and the task; empty otherwise."""
-    first = next(iter(trajectory.calls), None)
-    found = None if first is None else conversation_of(first, trajectory, known)
-    match found.messages[:-1] if isinstance(found, ConversationOfCall) else ():
-        case (SystemMessage() as system, HumanMessage() as asked) if (
-            asked.text.strip() == trajectory.task.prompt.strip()
-        ):
-            return [{"role": "system", "content": system.text}]
-        case _:
-            return []
-
-
-def _schema(pa: Any) -> Any:
-    text = pa.string()
-    message = pa.struct([("role", text), ("content", text)])
-    extra = [(name, text) for name in ("task_id", "question", "answer", "metadata")]
-    return pa.schema(
-        [
-            ("data_source", text),
-            ("prompt", pa.list_(message)),
-            ("ability", text),
-            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
-            ("extra_info", pa.struct([("split", text), ("index", pa.int64()), *extra])),
-        ]
-    )

@@ -82,6 +82,17 @@ class _Document:
             ]
             steps, tools = self._dispatch(found, inner), ()
         run = self.trajectory
+        notes: list[str] = []
+        if len(found) > 1:
+            notes.append(
+                f"The run had {len(found)} conversations; final_metrics counts the model calls of all"
+                " of them."
+            )
+        if unproved := sum(not line.proved for line in found):
+            notes.append(
+                f"Of {unproved} conversations the messages that were sent are not on record: answers"
+                " stand alone."
+            )
         return _filled(
             {
                 "schema_version": ATIF_VERSION,
@@ -89,7 +100,7 @@ class _Document:
                 "trajectory_id": self.trajectory.id,
                 "agent": self._agent(tools),
                 "steps": _numbered(steps),
-                "notes": _notes(found) or None,
+                "notes": " ".join(notes) or None,
                 "final_metrics": _totals(self.trajectory, len(steps)),
                 "extra": _filled(
                     {
@@ -288,21 +299,6 @@ def _totals(trajectory: Trajectory, steps: int) -> Row:
         values = [one[name] for one in found]
         totals[f"total_{name}"] = None if None in values or not values else sum(values)
     return _filled(totals)
-
-
-def _notes(found: list[Line]) -> str:
-    notes: list[str] = []
-    if len(found) > 1:
-        notes.append(
-            f"The run had {len(found)} conversations; final_metrics counts the model calls of all"
-            " of them."
-        )
-    if unproved := sum(not line.proved for line in found):
-        notes.append(
-            f"Of {unproved} conversations the messages that were sent are not on record: answers"
-            " stand alone."
-        )
-    return " ".join(notes)
 
 
 def _moment(seconds: float) -> str | None:

@@ -81,43 +81,44 @@ def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
         if is_own(document):
             yield own_trajectory(document, place)
         else:
-            yield _foreign(document, row, place, origin)
-
-
-def _foreign(document: atif.Trajectory, row: Row, place: str, origin: Origin) -> Trajectory:
-    moments = [_seconds(step.timestamp) for step in document.steps if step.timestamp]
-    model = document.agent.model_name or next(
-        (step.model_name for step in document.steps if step.model_name), None
-    )
-    began, ended = (min(moments), max(moments)) if moments else (0.0, 0.0)
-    run = ForeignRun.of(content_hash("atif", row), origin, place, model, began, ended)
-    _tell(run, document, place)
-    prompt = next((_text(step.message) for step in document.steps if step.source == "user"), "")
-    task = content_hash("atif", prompt)
-    answers = [
-        _text(step.message) for step in document.steps if step.source == "agent" and step.message
-    ]
-    told = document.model_dump(
-        mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True
-    )
-    went_on = document.continued_trajectory_ref is not None
-    extra = document.extra or {}
-    named = extra.get("rewards")
-    rewards = {
-        str(name): float(value)
-        for name, value in (cast("Row", named) if isinstance(named, dict) else {}).items()
-        if in_range(value)
-    }
-    return run.finish(
-        task=TaskRef(id=task, family="atif", prompt=prompt, metadata={"atif": told}),
-        group_id=task,
-        status=RunStatus.TRUNCATED if went_on else RunStatus.COMPLETED,
-        stop_reason=StopReason.MAX_TOKENS if went_on else StopReason.ANSWER,
-        answer=answers[-1] if answers else None,
-        rewards=(
-            rewards | ({"correct": float(extra["reward"])} if in_range(extra.get("reward")) else {})
-        ),
-    )
+            moments = [_seconds(step.timestamp) for step in document.steps if step.timestamp]
+            model = document.agent.model_name or next(
+                (step.model_name for step in document.steps if step.model_name), None
+            )
+            began, ended = (min(moments), max(moments)) if moments else (0.0, 0.0)
+            run = ForeignRun.of(content_hash("atif", row), origin, place, model, began, ended)
+            _tell(run, document, place)
+            prompt = next(
+                (_text(step.message) for step in document.steps if step.source == "user"), ""
+            )
+            task = content_hash("atif", prompt)
+            answers = [
+                _text(step.message)
+                for step in document.steps
+                if step.source == "agent" and step.message
+            ]
+            told = document.model_dump(
+                mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True
+            )
+            went_on = document.continued_trajectory_ref is not None
+            extra = document.extra or {}
+            named = extra.get("rewards")
+            rewards = {
+                str(name): float(value)
+                for name, value in (cast("Row", named) if isinstance(named, dict) else {}).items()
+                if in_range(value)
+            }
+            yield run.finish(
+                task=TaskRef(id=task, family="atif", prompt=prompt, metadata={"atif": told}),
+                group_id=task,
+                status=RunStatus.TRUNCATED if went_on else RunStatus.COMPLETED,
+                stop_reason=StopReason.MAX_TOKENS if went_on else StopReason.ANSWER,
+                answer=answers[-1] if answers else None,
+                rewards=(
+                    rewards
+                    | ({"correct": float(extra["reward"])} if in_range(extra.get("reward")) else {})
+                ),
+            )
 
 
 def _tell(
@@ -167,12 +168,16 @@ def _add(run: ForeignRun, step: atif.Step, document: atif.Trajectory, node: str,
         run.say(message)
     else:
         named = step.model_name or document.agent.model_name
+        if _several(step):
+            why = "the step stands for several model calls"
+        else:
+            why = NO_PROMPT_TOKENS if step.metrics and step.metrics.completion_token_ids else None
         run.answer(
             message,
             tools=document.agent.tool_definitions or (),
             tokens=_tokens(step),
             node=node,
-            untrainable=_why_without(step),
+            untrainable=why,
             **({} if named in (None, run.assembly.model) else {"model": named}),
             started_at=moment,
             ended_at=moment,
@@ -193,12 +198,6 @@ def _tokens(step: atif.Step) -> Tokens | None:
     return Tokens(metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs)
 
 
-def _why_without(step: atif.Step) -> str | None:
-    if _several(step):
-        return "the step stands for several model calls"
-    return NO_PROMPT_TOKENS if step.metrics and step.metrics.completion_token_ids else None
-
-
 def _several(step: atif.Step) -> bool:
     return step.llm_call_count is not None and step.llm_call_count > 1
 
@@ -211,11 +210,23 @@ def _add_results(run: ForeignRun, step: atif.Step, node: str, moment: float, tas
         call = asked.pop(result.source_call_id or "", None)
         if call is not None:
             run.say(ToolMessage(text, name=call.function_name, tool_call_id=call.tool_call_id))
+            # Outcome of a tool call. ATIF has no field for it: `ok`, unless the result's `extra`
+            # names another one.
+            extra = result.extra or {}
+            told = extra.get("status")
+            if isinstance(told, str) and told in {status.value for status in ToolStatus}:
+                status = ToolStatus(told)
+            else:
+                status = (
+                    ToolStatus.ERROR
+                    if extra.get("is_error") is True or extra.get("error")
+                    else ToolStatus.OK
+                )
             run.tool_result(
                 call.tool_call_id,
                 call.function_name,
                 call.arguments,
-                status=_status(result.extra or {}),
+                status=status,
                 content=text,
                 task=task,
                 node=node,
@@ -224,18 +235,6 @@ def _add_results(run: ForeignRun, step: atif.Step, node: str, moment: float, tas
             )
         elif text:
             run.say(HumanMessage(text))
-
-
-def _status(extra: Row) -> ToolStatus:
-    """Outcome of a tool call. ATIF has no field for it: `ok`, unless the result's `extra` names
-    another one.
-    """
-    told = extra.get("status")
-    if isinstance(told, str) and told in {status.value for status in ToolStatus}:
-        return ToolStatus(told)
-    return (
-        ToolStatus.ERROR if extra.get("is_error") is True or extra.get("error") else ToolStatus.OK
-    )
 
 
 def _seconds(text: str) -> float:

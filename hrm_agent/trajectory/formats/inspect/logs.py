@@ -46,7 +46,7 @@ from hrm_agent.trajectory.words import REASONING
 
 if TYPE_CHECKING:
     from inspect_ai.event import ModelEvent, ToolEvent
-    from inspect_ai.log import EvalSample, EvalSpec
+    from inspect_ai.log import EvalSample
     from inspect_ai.model import ChatMessage, Content, ModelUsage
     from inspect_ai.tool import ToolCallError, ToolInfo
 
@@ -96,58 +96,62 @@ def read_inspect(path: Path, origin: Origin) -> Iterator[Trajectory]:
         told = printable(f"{type(error).__name__}: {error}"[:500])
         raise StoreError(f"{path} cannot be read: {told}", "Copy the file again.") from error
     for sample in found.samples or ():
-        yield _trajectory(sample, found.eval, str(path), origin)
-
-
-def _trajectory(sample: EvalSample, head: EvalSpec, place: str, origin: Origin) -> Trajectory:
-    began = seconds(sample.started_at or head.created)
-    ended = seconds(sample.completed_at) if sample.completed_at else began
-    id_ = content_hash("inspect", head.eval_id, sample.id, sample.epoch, sample.uuid)
-    run = ForeignRun.of(id_, origin, place, head.model, began, ended)
-    tell(run, sample)
-    rewards = _rewards(sample)
-    # one score with one value, whatever the value, so that runs of one sample all have `correct`
-    values = [score.value for score in (sample.scores or {}).values()]
-    if rewards and len(values) == 1 and not isinstance(values[0], Mapping):
-        rewards["correct"] = next(iter(rewards.values()))
-    answers = [message for message in sample.messages if message.role == "assistant"]
-    return run.finish(
-        task=_task(sample, head),
-        run_id=head.eval_id,
-        group_id=content_hash("inspect", head.eval_id, sample.id),
-        sample_index=sample.epoch - 1,
-        answer=text_of(answers[-1].content) if answers else None,
-        rewards=rewards,
-        **_end(sample),
-    )
-
-
-def _task(sample: EvalSample, head: EvalSpec) -> TaskRef:
-    targets = [sample.target] if isinstance(sample.target, str) else sample.target
-    shown = sample.input
-    prompt = (
-        shown
-        if isinstance(shown, str)
-        else "\n\n".join(text_of(m.content) for m in shown if m.role == "user")
-    )
-    told = {
-        "eval_id": head.eval_id,
-        "uuid": sample.uuid,
-        "epoch": sample.epoch,
-        "target": sample.target,
-        "scores": {name: score.value for name, score in (sample.scores or {}).items()},
-        "limit": sample.limit.type if sample.limit else None,
-    }
-    return TaskRef(
-        id=str(sample.id),
-        family=f"inspect:{head.task}",
-        prompt=prompt,
-        answer=targets[0] if len(targets) == 1 and targets[0] else None,
-        # JSON has no NaN and no infinities
-        metadata=from_json(
-            to_json({**sample.metadata, "inspect": told}, inf_nan_mode="null", fallback=str)
-        ),
-    )
+        began = seconds(sample.started_at or found.eval.created)
+        ended = seconds(sample.completed_at) if sample.completed_at else began
+        id_ = content_hash("inspect", found.eval.eval_id, sample.id, sample.epoch, sample.uuid)
+        run = ForeignRun.of(id_, origin, str(path), found.eval.model, began, ended)
+        tell(run, sample)
+        rewards: dict[str, float] = {}
+        for scorer, given in (sample.scores or {}).items():
+            if isinstance(given.value, Mapping):
+                several = cast("Mapping[str, Any]", given.value)
+                rewards |= {
+                    f"{scorer}/{key}": value
+                    for key, one in several.items()
+                    if (value := _reward(one)) is not None
+                }
+            elif (value := _reward(given.value)) is not None:
+                rewards[scorer] = value
+        # one score with one value, whatever the value, so that runs of one sample all have `correct`
+        values = [score.value for score in (sample.scores or {}).values()]
+        if rewards and len(values) == 1 and not isinstance(values[0], Mapping):
+            rewards["correct"] = next(iter(rewards.values()))
+        answers = [message for message in sample.messages if message.role == "assistant"]
+        targets = [sample.target] if isinstance(sample.target, str) else sample.target
+        shown = sample.input
+        prompt = (
+            shown
+            if isinstance(shown, str)
+            else "\n\n".join(text_of(m.content) for m in shown if m.role == "user")
+        )
+        facts = {
+            "eval_id": found.eval.eval_id,
+            "uuid": sample.uuid,
+            "epoch": sample.epoch,
+            "target": sample.target,
+            "scores": {name: score.value for name, score in (sample.scores or {}).items()},
+            "limit": sample.limit.type if sample.limit else None,
+        }
+        yield run.finish(
+            task=TaskRef(
+                id=str(sample.id),
+                family=f"inspect:{found.eval.task}",
+                prompt=prompt,
+                answer=targets[0] if len(targets) == 1 and targets[0] else None,
+                # JSON has no NaN and no infinities
+                metadata=from_json(
+                    to_json(
+                        {**sample.metadata, "inspect": facts}, inf_nan_mode="null", fallback=str
+                    )
+                ),
+            ),
+            run_id=found.eval.eval_id,
+            group_id=content_hash("inspect", found.eval.eval_id, sample.id),
+            sample_index=sample.epoch - 1,
+            answer=text_of(answers[-1].content) if answers else None,
+            rewards=rewards,
+            **_end(sample),
+        )
 
 
 def _end(sample: EvalSample) -> dict[str, Any]:
@@ -162,21 +166,6 @@ def _end(sample: EvalSample) -> dict[str, Any]:
         "status": RunStatus.TRUNCATED,
         "stop_reason": _LIMITS.get(sample.limit.type, StopReason.MAX_CALLS),
     }
-
-
-def _rewards(sample: EvalSample) -> dict[str, float]:
-    rewards: dict[str, float] = {}
-    for name, score in (sample.scores or {}).items():
-        if isinstance(score.value, Mapping):
-            several = cast("Mapping[str, Any]", score.value)
-            rewards |= {
-                f"{name}/{key}": value
-                for key, one in several.items()
-                if (value := _reward(one)) is not None
-            }
-        elif (value := _reward(score.value)) is not None:
-            rewards[name] = value
-    return rewards
 
 
 def _reward(value: Any) -> float | None:

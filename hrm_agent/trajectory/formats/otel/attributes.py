@@ -87,20 +87,22 @@ def root_attributes(
             **{
                 f"{OURS}.reward.{name}": value for name, value in scored.items() if name != "reward"
             },
-            **(_judged(overlay) if overlay is not None else {}),
+            **(
+                {
+                    f"{OURS}.reward": overlay.reward,
+                    f"{OURS}.verdict": overlay.verdict.value,
+                    f"{OURS}.verdict_reason": overlay.reason or None,
+                    f"{OURS}.drop_reason": overlay.drop_reason.value
+                    if overlay.drop_reason
+                    else None,
+                    f"{OURS}.advantage": overlay.advantage,
+                    f"{OURS}.step": overlay.step + 1,  # as the console and trackers count
+                }
+                if overlay is not None
+                else {}
+            ),
         }
     )
-
-
-def _judged(overlay: Overlay) -> dict[str, Any]:
-    return {
-        f"{OURS}.reward": overlay.reward,
-        f"{OURS}.verdict": overlay.verdict.value,
-        f"{OURS}.verdict_reason": overlay.reason or None,
-        f"{OURS}.drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
-        f"{OURS}.advantage": overlay.advantage,
-        f"{OURS}.step": overlay.step + 1,  # as the console and trackers count
-    }
 
 
 def call_attributes(call: Call, run: Trajectory) -> Attributes:

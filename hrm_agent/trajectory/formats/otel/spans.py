@@ -107,7 +107,16 @@ class _Trace:
 
     def root(self, turn: int, overlay: Overlay | None) -> TraceSpan:
         newest = turn == len(self._run.turns)
-        end = _end_of(self._run) if newest else self._run.turns[turn].before
+        end = (
+            TurnEnd(
+                status=self._run.status,
+                stop_reason=self._run.stop_reason,
+                error=self._run.error,
+                answer=self._run.answer,
+            )
+            if newest
+            else self._run.turns[turn].before
+        )
         span = self._span(self._root_id(turn), None, f"invoke_agent {self._run.graph}", turn)
         span.started_at, span.ended_at = self._starts[turn], self._ends[turn]
         span.attributes = root_attributes(self._run, turn, end, overlay if newest else None)
@@ -151,35 +160,20 @@ class _Trace:
         around = list[str]()
         for part in namespace_parts(call.identity.checkpoint_ns):
             around.append(f"{part.node}:{part.task_id}")
-            parent = self._task(
-                "|".join(around), part.node, part.task_id, parent, turn, started_at, ended_at
+            id_ = self._span_id("task", turn, "|".join(around))
+            task = self.tasks.get(id_)
+            if task is None:
+                task = self.tasks[id_] = self._span(id_, parent, part.node, turn)
+                task.started_at, task.ended_at = started_at, ended_at
+                task.attributes = {f"{OURS}.node": part.node, f"{OURS}.graph_task_id": part.task_id}
+            task.started_at, task.ended_at = (
+                min(task.started_at, started_at),
+                max(task.ended_at, ended_at),
             )
+            parent = id_
         span = self._span(self._span_id(call.id), parent, name, turn)
         span.started_at, span.ended_at = started_at, ended_at
         return span
-
-    def _task(
-        self,
-        place: str,
-        node: str,
-        task_id: str,
-        parent: str,
-        turn: int,
-        started_at: float,
-        ended_at: float,
-    ) -> str:
-        """Id of a task's span, extended to cover the given times."""
-        id_ = self._span_id("task", turn, place)
-        task = self.tasks.get(id_)
-        if task is None:
-            task = self.tasks[id_] = self._span(id_, parent, node, turn)
-            task.started_at, task.ended_at = started_at, ended_at
-            task.attributes = {f"{OURS}.node": node, f"{OURS}.graph_task_id": task_id}
-        task.started_at, task.ended_at = (
-            min(task.started_at, started_at),
-            max(task.ended_at, ended_at),
-        )
-        return id_
 
     def _span(self, span_id: str, parent_id: str | None, name: str, turn: int) -> TraceSpan:
         self.root_of[span_id] = self._root_id(turn)
@@ -201,9 +195,3 @@ class _Trace:
             ends[turn] = max(ends[turn], call.ended_at or call.started_at)
         ends[-1] = max(ends[-1], run.ended_at or 0.0)
         return ends
-
-
-def _end_of(run: Trajectory) -> TurnEnd:
-    return TurnEnd(
-        status=run.status, stop_reason=run.stop_reason, error=run.error, answer=run.answer
-    )

@@ -12,7 +12,6 @@ have extended if the template had not broken.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +77,12 @@ def _before(trajectory: Trajectory, found: dict[str, ConversationOfCall | None])
     taken: set[str] = set()
     for call in trajectory.calls:
         proved = found[call.id]
-        fits = _linked(call, by_id) if proved is None else _said_before(call, proved, by_hash)
+        if proved is None:
+            rewritten = call.branch_reason is BranchReason.REWRITTEN
+            earlier = by_id.get(call.parent or ("" if rewritten else call.branch_of) or "")
+            fits = [] if earlier is None else [earlier]
+        else:
+            fits = _said_before(call, proved, by_hash)
         if fits:
             before[call.id] = next((one for one in fits if one.id not in taken), fits[0])
             taken.add(before[call.id].id)
@@ -88,30 +92,18 @@ def _before(trajectory: Trajectory, found: dict[str, ConversationOfCall | None])
     return before
 
 
-def _linked(call: Call, by_id: dict[str, Call]) -> list[Call]:
-    rewritten = call.branch_reason is BranchReason.REWRITTEN
-    earlier = by_id.get(call.parent or ("" if rewritten else call.branch_of) or "")
-    return [] if earlier is None else [earlier]
-
-
 def _said_before(
     call: Call, proved: ConversationOfCall, by_hash: dict[str, list[Call]]
 ) -> list[Call]:
     """Calls whose conversation is the longest beginning of this one: first the call whose tokens it
     extends, then the newest.
     """
-    for hash_ in _beginnings(proved.messages[:-1]):
-        if fits := by_hash.get(hash_):
+    for end in range(len(proved.messages) - 1, 0, -1):
+        before = proved.messages[:end]
+        if isinstance(before[-1], AIMessage) and (fits := by_hash.get(context_hash(before))):
             newest_first = fits[::-1]
             return sorted(newest_first, key=lambda one: one.id != call.parent)
     return []
-
-
-def _beginnings(messages: tuple[BaseMessage, ...]) -> Iterator[str]:
-    """Hashes of the beginnings that end in an answer, longest first."""
-    for end in range(len(messages), 0, -1):
-        if isinstance(messages[end - 1], AIMessage):
-            yield context_hash(messages[:end])
 
 
 def _line(leaf: Call, before: dict[str, Call], found: dict[str, ConversationOfCall | None]) -> Line:

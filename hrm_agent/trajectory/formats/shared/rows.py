@@ -109,17 +109,11 @@ def _lines(trajectories: Iterable[Trajectory], make: RowMaker, report: Report) -
                 report.lacking[row.reason] += 1
             else:
                 report.rows += 1
-                yield _line(row) + "\n"
-
-
-def _line(row: Row) -> str:
-    """Strict JSON of a row. Searching for non-finite numbers takes longer than writing, and they
-    are rare.
-    """
-    try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError):
-        return json_line(row)
+                try:
+                    line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+                except (ValueError, TypeError):
+                    line = json_line(row)
+                yield line + "\n"
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -129,19 +123,18 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield f"{path}:{number}", _object(line, f"{path}:{number}")
-
-
-def _object(line: str, place: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise StoreError(
-            f"{place} is not JSON: {error}.", "Export it again, or correct the line."
-        ) from error
-    if not isinstance(row, dict):
-        raise StoreError(f"{place} is not a JSON object.", "Each line has to be one object: {...}.")
-    return row
+                place = f"{path}:{number}"
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise StoreError(
+                        f"{place} is not JSON: {error}.", "Export it again, or correct the line."
+                    ) from error
+                if not isinstance(row, dict):
+                    raise StoreError(
+                        f"{place} is not a JSON object.", "Each line has to be one object: {...}."
+                    )
+                yield place, row
 
 
 @contextmanager
