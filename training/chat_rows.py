@@ -218,21 +218,14 @@ def _call(given: Any, place: str) -> Fields:
     _one_of(function, ("arguments", "args", "parameters"), place, needed=False)
     written = function.get(key) or {}
     arguments = _decoded(written, f"{place}.{key}")
+    fields = _object(arguments, f"{place}.{key}")
+    # a null is kept if they came as text, since no table has filled it in
     as_text = isinstance(given, str) or isinstance(written, str)
     return {
         "id": id_,
         "type": "function",
-        "function": {
-            "name": name,
-            "arguments": _arguments(arguments, f"{place}.{key}", as_text=as_text),
-        },
+        "function": {"name": name, "arguments": arguments if as_text else fields},
     }
-
-
-def _arguments(given: Any, place: str, *, as_text: bool) -> Fields:
-    """Arguments of a call. A null is kept if they came as text, since no table has filled it in."""
-    fields = _object(given, place)
-    return cast("Fields", given) if as_text else fields
 
 
 def _tools(given: Any) -> list[Fields]:

@@ -81,10 +81,21 @@ class Checkpoints:
         return step % self.every == 0 or step == steps
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Save the checkpoint after `step` steps. `write` writes its files to a given folder."""
-        path = write_whole(self.folder / f"step-{step:06}", step, write)
-        self._remove_all_but_the_last(step)
-        return path
+        """Save the checkpoint after `step` steps, and remove old ones. `write` writes its files to
+        a given folder.
+        """
+        written = write_whole(self.folder / f"step-{step:06}", step, write)
+        # newer ones were skipped when the run was resumed, and are taken again
+        kept = sorted(
+            (path for path in self._numbered() if step_in_name(path) <= step), key=step_in_name
+        )[-self.keep :]
+        for path in self.folder.glob("step-*"):
+            if path not in kept and _OURS.fullmatch(path.name):
+                _remove(path)
+        if len(kept) == self.keep:
+            for path in self._earlier():
+                _remove(path)
+        return written
 
     def restore(self, load: Callable[[Path], State]) -> State | None:
         """Load the newest complete checkpoint by `load`, and return its result (None if there is no
@@ -103,7 +114,8 @@ class Checkpoints:
                 except Exception as error:
                     # Damaged files can raise any error: safetensors, pickle, zip and JSON have
                     # their own.
-                    fault = _told(error)
+                    first = str(error).partition("\n")[0]
+                    fault = type(error).__name__ + (f": {first}" if first else "")
                     if path.name not in _EARLIER or isinstance(error, MemoryError):
                         raise RunError(
                             f"The checkpoint {path} cannot be loaded ({fault}), although its files"
@@ -132,20 +144,6 @@ class Checkpoints:
 
     def _earlier(self) -> list[Path]:
         return [path for name in _EARLIER if (path := self.run / name).is_dir()]
-
-    def _remove_all_but_the_last(self, step: int) -> None:
-        """Remove old checkpoints, and those newer than `step`, which were skipped when the run was
-        resumed and are taken again.
-        """
-        kept = sorted(
-            (path for path in self._numbered() if step_in_name(path) <= step), key=step_in_name
-        )[-self.keep :]
-        for path in self.folder.glob("step-*"):
-            if path not in kept and _OURS.fullmatch(path.name):
-                _remove(path)
-        if len(kept) == self.keep:
-            for path in self._earlier():
-                _remove(path)
 
 
 def step_in_name(path: Path) -> int:
@@ -258,12 +256,6 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         return body if _manifest(body).encode() == written else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _told(error: Exception) -> str:
-    """Kind and first line of an error."""
-    first = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _hash(file: Path) -> str:

@@ -105,9 +105,30 @@ async def demo(
     title = f"{training.select.algorithm}, {training.graph}, seed {training.seed}"
     held_out = {0: _estimate(before), training.steps: _estimate(after)}
     plot_curves(rows, folder / "curves.png", title, held_out)
-    solved = await _solve(str(model), config, folder, on_update)
+    task = TaskRef(id="demo", family="demo", prompt=config.problem)
+    settings = RunSettings(
+        temperature=0, isolation=training.isolation, environment=training.environment
+    )
+    async with open_run(folder, str(model), settings, store=training.store) as runner:
+        episode = Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning")
+        solved = await runner.run(episode, on_update)
     tell("solve", 1, 1, {})
-    report = _report(before, after, rows, solved, model)
+    phases = ("rollout", "reward", "select", "update")
+    planners = {call.identity.task_id for call in solved.calls if call.identity.node == "plan"}
+    report = DemoReport(
+        before=asdict(before),
+        after=asdict(after),
+        steps=len(rows),
+        groups_rejected=sum(row["select/groups_rejected"] or 0.0 for row in rows)
+        / max(1, len(rows)),
+        cpu_seconds={
+            phase: sum(row.get(f"{phase}_cpu_seconds") or 0.0 for row in rows) for phase in phases
+        },
+        solved=solved.id,
+        answer=solved.answer or "",
+        rounds=len(planners),
+        model=str(model),
+    )
     (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
     return report
 
@@ -156,41 +177,3 @@ async def _evaluate(
         **config.train.model_dump(include=shared),
     )
     return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))
-
-
-async def _solve(
-    policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None
-) -> Trajectory:
-    task = TaskRef(id="demo", family="demo", prompt=config.problem)
-    settings = RunSettings(
-        temperature=0, isolation=config.train.isolation, environment=config.train.environment
-    )
-    async with open_run(folder, policy, settings, store=config.train.store) as runner:
-        return await runner.run(
-            Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning"), on_update
-        )
-
-
-def _report(
-    before: Evaluation,
-    after: Evaluation,
-    rows: list[dict[str, Any]],
-    solved: Trajectory,
-    model: Path,
-) -> DemoReport:
-    phases = ("rollout", "reward", "select", "update")
-    planners = {call.identity.task_id for call in solved.calls if call.identity.node == "plan"}
-    return DemoReport(
-        before=asdict(before),
-        after=asdict(after),
-        steps=len(rows),
-        groups_rejected=sum(row["select/groups_rejected"] or 0.0 for row in rows)
-        / max(1, len(rows)),
-        cpu_seconds={
-            phase: sum(row.get(f"{phase}_cpu_seconds") or 0.0 for row in rows) for phase in phases
-        },
-        solved=solved.id,
-        answer=solved.answer or "",
-        rounds=len(planners),
-        model=str(model),
-    )

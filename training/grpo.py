@@ -24,9 +24,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from hrm_agent.models import Engine
 from hrm_agent.runtime.episode import refuse_other_roles
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.fitted import decided, fit
@@ -45,7 +44,7 @@ from hrm_agent.training.evaluation.step_metrics import roles_of_step, rollout_me
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.metrics import Phases, Row
 from hrm_agent.training.ranks.learner import follow, led
-from hrm_agent.training.ranks.processes import Ranks, several_ranks
+from hrm_agent.training.ranks.processes import several_ranks
 from hrm_agent.training.ranks.rollouts import opened_ranks
 from hrm_agent.training.rollout.ahead import StepsUnderWay, with_bound
 from hrm_agent.training.rollout.groups import Collector
@@ -100,45 +99,38 @@ async def train(
             "runs on record are learned from by"
             " `hrm_agent.training.records.offline.train_on_record`"
         )
-    with several_ranks(config) as ranks:
+    async with AsyncExitStack() as stack:
+        ranks = stack.enter_context(several_ranks(config))
         if ranks is not None and not ranks.leads:
             await follow(ranks)
             return folder / "model"
-        return await _train(config, folder, ranks, on_rollout, on_step)
-
-
-async def _train(
-    config: GrpoConfig,
-    folder: Path,
-    ranks: Ranks | None,
-    on_rollout: Callable[[Trajectory], None] | None,
-    on_step: Callable[[Row], None] | None,
-) -> Path:
-    refuse_unsendable(config.processes, config)
-    refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
-    refuse_other_roles(config.loss.frozen_roles, "frozen_roles", config.graph, config.configurable)
-    config = with_bound(config)
-    learner = (
-        Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
-    )
-    async with (
-        _opened_engine(learner) as engine,
-        open_run(
+        refuse_unsendable(config.processes, config)
+        graph, options = config.graph, config.configurable
+        refuse_other_roles(config.adapter.lora_roles, "lora_roles", graph, options)
+        refuse_other_roles(config.loss.frozen_roles, "frozen_roles", graph, options)
+        config = with_bound(config)
+        learner = (
+            Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
+        )
+        # the engine may be servers, which this process starts and stops
+        engine = await asyncio.to_thread(lambda: learner.engine)
+        stack.push_async_callback(asyncio.to_thread, engine.close)
+        recording = open_run(
             folder,
             learner.name,
             config,
             store=config.store,
             backend=engine,
             allow=config.allowed_types,
-        ) as runner,
-        scoring_by(
+        )
+        runner = await stack.enter_async_context(recording)
+        scoring = scoring_by(
             config,
             runner.store,
             carry_over=config.rollout.carry_over,
             keeps_truncated=config.select.truncated == "keep_reward",
-        ) as score,
-        AsyncExitStack() as stack,
-    ):
+        )
+        score = await stack.enter_async_context(scoring)
         run_id = run_id_of(folder, runner.store)
         keeper = Keeper(folder, config, learner)
         behind = config.rollout.versions_behind
@@ -180,18 +172,6 @@ async def _train(
                 on_step(row)
             refuse_hopeless(row, folder)
         return keeper.end()
-
-
-@asynccontextmanager
-async def _opened_engine(learner: Learner) -> AsyncGenerator[Engine]:
-    """Open the sampling engine, and close it at the end of the run. It may be servers started by
-    this process.
-    """
-    engine = await asyncio.to_thread(lambda: learner.engine)
-    try:
-        yield engine
-    finally:
-        await asyncio.to_thread(engine.close)
 
 
 @dataclass(frozen=True, slots=True)

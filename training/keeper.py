@@ -51,7 +51,10 @@ class Keeper:
         checkpoints, config = self._checkpoints, self.config
         state = checkpoints.restore(self._read)
         version = int(state["version"]) if state else 0
-        before = _steps_before(self.folder) or int((state or {}).get("steps", config.steps))
+        planned = read_whole(self.folder / _SCHEDULE)  # None in runs of earlier versions, too
+        before = int((state or {}).get("steps", config.steps))
+        if planned is not None:
+            before = int(json.loads(planned)["steps"])
         if before != config.steps:
             taken = max(version, checkpoints.newest_step, with_rollouts())
             optim = config.optim
@@ -122,11 +125,3 @@ class Keeper:
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         self._learner.read(folder, int(state["version"]))
         return state
-
-
-def _steps_before(run: Path) -> int | None:
-    """Planned `steps` of the run when it was last resumed (None for a new run, or one of an earlier
-    version).
-    """
-    text = read_whole(run / _SCHEDULE)
-    return int(json.loads(text)["steps"]) if text is not None else None
