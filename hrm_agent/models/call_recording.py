@@ -185,11 +185,18 @@ def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefi
     named = recorded_call_id(pending.messages[answered]) if answered is not None else None
     known = recording.opened(named) if named else None
     parent = known[0] if known else journal.find_call(named, request=False) if named else None
-    if answered is None or parent is None or not _of_this_run(parent, pending, recording):
+    if answered is None or parent is None:
         return _root(engine.codec, pending, BranchReason.ROOT)
-    reason = _mismatch(parent, engine, pending, answered)
-    if reason is not None:
-        return _root(engine.codec, pending, reason, parent.id)
+    of_this_thread = parent.identity.thread_id == pending.identity.thread_id
+    # the message of another thread's call was copied here, without its tokens
+    if not of_this_thread and parent.id not in recording.inherited:
+        return _root(engine.codec, pending, BranchReason.ROOT)
+    if parent.model != engine.name or not parent.token_ids:
+        return _root(engine.codec, pending, BranchReason.MODEL, parent.id)
+    if parent.tools_hash != content_hash(pending.tools):
+        return _root(engine.codec, pending, BranchReason.TOOLS, parent.id)
+    if parent.context_hash != context_hash(pending.messages[: answered + 1]):
+        return _root(engine.codec, pending, BranchReason.REWRITTEN, parent.id)
     last = parent.token_ids[-1]
     ended_by = last if last in engine.codec.ends else None
     try:
@@ -202,27 +209,6 @@ def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefi
     except KeyError:  # a journal in memory has forgotten the beginning
         return _root(engine.codec, pending, BranchReason.ROOT)
     return Prefix(inserted, (*path, *inserted), parent.id)
-
-
-def _of_this_run(parent: Call, pending: PendingCall, recording: Recording) -> bool:
-    """False for a call of another thread whose message was copied here, since its tokens are not in
-    this record.
-    """
-    return (
-        parent.identity.thread_id == pending.identity.thread_id or parent.id in recording.inherited
-    )
-
-
-def _mismatch(
-    parent: Call, engine: Engine, pending: PendingCall, answered: int
-) -> BranchReason | None:
-    if parent.model != engine.name or not parent.token_ids:
-        return BranchReason.MODEL
-    if parent.tools_hash != content_hash(pending.tools):
-        return BranchReason.TOOLS
-    if parent.context_hash != context_hash(pending.messages[: answered + 1]):
-        return BranchReason.REWRITTEN
-    return None
 
 
 def _root(
@@ -238,6 +224,11 @@ def close_call(
     """Record of a sampled turn, and its message."""
     inserted, sampled = prefix.inserted, completion.token_ids
     message = _message(pending, engine, prefix, completion)
+    untrainable = pending.sampling.why_untrainable
+    if completion.constrained:
+        untrainable = "a schema chose among the tokens"
+    elif engine.logprob_kind is LogprobKind.NONE:
+        untrainable = "log-probs are none"
     call = Call(
         **_common(pending, message),
         sampling=pending.sampling,
@@ -252,7 +243,7 @@ def close_call(
         logprob_kind=_logprob_kind(engine.logprob_kind, pending.sampling, completion),
         finish_reason=completion.finish_reason,
         constrained=completion.constrained,
-        untrainable=_untrainable(engine, pending.sampling, completion),
+        untrainable=untrainable,
         queue_seconds=completion.queue_seconds,
     )
     return call, message
@@ -270,14 +261,6 @@ def _logprob_kind(engines: LogprobKind, sampling: Sampling, completion: Completi
         engines = LogprobKind.TEMPERED
     untempered = engines is LogprobKind.TEMPERED and sampling.temperature in (0, 1)
     return LogprobKind.RAW if untempered else engines
-
-
-def _untrainable(engine: Engine, sampling: Sampling, completion: Completion) -> str | None:
-    if completion.constrained:
-        return "a schema chose among the tokens"
-    if engine.logprob_kind is LogprobKind.NONE:
-        return "log-probs are none"
-    return sampling.why_untrainable
 
 
 def close_text_call(
@@ -462,8 +445,14 @@ _SECRET_OF_A_SERVER = ("headers", "authorization")
 
 def offered(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     """Tools as recorded: JSON, without keys of a server that a tool names."""
-    found = (plain(tool) if isinstance(tool, Mapping) else {"name": plain(tool)} for tool in tools)
-    return tuple(_without_keys(tool) for tool in found)
+    shown: list[dict[str, Any]] = []
+    for tool in tools:
+        found = plain(tool) if isinstance(tool, Mapping) else {"name": plain(tool)}
+        removed = _SECRET_OF_A_SERVER if found.get("type") == "mcp" else ()
+        shown.append(
+            {name: "removed" if name in removed else value for name, value in found.items()}
+        )
+    return tuple(shown)
 
 
 def in_one_order(tools: Sequence[Any]) -> list[Any]:
@@ -473,11 +462,6 @@ def in_one_order(tools: Sequence[Any]) -> list[Any]:
     if len(tools) < 2:
         return list(tools)
     return sorted(tools, key=lambda tool: json.dumps(plain(tool), sort_keys=True))
-
-
-def _without_keys(tool: dict[str, Any]) -> dict[str, Any]:
-    removed = _SECRET_OF_A_SERVER if tool.get("type") == "mcp" else ()
-    return {name: "removed" if name in removed else value for name, value in tool.items()}
 
 
 def plain(value: Any) -> Any:

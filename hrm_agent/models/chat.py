@@ -53,7 +53,7 @@ from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options
 from hrm_agent.models.loading.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.own_defaults import with_limit
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
-from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording, open_recording
+from hrm_agent.trajectory import Call, Sampling, active_recording, open_recording
 from hrm_agent.trajectory.identity import graph_identity, metadata_of
 
 __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
@@ -317,9 +317,9 @@ class _PolicyCall:
         self._prefix: Prefix | None = None
         self._future: Future[Any] | None = None
         tools = options.get("tools", ())
-        opened = open_call(
-            self.recording, _identity(run_manager), messages, tools, asked.sampling, special
-        )
+        run_id = uuid4() if run_manager is None else run_manager.run_id
+        identity = graph_identity(metadata_of(run_manager), str(run_id))
+        opened = open_call(self.recording, identity, messages, tools, asked.sampling, special)
         if isinstance(opened, Call):
             if opened.error is not None:
                 raise raised(opened.error, type(self._backend))
@@ -395,22 +395,21 @@ class _PolicyCall:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.recorded is None and self._pending is not None:
-            if self._future is not None:
-                self._future.cancel()
-            self.recording.release(self._pending.identity, self._pending.call_index)
-            if is_of_a_model(error) and open_recording() is not None:
-                self._fail(self._pending, error)
-
-    def _fail(self, pending: PendingCall, error: Exception) -> None:
-        """Record a failed call. If even that cannot be written, the recording is broken."""
+        pending = self._pending
+        if self.recorded is not None or pending is None:
+            return
+        if self._future is not None:
+            self._future.cancel()
+        self.recording.release(pending.identity, pending.call_index)
+        if not is_of_a_model(error) or open_recording() is None:
+            return
         backend = self._backend
         name = (
             backend
             if isinstance(backend, str)
             else getattr(backend, "name", None) or name_of_model(backend)
         )
-        with suppress(StoreError):
+        with suppress(StoreError):  # then the recording is broken
             call = close_failed_call(pending, name, pack_error(error))
             self.recording.write_call(call, pending.messages)
 
@@ -435,11 +434,6 @@ def _as_recorded(result: ChatResult, jobs: Sequence[_PolicyCall]) -> ChatResult:
     if recorded is not None:
         result.generations[0].message = recorded
     return result
-
-
-def _identity(run_manager: Any) -> GraphIdentity:
-    run_id = uuid4() if run_manager is None else run_manager.run_id
-    return graph_identity(metadata_of(run_manager), str(run_id))
 
 
 class _TextStream:
@@ -502,13 +496,10 @@ def policy(
     model string of another model, loaded at the first call. `schema`: constrains the text of an
     answer to JSON that follows it, if the engine can.
     """
-    return PolicyModel(model=model, answer_schema=_json_schema(schema), **sampling)
-
-
-def _json_schema(schema: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if schema is None or isinstance(schema, Mapping):
-        return None if schema is None else dict(schema)
-    return _schema_of(schema)
+    answer_schema = None
+    if schema is not None:
+        answer_schema = dict(schema) if isinstance(schema, Mapping) else _schema_of(schema)
+    return PolicyModel(model=model, answer_schema=answer_schema, **sampling)
 
 
 @lru_cache

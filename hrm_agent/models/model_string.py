@@ -149,7 +149,22 @@ def parse_model(text: str) -> ModelString:
         if scheme and not rest:
             raise ModelError(f"{text!r} names no model.", f"Write {text}NAME, as in openai:gpt-5.")
         return ModelString(text, scheme, text.partition(":")[2])
-    given = _options(text, query)
+    given: dict[str, str] = {}
+    known = [option.name for kind in (LoadOptions, CodecOptions) for option in fields(kind)]
+    for part in filter(None, query.split("&")):
+        name, equals, value = part.partition("=")
+        if name not in known:
+            raise ModelError(
+                f"{text!r}: a model has no option {name!r}.",
+                f"{nearest(name, known)} Known: {', '.join(known)}.".strip(),
+            )
+        if name in given or not equals or not value:
+            raise ModelError(
+                f"{text!r} gives the option {name!r} twice or no value.",
+                f"Write {name}=VALUE, once.",
+            )
+        given[name] = unquote(value)
+        _check(text, name, given[name])
     spoken = {
         each.name: given.pop(each.name) for each in fields(CodecOptions) if each.name in given
     }
@@ -171,26 +186,6 @@ def is_folder(text: str) -> bool:
     is too long, gives False.
     """
     return os.path.isdir(text)  # noqa: PTH112
-
-
-def _options(text: str, query: str) -> dict[str, str]:
-    given: dict[str, str] = {}
-    known = [option.name for kind in (LoadOptions, CodecOptions) for option in fields(kind)]
-    for part in filter(None, query.split("&")):
-        name, equals, value = part.partition("=")
-        if name not in known:
-            raise ModelError(
-                f"{text!r}: a model has no option {name!r}.",
-                f"{nearest(name, known)} Known: {', '.join(known)}.".strip(),
-            )
-        if name in given or not equals or not value:
-            raise ModelError(
-                f"{text!r} gives the option {name!r} twice or no value.",
-                f"Write {name}=VALUE, once.",
-            )
-        given[name] = unquote(value)
-        _check(text, name, given[name])
-    return given
 
 
 def _check(text: str, name: str, value: str) -> None:

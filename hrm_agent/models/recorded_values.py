@@ -190,16 +190,6 @@ def _items(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
     }
 
 
-def _pairs(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
-    pairs = value.items()
-    return {
-        "value": [
-            [_packed(key, place, lost), _packed(item, f"{place}.{key}", lost)]
-            for key, item in pairs
-        ]
-    }
-
-
 def _model(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
     fields = {**vars(value), **(value.__pydantic_extra__ or {})}
     packed = {name: _packed(item, f"{place}.{name}", lost) for name, item in fields.items()}
@@ -228,7 +218,16 @@ _FORMS: tuple[
     ("tuple", lambda v: type(v) is tuple, _items),
     ("set", lambda v: type(v) is set, _items),
     ("frozenset", lambda v: type(v) is frozenset, _items),
-    ("dict", lambda v: type(v) is dict, _pairs),
+    (
+        "dict",
+        lambda v: type(v) is dict,
+        lambda v, place, lost: {
+            "value": [
+                [_packed(key, place, lost), _packed(item, f"{place}.{key}", lost)]
+                for key, item in v.items()
+            ]
+        },
+    ),
     ("model", lambda v: isinstance(v, BaseModel), _model),
     (
         "enum",
@@ -326,17 +325,6 @@ def _loaded(name: str) -> type[Any] | None:
     )
 
 
-def _facts_of_validation(error: ValidationError) -> Iterator[tuple[str, Any]]:
-    errors = [
-        {name: found[name] for name in ("type", "loc", "input", "ctx") if name in found}
-        for found in cast("list[dict[str, Any]]", error.errors(include_url=False))
-    ]
-    errors = [{**found, "loc": list(found["loc"])} for found in errors]
-    if _is_json(errors):
-        yield "title", error.title
-        yield "errors", errors
-
-
 # errors
 
 
@@ -361,7 +349,14 @@ def pack_error(error: Exception) -> RaisedError:
 
 def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
     if isinstance(error, ValidationError):  # which has no constructor, and no attributes
-        yield from _facts_of_validation(error)
+        errors = [
+            {name: found[name] for name in ("type", "loc", "input", "ctx") if name in found}
+            for found in cast("list[dict[str, Any]]", error.errors(include_url=False))
+        ]
+        errors = [{**found, "loc": list(found["loc"])} for found in errors]
+        if _is_json(errors):
+            yield "title", error.title
+            yield "errors", errors
         return
     for name, value in vars(error).items():
         if not name.startswith("_") and _is_json(value) and len(repr(value)) <= _MOST_OF_A_FACT:

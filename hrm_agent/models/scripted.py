@@ -103,33 +103,30 @@ class ScriptedEngine:
         if not future.set_running_or_notify_cancel():
             return
         try:
-            if self._closed.wait(self._seconds(request)):
+            delay = self._delay(request.messages) if callable(self._delay) else self._delay
+            if self._closed.wait(delay):
                 raise _closed(self.name)
             future.set_result(self._complete(request, index, waited))
         except BaseException as error:  # pass any error of a script to the caller
             future.set_exception(error)
 
-    def _seconds(self, request: GenerationRequest) -> float:
-        return self._delay(request.messages) if callable(self._delay) else self._delay
-
     def _complete(self, request: GenerationRequest, index: int, waited: float) -> Completion:
-        ids, reason = self._cut(self.codec.encode_answer(self._answer(request, index)), request)
-        for token in ids:
-            if request.on_token is not None:
-                request.on_token(token)
-        logprobs = tuple(-(1 + (token + position) % 7) / 8 for position, token in enumerate(ids))
-        return Completion(tuple(ids), logprobs, reason, self.policy_version, waited)
-
-    def _answer(self, request: GenerationRequest, index: int) -> str:
         if callable(self._script):
-            return self._script(request.messages)
-        if index >= len(self._script):
+            answer = self._script(request.messages)
+        elif index < len(self._script):
+            answer = self._script[index]
+        else:
             raise ModelError(
                 f"The script of {self.name!r} has {len(self._script)} answers, and one more was"
                 " asked for.",
                 "Add answers, or script a function of the messages.",
             )
-        return self._script[index]
+        ids, reason = self._cut(self.codec.encode_answer(answer), request)
+        for token in ids:
+            if request.on_token is not None:
+                request.on_token(token)
+        logprobs = tuple(-(1 + (token + position) % 7) / 8 for position, token in enumerate(ids))
+        return Completion(tuple(ids), logprobs, reason, self.policy_version, waited)
 
     def _cut(self, ids: list[int], request: GenerationRequest) -> tuple[list[int], FinishReason]:
         sampling = request.sampling
