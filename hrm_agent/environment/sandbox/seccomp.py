@@ -137,8 +137,9 @@ _IOCTLS = (
     0xC0502100,
     0xC0182101,
 )
-"""TCGETS, TCGETS2 (what isatty() asks from glibc 2.42 on), TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. The last two are for the
-slot, to receive and answer the filter's notifications; a snippet has no descriptor for them.
+"""TCGETS, TCGETS2 (by which isatty() asks from glibc 2.42 on), TIOCGWINSZ, TIOCGPGRP, FIONREAD,
+FIONBIO, FIONCLEX, FIOCLEX. The last two are for the slot, to receive and answer the filter's
+notifications; a snippet has no descriptor for them.
 """
 _FCNTLS = (0, 1, 2, 3, 4, 9, 1030, 1032, 1034)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_DUPFD_CLOEXEC, F_GETPIPE_SZ,
