@@ -107,22 +107,20 @@ def _texts(lessons: Sequence[Conversation]) -> Iterator[str]:
     are tokens.
     """
     for lesson in lessons:
-        yield from _CONTROLS.split(_prompt(lesson))
+        system, request = lesson.messages[:2]
+        turns = [
+            {"role": "system", "content": system.text},
+            {"role": "user", "content": request.text},
+        ]
+        prompts, _ = render_jinja_template(
+            [turns],
+            tools=list(lesson.tools) or None,
+            chat_template=CHAT_TEMPLATE.read_text(),
+            add_generation_prompt=True,
+        )
+        yield from _CONTROLS.split(prompts[0])
         for message in lesson.messages[2:]:
             if isinstance(message, AIMessage):
                 yield from _MARKS.split(answer_text(message))
             else:
                 yield message.text
-
-
-def _prompt(lesson: Conversation) -> str:
-    """First request of a demonstration as the chat template writes it."""
-    system, request = lesson.messages[:2]
-    turns = [{"role": "system", "content": system.text}, {"role": "user", "content": request.text}]
-    rendered, _ = render_jinja_template(
-        [turns],
-        tools=list(lesson.tools) or None,
-        chat_template=CHAT_TEMPLATE.read_text(),
-        add_generation_prompt=True,
-    )
-    return rendered[0]

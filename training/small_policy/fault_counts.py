@@ -107,7 +107,7 @@ def _is_cut(plan: str, subgoals: Sequence[str]) -> bool:
 
 
 def _solver_faults(calls: Sequence[Call]) -> list[tuple[str, bool]]:
-    if calls[0].response.get("tool_calls") or calls[0].response.get("invalid_tool_calls"):
+    if _calls_tool(calls[0]):
         good = len(calls) > 1 and not _calls_tool(calls[1])
         return [("solve_guess", False), ("solve_formula", False), ("solve_bad_call", not good)]
     value = final_answer(_text(calls[0])) or ""

@@ -73,9 +73,32 @@ def format_lessons(seed: int, count: int) -> Iterator[Conversation]:
     for _ in range(count):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         if kind == "instruction":
-            yield _instruction(rng)
+            words = rng.sample(WORDS, rng.randint(2, 4))
+            listed = " ".join(words)
+            asked, answer = rng.choice(
+                (
+                    (f"Repeat these words: {listed}", listed),
+                    (f"Write these words in capital letters: {listed}", listed.upper()),
+                    (
+                        f"Write these words in reverse order: {listed}",
+                        " ".join(reversed(words)),
+                    ),
+                    (f"Which is the first of these words? {listed}", words[0]),
+                    (f"Which is the last of these words? {listed}", words[-1]),
+                    (f"Put commas between these words: {listed}", ", ".join(words)),
+                )
+            )
+            yield Conversation((HumanMessage(asked), AIMessage(answer)))
         elif kind == "tool":
-            yield _tool(rng)
+            code = _expression(rng)
+            asked = rng.choice(
+                (f"Run this with python: {code}", f"What does python say to {code} ?")
+            )
+            turns = [
+                *tool_turns("I run it.", code),
+                answer_turn("That is what it says.", tool_text(code).strip()),
+            ]
+            yield _with_tool(TOOL_LOOP_PROMPT, asked, turns)
         else:
             yield _role(kind, rng)
 
@@ -88,32 +111,6 @@ def write_lessons(lessons: Sequence[Conversation], path: Path) -> None:
             file.write(
                 json.dumps(row | ({"tools": list(lesson.tools)} if lesson.tools else {})) + "\n"
             )
-
-
-def _instruction(rng: random.Random) -> Conversation:
-    words = rng.sample(WORDS, rng.randint(2, 4))
-    listed = " ".join(words)
-    asked, answer = rng.choice(
-        (
-            (f"Repeat these words: {listed}", listed),
-            (f"Write these words in capital letters: {listed}", listed.upper()),
-            (f"Write these words in reverse order: {listed}", " ".join(reversed(words))),
-            (f"Which is the first of these words? {listed}", words[0]),
-            (f"Which is the last of these words? {listed}", words[-1]),
-            (f"Put commas between these words: {listed}", ", ".join(words)),
-        )
-    )
-    return Conversation((HumanMessage(asked), AIMessage(answer)))
-
-
-def _tool(rng: random.Random) -> Conversation:
-    code = _expression(rng)
-    asked = rng.choice((f"Run this with python: {code}", f"What does python say to {code} ?"))
-    turns = [
-        *tool_turns("I run it.", code),
-        answer_turn("That is what it says.", tool_text(code).strip()),
-    ]
-    return _with_tool(TOOL_LOOP_PROMPT, asked, turns)
 
 
 def _role(kind: str, rng: random.Random) -> Conversation:

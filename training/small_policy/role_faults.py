@@ -182,7 +182,10 @@ class _Traces:
         }
         match sight:
             case "whole":
-                verdict = self._verdict_on_whole(verdict)
+                if not next(self._due["critique_reject"]):
+                    verdict = {"action": "accept"}
+                elif self._rng.random() < 0.5:
+                    verdict = {"action": "give_up"}
             case "cut":
                 last = problem.plan[-1]
                 del results[last.name]
@@ -195,11 +198,6 @@ class _Traces:
         return Conversation(
             (SystemMessage(CRITIC_PROMPT), HumanMessage(request), AIMessage(json.dumps(verdict)))
         )
-
-    def _verdict_on_whole(self, revision: dict[str, str]) -> dict[str, str]:
-        if not next(self._due["critique_reject"]):
-            return {"action": "accept"}
-        return {"action": "give_up"} if self._rng.random() < 0.5 else revision
 
     def _synthesizer(self, problem: WordProblem) -> Conversation:
         lesson = synthesizer_trace(problem, self._rng)
