@@ -169,19 +169,24 @@ class EngineHost:
         messages: list[Message] = []
         while self._ended:
             number, future = self._ended.popleft()
-            if self._open.pop(number, None) is not None:
-                messages.append(_answer(number, future))
+            if self._open.pop(number, None) is None:
+                continue
+            error = future.exception()
+            if error is not None:
+                messages.append(("error", number, told(error)))
+                continue
+            found = future.result()
+            fields = (
+                found.token_ids,
+                found.logprobs,
+                found.finish_reason.value,
+                found.policy_version,
+                found.queue_seconds,
+                found.constrained,
+            )
+            messages.append(("answer", number, fields))
         if messages:
             self._send(messages)
-
-
-def _answer(number: int, future: Future[Completion]) -> Message:
-    error = future.exception()
-    if error is not None:
-        return "error", number, told(error)
-    found = future.result()
-    fields = (found.token_ids, found.logprobs, found.finish_reason.value, found.policy_version)
-    return "answer", number, (*fields, found.queue_seconds, found.constrained)
 
 
 def _facts(engine: Engine) -> bytes:

@@ -28,7 +28,6 @@ from typing import Any, Protocol
 
 from hrm_agent.basics.frozen_heap import begin_program, frozen_heap
 from hrm_agent.basics.worker_process import parent_socket
-from hrm_agent.environment.base import Environment
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.open import SPARE_SECONDS, open_environment
 from hrm_agent.environment.sandbox.kernel import die_with_parent
@@ -139,7 +138,10 @@ class WorkerRollouts:
         they have released what they hold.
         """
         while (message := await commands.get())[0] != "over":
-            self._begin(*message[1:]) if message[0] == "run" else self._stop(*message[1:])
+            if message[0] == "run":
+                self._begin(*message[1:])
+            elif message[1] in self._running:
+                self._running[message[1]].cancel()
         for task in self._running.values():
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -155,10 +157,6 @@ class WorkerRollouts:
         self._running.pop(number, None)  # if it had not begun
         self._runner.store.database.flush()
         self._parent.send(("stopped", number, None))
-
-    def _stop(self, number: int) -> None:
-        if number in self._running:
-            self._running[number].cancel()
 
     async def _run(self, number: int, episode: bytes) -> None:
         try:
@@ -221,7 +219,17 @@ async def opened_rollouts(
     config = setup.config
     with open_store(setup.store, create=False, allow=config.allowed_types) as store:
         backend = engine or (setup.policy if setup.is_lazy else load_policy(setup.policy))
-        environment = _environment(setup)
+        # the parent has already reported on its isolation
+        environment = (
+            open_environment(config.environment, isolation=config.isolation)
+            if config.environment is not None
+            else LocalEnvironment(
+                slots=setup.slots,
+                max_sessions=setup.sessions,
+                isolation=config.isolation,
+                spare_seconds=SPARE_SECONDS,
+            )
+        )
         try:
             runner = EpisodeRunner(
                 store, backend, setup.policy, environment, **config.runner_options()
@@ -230,19 +238,6 @@ async def opened_rollouts(
                 yield WorkerRollouts(setup, replace(runner, on_end=on_end), parent)
         finally:
             await environment.close()
-
-
-def _environment(setup: WorkerSetup) -> Environment:
-    """Environment like the parent's, which has already reported on its isolation."""
-    config = setup.config
-    if config.environment is not None:
-        return open_environment(config.environment, isolation=config.isolation)
-    return LocalEnvironment(
-        slots=setup.slots,
-        max_sessions=setup.sessions,
-        isolation=config.isolation,
-        spare_seconds=SPARE_SECONDS,
-    )
 
 
 async def serve(parent: Parent) -> None:
