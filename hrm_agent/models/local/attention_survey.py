@@ -228,22 +228,19 @@ def survey(twin: Any) -> AttentionSurvey:
             )
     # any error: the library's code is not made for such a call
     except Exception as error:
-        notes.objection = (
-            notes.objection or f"a packed step fails ({type(error).__name__}: {_one_line(error)})"
-        )
+        said = " ".join(str(error).split())[:200]
+        notes.objection = notes.objection or f"a packed step fails ({type(error).__name__}: {said})"
         return AttentionSurvey((), notes.dtype, notes.objection)
-    objection = (
-        notes.objection or _missing(notes, int(config.num_hidden_layers)) or _mixes(output.logits)
-    )
+    objection = notes.objection
+    if objection is None:
+        total = int(config.num_hidden_layers)
+        if sorted(notes.layers) == list(range(total)):
+            objection = _mixes(output.logits)
+        else:
+            others = total - len(notes.layers)
+            objection = f"in {others} of its {total} layers tokens meet otherwise than by attention"
     layers = () if objection else tuple(notes.layers[number] for number in sorted(notes.layers))
     return AttentionSurvey(layers, notes.dtype, objection)
-
-
-def _missing(notes: _Notes, layers: int) -> str | None:
-    if sorted(notes.layers) == list(range(layers)):
-        return None
-    others = layers - len(notes.layers)
-    return f"in {others} of its {layers} layers tokens meet otherwise than by attention"
 
 
 def _mixes(logits: Tensor) -> str | None:
@@ -260,7 +257,3 @@ def _mixes(logits: Tensor) -> str | None:
         "its tokens meet otherwise than by attention, or are told apart by their place in the"
         " sequence"
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

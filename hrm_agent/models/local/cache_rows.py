@@ -242,14 +242,9 @@ class Rows:
         self.known[rows] = at + 1
         self.kind[rows] = SAMPLING
         if self._switch is not None:
-            self._begin_again(rows[self.known[rows] > self._switch])
-
-    def _begin_again(self, rows: Array) -> None:
-        """Feed texts that have grown beyond the switch again from their beginning, with the other
-        factors.
-        """
-        grown = rows[~self.long[rows]]
-        self.long[grown], self.cached[grown], self.kind[grown] = True, 0, FEEDING
+            # texts that have grown beyond the switch are fed again, with the other factors
+            grown = rows[(self.known[rows] > self._switch) & ~self.long[rows]]
+            self.long[grown], self.cached[grown], self.kind[grown] = True, 0, FEEDING
 
     def _portions(self, lacking_F: Array, first: int) -> Array:
         """Number of tokens for each of the first feeding rows, so that a step and its mask stay

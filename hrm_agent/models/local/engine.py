@@ -231,7 +231,10 @@ class TransformersEngine:
 
     def _turn(self) -> None:
         self._gathering.wait(lambda: self._rows.active + len(self._waiting))
-        self._drop_cancelled()
+        while self._cancelled:
+            job = self._cancelled.popleft()
+            for row in np.flatnonzero(self._rows.jobs == job):
+                self._release(int(row), job)
         if self._publications:
             if not self._rows.active:
                 self._publish_next()
@@ -252,13 +255,17 @@ class TransformersEngine:
             return
         noise_S = uniform(rows.seed[row_S], rows.known[row_S] - rows.start[row_S])
         device = logits_SV.device
+        held: Held | None = None
         held_S = np.flatnonzero(rows.held[row_S])
+        if len(held_S):
+            allowed = np.stack([rows.jobs[row].held.allowed() for row in row_S[held_S]])
+            held = tensor_on(device, held_S), tensor_on(device, allowed)
         token_S, logprob_S = sample_rows(
             logits_SV,
             tensor_on(device, noise_S),
             tensor_on(device, rows.temperature[row_S], torch.float32),
             tensor_on(device, rows.top_p[row_S]),
-            self._held(held_S, row_S, device) if len(held_S) else None,
+            held,
         )
         tokens, logprobs = token_S.cpu().numpy(), logprob_S.cpu().numpy()
         for index in held_S:
@@ -271,10 +278,6 @@ class TransformersEngine:
         for row in row_S[~sound_S]:
             self._fail(int(row), no_distribution(self.name))
         self._end_answers(row_S[sound_S], tokens[sound_S])
-
-    def _held(self, held_S: Array, row_S: Array, device: torch.device) -> Held:
-        allowed = np.stack([self._rows.jobs[row].held.allowed() for row in row_S[held_S]])
-        return tensor_on(device, held_S), tensor_on(device, allowed)
 
     def _forward(self, step: StepInput) -> torch.Tensor:
         keep = (
@@ -345,12 +348,6 @@ class TransformersEngine:
     def _release(self, row: int, job: PendingRequest) -> None:
         job.fed = True
         self._rows.release(row)
-
-    def _drop_cancelled(self) -> None:
-        while self._cancelled:
-            job = self._cancelled.popleft()
-            for row in np.flatnonzero(self._rows.jobs == job):
-                self._release(int(row), job)
 
     def _admit(self) -> None:
         """Give rows to as many waiting requests as fit, in order of arrival."""

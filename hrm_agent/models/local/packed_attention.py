@@ -183,16 +183,6 @@ class _How:
             return functional.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=self.scale
             )
-        return self._written_out(query, keys, values, mask, tokens)
-
-    def _written_out(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor,
-        tokens: int,
-    ) -> torch.Tensor:
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = (query @ keys.transpose(2, 3)).float() * scale
         if self.softcap is not None:
