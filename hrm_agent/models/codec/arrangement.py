@@ -107,17 +107,13 @@ class Arranging:
             # The template has no place for words beside this call, so they join its thoughts.
             thought = "\n\n".join(filter(None, (thought, turn["content"])))
             turn["content"] = ""
-        if thought and dialect.thoughts is not None:
-            self._think(turn, thought)
+        thoughts = dialect.thoughts
+        if thought and thoughts is not None:
+            if thoughts.field is not None:
+                turn[thoughts.field] = thought
+            elif thoughts.in_content:
+                turn["content"] = thoughts.written(thought, turn["content"])
         return turn
-
-    def _think(self, turn: Turn, thought: str) -> None:
-        thoughts = self.dialect.thoughts
-        assert thoughts is not None
-        if thoughts.field is not None:
-            turn[thoughts.field] = thought
-        elif thoughts.in_content:
-            turn["content"] = thoughts.written(thought, turn["content"])
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         guarded = self.guards.tree({"name": call["name"], "arguments": call["args"]})

@@ -37,7 +37,7 @@ from transformers.utils import chat_template_utils
 from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.errors import ModelError, TemplateRefusalError
-from hrm_agent.models.capabilities import Fault, Speech
+from hrm_agent.models.capabilities import Speech
 from hrm_agent.models.codec.arrangement import Arranging, Guards, thoughts_and_content
 from hrm_agent.models.codec.calls.form import schemas_of
 from hrm_agent.models.codec.control_tokens import ControlTokenGuard
@@ -420,15 +420,12 @@ class ChatTemplateCodec:
     def _holds(self, rendered: str, message: AIMessage, *, words: bool = True) -> bool:
         """True if the template's text contains the words (if wanted) and thoughts of an answer."""
         reasoning, content = thoughts_and_content(message, self.dialect)
-        written = _squeezed(self._unguarded(rendered))
+        written = _squeezed("".join(text for text, _ in self._guard.split(rendered)))
         wanted = (
             _squeezed(without_surrogates(text))
             for text in (content if words else "", reasoning or "")
         )
         return all(text in written for text in wanted)
-
-    def _unguarded(self, rendered: str) -> str:
-        return "".join(text for text, _ in self._guard.split(rendered))
 
     def _written(self, message: AIMessage) -> str:
         """Answer as the policy would write it, if the template does not."""
@@ -581,8 +578,11 @@ class ChatTemplateCodec:
     def _guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[Any] | None:
         if not tools:
             return None
-        if self.speech is not None and self.speech.faults:
-            self._refuse_tools(self.speech.faults)
+        for fault in () if self.speech is None else self.speech.faults:
+            if fault.about_tools:  # it would silently be wrong
+                raise ModelError(
+                    f"Tools cannot be offered to {self._named}: {fault.what}.", fault.hint
+                )
         key = repr(tools)
         with self._lock:
             guarded = self._offered.get(key)
@@ -591,14 +591,6 @@ class ChatTemplateCodec:
             with self._lock:
                 self._offered[key] = guarded
         return guarded
-
-    def _refuse_tools(self, faults: Sequence[Fault]) -> None:
-        """Raise `ModelError` if the offered tools would silently be wrong."""
-        for fault in faults:
-            if fault.about_tools:
-                raise ModelError(
-                    f"Tools cannot be offered to {self._named}: {fault.what}.", fault.hint
-                )
 
     def _source(self) -> str:
         """All templates of the tokenizer as one text. Raises `ModelError` if it has none."""

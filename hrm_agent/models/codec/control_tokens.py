@@ -62,7 +62,10 @@ class ControlTokenGuard:
         """Replace each match of `pattern` in `text` by its placeholder."""
         text = without_surrogates(text)
         if self._normalize is not None and not text.isascii():
-            text = self._revealed(text, pattern)
+            normalized = self._normalize(text)
+            # normalising may create a spelling, as U+212A becomes K
+            if len(pattern.findall(text)) != len(pattern.findall(normalized)):
+                text = normalized
         return pattern.sub(self._swap, text)
 
     def tree(self, value: Any, pattern: re.Pattern[str]) -> Any:
@@ -82,22 +85,11 @@ class ControlTokenGuard:
         """
         for index, piece in enumerate(self._split.split(rendered)):
             if index % 2:
-                yield self._original(piece), True
+                escaped = len(piece) == 2
+                yield piece[1] if escaped else self._spellings[ord(piece) - _FIRST], True
             elif piece:
                 yield piece, False
 
     def _swap(self, match: re.Match[str]) -> str:
         found = match.group()
         return self._placeholder.get(found) or self._escape + found
-
-    def _original(self, placeholder: str) -> str:
-        if len(placeholder) == 2:
-            return placeholder[1]
-        return self._spellings[ord(placeholder) - _FIRST]
-
-    def _revealed(self, text: str, pattern: re.Pattern[str]) -> str:
-        """Normalised text if normalising creates a spelling (such as U+212A for K), else `text`."""
-        assert self._normalize is not None
-        normalized = self._normalize(text)
-        same = len(pattern.findall(text)) == len(pattern.findall(normalized))
-        return text if same else normalized

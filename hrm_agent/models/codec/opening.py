@@ -9,7 +9,7 @@ import transformers
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec, no_template
-from hrm_agent.models.codec.proof import Speech, prove
+from hrm_agent.models.codec.proof import prove
 from hrm_agent.models.codec.renderer_codec import RendererCodec
 from hrm_agent.models.model_string import CodecOptions
 
@@ -42,7 +42,14 @@ def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> An
         tokenizer = _as_in_its_file(path_or_name, tokenizer)
     template = options.template if options is not None else None
     if template is not None:
-        tokenizer.chat_template = _read_template(Path(template))
+        file = Path(template)
+        try:
+            tokenizer.chat_template = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"The chat template {str(file)!r} cannot be read: {_first_line(error)}.",
+                "Name a file by ?template=FILE.",
+            ) from error
     if not tokenizer.chat_template and (options is None or options.renderer is None):
         raise no_template(path_or_name)
     return tokenizer
@@ -69,7 +76,14 @@ def open_codec(
     else:
         codec = RendererCodec(tokenizer, options.renderer, **asked)
         codec.speech = prove(codec, generation)
-        _refuse_faulty(options.renderer, codec.speech)
+        # an explicit choice, so it is refused even if no tools are offered
+        if codec.speech.faults:
+            raise ModelError(
+                f"The renderer {options.renderer!r} cannot be used here:"
+                f" {codec.speech.faults[0].what}.",
+                "Leave ?renderer= out, which uses the model's own template, or try ?tools=prompted"
+                " beside it.",
+            )
     return codec
 
 
@@ -132,28 +146,6 @@ def _as_in_its_file(path_or_name: str, loaded: Any) -> Any:
             "Use the tokenizer.json that the model was released with.",
         )
     return plain
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"The chat template {str(file)!r} cannot be read: {_first_line(error)}.",
-            "Name a file by ?template=FILE.",
-        ) from error
-
-
-def _refuse_faulty(renderer: str, speech: Speech) -> None:
-    """Refuse a renderer that does not work with tools, even without tools, since a renderer is an
-    explicit choice.
-    """
-    if speech.faults:
-        raise ModelError(
-            f"The renderer {renderer!r} cannot be used here: {speech.faults[0].what}.",
-            "Leave ?renderer= out, which uses the model's own template, or try ?tools=prompted"
-            " beside it.",
-        )
 
 
 def _first_line(error: BaseException) -> str:

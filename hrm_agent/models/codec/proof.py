@@ -46,25 +46,27 @@ def prove(codec: Any, generation: Any = None) -> Speech:
     thoughts = dialect.thoughts
     ends = sorted(codec.ends)
     names = codec.tokenizer.convert_ids_to_tokens(ends)
+    settings = {name: getattr(generation, name, None) for name in _SETTINGS}
+    faults: list[Fault] = []
+    lost = [name for name, text in _TEXTS.items() if codec.decode(codec.encode_text(text)) != text]
+    if lost:
+        faults.append(
+            Fault(
+                f"its tokenizer does not give back {', '.join(lost)}",
+                "Texts with them reach the model changed.",
+            )
+        )
     return Speech(
         tools=f"{PROMPTED}: asked for in the system turn" if dialect.shape.prompted else form,
         thoughts=None if thoughts is None else f"{thoughts.open} ... {thoughts.close}",
         ends=tuple(sorted(name or f"#{token}" for token, name in zip(ends, names, strict=True))),
-        settings=_settings(generation),
-        faults=(*_text_faults(codec), *_tool_faults(codec)),
+        settings=tuple(
+            f"{name} {value:g}"
+            for name, value in settings.items()
+            if isinstance(value, (int, float)) and value != _SETTINGS[name]
+        ),
+        faults=(*faults, *_tool_faults(codec)),
     )
-
-
-def _text_faults(codec: Any) -> list[Fault]:
-    lost = [name for name, text in _TEXTS.items() if codec.decode(codec.encode_text(text)) != text]
-    if not lost:
-        return []
-    return [
-        Fault(
-            f"its tokenizer does not give back {', '.join(lost)}",
-            "Texts with them reach the model changed.",
-        )
-    ]
 
 
 def _tool_faults(codec: Any) -> list[Fault]:
@@ -109,12 +111,3 @@ def _holds(check: Callable[[], bool]) -> bool:
         return check()
     except (ModelError, TemplateMismatch, ValueError, TypeError, KeyError):
         return False
-
-
-def _settings(generation: Any) -> tuple[str, ...]:
-    found = {name: getattr(generation, name, None) for name in _SETTINGS}
-    return tuple(
-        f"{name} {value:g}"
-        for name, value in found.items()
-        if isinstance(value, (int, float)) and value != _SETTINGS[name]
-    )

@@ -136,20 +136,15 @@ def _value(tags: _Tags, text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n") if tags.lines else text
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json_text(value)
-
-
 def _write(tags: _Tags, calls: Sequence[Mapping[str, Any]]) -> str:
-    return tags.between.join(_written_call(tags, call["name"], call["args"]) for call in calls)
-
-
-def _written_call(tags: _Tags, name: str, arguments: Mapping[str, Any]) -> str:
-    values = (
-        tags.written_argument.format(key=key, value=_plain(value))
-        for key, value in arguments.items()
-    )
-    return tags.written_call.format(name=name, arguments="".join(values))
+    written = list[str]()
+    for call in calls:
+        arguments = ""
+        for key, value in call["args"].items():
+            shown = value if isinstance(value, str) else json_text(value)
+            arguments += tags.written_argument.format(key=key, value=shown)
+        written.append(tags.written_call.format(name=call["name"], arguments=arguments))
+    return tags.between.join(written)
 
 
 _PARAMETER = r"<parameter=([^<>\n]+)>"
