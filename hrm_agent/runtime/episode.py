@@ -18,9 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, TypeGuard
+from typing import Any
 
-from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 
 from hrm_agent.draws import record_draws
@@ -342,9 +341,16 @@ class EpisodeRunner:
             configurable: Mapping[str, Any] = episode.task.metadata.get(CONFIGURABLE, {})
             noted = {"configurable": configurable, "context": episode.context}
             more: dict[str, Any] = {"answer_path": path, "memories": memory.store, "noted": noted}
-            graph_run = GraphRun(graph, self._config(episode), context, first, record, **more)
+            graph_run = GraphRun(
+                graph,
+                {"configurable": episode.configurable, "recursion_limit": self.recursion_limit},
+                context,
+                first,
+                record,
+                **more,
+            )
             # another process may have run it before we had the lease
-            if asks_nothing and _is_over(record):
+            if asks_nothing and record is not None and record.status is not RunStatus.RUNNING:
                 if not (self.takes_up_stopped and await graph_run.is_stopped(self.store)):
                     return record
                 record = self._reopen(record)
@@ -384,7 +390,9 @@ class EpisodeRunner:
         callbacks: StreamCallbacks,
     ) -> Trajectory:
         """Run to the end, and record it. A step that raised may be repeated once."""
-        inherited, first = _inherited(graph_run.record), None
+        inherited, first = set[str](), None
+        if (record := graph_run.record) is not None:  # a fork shares calls with its origin
+            inherited = {c.id for c in record.calls if c.identity.thread_id != record.thread_id}
         while True:
             active = self.record(self.store.journal, episode.seed, inherited)
             active.run_id = episode.run_id or episode.thread_id
@@ -467,9 +475,6 @@ class EpisodeRunner:
                 if not isinstance(lease.error, LeaseLostError):
                     await end_sessions(active, self.environment)
 
-    def _config(self, episode: Episode) -> RunnableConfig:
-        return {"configurable": episode.configurable, "recursion_limit": self.recursion_limit}
-
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""
         # the model that answers is known at the end
@@ -510,7 +515,10 @@ class EpisodeRunner:
         # a later turn asks something else
         if (episode.verify or episode.verify_run) and not begun.turns:
             try:
-                rewards = {"correct": _checked(self._verified(begun, episode, ended))}
+                reward = self._verified(begun, episode, ended)
+                if not 0.0 <= reward <= 1.0:
+                    raise ValueError(f"a reward lies in [0, 1], not {reward}")
+                rewards = {"correct": float(reward)}
             except Exception as error:
                 ended = run_failed(error, StopReason.VERIFIER_ERROR, ended.answer)
                 ended = ended.model_copy(update={"error": f"the verifier failed: {ended.error}"})
@@ -533,22 +541,3 @@ class EpisodeRunner:
             return episode.verify_run(whole.model_copy(update=ended.model_dump()))
         assert episode.verify is not None
         return episode.verify(ended.answer or "")
-
-
-def _is_over(record: Trajectory | None) -> TypeGuard[Trajectory]:
-    return record is not None and record.status is not RunStatus.RUNNING
-
-
-def _inherited(record: Trajectory | None) -> set[str]:
-    """Ids of the calls that a fork shares with its origin."""
-    return (
-        {call.id for call in record.calls if call.identity.thread_id != record.thread_id}
-        if record
-        else set()
-    )
-
-
-def _checked(reward: float) -> float:
-    if not 0.0 <= reward <= 1.0:
-        raise ValueError(f"a reward lies in [0, 1], not {reward}")
-    return float(reward)

@@ -122,17 +122,14 @@ class StateReader:
             return {} if self._graph is None else self._graph.channels
         names = set(found.checkpoint["channel_versions"])
         wanted = named_nodes(namespace)
-        fits = {
-            (nodes == wanted, names <= set(graph.channels)): graph.channels
-            for nodes, graph in reversed(self._inner())
-        }
-        return fits.get((True, True)) or fits.get((False, True)) or fits.get((True, False)) or {}
-
-    def _inner(self) -> Sequence[tuple[str, AnyGraph]]:
-        """Subgraphs, each with the nodes that lead to it."""
+        # Subgraphs, each with the nodes that lead to it.
         if self._graphs is None:
             self._graphs = [] if self._graph is None else list(subgraphs_of(self._graph))
-        return self._graphs
+        fits = {
+            (nodes == wanted, names <= set(graph.channels)): graph.channels
+            for nodes, graph in reversed(self._graphs)
+        }
+        return fits.get((True, True)) or fits.get((False, True)) or fits.get((True, False)) or {}
 
 
 class _Listed(BaseCheckpointSaver[Any]):

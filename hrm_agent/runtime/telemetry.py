@@ -146,9 +146,14 @@ def _tell(text: str) -> None:
 
 def span_exporter(exporter: Any) -> SpanSender:
     """Sender by a `SpanExporter` of OpenTelemetry's SDK."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    resource = _resource()
+    from hrm_agent.trajectory.formats.otel.file import SERVICE
+
+    found = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
+    unnamed = str(found.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
+    resource = found.merge(Resource({SERVICE_NAME: SERVICE})) if unnamed else found
 
     def send(spans: Iterable[TraceSpan]) -> str | None:
         with _heard() as said:
@@ -218,16 +223,6 @@ def _heard() -> Generator[Sequence[str]]:
     finally:
         logger.removeHandler(listener)
         logger.propagate = before
-
-
-def _resource() -> Any:
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-
-    from hrm_agent.trajectory.formats.otel.file import SERVICE
-
-    found = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
-    unnamed = str(found.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
-    return found.merge(Resource({SERVICE_NAME: SERVICE})) if unnamed else found
 
 
 def _readable(span: TraceSpan, resource: Any) -> Any:

@@ -184,7 +184,13 @@ class StoreJournal:
             return tuple(array("i", b"".join(opened)))
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        record, tokens = self._sealed_call(call)
+        seal = self._cipher.seal
+        record = CALLS.sealed(self._cipher, call, call.id)
+        tokens = (
+            seal(array("i", call.token_ids).tobytes(), "tokens", call.id),
+            seal(bytes(call.mask), "mask", call.id),
+            seal(array("f", call.logprobs).tobytes(), "logprobs", call.id),
+        )
         identity, messages = call.identity, sent or call.request
         held = self._database.held.of(identity.thread_id)
 
@@ -225,14 +231,6 @@ class StoreJournal:
         if not done.result():
             return self.find_call(call.id) or call
         return call
-
-    def _sealed_call(self, call: Call) -> tuple[bytes, tuple[bytes, bytes, bytes]]:
-        seal = self._cipher.seal
-        return CALLS.sealed(self._cipher, call, call.id), (
-            seal(array("i", call.token_ids).tobytes(), "tokens", call.id),
-            seal(bytes(call.mask), "mask", call.id),
-            seal(array("f", call.logprobs).tobytes(), "logprobs", call.id),
-        )
 
     def _calls(self, where: str, values: Sequence[Any], *, requests: bool = True) -> list[Call]:
         with self._database.read() as cursor:
@@ -332,26 +330,23 @@ class StoreJournal:
             if held.new and (
                 known is not None or tool_call.id not in self._tool_calls_of(held, thread)
             ):
-                self._defer(held, tool_call)
+                found_by = self._as_found(tool_call)
+                sealed = TOOL_CALLS.sealed(self._cipher, tool_call, tool_call.id)
+                query = f"{_INSERT} DO UPDATE SET record = excluded.record"
+                row = (*found_by, thread, sealed)
+                stop = self._database.fence.stopping(thread, held.lease)
+                self._database.defer(
+                    lambda cursor: cursor.execute(query, row),
+                    thread,
+                    stop,
+                    self._database.joined_seconds,
+                )
+                # readers of the table wait for the row meanwhile
+                held.add_tool_call(found_by, tool_call, sealed)
                 return tool_call
         return self._database.add(
             lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread
         )
-
-    def _defer(self, held: HeldThread, tool_call: ToolCall) -> None:
-        found_by, sealed = (
-            self._as_found(tool_call),
-            TOOL_CALLS.sealed(self._cipher, tool_call, tool_call.id),
-        )
-        thread = tool_call.identity.thread_id
-        query = f"{_INSERT} DO UPDATE SET record = excluded.record"
-        row = (*found_by, thread, sealed)
-        stop = self._database.fence.stopping(thread, held.lease)
-        self._database.defer(
-            lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds
-        )
-        # readers of the table wait for the row meanwhile
-        held.add_tool_call(found_by, tool_call, sealed)
 
     def _as_found(self, tool_call: ToolCall) -> KnownToolCall:
         key = tool_call.idempotency_key

@@ -255,7 +255,7 @@ def refuse_stranger(
 
 def refuse_set_back_clock(thread_id: str, newest: str) -> None:
     """Raise `RunError` if this machine's clock is behind the checkpoint `newest`."""
-    made_at = _time_of(newest)
+    made_at = (ticks_of(newest) - _EPOCH_TICKS) / _TICKS
     ahead = made_at - time.time()
     if ahead > 0:
         raise RunError(
@@ -265,11 +265,6 @@ def refuse_set_back_clock(thread_id: str, newest: str) -> None:
             " taken for an older one. It was not written.",
             "Resume the run: a new process reads the thread first, and goes on after its ids.",
         )
-
-
-def _time_of(checkpoint_id: str) -> float:
-    """Unix time in seconds at which LangGraph made an id. Negative for an id of another form."""
-    return (ticks_of(checkpoint_id) - _EPOCH_TICKS) / _TICKS
 
 
 K = TypeVar("K")

@@ -86,7 +86,14 @@ def typed_input(schema: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises `ConfigError` for a value that does not have its field's type.
     """
     if isinstance(schema, type) and issubclass(schema, BaseModel):
-        _refuse_invalid(schema, fields)
+        # LangGraph would report an invalid input only during the run. Fields may be missing, since
+        # a node may set them.
+        try:
+            schema.model_validate(dict(fields))
+        except ValidationError as error:
+            wrong = [each for each in error.errors(include_url=False) if each["type"] != "missing"]
+            if wrong:
+                raise _refused(wrong[0]) from error
         return dict(fields)
     readers = _readers(schema) if schema is not None else {}
     return {
@@ -124,18 +131,6 @@ def _read(reader: TypeAdapter[Any], name: str, value: Any) -> Any:
         return reader.validate_python(value)
     except ValidationError as error:
         raise _refused(error.errors(include_url=False)[0], name) from error
-
-
-def _refuse_invalid(schema: type[BaseModel], fields: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an invalid input, which LangGraph would report only during the run.
-    Fields may be missing, since a node may set them.
-    """
-    try:
-        schema.model_validate(dict(fields))
-    except ValidationError as error:
-        wrong = [each for each in error.errors(include_url=False) if each["type"] != "missing"]
-        if wrong:
-            raise _refused(wrong[0]) from error
 
 
 def _refused(first: Any, *before: str) -> ConfigError:

@@ -51,7 +51,11 @@ def _found_name(graph: Any) -> str:
     best = min(_holders(graph), default=None)
     place = _place_of(sys.modules[best[-2]]) if best is not None else None
     if best is None or place is None:
-        return unnamed(graph.get_name() if isinstance(graph, Runnable) else _own_name(graph))
+        return unnamed(
+            graph.get_name()
+            if isinstance(graph, Runnable)
+            else str(getattr(graph, "__qualname__", type(graph).__name__))
+        )
     name = f"{place}:{best[-1]}"
     return {target: short for short, target in BUILTIN_GRAPHS.items()}.get(name, name)
 
@@ -173,11 +177,6 @@ def _homes(graph: Any) -> set[str]:
     runnables = [getattr(node, "runnable", None) for node in nodes]
     functions = [getattr(each, "func", None) or getattr(each, "afunc", None) for each in runnables]
     return {str(getattr(function, "__module__", "")) for function in functions}
-
-
-def _own_name(graph: Any) -> str:
-    """Name of a factory or of a builder."""
-    return str(getattr(graph, "__qualname__", type(graph).__name__))
 
 
 def _distance(value: Any, graph: Any, builder: Any) -> int | None:

@@ -243,7 +243,20 @@ async def _made_by(
     factory: Any, configurable: dict[str, Any], label: str, stack: AsyncExitStack
 ) -> Graph:
     try:
-        made = factory(*_config_for(factory, configurable, label))
+        parameters = list(inspect.signature(factory).parameters.values())
+        needed = [
+            each
+            for each in parameters
+            if each.default is each.empty and each.kind < each.VAR_POSITIONAL
+        ]
+        if len(needed) > 1 or any(each.name == "runtime" for each in needed):
+            names = ", ".join(each.name for each in needed)
+            raise GraphError(
+                f"The graph factory {label} takes ({names}).",
+                "It may take a config, or nothing: others fill in a server.",
+            )
+        takes_config = bool(needed) or bool(parameters and parameters[0].name == "config")
+        made = factory({"configurable": configurable}) if takes_config else factory()
         if inspect.isawaitable(made):
             made = await made
         if hasattr(made, "__aenter__"):
@@ -263,24 +276,6 @@ async def _made_by(
             f"The graph factory {label} returns {type(made).__name__}, not a LangGraph graph."
         )
     return graph
-
-
-def _config_for(factory: Any, configurable: dict[str, Any], label: str) -> list[dict[str, Any]]:
-    """Arguments of a factory: a config, or nothing."""
-    parameters = list(inspect.signature(factory).parameters.values())
-    needed = [
-        each
-        for each in parameters
-        if each.default is each.empty and each.kind < each.VAR_POSITIONAL
-    ]
-    if len(needed) > 1 or any(each.name == "runtime" for each in needed):
-        names = ", ".join(each.name for each in needed)
-        raise GraphError(
-            f"The graph factory {label} takes ({names}).",
-            "It may take a config, or nothing: others fill in a server.",
-        )
-    takes_config = bool(needed) or bool(parameters and parameters[0].name == "config")
-    return [{"configurable": configurable}] if takes_config else []
 
 
 @lru_cache(maxsize=32)

@@ -101,7 +101,16 @@ class RunMemory:
         if not identity.root_checkpoint_id:
             return
         try:
-            items = [_stored(op) for op in puts]
+            items = [
+                StoredItem(
+                    op.namespace,
+                    op.key,
+                    None if op.value is None else dict(op.value),
+                    op.index,
+                    datetime.now(UTC).timestamp(),
+                )
+                for op in puts
+            ]
             self._saver.put_memory(identity.thread_id, identity.root_checkpoint_id, items)
         except StoreError as error:
             if not isinstance(error.__cause__, RefusedValue):
@@ -158,11 +167,6 @@ def refuse_shared_store(graph: Graph, name: str) -> None:
             "Compile it with InMemoryStore for this run, which each rollout has a copy of, or let"
             " them share it: --share-memory.",
         )
-
-
-def _stored(op: PutOp) -> StoredItem:
-    value = None if op.value is None else dict(op.value)
-    return StoredItem(op.namespace, op.key, value, op.index, datetime.now(UTC).timestamp())
 
 
 def _copied(store: InMemoryStore) -> InMemoryStore:

@@ -93,16 +93,13 @@ def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
     except (TypeError, ValueError, AttributeError) as error:
         if not given:  # LangGraph makes no context then either
             return None
+        said = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigError(
-            f"An option of graph {name!r} has a value of the wrong kind: {_said(error)}."
+            f"An option of graph {name!r} has a value of the wrong kind: {said}."
         ) from error
-
-
-def _said(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _as_declared(schema: type[Any], option: str, value: Any) -> Any:
@@ -219,7 +216,11 @@ def given_options(
     none.
     """
     not_kept = dict[str, str]()
-    own = {name: value for name, value in configurable.items() if not _is_langgraphs(name)}
+    own = {
+        name: value
+        for name, value in configurable.items()
+        if not (name in _OF_LANGGRAPH or name.startswith(_PREFIXES_OF_LANGGRAPH))
+    }
     kept: dict[str, Any] = {
         CONFIGURABLE: dict(_kept(CONFIGURABLE, own, not_kept)),
         GIVEN_CONTEXT: dict(_kept(GIVEN_CONTEXT, _fields(context), not_kept, graph)),
@@ -227,10 +228,6 @@ def given_options(
         NOT_KEPT: not_kept,
     }
     return {name: value for name, value in kept.items() if value}
-
-
-def _is_langgraphs(name: str) -> bool:
-    return name in _OF_LANGGRAPH or name.startswith(_PREFIXES_OF_LANGGRAPH)
 
 
 def _fields(context: Any) -> Mapping[str, Any]:

@@ -89,7 +89,9 @@ def _intercept(module: ModuleType) -> None:
     def first(name: str) -> Any:
         @functools.wraps(entries[name])
         def begin(self: Any, *given: Any, **options: Any) -> Any:
-            if _is_recorded():  # a run of this project's own
+            recordings: Any = sys.modules.get("hrm_agent.trajectory")
+            # a run of this project's own
+            if recordings is not None and recordings.open_recording() is not None:
                 return entries[name](self, *given, **options)
             with lock:
                 if pregel.stream is firsts["stream"]:
@@ -103,11 +105,6 @@ def _intercept(module: ModuleType) -> None:
     firsts = {name: first(name) for name in _WAYS_IN}
     for name, wrapped in firsts.items():
         setattr(pregel, name, wrapped)
-
-
-def _is_recorded() -> bool:
-    recordings: Any = sys.modules.get("hrm_agent.trajectory")
-    return recordings is not None and recordings.open_recording() is not None
 
 
 def _open() -> None:

@@ -122,17 +122,14 @@ class Invocation:
 
     def finished(self, snapshot: StateSnapshot | None) -> None:
         """Record that the graph ended by itself, at `snapshot`."""
-        self.end(self._ended_at(snapshot))
-
-    def _ended_at(self, snapshot: StateSnapshot | None) -> TurnEnd:
         values: Any = snapshot.values if snapshot is not None else {}
         end = GraphRun(self.graph, self.config, None, lambda: None, self.record).outcome(
             as_state(values)
         )
         if snapshot is not None and (snapshot.interrupts or snapshot.next):
             waits = {"status": RunStatus.TRUNCATED, "stop_reason": StopReason.INTERRUPT}
-            return end.model_copy(update=waits)
-        return end
+            end = end.model_copy(update=waits)
+        self.end(end)
 
     def failed(self, error: BaseException) -> None:
         """Record that the graph raised `error`, or was cancelled."""
@@ -372,7 +369,7 @@ class Recorder:
             record = _given(self._record(graph, given, thread, saver, own, stack), beside)
             in_config: RunnableConfig = config or {}
             kept = (
-                self._checkpointer(graph, record.thread_id, losses)
+                ObservedThread.of(self.store.checkpointer.allowing(graph), record.thread_id, losses)
                 if saver is None or own is not None
                 else None
             )
@@ -389,9 +386,6 @@ class Recorder:
             return Invocation(
                 graph, in_config, self.store, record, stack.pop_all(), losses, self._ended
             )
-
-    def _checkpointer(self, graph: Graph, thread: str, losses: Losses) -> ObservedThread:
-        return ObservedThread.of(self.store.checkpointer.allowing(graph), thread, losses)
 
     def _mirrored(self, own: OwnThread, kept: ObservedThread, thread: str) -> MirroredSaver:
         """Record missing checkpoints first; for a thread that began before its record, the newest
@@ -437,7 +431,9 @@ class Recorder:
         """Trajectory of the invocation, with its thread leased."""
         resumes = is_resumption(given)
         named = self._waiting.get(thread, thread) if resumes and saver is None else thread
-        known = self._known(named := own.known_as or named if own is not None else named)
+        if own is not None:
+            named = own.known_as or named
+        known = next(iter(self.store.journal.headers("thread_id = ?", (named,))), None)
         if own is not None and own.known_as is None and thread in self._with_checkpoints(thread):
             # another program's thread has this name
             return self._apart(graph, given, thread, saver, stack)
@@ -458,9 +454,6 @@ class Recorder:
         another = f"{thread}#{secrets.token_hex(4)}"
         stack.enter_context(self.store.lease(another))
         return self._begun(graph, given, another, saver)
-
-    def _known(self, thread: str) -> Trajectory | None:
-        return next(iter(self.store.journal.headers("thread_id = ?", (thread,))), None)
 
     def _is_held(self, thread: str, stack: ExitStack) -> bool:
         with suppress(RunError):

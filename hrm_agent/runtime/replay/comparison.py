@@ -269,7 +269,10 @@ class _Line:
         steps.
         """
         self.places = dict(self.in_order)
-        self.followed = {_parent(each) for _, each in self.in_order}
+        self.followed = {
+            str((each.parent_config or {}).get("configurable", {}).get("checkpoint_id", ""))
+            for _, each in self.in_order
+        }
         """Ids of checkpoints whose step has ended."""
         self.last = max(self._steps.values())
         """Number of the last step of the outermost graph."""
@@ -302,7 +305,3 @@ def _tasks(found: CheckpointTuple, resolver: TaskPathResolver) -> Tasks:
 
 def _id(found: CheckpointTuple) -> str:
     return str(found.checkpoint["id"])
-
-
-def _parent(found: CheckpointTuple) -> str:
-    return str((found.parent_config or {}).get("configurable", {}).get("checkpoint_id", ""))

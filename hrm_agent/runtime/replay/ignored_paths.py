@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
@@ -159,13 +159,9 @@ def _replaced(value: Any, parts: Sequence[Part], found: list[Any]) -> Any:
         names = [name for name in type(value).model_fields if part in (None, name)]
         return value.model_copy(update={name: go(getattr(value, name)) for name in names})
     if is_dataclass(value) and not isinstance(value, type):
-        return _with_fields(value, part, go)
+        copied = copy.copy(value)
+        for each in fields(value):
+            if part in (None, each.name):
+                object.__setattr__(copied, each.name, go(getattr(value, each.name)))
+        return copied
     return value
-
-
-def _with_fields(value: Any, part: Part, go: Callable[[Any], Any]) -> Any:
-    copied = copy.copy(value)
-    for each in fields(value):
-        if part in (None, each.name):
-            object.__setattr__(copied, each.name, go(getattr(value, each.name)))
-    return copied

@@ -221,29 +221,25 @@ class ReplayRun:
                     return Replay(self._trajectory, "", ReplayVerdict.EQUAL)
                 ended = f"it does not accept the recorded state: {said}"
                 return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
-            return await self._through(segments)
-
-    async def _through(self, segments: Sequence[Segment]) -> Replay:
-        """Replay segments up to the first that ends differently."""
-        total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
-        for segment in segments:
-            self._renaming.restart()
-            found = await self._play(segment)
-            total = replace(
-                found,
-                checkpoints=total.checkpoints + found.checkpoints,
-                tasks=total.tasks + found.tasks,
-                writes=total.writes + found.writes,
-                unused=total.unused + found.unused,
+            total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
+            for segment in segments:
+                self._renaming.restart()
+                found = await self._play(segment)
+                total = replace(
+                    found,
+                    checkpoints=total.checkpoints + found.checkpoints,
+                    tasks=total.tasks + found.tasks,
+                    writes=total.writes + found.writes,
+                    unused=total.unused + found.unused,
+                )
+                if not total.equal:
+                    break
+            ignored = {"ignored": self._ignored.differences, "unmatched": self._ignored.unmatched}
+            left = (f"{count} {what}" for what, count in self._not_compared.items() if count)
+            not_compared = (*self._not_on_record(), *left)
+            return replace(
+                total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored
             )
-            if not total.equal:
-                break
-        ignored = {"ignored": self._ignored.differences, "unmatched": self._ignored.unmatched}
-        left = (f"{count} {what}" for what, count in self._not_compared.items() if count)
-        not_compared = (*self._not_on_record(), *left)
-        return replace(
-            total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored
-        )
 
     def _not_on_record(self) -> Iterator[str]:
         """Parts of the run that are not recorded, in words."""
@@ -271,7 +267,9 @@ class ReplayRun:
             policy=runner.policy,
         )
         steps = {found.checkpoint["id"] for found in self._line}
-        since = steps - self._before_last_matching()
+        since = steps - {
+            found.checkpoint["id"] for found in self._line[: self._number(self._last_matching)]
+        }
         answers = recorded_answers(
             self._trajectory.calls, self._trajectory.tool_calls, since, self._places
         )
@@ -282,16 +280,8 @@ class ReplayRun:
         )
         return await own.run(episode)
 
-    def _before_last_matching(self) -> set[str]:
-        """Ids of the checkpoints before the fork."""
-        return {found.checkpoint["id"] for found in self._line[: self._number(self._last_matching)]}
-
     def _number(self, wanted: CheckpointTuple) -> int:
         return next(i for i, found in enumerate(self._line) if found is wanted)
-
-    def _answers(self, steps: set[str], loosely: RequestMatch | None = None) -> RecordedAnswers:
-        calls = (*self._trajectory.calls, *self._trajectory.failed_calls)
-        return recorded_answers(calls, self._trajectory.tool_calls, steps, self._places, loosely)
 
     # the record
 
@@ -382,15 +372,65 @@ class ReplayRun:
             self._states, scratch, StateReader(scratch, self._graph), paths, self._renaming
         )
         match = RequestMatch(self._renaming, self._ignored, template_texts(self._store), learn)
-        answers, draws = (
-            self._answers(steps, match),
-            RecordedDraws(self._draws, steps, self._places),
-        )
+        calls = (*self._trajectory.calls, *self._trajectory.failed_calls)
+        answers = recorded_answers(calls, self._trajectory.tool_calls, steps, self._places, match)
+        draws = RecordedDraws(self._draws, steps, self._places)
         error, asked = await self._run(segment, scratch, answers, draws, paths)
         self.drawn |= draws.missed
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
             asked, error, self._cut = None, None, True
-        return self._judge(segment, scratch, paths, answers, error, asked)
+        states = StateReader(
+            scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}})
+        )
+        seen = SegmentComparison(
+            self._saver.serde,
+            self._renaming,
+            self._ignored,
+            cached=self._graph.cache is not None,
+            managed=self._managed,
+            in_tools=partial(self._in_tools, answers, paths),
+        )
+        refused = self._effects.refuse and bool(self._effects.found)
+        stopped = asked is not None or self._cut or refused
+        reached = seen.compare(segment, self._states, self._places, states, paths, stopped=stopped)
+        self._last_matching = reached or self._last_matching
+        self._not_compared += seen.not_compared
+        at_end = (
+            scratch.head if segment.finished else scratch.at(step_of(segment.end)) or scratch.head
+        )
+        at_end = states.complete(at_end)
+        found = state_changes(
+            self._saver.serde,
+            self._states.reader.complete(segment.end),
+            at_end,
+            self._renaming.equal,
+            self._ignored,
+        )
+        ended = "" if asked is not None else self._ended_otherwise(segment, error) or seen.ended
+        differs = bool(found or ended) or seen.step is not None
+        verdict = ReplayVerdict.DIFFERS if differs else ReplayVerdict.EQUAL
+        divergence = None
+        if asked is not None:
+            verdict = ReplayVerdict.ASKS
+            divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
+        if refused:
+            verdict = ReplayVerdict.REFUSED
+            divergence = None
+        differs = verdict is ReplayVerdict.DIFFERS
+        return Replay(
+            self._trajectory,
+            "",
+            verdict,
+            checkpoints=seen.checkpoints,
+            tasks=seen.tasks,
+            writes=seen.writes,
+            unused=len(answers.calls) + len(answers.tool_calls),
+            divergence=divergence,
+            step=seen.step if differs else None,
+            changes=found or (seen.changes if differs else ()),
+            on_the_way=differs and not found and bool(seen.changes),
+            ended=ended,
+        )
 
     def _stop_at(self, segment: Segment) -> int | None:
         """Step after which the recorded run stopped (None: the graph ends by itself).
@@ -532,68 +572,6 @@ class ReplayRun:
         return alike and not answers.left_at(asked.place)
 
     # judging
-
-    def _judge(
-        self,
-        segment: Segment,
-        scratch: ScratchSaver,
-        paths: TaskPathResolver,
-        answers: RecordedAnswers,
-        error: Exception | None,
-        asked: UnrecordedRequest | None,
-    ) -> Replay:
-        states = StateReader(
-            scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}})
-        )
-        seen = SegmentComparison(
-            self._saver.serde,
-            self._renaming,
-            self._ignored,
-            cached=self._graph.cache is not None,
-            managed=self._managed,
-            in_tools=partial(self._in_tools, answers, paths),
-        )
-        refused = self._effects.refuse and bool(self._effects.found)
-        stopped = asked is not None or self._cut or refused
-        reached = seen.compare(segment, self._states, self._places, states, paths, stopped=stopped)
-        self._last_matching = reached or self._last_matching
-        self._not_compared += seen.not_compared
-        at_end = (
-            scratch.head if segment.finished else scratch.at(step_of(segment.end)) or scratch.head
-        )
-        at_end = states.complete(at_end)
-        found = state_changes(
-            self._saver.serde,
-            self._states.reader.complete(segment.end),
-            at_end,
-            self._renaming.equal,
-            self._ignored,
-        )
-        ended = "" if asked is not None else self._ended_otherwise(segment, error) or seen.ended
-        differs = bool(found or ended) or seen.step is not None
-        verdict = ReplayVerdict.DIFFERS if differs else ReplayVerdict.EQUAL
-        divergence = None
-        if asked is not None:
-            verdict = ReplayVerdict.ASKS
-            divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
-        if refused:
-            verdict = ReplayVerdict.REFUSED
-            divergence = None
-        differs = verdict is ReplayVerdict.DIFFERS
-        return Replay(
-            self._trajectory,
-            "",
-            verdict,
-            checkpoints=seen.checkpoints,
-            tasks=seen.tasks,
-            writes=seen.writes,
-            unused=len(answers.calls) + len(answers.tool_calls),
-            divergence=divergence,
-            step=seen.step if differs else None,
-            changes=found or (seen.changes if differs else ()),
-            on_the_way=differs and not found and bool(seen.changes),
-            ended=ended,
-        )
 
     def _in_tools(
         self,

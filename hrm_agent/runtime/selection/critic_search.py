@@ -137,7 +137,9 @@ def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, 
     known = load_graph(found.trajectory.graph).channels if found.trajectory else {}
     spent: Any = moment.values.get("spent")
     changes: dict[str, Any] = (
-        {"spent": _without_time(spent)} if isinstance(spent, Mapping) and spent else {}
+        {"spent": {name: value for name, value in spent.items() if name not in _TIMES}}
+        if isinstance(spent, Mapping) and spent
+        else {}
     )
     if hint and "hints" in known and name != _PLAN:
         return changes | {"hints": {**(moment.values.get("hints") or {}), name: hint}}
@@ -146,7 +148,3 @@ def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, 
 
 _TIMES = ("thread", "spans", "seconds", "began", "ended")
 """Keys of a graph's usage that hold times, those of earlier versions included."""
-
-
-def _without_time(spent: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in spent.items() if name not in _TIMES}

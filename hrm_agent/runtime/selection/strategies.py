@@ -133,12 +133,29 @@ class _Group:
         known = self._begun()
         stopped = known.status in (RunStatus.FAILED, RunStatus.ABORTED)
         if known.status is not RunStatus.RUNNING and not (stopped and self.runner.takes_up_stopped):
-            return self._concluded(known, self._on_record())
-        candidates = await (self._search() if self.mode.name == "search" else self._side_by_side())
+            found = self.store.journal.trajectories(group_id=self.episode.thread_id)
+            return self._concluded(
+                known, sorted(found, key=lambda candidate: candidate.sample_index)
+            )
+        candidates = (
+            await self._search()
+            if self.mode.name == "search"
+            else await self._run(range(self.mode.n))
+        )
         entries = [_as_candidate(self.store, candidate) for candidate in candidates]
         if _waits(candidates, entries):
             return Outcome(known, tuple(candidates), None)
-        options = {"mode": self.mode.name, "candidates": entries, "judge": self._judge()}
+        # the critic judges, if the graph's roles have models of their own
+        models: Any = self.episode.context.get("models")
+        options = {
+            "mode": self.mode.name,
+            "candidates": entries,
+            "judge": (
+                cast("Mapping[str, str]", models).get("critic")
+                if isinstance(models, Mapping)
+                else None
+            ),
+        }
         choice = replace(self.episode, graph=CHOICE_GRAPH, context=options)
         return self._concluded(await self.runner.run(choice), candidates)
 
@@ -173,9 +190,6 @@ class _Group:
         again = self.runner.takes_up_stopped and self.mode.name != "search"
         runner = replace(self.runner, takes_up_stopped=again)
         return await runner.run_all(episodes, gate=self.gate, on_done=self.on_candidate)
-
-    async def _side_by_side(self) -> list[Trajectory]:
-        return await self._run(range(self.mode.n))
 
     async def _search(self) -> list[Trajectory]:
         tried = await self._run([0])
@@ -235,19 +249,8 @@ class _Group:
 
     # the choice
 
-    def _judge(self) -> str | None:
-        """Model of the critic, if the graph's roles have models of their own (else None)."""
-        models: Any = self.episode.context.get("models")
-        return (
-            cast("Mapping[str, str]", models).get("critic") if isinstance(models, Mapping) else None
-        )
-
-    def _on_record(self) -> list[Trajectory]:
-        found = self.store.journal.trajectories(group_id=self.episode.thread_id)
-        return sorted(found, key=lambda candidate: candidate.sample_index)
-
     def _concluded(self, choice: Trajectory, candidates: Sequence[Trajectory]) -> Outcome:
-        state = _last_state(self.store, choice.thread_id)
+        state = newest_state(self.store, choice.thread_id, CHOICE_GRAPH) or {}
         chosen, reason = state.get("chosen"), str(state.get("reason", choice.error or ""))
         self.store.journal.write_overlays(
             [_judged(candidate, chosen, reason) for candidate in candidates]
@@ -275,10 +278,6 @@ def _waits(candidates: Sequence[Trajectory], entries: Sequence[Candidate]) -> bo
     return not any(fine) and any(
         candidate.stop_reason is StopReason.INTERRUPT for candidate in candidates
     )
-
-
-def _last_state(store: RunStore, thread: str) -> Mapping[str, Any]:
-    return newest_state(store, thread, CHOICE_GRAPH) or {}
 
 
 def _judged(candidate: Trajectory, chosen: str | None, reason: str) -> Overlay:

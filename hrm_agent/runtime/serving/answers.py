@@ -34,7 +34,9 @@ def visible(text: str, stops: Sequence[str] = (), *, ended: bool = True) -> str:
     For a text that has not ended, only the part that cannot change.
     """
     if not ended:
-        text = _without_half_a_tag(text)
+        opened = text.rfind("<")
+        if opened >= 0 and len(text) - opened < _LONGEST_TAG and ">" not in text[opened:]:
+            text = text[:opened]  # without an unfinished tag
     own = own_text(text)
     start = own.find(_ANSWER)
     if start < 0 and not ended:
@@ -45,16 +47,6 @@ def visible(text: str, stops: Sequence[str] = (), *, ended: bool = True) -> str:
         return shown[: min(cuts)]
     held = 0 if ended else max((len(stop) - 1 for stop in stops), default=0)
     return shown[: max(len(shown) - held, 0)]
-
-
-def _without_half_a_tag(text: str) -> str:
-    """Remove an unfinished tag at the end of a text."""
-    opened = text.rfind("<")
-    return (
-        text[:opened]
-        if opened >= 0 and len(text) - opened < _LONGEST_TAG and ">" not in text[opened:]
-        else text
-    )
 
 
 def finish_reason(trajectory: Trajectory) -> str:

@@ -217,12 +217,29 @@ def read_request(body: Any) -> ChatRequest:
     limits = [limit for limit in (read.max_tokens, read.max_completion_tokens) if limit is not None]
     stops = [read.stop] if isinstance(read.stop, str) else read.stop or []
     given = {"temperature": read.temperature, "top_p": read.top_p}
-    prompt, history = _turns(read.messages)
+    if read.messages[-1].role != "user" or not read.messages[-1].text.strip():
+        raise RefusedError(
+            400, "The last message has to be a user message that is not empty.", param="messages"
+        )
+    said = [message.text for message in read.messages if message.role in ("system", "developer")]
+    if any(message.reasoning_content for message in read.messages if message.role != "assistant"):
+        raise RefusedError(
+            400, "Only an assistant message has reasoning_content.", param="messages"
+        )
+    turns = [
+        {
+            "role": m.role,
+            "content": m.text,
+            **reasoning(without_surrogates(m.reasoning_content or "")),
+        }
+        for m in read.messages[:-1]
+        if m.role in ("user", "assistant")
+    ]
     return ChatRequest(
         model=read.model,
-        prompt=prompt,
+        prompt="\n\n".join([*filter(str.strip, said), read.messages[-1].text]),
         said=read.messages[-1].text,
-        history=history,
+        history=tuple(turns),
         sampling={name: value for name, value in given.items() if value is not None},
         max_tokens=min(limits, default=None),
         seed=read.seed,
@@ -261,28 +278,6 @@ def _supported(body: dict[str, Any]) -> dict[str, Any]:
             )
         kept[name] = value
     return kept
-
-
-def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
-    if messages[-1].role != "user" or not messages[-1].text.strip():
-        raise RefusedError(
-            400, "The last message has to be a user message that is not empty.", param="messages"
-        )
-    said = [message.text for message in messages if message.role in ("system", "developer")]
-    if any(message.reasoning_content for message in messages if message.role != "assistant"):
-        raise RefusedError(
-            400, "Only an assistant message has reasoning_content.", param="messages"
-        )
-    turns = [
-        {
-            "role": m.role,
-            "content": m.text,
-            **reasoning(without_surrogates(m.reasoning_content or "")),
-        }
-        for m in messages[:-1]
-        if m.role in ("user", "assistant")
-    ]
-    return "\n\n".join([*filter(str.strip, said), messages[-1].text]), tuple(turns)
 
 
 def _lower(limit: float, asked: Any, name: str) -> float:

@@ -56,7 +56,12 @@ class Chats:
         save its options.
         """
         self._configurable = dict(configurable or {})
-        self.graphs = {name: self._last_nodes(name) for name in graphs}
+        self.graphs = {
+            name: frozenset(
+                edge.source for edge in self._loaded(name).get_graph().edges if edge.target == END
+            )
+            for name in graphs
+        }
         """Name of a graph -> nodes after which it may end."""
         self._context = {name: self._options(name, context or {}) for name in graphs}
         for option in context or {}:
@@ -78,11 +83,6 @@ class Chats:
         schema = self._loaded(name).context_schema
         known = fields_of(schema) if schema is not None else ()
         return {option: context[option] for option in known if option in context}
-
-    def _last_nodes(self, name: str) -> frozenset[str]:
-        return frozenset(
-            edge.source for edge in self._loaded(name).get_graph().edges if edge.target == END
-        )
 
     @contextmanager
     def admitted(self, asked: ChatRequest, thread: str | None) -> Generator[Episode]:

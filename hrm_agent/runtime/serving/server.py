@@ -182,7 +182,13 @@ class ChatService:
         return json_answer(model_card(name, self._started))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked, thread = read_request(await body_of(request)), _thread_of(request)
+        asked, thread = read_request(await body_of(request)), request.headers.get(THREAD_HEADER)
+        if thread is not None and not _THREAD.fullmatch(thread):
+            raise RefusedError(
+                400,
+                "A thread's name has up to 128 letters, digits and `._:-`.",
+                param=THREAD_HEADER,
+            )
         with self.chats.admitted(asked, thread) as episode:
             stream_out = AnswerStream(self.chats.graphs[asked.model], asked.stop)
             if asked.stream:
@@ -311,15 +317,6 @@ def _unless_failed(ended: Trajectory) -> Trajectory:
         why = ended.error or "it was aborted"
         raise RefusedError(500, f"The run {ended.thread_id} failed: {why}.", code="run_failed")
     return ended
-
-
-def _thread_of(request: web.Request) -> str | None:
-    given = request.headers.get(THREAD_HEADER)
-    if given is not None and not _THREAD.fullmatch(given):
-        raise RefusedError(
-            400, "A thread's name has up to 128 letters, digits and `._:-`.", param=THREAD_HEADER
-        )
-    return given
 
 
 def _body_of(refused: RefusedError) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from hrm_agent.runtime.time_travel.read_history import history, trajectory_id_of
 from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
 from hrm_agent.runtime.time_travel.thread_diff import Change, DiffSide, ThreadDiff, thread_diff
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import ForkRef, TaskRef, Trajectory, Turn, derive_seed
+from hrm_agent.trajectory import ForkRef, TaskRef, Trajectory, derive_seed
 
 __all__ = [
     "Branch",
@@ -146,7 +146,12 @@ def fork(
     changes |= {
         "policy_version": origin.policy_version if policy_version is None else policy_version
     }
-    changes |= {"turns": _turns_until(found, moment)}
+    inputs = sum(earlier.source == "input" for earlier in found.lineage(moment))
+    changes |= {
+        "turns": (
+            found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()
+        )
+    }
     left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
     for episode in episodes:
         if keep is not None:
@@ -276,9 +281,3 @@ def _owner(store: RunStore, found: History, moment: Moment) -> str:
         owner_id = owner.forked_from.trajectory_id
         owner = store.journal.find_trajectory(owner_id)
     return owner.id if owner is not None else owner_id
-
-
-def _turns_until(found: History, moment: Moment) -> tuple[Turn, ...]:
-    """Turns of a conversation up to a moment. Each but the first has an input of its own."""
-    inputs = sum(earlier.source == "input" for earlier in found.lineage(moment))
-    return found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()

@@ -206,9 +206,7 @@ class History:
         if callable(selector):
             found = next((moment for moment in self._in_order() if selector(moment)), None)
             return found or self._nothing("that the predicate holds for", "")
-        return self._named(str(selector).strip())
-
-    def _named(self, name: str) -> Moment:
+        name = str(selector).strip()
         by_index = {moment.index: moment for moment in self.walk()}
         if name == "last":
             return self.last

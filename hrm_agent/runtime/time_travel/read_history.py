@@ -228,7 +228,9 @@ class HistoryReader:
                 else tuple({asked.id: asked for asked in self._questions(found)}.values())
             ),
             under_way=begun if begun.calls or begun.tool_calls or begun.inside else None,
-            values=_shown(self._values(found)),
+            values={
+                name: value for name, value in self._values(found).items() if not is_internal(name)
+            },
         )
 
     def _step(self, start: Found, end: Found | None) -> Step:
@@ -239,23 +241,23 @@ class HistoryReader:
             tuple(self._calls.get(_id(start), ())),
             tuple(self._tool_calls.get(_id(start), ())),
         )
-        span = _span(calls, tool_calls)
+        spans = [(call.started_at, call.ended_at) for call in calls]
+        spans += [(tool.started_at, tool.started_at + tool.duration_seconds) for tool in tool_calls]
+        span = max(end for _, end in spans) - min(start for start, _ in spans) if spans else None
+        runs = _grouped(self._within.get(_id(start), []), _namespace)
+        prefix = self._index.get(_id(start), "")
         return Step(
             nodes=tuple(self._tasks(start).values()) or (_seen_since(start, end) if end else ()),
             calls=calls,
             tool_calls=tool_calls,
             seconds=_between(start, end) if span is None and end else span,
-            inside=self._inside(start),
-        )
-
-    def _inside(self, start: Found) -> tuple[Subgraph, ...]:
-        runs = _grouped(self._within.get(_id(start), []), _namespace)
-        prefix = self._index.get(_id(start), "")
-        return tuple(
-            Subgraph(
-                *_innermost(namespace), tuple(self._numbered(checkpoints, f"{prefix}.{number}."))
-            )
-            for number, (namespace, checkpoints) in enumerate(runs.items())
+            inside=tuple(
+                Subgraph(
+                    *_innermost(namespace),
+                    tuple(self._numbered(checkpoints, f"{prefix}.{number}.")),
+                )
+                for number, (namespace, checkpoints) in enumerate(runs.items())
+            ),
         )
 
     def _tasks(self, found: Found) -> dict[str, str]:
@@ -305,17 +307,6 @@ def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
         for name in after
         if name not in (INPUT, SNAPSHOT_BUMPS) and after[name] != before.get(name)
     )
-
-
-def _shown(channels: Mapping[str, Any]) -> dict[str, Any]:
-    """State without LangGraph's own channels."""
-    return {name: value for name, value in channels.items() if not is_internal(name)}
-
-
-def _span(calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> float | None:
-    spans = [(call.started_at, call.ended_at) for call in calls]
-    spans += [(tool.started_at, tool.started_at + tool.duration_seconds) for tool in tool_calls]
-    return max(end for _, end in spans) - min(start for start, _ in spans) if spans else None
 
 
 def _between(start: Found, end: Found) -> float:

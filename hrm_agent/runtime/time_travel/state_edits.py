@@ -202,7 +202,7 @@ def write_edit(
     read.
     """
     written = {
-        name: Overwrite(value) if _has_reducer(graph, name) else value
+        name: Overwrite(value) if is_delta(graph.channels[name]) else value
         for name, value in values.items()
     }
     runtime = {RUNTIME: Runtime(context=context)}
@@ -220,17 +220,15 @@ def write_edit(
         run_sync(graph.abulk_update_state(config, [steps]))
     else:
         _put_beside(
-            saver, start, {name: _as_held(graph, name, value) for name, value in values.items()}
+            saver,
+            start,
+            {
+                name: (
+                    snapshot_of(value) if isinstance(graph.channels[name], DeltaChannel) else value
+                )
+                for name, value in values.items()
+            },
         )
-
-
-def _has_reducer(graph: Graph, name: str) -> bool:
-    return is_delta(graph.channels[name])
-
-
-def _as_held(graph: Graph, name: str, value: Any) -> Any:
-    """Convert a value to the form in a checkpoint."""
-    return snapshot_of(value) if isinstance(graph.channels[name], DeltaChannel) else value
 
 
 def _arrived_from(found: History, moment: Moment) -> tuple[str, ...]:

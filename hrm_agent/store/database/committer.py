@@ -109,12 +109,8 @@ def is_refused(error: BaseException | None) -> bool:
     return (
         isinstance(error, Exception)
         and is_of_driver(error)
-        and not _REFUSED.isdisjoint(_names(type(error)))
+        and not _REFUSED.isdisjoint([each.__name__ for each in type(error).__mro__])
     )
-
-
-def _names(type_: type) -> list[str]:
-    return [each.__name__ for each in type_.__mro__]
 
 
 T = TypeVar("T")

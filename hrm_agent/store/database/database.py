@@ -206,11 +206,8 @@ class Database(ABC):
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
         future = self._at_once(done) if self._whole else self._submit(done, waits=waits)
         if thread_id is not None:
-            future.add_done_callback(self._look_whether_lost)
+            future.add_done_callback(lambda done: self._note_lost(done.exception()))
         return future
-
-    def _look_whether_lost(self, done: Future[Any]) -> None:
-        self._note_lost(done.exception())
 
     def _note_lost(self, error: BaseException | None) -> None:
         if isinstance(error, LeaseLostError):

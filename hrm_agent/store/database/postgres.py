@@ -153,7 +153,10 @@ class PostgresDatabase(PostgresReading):
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         needed = leases_of(works)
         if self._whole:
-            return self._part_of_whole(works)
+            self.transaction += 1
+            return self._in_pipeline(
+                lambda cursor: [work(PostgresCursor(cursor)) for work in works]
+            )
 
         def transaction() -> list[Any]:
             if self._broken or (self._doubted and not _answers(self._writer)):
@@ -229,10 +232,6 @@ class PostgresDatabase(PostgresReading):
             cursor.execute(_EPOCH)
         self.epoch, ours = cursor.fetchone() or ("", [])
         self.fence.valid = {_lease(text) for text in ours}
-
-    def _part_of_whole(self, works: Sequence[Work[Any]]) -> list[Any]:
-        self.transaction += 1
-        return self._in_pipeline(lambda cursor: [work(PostgresCursor(cursor)) for work in works])
 
     def _in_pipeline(self, work: Callable[[psycopg.Cursor[Any]], T]) -> T:
         """Raise the error of `work`. The error of an earlier statement, which comes when the

@@ -249,7 +249,12 @@ class PostgresReading(Database):
                     raise self.store_error(error) from error
                 if self._given_up or time.monotonic() >= deadline:
                     self._given_up = True
-                    raise self._gone(error) from error
+                    raise StoreError(
+                        f"The server of {self.url} has been unreachable for over"
+                        f" {self._patience_seconds:.0f} seconds: {_words(error)}.",
+                        "What was committed is intact: start the server, then `hrm-agent resume`"
+                        " the run.",
+                    ) from error
                 time.sleep(0.1)
             except psycopg.Error as error:
                 raise self.store_error(error) from error
@@ -295,13 +300,6 @@ class PostgresReading(Database):
 
     def problems(self) -> list[str]:
         return []  # PostgreSQL checks its pages itself (data_checksums, pg_amcheck)
-
-    def _gone(self, error: Exception) -> StoreError:
-        return StoreError(
-            f"The server of {self.url} has been unreachable for over {self._patience_seconds:.0f}"
-            f" seconds: {_words(error)}.",
-            "What was committed is intact: start the server, then `hrm-agent resume` the run.",
-        )
 
     def store_error(self, error: Exception) -> StoreError:
         if isinstance(error, psycopg.errors.DiskFull):

@@ -74,7 +74,11 @@ class SqliteDatabase(SqliteFile):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                self._look(create)
+                # A journal left by a crash has to be rolled back before the file can be read.
+                mode = "rw" if Path(f"{self._file}-journal").exists() else "ro"
+                uri = f"{self._file.absolute().as_uri()}?mode={mode}"
+                with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+                    self._refuse_foreign(connection, create=create)
             _make_private(path)
             self._writer = self._connect()
             self._data_version: int | None = None
@@ -83,13 +87,6 @@ class SqliteDatabase(SqliteFile):
         except (sqlite3.Error, OSError) as error:
             raise self.store_error(error) from error
         self._committer = Committer(self._commit) if self.is_blocking else None
-
-    def _look(self, create: bool) -> None:
-        # A journal left by a crash has to be rolled back before the file can be read.
-        mode = "rw" if Path(f"{self._file}-journal").exists() else "ro"
-        uri = f"{self._file.absolute().as_uri()}?mode={mode}"
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
-            self._refuse_foreign(connection, create=create)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(

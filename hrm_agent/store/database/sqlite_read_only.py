@@ -92,7 +92,16 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
 
     @contextmanager
     def _connected(self) -> Generator[sqlite3.Connection]:
-        self._refuse_gone()
+        found = _stamp(self._file)[:2]
+        if not found:
+            raise StoreError(
+                f"The store {self._file} is not there any more.", "It was moved or deleted."
+            )
+        if found != self._identity:
+            raise StoreError(
+                f"The store {self._file} was replaced by another file.",
+                "Open it again: open_store.",
+            )
         before, immutable = _stamp(self._file), _has_no_log(self._file)
         try:
             with self._in_words(), self._opened(before if immutable else ()) as connection:
@@ -152,18 +161,6 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
             yield
         except sqlite3.Error as error:
             raise self.store_error(error) from error
-
-    def _refuse_gone(self) -> None:
-        found = _stamp(self._file)[:2]
-        if not found:
-            raise StoreError(
-                f"The store {self._file} is not there any more.", "It was moved or deleted."
-            )
-        if found != self._identity:
-            raise StoreError(
-                f"The store {self._file} was replaced by another file.",
-                "Open it again: open_store.",
-            )
 
     def _changed(self) -> StoreError:
         return StoreError(

@@ -116,7 +116,15 @@ class _Copy:
         counts = {table: self._plain(table) for table in _SEALED}
         for tool_call in tool_calls:
             target.journal.insert_tool_call(self._target, tool_call)
-        counts["options"] += self._options_in_files(source, target)
+        # an earlier version kept options beside the source
+        query = (
+            "SELECT thread_id, id FROM trajectories WHERE thread_id NOT IN (SELECT thread_id FROM"
+            " options)"
+        )
+        for thread_id, trajectory_id in self._source(query):
+            if (text := source.options.in_a_file(thread_id, trajectory_id)) is not None:
+                target.options.insert(self._target, thread_id, text)
+                counts["options"] += 1
         return counts | {
             "checkpoints": self._checkpoints(),
             "writes": self._writes(),
@@ -141,19 +149,6 @@ class _Copy:
                 f"INSERT INTO {table} ({columns}) VALUES ({marks})", list(values.values())
             )
         return len(rows)
-
-    def _options_in_files(self, source: RunStore, target: RunStore) -> int:
-        """Copy options that an earlier version kept beside the source. Returns their number."""
-        count = 0
-        query = (
-            "SELECT thread_id, id FROM trajectories WHERE thread_id NOT IN (SELECT thread_id FROM"
-            " options)"
-        )
-        for thread_id, trajectory_id in self._source(query):
-            if (text := source.options.in_a_file(thread_id, trajectory_id)) is not None:
-                target.options.insert(self._target, thread_id, text)
-                count += 1
-        return count
 
     def _checkpoints(self) -> int:
         columns = "thread_id, ns, id, parent_id, run_id, manifest, metadata"

@@ -128,7 +128,10 @@ def prune(
     def choose(cursor: Cursor) -> Pruned:
         due, kept = old, {"cannot be read: `hrm-agent store verify`": len(damaged)}
         if keep_trained:
-            judged = _judged(cursor)
+            judged = {
+                str(row[0])
+                for row in cursor.execute("SELECT DISTINCT trajectory_id FROM overlays").fetchall()
+            }
             kept["judged by a training run"] = sum(h.id in judged for h in due)
             due = [h for h in due if h.id not in judged]
         running = leased(store.database, cursor)
@@ -236,13 +239,6 @@ def _is_due(header: Trajectory, before: float | None, status: Sequence[RunStatus
         return False
     old = before is None or (header.ended_at or header.started_at) < before
     return old and (not status or header.status in status)
-
-
-def _judged(cursor: Cursor) -> set[str]:
-    return {
-        str(row[0])
-        for row in cursor.execute("SELECT DISTINCT trajectory_id FROM overlays").fetchall()
-    }
 
 
 def _origins(cursor: Cursor, leaving: Iterable[str]) -> set[str]:

@@ -42,7 +42,20 @@ def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrate
     Repeating it changes nothing. Raises `StoreError` that names the unreadable part.
     """
     with _opened(source, StrictSerializer(allowed_types(allow))) as stock, target.database.whole():
-        return _checkpoints(stock, target)
+        count = 0
+        threads = [
+            str(row[0])
+            for row in stock.query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY 1", ())
+        ]
+        for thread_id in threads:
+            # Path of each task in its step, by which LangGraph orders the writes of parallel tasks.
+            query = f"SELECT task_id, task_path FROM {stock.writes} WHERE thread_id = ?"
+            paths = dict(stock.query(query, (thread_id,)))
+            found = sorted(_read(stock.saver, thread_id), key=lambda c: c.checkpoint["id"])
+            for checkpoint in found:
+                target.checkpointer.adopt(checkpoint, paths)
+            count += len(found)
+        return Migrated(len(threads), count)
 
 
 def check_source(source: str) -> None:
@@ -140,23 +153,6 @@ def _postgres(url: str, serializer: StrictSerializer) -> Generator[_Stock]:
         raise StoreError(
             f"The database cannot be read: {text}.", "Check the server and the URL."
         ) from error
-
-
-def _checkpoints(stock: _Stock, target: RunStore) -> Migrated:
-    count = 0
-    threads = [
-        str(row[0])
-        for row in stock.query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY 1", ())
-    ]
-    for thread_id in threads:
-        # Path of each task in its step, by which LangGraph orders the writes of parallel tasks.
-        query = f"SELECT task_id, task_path FROM {stock.writes} WHERE thread_id = ?"
-        paths = dict(stock.query(query, (thread_id,)))
-        found = sorted(_read(stock.saver, thread_id), key=lambda c: c.checkpoint["id"])
-        for checkpoint in found:
-            target.checkpointer.adopt(checkpoint, paths)
-        count += len(found)
-    return Migrated(len(threads), count)
 
 
 def _read(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterable[CheckpointTuple]:

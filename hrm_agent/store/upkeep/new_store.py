@@ -77,18 +77,14 @@ def _folder_beside(path: Path) -> Generator[Path]:
     with ExitStack() as stack:
         # no other process may remove the folder before it is locked
         with locked_folder(path.parent):
-            _remove_left(path.parent, prefix)
+            for left in path.parent.iterdir():
+                if left.name.startswith(prefix) and left.is_dir():
+                    with suppress(BlockingIOError), locked_folder(left, fcntl.LOCK_NB):
+                        shutil.rmtree(left, ignore_errors=True)
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.enter_context(locked_folder(folder))
         yield folder
-
-
-def _remove_left(parent: Path, prefix: str) -> None:
-    for left in parent.iterdir():
-        if left.name.startswith(prefix) and left.is_dir():
-            with suppress(BlockingIOError), locked_folder(left, fcntl.LOCK_NB):
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def _full(path: Path) -> StoreFullError:

@@ -328,7 +328,8 @@ class _Thread:
         self, cursor: Cursor, rows: Sequence[CheckpointRow], closed: list[tuple[str, StoreError]]
     ) -> list[CheckpointTuple]:
         try:
-            return self._snapshot(cursor).tuples(rows)
+            reader = self._store.blobs.reader(cursor, self._loader, shared=True)
+            return StoreSnapshot(cursor, reader, self._store.cipher, lambda *_: None).tuples(rows)
         except StoreError as error:
             if len(rows) == 1:
                 closed.append((rows[0].id, error))
@@ -347,10 +348,6 @@ class _Thread:
                     with suppress(*UNREADABLE):
                         reader.load([reference])
                         reader.value(reference)
-
-    def _snapshot(self, cursor: Cursor) -> StoreSnapshot:
-        reader = self._store.blobs.reader(cursor, self._loader, shared=True)
-        return StoreSnapshot(cursor, reader, self._store.cipher, lambda *_: None)
 
     # comparison of messages with records
 

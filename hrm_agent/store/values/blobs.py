@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hrm_agent.store.database.cursors import Cursor, Work, WriteCursor
 from hrm_agent.store.database.database import Database
 from hrm_agent.store.values.cipher import Cipher
-from hrm_agent.store.values.content_addressed import Blob, KnownBlobs, ValueWriter
+from hrm_agent.store.values.content_addressed import KnownBlobs, ValueWriter
 from hrm_agent.store.values.serializer import StrictSerializer
 from hrm_agent.store.values.value_reader import Loader, ValueReader, read_values
 
@@ -104,31 +104,26 @@ class Blobs:
                 known.forget(epoch)
                 writer = ValueWriter(serializer, known, self.cipher.hash_key, epoch=epoch)
                 found = encode(writer)
-            self._insert(cursor, writer.new)
+            # a checkpoint repeats the writes that led to it, which this transaction has inserted
+            if self._transaction != self._database.transaction:
+                self._transaction, self._inserted = self._database.transaction, set()
+            missing = [blob for hash_, blob in writer.new.items() if hash_ not in self._inserted]
+            self._inserted.update(writer.new)
+            rows = [
+                (blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash))
+                for blob in missing
+            ]
+            if rows:
+                query = (
+                    "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO"
+                    " NOTHING"
+                )
+                cursor.executemany(query, rows)
             result = insert(cursor, found)
             stored.append((epoch, list(writer.new)))
             return result
 
         return work, stored
-
-    def _insert(self, cursor: WriteCursor, new: dict[bytes, Blob]) -> None:
-        """Insert the blobs that this transaction has not inserted yet, as a checkpoint repeats the
-        writes that led to it.
-        """
-        if self._transaction != self._database.transaction:
-            self._transaction, self._inserted = self._database.transaction, set()
-        missing = [blob for hash_, blob in new.items() if hash_ not in self._inserted]
-        self._inserted.update(new)
-        rows = [
-            (blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash))
-            for blob in missing
-        ]
-        if rows:
-            query = (
-                "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO"
-                " NOTHING"
-            )
-            cursor.executemany(query, rows)
 
     def reader(self, cursor: Cursor, serializer: Loader, *, shared: bool) -> ValueReader:
         """Reader of values in the snapshot of `cursor`."""

@@ -241,7 +241,12 @@ class StrictSerializer(JsonPlusSerializer):
         ):
             return found
         if module == "numpy" and name.isidentifier():
-            return _numpy_type(name)
+            import numpy as np
+
+            type_ = getattr(np, name, None)
+            if isinstance(type_, type) and issubclass(type_, (np.generic, np.ndarray)):
+                return type_
+            raise UnknownType(f"a value of the type numpy.{name}, which is not allowed")
         places = self._places(module, name)
         if not places:
             raise UnknownType(f"a value of the type {module}.{name}, which is not allowed")
@@ -289,10 +294,6 @@ def _with_natural_names(data: bytes) -> bytes:
     """Replace the modules in LangGraph's form of a value by their natural names."""
     if not any(name in data for name in LOCAL_NAMES):
         return data
-    return _repacked(data)
-
-
-def _repacked(data: bytes) -> bytes:
     found = ormsgpack.unpackb(data, ext_hook=_renamed, option=ormsgpack.OPT_NON_STR_KEYS)
     return ormsgpack.packb(found, option=ormsgpack.OPT_NON_STR_KEYS)
 
@@ -322,15 +323,6 @@ def _attribute(module: str, name: str) -> Any:
         if len(found) != 1:
             raise
         return found[0]
-
-
-def _numpy_type(name: str) -> Any:
-    import numpy as np
-
-    found = getattr(np, name, None)
-    if isinstance(found, type) and issubclass(found, (np.generic, np.ndarray)):
-        return found
-    raise UnknownType(f"a value of the type numpy.{name}, which is not allowed")
 
 
 def _of_one(cls: Any, given: Any) -> Any:

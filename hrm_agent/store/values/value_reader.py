@@ -164,7 +164,14 @@ class ValueReader:
             kind, content = int(reference[0]), reference[1]
             content = content if kind < LIST else _unpack(content)
         if kind in (LIST, TREE):
-            return self._list(reference, kind, content)
+            if self._shared and isinstance(reference, bytes) and reference in self._items:
+                return list(self._items[reference])
+            parts = [self.value(item) for item in content]
+            items = parts if kind == LIST else [item for part in parts for item in part]
+            if self._shared and isinstance(reference, bytes):
+                self._items[reference] = items
+                return list(items)
+            return items
         if kind == DICT:
             return {name: self.value(item) for name, item in content}
         if not (self._shared and isinstance(reference, bytes)):
@@ -172,16 +179,6 @@ class ValueReader:
         if reference not in self._leaves:
             self._leaves[reference] = self._leaf(kind, content)
         return self._leaves[reference]
-
-    def _list(self, reference: Reference, kind: int, content: list[Any]) -> list[Any]:
-        if self._shared and isinstance(reference, bytes) and reference in self._items:
-            return list(self._items[reference])
-        parts = [self.value(item) for item in content]
-        items = parts if kind == LIST else [item for part in parts for item in part]
-        if self._shared and isinstance(reference, bytes):
-            self._items[reference] = items
-            return list(items)
-        return items
 
     def _leaf(self, kind: int, data: bytes) -> Any:
         if kind not in _NAMES:
