@@ -114,7 +114,8 @@ def calls_inner(state: Plan) -> dict[str, Any]:
 
 
 def calls_twice(state: Plan) -> dict[str, Any]:
-    notes: list[Any] = [inner.invoke({"note": text}) for text in ("one", "two")]
+    # a generator: LangGraph does not find a graph that only an inner function names
+    notes: tuple[Any, ...] = tuple(inner.invoke({"note": text}) for text in ("one", "two"))
     return {"parts": [str(each["note"]) for each in notes]}
 
 
