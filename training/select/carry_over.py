@@ -143,12 +143,10 @@ class CarryOver:
         rollouts = [attempts[-1] for group in groups.values() for attempts in group]
         beside = [overlay for overlay in others if overlay.group_id not in groups]
         ids = {trajectory.id for attempts in carried for trajectory in attempts}
-        return [
-            self._of_step(overlay, plan.step)
-            for overlay in credited_overlays(rollouts, judged, plan.config, beside)
-            if overlay.trajectory_id in ids
-        ]
-
-    def _of_step(self, overlay: Overlay, step: int) -> Overlay:
-        reason = f"{overlay.reason}; carried over from step {step - 1}"
-        return overlay.model_copy(update={"step": step, "carried_from": step - 1, "reason": reason})
+        found: list[Overlay] = []
+        for overlay in credited_overlays(rollouts, judged, plan.config, beside):
+            if overlay.trajectory_id in ids:
+                reason = f"{overlay.reason}; carried over from step {before}"
+                moved = {"step": plan.step, "carried_from": before, "reason": reason}
+                found.append(overlay.model_copy(update=moved))
+        return found

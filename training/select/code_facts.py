@@ -136,26 +136,23 @@ def code_facts(code: str) -> CodeFacts | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = _plain(ast.parse(code))
-            return _facts(body, _compiled(body))
+            parts = _compiled(body)
+            flow = _Flow()
+            for part in parts:
+                flow.follow(part)
+            flow.end()
+            return CodeFacts(
+                form=_form(parts, flow.sets - flow.reads) if body else "",
+                shows=bool(body) and (isinstance(body[-1], ast.Expr) or "print" in flow.loaded),
+                recites=_recites(body),
+                renames=_renames(body),
+                reads=frozenset(flow.reads),
+                sets=frozenset(flow.sets),
+                changes=frozenset(_changes(body) if flow.changes else ()),
+                through=tuple((name, frozenset(free)) for name, free in flow.through.items()),
+            )
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def _facts(body: list[ast.stmt], parts: list[CodeType]) -> CodeFacts:
-    flow = _Flow()
-    for part in parts:
-        flow.follow(part)
-    flow.end()
-    return CodeFacts(
-        form=_form(parts, flow.sets - flow.reads) if body else "",
-        shows=bool(body) and (isinstance(body[-1], ast.Expr) or "print" in flow.loaded),
-        recites=_recites(body),
-        renames=_renames(body),
-        reads=frozenset(flow.reads),
-        sets=frozenset(flow.sets),
-        changes=frozenset(_changes(body) if flow.changes else ()),
-        through=tuple((name, frozenset(free)) for name, free in flow.through.items()),
-    )
 
 
 # --- the source
@@ -174,9 +171,8 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
         values: dict[str, Any] = node.__dict__
         for name in values.keys() & _BLOCKS:
             if values[name] and isinstance(values[name], list):
-                values[name] = _doing(values[name]) or (
-                    [_on_one_line(ast.Pass())] if node is not tree else []
-                )
+                block = [each for each in map(_simpler, values[name]) if not _is_idle(each)]
+                values[name] = block or ([_on_one_line(ast.Pass())] if node is not tree else [])
         if "lineno" in values:
             _on_one_line(node)
         values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
@@ -198,27 +194,19 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
     return tree.body
 
 
-def _doing(block: list[ast.stmt]) -> list[ast.stmt]:
-    return [each for each in map(_simpler, block) if not _is_idle(each)]
-
-
 def _simpler(node: ast.stmt) -> ast.stmt:
-    """Statement without its annotation, or without `finally`."""
+    """Statement without its annotation, or without `finally`.
+
+    The block of a `finally` moves behind its `try`. The compiler copies the block to each exit,
+    which doubles the size per nesting level. The block is reached whatever the `try` does. No
+    source contains the inserted condition.
+    """
     if isinstance(node, (ast.Try, ast.TryStar)) and node.finalbody:
-        return _without_finally(node)
+        last, node.finalbody = node.finalbody, []
+        return _if_empty_set([_if_empty_set([node] if node.handlers else node.body), *last])
     if not isinstance(node, ast.AnnAssign):
         return node
     return _on_one_line(ast.Pass() if node.value is None else ast.Assign([node.target], node.value))
-
-
-def _without_finally(node: ast.Try | ast.TryStar) -> ast.stmt:
-    """Move the block of a `finally` behind its `try`. The compiler copies the block to each exit,
-    which doubles the size per nesting level.
-
-    The block is reached whatever the `try` does. No source contains the inserted condition.
-    """
-    last, node.finalbody = node.finalbody, []
-    return _if_empty_set([_if_empty_set([node] if node.handlers else node.body), *last])
 
 
 def _if_empty_set(body: list[ast.stmt]) -> ast.If:

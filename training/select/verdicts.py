@@ -209,7 +209,12 @@ def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay])
     """Numbers of rollouts run again, failed or lost, and of groups left out, by reason."""
     by_id = {overlay.trajectory_id: overlay for overlay in overlays}
     last = [by_id[attempts[-1].id] for attempts in rollouts]
-    groups = _rejected(last)
+    members: dict[str, list[Overlay]] = {}
+    for overlay in last:
+        members.setdefault(overlay.group_id, []).append(overlay)
+    groups = Counter(
+        _why_rejected(group) for group in members.values() if not any(map(_is_kept, group))
+    )
     return {
         "rollout/second_attempts": float(sum(len(attempts) > 1 for attempts in rollouts)),
         "rollout/lost": float(
@@ -225,16 +230,6 @@ def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay])
         **failure_counts([attempts[-1] for attempts in rollouts]),
         **{f"select/{name}": float(groups[reason]) for reason, name in _GROUPS.items()},
     }
-
-
-def _rejected(overlays: Iterable[Overlay]) -> Counter[DropReason]:
-    """Number of groups of which nothing was kept, by reason."""
-    groups: dict[str, list[Overlay]] = {}
-    for overlay in overlays:
-        groups.setdefault(overlay.group_id, []).append(overlay)
-    return Counter(
-        _why_rejected(group) for group in groups.values() if not any(map(_is_kept, group))
-    )
 
 
 def _is_kept(overlay: Overlay) -> bool:

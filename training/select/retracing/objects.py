@@ -106,7 +106,10 @@ class Objects(ABC):
         if known in (map, filter) and len(args) == 2:
             return self._mapped(args[0], args[1], chooses=known is filter)
         if known is functools.reduce and len(args) > 1:
-            return self._folded(args[0], [*args[2:3], *self.items(args[1])])
+            found, *rest = [*args[2:3], *self.items(args[1])] or [Value(GIVEN)]
+            for item in rest:
+                found = self.invoke(args[0], [found, item], {})
+            return found
         if known is next and args:
             return next(self.items(args[0]), Value(args[0].kind))
         if known is iter and args:
@@ -135,12 +138,6 @@ class Objects(ABC):
             max(kind, CALCULATED) if chooses else kind,
             [each.known for each in values] if known else UNKNOWN,
         )
-
-    def _folded(self, function: Value, items: list[Value]) -> Value:
-        found, *rest = items or [Value(GIVEN)]
-        for item in rest:
-            found = self.invoke(function, [found, item], {})
-        return found
 
     def _entered(self, function: Function, args: list[Value], keywords: dict[str, Value]) -> Value:
         spec = function.node.args
