@@ -252,23 +252,17 @@ def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
         while first.parent in own and by_id[first.parent].identity.role == call.identity.role:
             first = by_id[first.parent]
         if first.id not in seen:
-            seen[first.id] = _digest(_context(first, by_id))
+            # tokens before the first one that the call sampled, from the root on
+            prompt = first.mask.index(True) if True in first.mask else len(first.mask)
+            parts = [first.token_ids[:prompt]]
+            before = first
+            while before.parent is not None:
+                before = by_id[before.parent]
+                parts.append(before.token_ids)
+            context = array("q", [token for part in reversed(parts) for token in part])
+            # a context may have thousands of tokens, in a step of thousands of calls
+            seen[first.id] = hashlib.sha256(context.tobytes()).digest()
         yield call.identity.role, seen[first.id], call
-
-
-def _context(call: Call, by_id: dict[str, Call]) -> list[int]:
-    """Tokens before the first one that `call` sampled, from the root on."""
-    prompt = call.mask.index(True) if True in call.mask else len(call.mask)
-    parts = [call.token_ids[:prompt]]
-    while call.parent is not None:
-        call = by_id[call.parent]
-        parts.append(call.token_ids)
-    return [token for part in reversed(parts) for token in part]
-
-
-def _digest(token_ids: Sequence[int]) -> bytes:
-    """Digest of a context, which may have thousands of tokens, in a step of thousands of calls."""
-    return hashlib.sha256(array("q", token_ids).tobytes()).digest()
 
 
 def even(
@@ -284,11 +278,12 @@ def even(
 
     Scale the weights. Rollouts without a token to train are ignored.
     """
-    lengths = {
-        each.id: length
-        for each in trajectories
-        if (length := _trained_tokens(each, weight_by_call))
-    }
+    lengths: dict[str, int] = {}
+    for each in trajectories:
+        calls = (call for call in each.policy_calls if not call.constrained)
+        length = sum(call.sampled_tokens for call in calls if call.id in weight_by_call)
+        if length:
+            lengths[each.id] = length
     mean = sum(lengths.values()) / max(1, len(lengths))
     return {
         call.id: weight_by_call[call.id] * (mean / lengths[each.id])
@@ -297,11 +292,6 @@ def even(
         for call in each.own_calls
         if call.id in weight_by_call
     }
-
-
-def _trained_tokens(trajectory: Trajectory, weight_by_call: Mapping[str, float]) -> int:
-    calls = (call for call in trajectory.policy_calls if not call.constrained)
-    return sum(call.sampled_tokens for call in calls if call.id in weight_by_call)
 
 
 Credit = Callable[[Sequence[Trajectory], Sequence[Overlay]], Mapping[str, float]]

@@ -139,10 +139,12 @@ def step_if_finite(
 @torch.no_grad()
 def weights_not_finite(model: nn.Module) -> list[str]:
     """Names of trained weights with non-finite numbers (if sharded, in this rank's share)."""
-    named = [
-        (name, _own(weight)) for name, weight in model.named_parameters() if weight.requires_grad
-    ]
-    named = [(name, weight) for name, weight in named if weight.numel()]
+    named: list[tuple[str, Tensor]] = []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            own = weight.to_local() if isinstance(weight, DTensor) else weight
+            if own.numel():
+                named.append((name, own))
     if not named:
         return []
     # A sum reads each number once, and is finite if all are, except for numbers at the end of their
@@ -156,10 +158,6 @@ def weights_not_finite(model: nn.Module) -> list[str]:
         if not is_finite
     ]
     return [name for name, weight in suspects if not bool(weight.isfinite().all())]
-
-
-def _own(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class SkippedSteps:

@@ -191,18 +191,15 @@ def fix_inputs(
             if reference is not None:
                 each.reference_logprobs_K = token_logprobs(reference, each.batch)
     if by_sequence:
-        _correct_together(found, options)
+        sizes = [each.batch.trained_tokens for each in found]
+        old = torch.cat([each.old_logprobs_K for each in found if each.old_logprobs_K is not None])
+        engine = torch.cat([each.batch.old_logprobs_K for each in found])
+        sequences = torch.cat([each.batch.sequences_K for each in found])
+        weights, cut = corrections(old, engine, sequences, options)
+        parts = zip(found, weights.split(sizes), cut.split(sizes), strict=True)
+        for each, weights_K, cut_K in parts:
+            each.correction = Correction(weights_K, cut_K)
     return found
-
-
-def _correct_together(found: Sequence[FixedInputs], options: LossOptions) -> None:
-    sizes = [each.batch.trained_tokens for each in found]
-    old = torch.cat([each.old_logprobs_K for each in found if each.old_logprobs_K is not None])
-    engine = torch.cat([each.batch.old_logprobs_K for each in found])
-    sequences = torch.cat([each.batch.sequences_K for each in found])
-    weights, cut = corrections(old, engine, sequences, options)
-    for each, weights_K, cut_K in zip(found, weights.split(sizes), cut.split(sizes), strict=True):
-        each.correction = Correction(weights_K, cut_K)
 
 
 def sequence_log_ratios(
@@ -280,13 +277,8 @@ class _Update:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     accelerator: Accelerator | None
-    reference: nn.Module | None
     loss: LossOptions
     optim: OptimOptions
-
-    @property
-    def reference_in_use(self) -> nn.Module | None:
-        return self.reference if self.loss.kl_coef else None
 
 
 def policy_update(
@@ -315,12 +307,16 @@ def policy_update(
     model (train or eval) is restored. Raises `ModelError` if the loss needs recorded log-probs that
     are not of the distribution that was sampled.
     """
-    update = _Update(
-        model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions()
-    )
-    _require_what_the_loss_needs(update, version)
+    update = _Update(model, optimizer, accelerator, loss or LossOptions(), optim or OptimOptions())
+    if update.loss.kl_coef and reference is None:
+        raise ValueError("kl_coef is above 0, and there is no reference policy")
+    if update.loss.max_staleness is not None and version is None:
+        raise ValueError("max_staleness is given, and the version of the policy is not")
     device = next(model.parameters()).device
-    given = [[each.to(device) for each in part] for part in _mini_batches(batches)]
+    if all(isinstance(each, MicroBatch) for each in batches):
+        batches = [cast("Sequence[MicroBatch]", batches)]
+    mini_batches = cast("Sequence[Sequence[MicroBatch]]", batches)
+    given = [[each.to(device) for each in part] for part in mini_batches]
     parts, staleness = _within_bound(given, update, version, device)
     if update.loss.old_logprobs == "engine" or update.loss.correction != "none":
         for part in parts:
@@ -339,27 +335,25 @@ def policy_update(
         row = _finished(dict.fromkeys(_MEANS, math.nan) | nothing | staleness)
         return {**row, "skipped": ALL_STALE if staleness["stale_tokens"] else NOTHING_TO_TRAIN}
     with in_update(model):
-        rows = _optimizer_steps(
-            update, [(p, a) for p, a in zip(padded, agreed, strict=True) if a.tokens]
-        )
+        trained = [(p, a) for p, a in zip(padded, agreed, strict=True) if a.tokens]
+        fixed = [
+            fix_inputs(
+                model,
+                reference if update.loss.kl_coef else None,
+                part,
+                update.loss,
+                first=index == 0,
+                split=a.split,
+            )
+            for index, (part, a) in enumerate(trained)
+        ]
+        rows: list[dict[str, float]] = []
+        for epoch in range(update.optim.epochs):
+            for inputs, (_, a) in zip(fixed, trained, strict=True):
+                rows.append(_optimizer_step(update, inputs, a, first=not rows, epoch=epoch))
     tokens = float(sum(each.tokens for each in agreed))
-    rows = _finished({**_joined(rows), "trained_tokens": tokens, **staleness})
-    return {**rows, "skipped": None if rows["stepped"] else NOT_FINITE}
-
-
-def _require_what_the_loss_needs(update: _Update, version: int | None) -> None:
-    if update.loss.kl_coef and update.reference is None:
-        raise ValueError("kl_coef is above 0, and there is no reference policy")
-    if update.loss.max_staleness is not None and version is None:
-        raise ValueError("max_staleness is given, and the version of the policy is not")
-
-
-def _mini_batches(
-    batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]],
-) -> list[list[MicroBatch]]:
-    if all(isinstance(each, MicroBatch) for each in batches):
-        return [cast("list[MicroBatch]", list(batches))]
-    return [list(each) for each in cast("Sequence[Sequence[MicroBatch]]", batches)]
+    row = _finished({**_joined(rows), "trained_tokens": tokens, **staleness})
+    return {**row, "skipped": None if row["stepped"] else NOT_FINITE}
 
 
 def _within_bound(
@@ -385,28 +379,6 @@ def _within_bound(
         else _NO_STALENESS
     )
     return kept, {"stale_tokens": stale, **told}
-
-
-def _optimizer_steps(
-    update: _Update, parts: Sequence[tuple[list[MicroBatch], Agreed]]
-) -> list[dict[str, float]]:
-    """Metrics of each optimiser step, of all epochs."""
-    fixed = [
-        fix_inputs(
-            update.model,
-            update.reference_in_use,
-            part,
-            update.loss,
-            first=index == 0,
-            split=agreed.split,
-        )
-        for index, (part, agreed) in enumerate(parts)
-    ]
-    rows: list[dict[str, float]] = []
-    for epoch in range(update.optim.epochs):
-        for inputs, (_, agreed) in zip(fixed, parts, strict=True):
-            rows.append(_optimizer_step(update, inputs, agreed, first=not rows, epoch=epoch))
-    return rows
 
 
 def _optimizer_step(
@@ -475,17 +447,14 @@ def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """
     if len(rows) == 1:
         return rows[0]
-    joined = {name: _mean(rows, name) for name in rows[0]}
+    joined: dict[str, float] = {}
+    for name, first in rows[0].items():
+        known = [(row[name], row["trained_tokens"]) for row in rows if math.isfinite(row[name])]
+        total = sum(tokens for _, tokens in known)
+        joined[name] = sum(value * tokens for value, tokens in known) / total if known else first
     largest = {name: max(row[name] for row in rows) for name in (LARGEST, "stepped")}
     summed = {name: sum(row[name] for row in rows) for name in ("micro_batches", "optimizer_steps")}
     return joined | largest | summed
-
-
-def _mean(rows: Sequence[dict[str, float]], name: str) -> float:
-    known = [(row[name], row["trained_tokens"]) for row in rows if math.isfinite(row[name])]
-    if not known:
-        return rows[0][name]
-    return sum(value * tokens for value, tokens in known) / sum(tokens for _, tokens in known)
 
 
 def _finished(row: Mapping[str, float]) -> dict[str, float]:

@@ -39,18 +39,6 @@ class Example:
     """True if the policy is to write the token."""
 
 
-def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]]:
-    """Micro-batches of examples, sorted by length and cut so that each, padded, stays within
-    `most_tokens`.
-    """
-    batches: list[list[Example]] = [[]]
-    for example in sorted(examples, key=lambda example: len(example.token_ids)):
-        if batches[-1] and (len(batches[-1]) + 1) * len(example.token_ids) > most_tokens:
-            batches.append([])
-        batches[-1].append(example)
-    return batches
-
-
 def gradient_of_batch(
     accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig
 ) -> Metrics:
@@ -84,10 +72,18 @@ number of them that are most probable.
 def _padded_losses(
     model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device
 ) -> list[_Loss]:
+    """Losses of examples sorted by length, cut so that each share, padded, stays within
+    `micro_batch_tokens`.
+    """
     if depends_on_length(model):
         return _flat_losses(model, examples, config, device)
     most = decided(config.micro_batch_tokens, "micro_batch_tokens")
-    return [partial(_loss, model, share, device) for share in _micro_batches(examples, most)]
+    shares: list[list[Example]] = [[]]
+    for example in sorted(examples, key=lambda example: len(example.token_ids)):
+        if shares[-1] and (len(shares[-1]) + 1) * len(example.token_ids) > most:
+            shares.append([])
+        shares[-1].append(example)
+    return [partial(_loss, model, share, device) for share in shares]
 
 
 def _flat_losses(

@@ -62,7 +62,11 @@ class TrainedPolicy:
         model, tokenizer = load_for_answers(folder, options, whole.codec)
         codec = open_codec(tokenizer, whole.codec, model.generation_config)
         _refuse_not_finite(model, name)
-        asked = _with_renderer(whole.codec, tokenizer)
+        asked = whole.codec
+        if asked.renderer == "auto":  # which needs the model's name on the hub
+            from renderers.base import MODEL_RENDERER_MAP
+
+            asked = replace(asked, renderer=MODEL_RENDERER_MAP[tokenizer.name_or_path])
         if not wanted:
             return cls(name, model, tokenizer, None, options, codec, asked)
         base = _named(whole, replace(options, device="auto", kernel=whole.options.kernel))
@@ -137,15 +141,6 @@ def copy_of_trained(model: Any) -> Any:
     """Copy of a model for sampling while `model` is trained. Frozen weights are shared."""
     fixed = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, fixed).requires_grad_(False)
-
-
-def _with_renderer(options: CodecOptions, tokenizer: Any) -> CodecOptions:
-    """Replace the renderer `auto` by its name, since `auto` needs the model's name on the hub."""
-    if options.renderer != "auto":
-        return options
-    from renderers.base import MODEL_RENDERER_MAP
-
-    return replace(options, renderer=MODEL_RENDERER_MAP[tokenizer.name_or_path])
 
 
 def _named(asked: ModelString, options: LoadOptions) -> str:
