@@ -308,9 +308,14 @@ def refused_layers(model: nn.Module, base: str, targets: Iterable[str]) -> Gener
     try:
         yield
     except (ValueError, TypeError) as error:
+        linear = {
+            name.rpartition(".")[2]
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.Linear)
+        }
         raise ModelError(
             f"{base!r} takes no adapter on {', '.join(targets)}: {str(error).partition('. ')[0]}.",
-            f"lora_targets of this model: {', '.join(_linear(model)) or 'it has no linear layer'}.",
+            f"lora_targets of this model: {', '.join(sorted(linear)) or 'it has no linear layer'}.",
         ) from error
 
 
@@ -318,17 +323,6 @@ def _targets(config: Any) -> list[str]:
     given: str | Iterable[str] = config.target_modules or ()
     modules = [given] if isinstance(given, str) else sorted(given)
     return [*modules, *sorted(config.target_parameters or ())]
-
-
-def _linear(model: nn.Module) -> list[str]:
-    """Last parts of the names of the layers that an adapter can be put on."""
-    return sorted(
-        {
-            name.rpartition(".")[2]
-            for name, layer in model.named_modules()
-            if isinstance(layer, nn.Linear)
-        }
-    )
 
 
 class AdaptersByRole(Adapter):
