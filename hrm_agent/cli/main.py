@@ -137,7 +137,13 @@ def _dispatch(words: list[str]) -> int:
         )
         return 0
     if words[0] in ("--version", "version"):
-        print(_versions())
+        from importlib import metadata
+
+        found = [f"hrm-agent {__version__}", f"python {sys.version.split()[0]}"]
+        for package in ("langgraph", "torch"):
+            with suppress(metadata.PackageNotFoundError):
+                found.append(f"{package} {metadata.version(package)}")
+        print(", ".join(found))
         return 0
     if words[0] not in COMMANDS:
         raise ConfigError(
@@ -156,17 +162,6 @@ def module_of(command: str) -> str:
     return f"hrm_agent.cli.{group}." + (
         f"{command}_" if iskeyword(command) else command.replace("-", "_")
     )
-
-
-def _versions() -> str:
-    """Versions of this package, and of the packages that records and training depend on."""
-    from importlib import metadata
-
-    found = [f"hrm-agent {__version__}", f"python {sys.version.split()[0]}"]
-    for name in ("langgraph", "torch"):
-        with suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name)}")
-    return ", ".join(found)
 
 
 def command_list(commands: Mapping[str, str], width: int = 0) -> str:

@@ -87,21 +87,22 @@ def _moment_lines(found: History) -> Iterator[tuple[str, str]]:
                 "bold",
             )
             number += 1
-        yield _moment_line(moment), ""
+        ran = ", ".join(dict.fromkeys(moment.ran.nodes)) or moment.source
+        then = f"-> {', '.join(dict.fromkeys(moment.next))}" if moment.next else "end"
+        yield (
+            "  ".join(
+                part
+                for part in (f"  @{moment.index:<4}", f"{ran:16}", facts_of(moment.ran), then)
+                if part
+            ),
+            "",
+        )
     for branch in found.branches:
         at = next((moment.index for moment in line if moment.checkpoint_id == branch.at), "?")
         yield (
             f"  fork at @{at}: {branch.history.thread_id}: {outcome_of(branch.history)[:80]}",
             "cyan",
         )
-
-
-def _moment_line(moment: Moment) -> str:
-    ran = ", ".join(dict.fromkeys(moment.ran.nodes)) or moment.source
-    then = f"-> {', '.join(dict.fromkeys(moment.next))}" if moment.next else "end"
-    return "  ".join(
-        part for part in (f"  @{moment.index:<4}", f"{ran:16}", facts_of(moment.ran), then) if part
-    )
 
 
 def _back(session: ChatSession, where: str = "") -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -163,16 +163,13 @@ def _readline(commands: Sequence[str]) -> Any:
         return None
 
     readline.set_completer_delims(" ")
-    readline.set_completer(_completer(commands))
-    readline.parse_and_bind(
-        "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
-    )
-    return readline
 
-
-def _completer(commands: Sequence[str]) -> Callable[[str, int], str | None]:
     def complete(text: str, state: int) -> str | None:
         found = [name for name in commands if text.startswith("/") and name.startswith(text)]
         return found[state] if state < len(found) else None
 
-    return complete
+    readline.set_completer(complete)
+    readline.parse_and_bind(
+        "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
+    )
+    return readline

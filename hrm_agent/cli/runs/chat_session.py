@@ -225,9 +225,18 @@ class ChatSession:
         try:
             with self.store.lease(self.thread, COMMAND), screen.turn():
                 keep_options(self.store, self.thread, config)
-                runner = self._opened()
+                if self._runner is None:
+                    backend = policy_for(
+                        self.config.policy, self.config.graph, stand_in=self.config.stand_in
+                    )
+                    entered = self._open.enter_async_context(
+                        EpisodeRunner.open(
+                            self.store, self.config.policy, self.config, backend=backend
+                        )
+                    )
+                    self._runner = replace(self._loop.run(entered), takes_up_stopped=True)
                 return self._loop.run(
-                    runner.run(
+                    self._runner.run(
                         episode,
                         screen.on_update,
                         on_chunk=screen.on_chunk,
@@ -236,33 +245,17 @@ class ChatSession:
                     )
                 )
         except KeyboardInterrupt:
-            self._stop()
+            # Mark a turn that was stopped by hand as aborted, so that it is not resumed
+            # automatically.
+            known = self.known
+            if known is not None and known.status is RunStatus.RUNNING:
+                ended = {
+                    "status": RunStatus.ABORTED,
+                    "stop_reason": StopReason.ABORTED,
+                    "ended_at": time.time(),
+                }
+                self.store.journal.write_trajectory(known.model_copy(update=ended))
             raise
-
-    def _stop(self) -> None:
-        """Mark a turn that was stopped by hand as aborted, so that it is not resumed
-        automatically.
-        """
-        known = self.known
-        if known is not None and known.status is RunStatus.RUNNING:
-            ended = {
-                "status": RunStatus.ABORTED,
-                "stop_reason": StopReason.ABORTED,
-                "ended_at": time.time(),
-            }
-            self.store.journal.write_trajectory(known.model_copy(update=ended))
-
-    def _opened(self) -> EpisodeRunner:
-        """Runner with a policy and an environment, opened at the first message."""
-        if self._runner is None:
-            backend = policy_for(
-                self.config.policy, self.config.graph, stand_in=self.config.stand_in
-            )
-            entered = self._open.enter_async_context(
-                EpisodeRunner.open(self.store, self.config.policy, self.config, backend=backend)
-            )
-            self._runner = replace(self._loop.run(entered), takes_up_stopped=True)
-        return self._runner
 
     def check(self, before: Mapping[str, Any]) -> None:
         """Raise an error for invalid options before the first message. `before`: options of the

@@ -56,19 +56,18 @@ def show_difference(output: Output, found: ThreadDiff) -> None:
     else:
         ran = ", ".join(dict.fromkeys(found.common.ran.nodes)) or found.common.source
         output.say(f"They diverged at moment {found.common.index}, after {ran}.", style="bold")
-    output.table(_COLUMNS, [_row(side) for side in (found.a, found.b)])
+    rows = list[tuple[object, ...]]()
+    for side in (found.a, found.b):
+        *values, answer = _side(side).values()
+        said = " ".join(str(answer or "").split())
+        rows.append((*values, said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."))
+    output.table(_COLUMNS, rows)
     for change in found.changes:
         output.say(f"\n{change.channel}{change.part}", style="bold")
         for line in change.lines:
             output.say(line, style=_STYLES.get(line[:1], ""))
     if not found.changes:
         output.say("\nTheir states are the same.")
-
-
-def _row(side: DiffSide) -> tuple[Any, ...]:
-    *values, answer = _side(side).values()
-    said = " ".join(str(answer or "").split())
-    return *values, said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
 
 
 def _side(side: DiffSide) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from hrm_agent.store import RunStore
 from hrm_agent.store.database.leases import COMMAND
 from hrm_agent.store.values.damage import in_a_line
 from hrm_agent.training.tasks import verifier_of
-from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
+from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["fork_thread", "is_begun", "run", "run_forks"]
 
@@ -120,10 +120,22 @@ def run(words: list[str]) -> int:
         options = {"edit": edit, "count": arguments.count, "name": arguments.name}
         episodes = fork_thread(store, arguments.thread, arguments.at, config, **options)
         if not arguments.run:
-            _say_what_next(output, episodes, arguments.store)
+            threads = [episode.thread_id for episode in episodes]
+            output.result({"group": episodes[0].group_id, "threads": threads})
+            output.say(f"Forked, not run yet: {', '.join(threads)}. Next:")
+            output.say(f"  hrm-agent resume {threads[0]} --store {arguments.store}")
             return 0
         trajectories = run_forks(store, config, episodes, output)
-    _conclude(output, trajectories, arguments.thread, arguments.store)
+    group = trajectories[0].group_id
+    output.result(
+        {"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]}
+    )
+    output.table(
+        _COLUMNS,
+        [tuple(_summary(trajectory).values()) for trajectory in trajectories],
+        title=f"Group {group}",
+    )
+    output.say(f"\nNext:\n  hrm-agent history {arguments.thread} --store {arguments.store}")
     return 1 if all(trajectory.status is RunStatus.FAILED for trajectory in trajectories) else 0
 
 
@@ -156,25 +168,24 @@ def fork_thread(
         own = config.model_copy(update={"seed": episode.seed})
         keep_options(store, episode.thread_id, own)
 
+    task = None
+    if known is not None:
+        given = as_given(known.task, config).metadata
+        kept = {name: value for name, value in given.items() if name != ANSWER_PATH}
+        task = known.task.model_copy(update={"metadata": {**config.task_options(), **kept}})
     return fork(
         store,
         thread,
         at,
         seed=config.seed,
         graph=config.graph,
-        task=_with_options(known.task, config) if known is not None else None,
+        task=task,
         context=context_given(known.task, config) if known is not None else config.context,
         verify=verifier_of(known.task, store.folder) if known is not None else None,
         policy=config.policy,
         keep=keep,
         **options,
     )
-
-
-def _with_options(task: TaskRef, config: RunConfig) -> TaskRef:
-    given = as_given(task, config).metadata
-    kept = {name: value for name, value in given.items() if name != ANSWER_PATH}
-    return task.model_copy(update={"metadata": {**config.task_options(), **kept}})
 
 
 def run_forks(
@@ -253,26 +264,6 @@ def _json(text: str, name: str) -> Any:
             f"--set {name}: {text!r} is not JSON: {error}.",
             f"Quote a text: --set '{name}=\"{text}\"'.",
         ) from error
-
-
-def _say_what_next(output: Output, episodes: list[Episode], where: str) -> None:
-    threads = [episode.thread_id for episode in episodes]
-    output.result({"group": episodes[0].group_id, "threads": threads})
-    output.say(f"Forked, not run yet: {', '.join(threads)}. Next:")
-    output.say(f"  hrm-agent resume {threads[0]} --store {where}")
-
-
-def _conclude(output: Output, trajectories: list[Trajectory], thread: str, where: str) -> None:
-    group = trajectories[0].group_id
-    output.result(
-        {"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]}
-    )
-    output.table(
-        _COLUMNS,
-        [tuple(_summary(trajectory).values()) for trajectory in trajectories],
-        title=f"Group {group}",
-    )
-    output.say(f"\nNext:\n  hrm-agent history {thread} --store {where}")
 
 
 def _summary(trajectory: Trajectory) -> dict[str, Any]:

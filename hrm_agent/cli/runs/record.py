@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -46,21 +45,12 @@ def run(words: list[str]) -> int:
         raise ConfigError("Which program?", hint)
     # report errors of the store here, not in the middle of the program
     open_store(arguments.store).close()
-    return _run(
-        command, _environment(arguments.store, allowed_names(arguments), draws=arguments.draws)
-    )
-
-
-def _environment(store: str, allow: Sequence[str], *, draws: bool) -> dict[str, str]:
-    where = store if "://" in store else str(Path(store).resolve())
+    allow = allowed_names(arguments)
+    where = arguments.store if "://" in arguments.store else str(Path(arguments.store).resolve())
     path = os.pathsep.join(filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH"))))
     named = {hook.ALLOW_VARIABLE: ",".join(allow)} if allow else {}
-    named |= {hook.DRAWS_VARIABLE: "1"} if draws else {}
-    return {**os.environ, hook.VARIABLE: where, "PYTHONPATH": path, **named}
-
-
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a program and forward signals to it."""
+    named |= {hook.DRAWS_VARIABLE: "1"} if arguments.draws else {}
+    environment = {**os.environ, hook.VARIABLE: where, "PYTHONPATH": path, **named}
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:

@@ -110,23 +110,8 @@ def run(words: list[str]) -> int:
             "Which run?",
             "`hrm-agent replay TRAJECTORY`, or `hrm-agent replay --check STORE` for all.",
         )
-    _refuse_idle(arguments)
-    if arguments.check is not None:
-        return _check(arguments, output)
-    with existing_store(
-        arguments.store, allowed_names(arguments), writes=bool(arguments.live_after)
-    ) as store:
-        if arguments.live_after:
-            return _live(store, arguments, output)
-        found = replay(store, arguments.trajectory, graph=arguments.graph, **_options(arguments))
-        _show(store, found, output)
-    return 0 if found.equal else 1
-
-
-def _refuse_idle(arguments: Any) -> None:
-    """Refuse a flag without effect, since the user would think that the replay was live, or of one
-    run.
-    """
+    # Refuse a flag without effect, since the user would think that the replay was live, or of one
+    # run.
     live = {
         name: getattr(arguments, name) for name in ("policy", "thread", "isolation", "environment")
     }
@@ -154,6 +139,16 @@ def _refuse_idle(arguments: Any) -> None:
             "--check cannot be combined with --live-after.",
             "Name one run to continue: `hrm-agent replay RUN`.",
         )
+    if arguments.check is not None:
+        return _check(arguments, output)
+    with existing_store(
+        arguments.store, allowed_names(arguments), writes=bool(arguments.live_after)
+    ) as store:
+        if arguments.live_after:
+            return _live(store, arguments, output)
+        found = replay(store, arguments.trajectory, graph=arguments.graph, **_options(arguments))
+        _show(store, found, output)
+    return 0 if found.equal else 1
 
 
 def _options(arguments: Any) -> dict[str, Any]:

@@ -83,7 +83,24 @@ def run(words: list[str]) -> int:
         getattr(arguments, name) for name in ("graph", "configurable", "context", "recursion_limit")
     )
     if folder.is_dir() and answer is NO_ANSWER and not given:
-        return _COMMANDS[_command(folder)](folder, output, allow)
+        path = folder / CONFIG_FILE
+        if not path.exists():
+            raise RunError(
+                f"{folder} is not a run folder: it has no {CONFIG_FILE}.",
+                "Name a folder under runs/.",
+            )
+        try:
+            command = str(tomllib.loads(path.read_text(encoding="utf-8")).get(COMMAND_KEY))
+        except ValueError as error:
+            raise RunError(
+                f"{path} cannot be read: {error}.", "Start a new run in another folder."
+            ) from error
+        if command not in _COMMANDS:
+            raise RunError(
+                f"{path} belongs to {command!r}, which cannot be resumed.",
+                nearest(command, _COMMANDS),
+            )
+        return _COMMANDS[command](folder, output, allow)
     from hrm_agent.cli.runs.run import run_task
 
     where = str(arguments.store)
@@ -101,25 +118,6 @@ def value_of(text: Any) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _command(folder: Path) -> str:
-    path = folder / CONFIG_FILE
-    if not path.exists():
-        raise RunError(
-            f"{folder} is not a run folder: it has no {CONFIG_FILE}.", "Name a folder under runs/."
-        )
-    try:
-        command = str(tomllib.loads(path.read_text(encoding="utf-8")).get(COMMAND_KEY))
-    except ValueError as error:
-        raise RunError(
-            f"{path} cannot be read: {error}.", "Start a new run in another folder."
-        ) from error
-    if command not in _COMMANDS:
-        raise RunError(
-            f"{path} belongs to {command!r}, which cannot be resumed.", nearest(command, _COMMANDS)
-        )
-    return command
 
 
 def _config(model: type[Config], folder: Path, command: str, allow: list[str]) -> Config:
@@ -206,7 +204,7 @@ def _all(arguments: Namespace) -> int:
             f"Leave {what} out, or --all: `hrm-agent resume THREAD`.",
         )
     from hrm_agent.cli.runs.fork import is_begun
-    from hrm_agent.cli.runs.run import header
+    from hrm_agent.cli.runs.run import header, run_thread
 
     output, where, failed = Output(as_json=arguments.json), str(arguments.store), dict[str, str]()
     with existing_store(where) as store:
@@ -224,7 +222,12 @@ def _all(arguments: Namespace) -> int:
                 output.say(f"{thread}  skipped: {skipped}")
                 continue
             try:
-                ended = _run_quietly(thread, where, list[str](arguments.allow), loop)
+                config, trajectory, options = _on_record(
+                    thread, where, NO_ANSWER, list[str](arguments.allow)
+                )
+                ended = run_thread(
+                    config, trajectory.task, trajectory.thread_id, where, **options, loop=loop
+                ).trajectory
             except HrmError as error:
                 failed[thread] = " ".join(str(error).split())
                 output.result(
@@ -259,15 +262,6 @@ def _why_not(store: RunStore, now: Trajectory | None, *, begun: bool) -> str:
         if begun
         else f"it is a fork that was not begun, `hrm-agent resume {now.thread_id}` runs it"
     )
-
-
-def _run_quietly(thread: str, where: str, allow: list[str], loop: asyncio.Runner) -> Trajectory:
-    from hrm_agent.cli.runs.run import run_thread
-
-    config, trajectory, options = _on_record(thread, where, NO_ANSWER, allow)
-    return run_thread(
-        config, trajectory.task, trajectory.thread_id, where, **options, loop=loop
-    ).trajectory
 
 
 def _say_stopped(output: Output, where: str, tried: Collection[str]) -> None:

@@ -111,25 +111,24 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "run", as_json=arguments.json)
         return 0
-    task = _task(arguments.task, arguments.input)
-    refuse_broken(task.prompt)
-    thread = arguments.thread or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
-    return run_task(config, task, thread, arguments.store, Output(as_json=arguments.json))
-
-
-def _task(text: str | None, given: str | None) -> TaskRef:
-    """Task from the command line: a text, or an input of any shape that the graph's state has."""
-    if given is None:
-        if text is None:
+    if arguments.input is None:
+        if arguments.task is None:
             raise ConfigError(
                 "Which task?",
                 "Give it as text, or the graph's input by --input JSON or --input @FILE.",
             )
-        return TaskRef(id="", family="command", prompt=text)
-    data = _json_of(given)
-    return TaskRef(
-        id="", family="command", prompt=text or asked_by(data).prompt, metadata={TASK_INPUTS: data}
-    )
+        task = TaskRef(id="", family="command", prompt=arguments.task)
+    else:
+        data = _json_of(arguments.input)
+        task = TaskRef(
+            id="",
+            family="command",
+            prompt=arguments.task or asked_by(data).prompt,
+            metadata={TASK_INPUTS: data},
+        )
+    refuse_broken(task.prompt)
+    thread = arguments.thread or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    return run_task(config, task, thread, arguments.store, Output(as_json=arguments.json))
 
 
 def _json_of(given: str) -> Any:
@@ -241,22 +240,24 @@ def run_task(
     """
     given: dict[str, Any] = {"answer": answer, "unrecorded": unrecorded, "changed": changed}
     printer = Printer(output)
-    outcome = run_thread(config, asked, thread, where, printer.update, _told(output), **given)
+
+    def over(candidate: Trajectory) -> None:
+        output.result({"event": "candidate", **header(candidate)})
+        reason = candidate.stop_reason.value if candidate.stop_reason else ""
+        output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
+        output.say(indented(candidate.error or candidate.answer or "no answer"))
+
+    outcome = run_thread(config, asked, thread, where, printer.update, over, **given)
     if not printer.updates and config.mode == "single":
-        _say_nothing_was_run(outcome.trajectory, where, printer, output)
+        # Explain why no node ran: a waiting thread needs an answer, and an ended one is only
+        # shown.
+        if outcome.trajectory.status is RunStatus.COMPLETED:
+            output.say("No node was run: the graph is at its end.", style="yellow")
+        if outcome.trajectory.stop_reason is StopReason.INTERRUPT:
+            with open_store(where, create=False) as store:
+                if outcome.trajectory.thread_id in store.threads_with_checkpoints():
+                    printer.questions(history(store, outcome.trajectory.thread_id).last.questions)
     return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
-
-
-def _say_nothing_was_run(
-    trajectory: Trajectory, where: str, printer: Printer, output: Output
-) -> None:
-    """Explain why no node ran: a waiting thread needs an answer, and an ended one is only shown."""
-    if trajectory.status is RunStatus.COMPLETED:
-        output.say("No node was run: the graph is at its end.", style="yellow")
-    if trajectory.stop_reason is StopReason.INTERRUPT:
-        with open_store(where, create=False) as store:
-            if trajectory.thread_id in store.threads_with_checkpoints():
-                printer.questions(history(store, trajectory.thread_id).last.questions)
 
 
 def run_thread(
@@ -290,7 +291,12 @@ def run_thread(
             if known
             else asked.model_copy(update={"id": thread, "metadata": own})
         )
-        _refuse_another_task(thread, task, asked.prompt)
+        if task.prompt != asked.prompt:
+            raise RunError(
+                f"Thread {thread!r} is on record with another task: {task.prompt!r}.",
+                f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` resumes the"
+                " conversation.",
+            )
         verify = verifier_of(task, store.folder)
         given: dict[str, Any] = {"context": context_given(task, config), "unrecorded": more}
         episode = Episode(
@@ -304,7 +310,12 @@ def run_thread(
             refuse_missing_index(run_context(graph, config.context, config.graph), config.context)
             first_input(graph, task, thread)
         backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
-        _refuse_answer(config, thread, answer)
+        if config.mode != "single" and answer is not NO_ANSWER:
+            raise RunError(
+                f"Thread {thread!r} holds the result of --mode: it is not waiting for an answer.",
+                f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume"
+                f" {thread}.",
+            )
 
         async def go() -> Outcome:
             async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
@@ -319,18 +330,6 @@ def run_thread(
             return (loop.run if loop else asyncio.run)(go())
 
 
-def _told(output: Output) -> OnCandidate:
-    """Callback that shows each of several parallel runs at its end, not node by node."""
-
-    def over(candidate: Trajectory) -> None:
-        output.result({"event": "candidate", **header(candidate)})
-        reason = candidate.stop_reason.value if candidate.stop_reason else ""
-        output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
-        output.say(indented(candidate.error or candidate.answer or "no answer"))
-
-    return over
-
-
 async def _by_mode(
     config: RunConfig, runner: EpisodeRunner, episode: Episode, on_candidate: OnCandidate | None
 ) -> Outcome:
@@ -340,15 +339,6 @@ async def _by_mode(
 
     mode = Mode(config.mode, config.n, config.width)
     return await solve(runner, episode, mode, keep=keep, on_candidate=on_candidate)
-
-
-def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
-    if config.mode != "single" and answer is not NO_ANSWER:
-        raise RunError(
-            f"Thread {thread!r} holds the result of --mode: it is not waiting for an answer.",
-            f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume"
-            f" {thread}.",
-        )
 
 
 def known_config(
@@ -370,7 +360,18 @@ def known_config(
         else history(store, trajectory.thread_id, branches=False).select(at).checkpoint_id
     )
     said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory)}
-    said |= _options_of_record(store, trajectory, place)
+    # Options of the graph from the record, for a thread without stored options.
+    given = trajectory.task.metadata
+    recorded = {name: given[name] for name in (ANSWER_PATH,) if name in given}
+    if trajectory.task.family == RECORDED and RECURSION_LIMIT in given:
+        recorded[RECURSION_LIMIT] = given[RECURSION_LIMIT]
+    options = options_on_record(store, trajectory.thread_id, trajectory.task, place)
+    recorded |= {GIVEN_CONTEXT: options.context or {}, CONFIGURABLE: options.configurable}
+    for name in (CONFIGURABLE, GIVEN_CONTEXT):
+        recorded[name] = {
+            key: value for key, value in recorded.get(name, {}).items() if not holds_none(value)
+        }
+    said |= recorded
     if trajectory.task.family == RECORDED:
         return said
     of_run = store.folder / CONFIG_FILE
@@ -385,30 +386,6 @@ def known_config(
         if not is_choice(trajectory.graph):  # a candidate is one run
             said["mode"] = "single"
     return said
-
-
-def _options_of_record(store: RunStore, trajectory: Trajectory, at: str) -> dict[str, Any]:
-    """Options of the graph from the record, for a thread without stored options."""
-    given = trajectory.task.metadata
-    found = {name: given[name] for name in (ANSWER_PATH,) if name in given}
-    if trajectory.task.family == RECORDED and RECURSION_LIMIT in given:
-        found[RECURSION_LIMIT] = given[RECURSION_LIMIT]
-    options = options_on_record(store, trajectory.thread_id, trajectory.task, at)
-    found |= {GIVEN_CONTEXT: options.context or {}, CONFIGURABLE: options.configurable}
-    for name in (CONFIGURABLE, GIVEN_CONTEXT):
-        found[name] = {
-            key: value for key, value in found.get(name, {}).items() if not holds_none(value)
-        }
-    return found
-
-
-def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
-    if known.prompt != text:
-        raise RunError(
-            f"Thread {thread!r} is on record with another task: {known.prompt!r}.",
-            f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` resumes the"
-            " conversation.",
-        )
 
 
 def conclude(

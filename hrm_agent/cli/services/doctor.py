@@ -93,7 +93,39 @@ def run(words: list[str]) -> int:
         )
         for layer, of_layer in found.items()
     ]
-    _report(Output(as_json=arguments.json), level, rows, problem)
+    output = Output(as_json=arguments.json)
+    reached = level is not None and level.holds(DEFAULT_ISOLATION)
+    layers = [{**row._asdict(), "advice": _advice(row)} for row in rows]
+    body = missing_body() if sys.platform == "linux" else _ELSEWHERE
+    told = {"level": level, "default": DEFAULT_ISOLATION, "reached": reached, "problem": problem}
+    output.result({**told, "missing_body": body, "layers": layers})
+    output.table(
+        ("layer", "available", "in force", "us per slot", "us per call", ""),
+        [_cells(row) for row in rows],
+    )
+    for row in rows:
+        if advice := _advice(row):
+            output.say(f"\n{row.layer}: {advice}.")
+    if body:
+        output.say(
+            "\nCalls cost more CPU than they need to: slots do without their compiled body,"
+            f" because {body}."
+        )
+    output.say()
+    if level is None:
+        output.say(f"No model-written code can be run here: {problem}", style="red")
+    elif reached:
+        output.say(
+            f"Model-written code is isolated by {level}; asked for is {DEFAULT_ISOLATION}.",
+            style="green",
+        )
+    else:
+        output.say(
+            f"Model-written code is isolated by {level} only, less than {DEFAULT_ISOLATION}:"
+            f" commands refuse to run it here unless told --isolation {level}. Or run it elsewhere:"
+            " --environment URL.",
+            style="red",
+        )
     return 0 if level is not None and level.holds(DEFAULT_ISOLATION) else 1
 
 
@@ -137,41 +169,6 @@ def _found(cgroup: Path | None) -> dict[Layer, dict[str, Any]]:
 
 def _nothing(why: str) -> dict[str, Any]:
     return {"missing": why, "slot_us": None, "call_us": None, "detail": ""}
-
-
-def _report(output: Output, level: Isolation | None, rows: list[_LayerRow], problem: str) -> None:
-    reached = level is not None and level.holds(DEFAULT_ISOLATION)
-    layers = [{**row._asdict(), "advice": _advice(row)} for row in rows]
-    body = missing_body() if sys.platform == "linux" else _ELSEWHERE
-    told = {"level": level, "default": DEFAULT_ISOLATION, "reached": reached, "problem": problem}
-    output.result({**told, "missing_body": body, "layers": layers})
-    output.table(
-        ("layer", "available", "in force", "us per slot", "us per call", ""),
-        [_cells(row) for row in rows],
-    )
-    for row in rows:
-        if advice := _advice(row):
-            output.say(f"\n{row.layer}: {advice}.")
-    if body:
-        output.say(
-            "\nCalls cost more CPU than they need to: slots do without their compiled body,"
-            f" because {body}."
-        )
-    output.say()
-    if level is None:
-        output.say(f"No model-written code can be run here: {problem}", style="red")
-    elif reached:
-        output.say(
-            f"Model-written code is isolated by {level}; asked for is {DEFAULT_ISOLATION}.",
-            style="green",
-        )
-    else:
-        output.say(
-            f"Model-written code is isolated by {level} only, less than {DEFAULT_ISOLATION}:"
-            f" commands refuse to run it here unless told --isolation {level}. Or run it elsewhere:"
-            " --environment URL.",
-            style="red",
-        )
 
 
 def _advice(row: _LayerRow) -> str:

@@ -108,10 +108,29 @@ def _serve(words: list[str]) -> int:
         help="clients with tokens of their own (`environment token` makes them)",
     )
     arguments = parser.read(words)
-    _check(arguments)
+    for name in ("slots", "queue_limit", "max_sessions"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1 is needed.")
+    check_place(arguments)
     isolation = parse_isolation(arguments.isolation)
-    token, clients = _who_may_ask(arguments)
-    listener, url = _listener(arguments)
+    if arguments.clients is None:
+        token = kept_token(arguments.token_file, TOKEN_VARIABLE, kept_token_file())
+        clients = Clients.of_token(token.text)
+    elif arguments.token_file is not None:
+        raise ConfigError(
+            "--clients cannot be combined with --token-file.",
+            "The tokens are those of the clients.",
+        )
+    else:
+        token = Token("", str(arguments.clients))
+        clients = read_clients(arguments.clients)
+    if arguments.socket:
+        listener = listen_unix(arguments.socket)
+        url = f"unix:{Path(arguments.socket).absolute()}"
+    else:
+        listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
+        url = url_of(arguments.host, listener)
     with listener:
         environment = LocalEnvironment(
             slots=arguments.slots,
@@ -123,33 +142,6 @@ def _serve(words: list[str]) -> int:
         )
         asyncio.run(_until_stopped(arguments, environment, token, clients, listener, url))
     return 0
-
-
-def _who_may_ask(arguments: Arguments) -> tuple[Token, Clients]:
-    if arguments.clients is None:
-        token = kept_token(arguments.token_file, TOKEN_VARIABLE, kept_token_file())
-        return token, Clients.of_token(token.text)
-    if arguments.token_file is not None:
-        raise ConfigError(
-            "--clients cannot be combined with --token-file.",
-            "The tokens are those of the clients.",
-        )
-    return Token("", str(arguments.clients)), read_clients(arguments.clients)
-
-
-def _check(arguments: Arguments) -> None:
-    for name in ("slots", "queue_limit", "max_sessions"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1 is needed.")
-    check_place(arguments)
-
-
-def _listener(arguments: Arguments) -> tuple[socket.socket, str]:
-    if arguments.socket:
-        return listen_unix(arguments.socket), f"unix:{Path(arguments.socket).absolute()}"
-    listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
-    return listener, url_of(arguments.host, listener)
 
 
 async def _until_stopped(
@@ -198,7 +190,18 @@ def _status(words: list[str]) -> int:
     )
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    address, token = parse_address(arguments.url), _token_of_status(arguments.token_file)
+    address = parse_address(arguments.url)
+    if arguments.token_file is None and os.environ.get(TOKEN_VARIABLE):
+        token = token_or_variable(None)
+    else:
+        path = arguments.token_file or kept_token_file()
+        try:
+            token = read_token(path).text
+        except FileNotFoundError:
+            raise HrmError(
+                f"There is no token in {path}.",
+                f"Name the --token-file, or set {TOKEN_VARIABLE}.",
+            ) from None
     about = about_of(ask(address, "/health", token), address, Isolation.L0)
     metrics = ask(address, "/metrics", token)
     output.result({"url": str(address), **asdict(about), "metrics": metrics})
@@ -207,18 +210,6 @@ def _status(words: list[str]) -> int:
         f" {about.version}\n\n{metrics.rstrip()}"
     )
     return 0
-
-
-def _token_of_status(file: Path | None) -> str:
-    if file is None and os.environ.get(TOKEN_VARIABLE):
-        return token_or_variable(None)
-    path = file or kept_token_file()
-    try:
-        return read_token(path).text
-    except FileNotFoundError:
-        raise HrmError(
-            f"There is no token in {path}.", f"Name the --token-file, or set {TOKEN_VARIABLE}."
-        ) from None
 
 
 def _token(words: list[str]) -> int:

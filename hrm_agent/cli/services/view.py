@@ -29,27 +29,6 @@ _TOKEN_BYTES = 32
 
 
 def run(words: list[str]) -> int:
-    arguments = _parser().read(words)
-    named = arguments.places or [_RUNS]
-    _check(arguments, named)
-    if arguments.export is not None:
-        return _export(arguments, named)
-    from hrm_agent.environment.remote.sockets import listen_tcp
-    from hrm_agent.viewer.places import Places
-
-    environment = _environment(arguments)
-    with listen_tcp(
-        arguments.host, arguments.port, allow_remote=arguments.allow_remote
-    ) as listener:
-        places = Places(named)
-        try:
-            asyncio.run(_until_stopped(arguments, places, environment, listener))
-        finally:
-            places.close()
-    return 0
-
-
-def _parser() -> Parser:
     parser = Parser(
         "view",
         "Look at runs in the browser, while they train or later: curves, groups with verdicts,"
@@ -91,11 +70,8 @@ def _parser() -> Parser:
         help="with --export: only this run; repeatable",
     )
     add("--limit", type=int, metavar="N", help="with --export: at most N trajectories in all [500]")
-    return parser
-
-
-def _check(arguments: Arguments, named: list[str]) -> None:
-    """Check arguments. Raises `ConfigError`."""
+    arguments = parser.read(words)
+    named = arguments.places or [_RUNS]
     check_port(arguments)
     if arguments.token_file is not None and arguments.environment is None:
         raise ConfigError("--token-file is the token of an environment.", "Add --environment URL.")
@@ -117,22 +93,34 @@ def _check(arguments: Arguments, named: list[str]) -> None:
             "Name a run folder, a store file or a store's URL; `hrm-agent demo` makes a run to"
             " look at.",
         )
+    if arguments.export is not None:
+        return _export(arguments, named)
+    from hrm_agent.environment.remote.sockets import listen_tcp
+    from hrm_agent.viewer.places import Places
 
-
-def _environment(arguments: Arguments) -> EnvironmentServer | None:
     if arguments.environment is None:
-        return None
-    from hrm_agent.environment.remote.address import parse_address, token_for
-    from hrm_agent.viewer.app import EnvironmentServer
+        environment = None
+    else:
+        from hrm_agent.environment.remote.address import parse_address, token_for
+        from hrm_agent.viewer.app import EnvironmentServer
 
-    address = parse_address(arguments.environment)
-    try:
-        given = read_token(arguments.token_file).text if arguments.token_file else None
-    except FileNotFoundError:
-        raise ConfigError(
-            f"There is no token file {arguments.token_file}.", "Name another --token-file."
-        ) from None
-    return EnvironmentServer(address, token_for(address, given))
+        address = parse_address(arguments.environment)
+        try:
+            given = read_token(arguments.token_file).text if arguments.token_file else None
+        except FileNotFoundError:
+            raise ConfigError(
+                f"There is no token file {arguments.token_file}.", "Name another --token-file."
+            ) from None
+        environment = EnvironmentServer(address, token_for(address, given))
+    with listen_tcp(
+        arguments.host, arguments.port, allow_remote=arguments.allow_remote
+    ) as listener:
+        places = Places(named)
+        try:
+            asyncio.run(_until_stopped(arguments, places, environment, listener))
+        finally:
+            places.close()
+    return 0
 
 
 def _export(arguments: Arguments, named: list[str]) -> int:
@@ -180,16 +168,20 @@ async def _until_stopped(
         fork_token=fork_token,
         environment=environment,
     )
-    url = f"{url_of(_shown(arguments.host), listener)}/#token={token}" + (
-        f"&fork={fork_token}" if forks else ""
-    )
+    shown = _HOST if arguments.host in ("0.0.0.0", "::") else arguments.host  # noqa: S104
+    url = f"{url_of(shown, listener)}/#token={token}" + (f"&fork={fork_token}" if forks else "")
     output = Output(as_json=arguments.json)
 
     def ready() -> None:
         output.result({"url": url, "fork_token": fork_token or None})
         output.say(url)
         output.say("Ctrl-C ends it.")
-        if not (arguments.no_browser or arguments.json) and _has_screen():
+        # Without a screen, the browser found to open pages would run in this
+        # terminal.
+        if not (arguments.no_browser or arguments.json) and (
+            sys.platform == "darwin"
+            or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+        ):
             # In a thread: some browsers are waited for until they are closed.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
@@ -199,17 +191,3 @@ async def _until_stopped(
     finally:
         if forks is not None:
             forks.close()
-
-
-def _shown(host: str) -> str:
-    """Host that a browser on this machine connects to."""
-    return _HOST if host in ("0.0.0.0", "::") else host  # noqa: S104
-
-
-def _has_screen() -> bool:
-    """True if there is a screen. Otherwise the browser found to open pages runs in this
-    terminal.
-    """
-    return sys.platform == "darwin" or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    )

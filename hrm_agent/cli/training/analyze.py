@@ -25,48 +25,6 @@ _SHOWN = 12
 
 
 def run(words: list[str]) -> int:
-    arguments = _parser().read(words)
-    folder = _folder(arguments)
-    refuse_without_rollouts(arguments.run)
-    if find_spec("torch") is None:
-        raise ConfigError("An analysis needs torch.", f"Run `{to_install('train')}`.")
-    from hrm_agent.models.slow_start import told_if_slow
-
-    with told_if_slow("loading torch; the first time this takes up to a minute"):
-        from hrm_agent.training.analysis.files import check_folder, write_analysis
-        from hrm_agent.training.analysis.report import analyse
-        from hrm_agent.training.analysis.token_sample import TokenOptions
-        from hrm_agent.training.records.runs import opened_runs
-
-    options = TokenOptions(
-        policy=arguments.policy,
-        steps=tuple(arguments.steps),
-        limit=arguments.limit,
-        seed=arguments.seed,
-        share=arguments.share,
-        window=arguments.window,
-    )
-    check_folder(folder)
-    with (
-        opened_runs([arguments.run], arguments.allow) as (runs,),
-        progress("analyze", 100) as advance,
-    ):
-        report, marked = analyse(
-            runs,
-            options,
-            with_tokens=arguments.tokens,
-            on_progress=lambda what, done, total: advance(what, min(99, round(100 * done / total))),
-        )
-        advance("", 100)
-    files = write_analysis(report, marked, folder)
-    output = Output(as_json=arguments.json)
-    output.result({"folder": str(folder), "files": files, **asdict(report)})
-    _tell(output, report)
-    output.say(f"\nIn {folder}: {', '.join(files)}.")
-    return 0
-
-
-def _parser() -> Parser:
     parser = Parser(
         "analyze",
         "What a run on record says: entropy of its tokens, tool errors, lengths, selection.",
@@ -117,7 +75,126 @@ def _parser() -> Parser:
         metavar="MODULE:CLASS",
         help="your own types in the states",
     )
-    return parser
+    arguments = parser.read(words)
+    folder = _folder(arguments)
+    refuse_without_rollouts(arguments.run)
+    if find_spec("torch") is None:
+        raise ConfigError("An analysis needs torch.", f"Run `{to_install('train')}`.")
+    from hrm_agent.models.slow_start import told_if_slow
+
+    with told_if_slow("loading torch; the first time this takes up to a minute"):
+        from hrm_agent.training.analysis.files import check_folder, write_analysis
+        from hrm_agent.training.analysis.report import analyse
+        from hrm_agent.training.analysis.token_sample import TokenOptions
+        from hrm_agent.training.records.runs import opened_runs
+
+    options = TokenOptions(
+        policy=arguments.policy,
+        steps=tuple(arguments.steps),
+        limit=arguments.limit,
+        seed=arguments.seed,
+        share=arguments.share,
+        window=arguments.window,
+    )
+    check_folder(folder)
+    with (
+        opened_runs([arguments.run], arguments.allow) as (runs,),
+        progress("analyze", 100) as advance,
+    ):
+        report, marked = analyse(
+            runs,
+            options,
+            with_tokens=arguments.tokens,
+            on_progress=lambda what, done, total: advance(what, min(99, round(100 * done / total))),
+        )
+        advance("", 100)
+    files = write_analysis(report, marked, folder)
+    output = Output(as_json=arguments.json)
+    output.result({"folder": str(folder), "files": files, **asdict(report)})
+    tokens = report.tokens
+    output.say(f"{report.rollouts} rollouts.")
+    if tokens is not None:
+        columns = (
+            "sampled by",
+            "version",
+            "computed by",
+            "the same",
+            "calls",
+            "tokens",
+            "temperature",
+            "mean nats",
+        )
+        rows: list[Sequence[object]] = [
+            (
+                use.model,
+                use.version,
+                use.weights.removeprefix(f"{report.run.rstrip('/')}/"),
+                "yes" if use.exact else "NO",
+                use.calls,
+                use.tokens,
+                ", ".join(f"{each:g}" for each in use.temperatures),
+                use.mean_entropy,
+                f"{use.mean_difference:.2g}",
+            )
+            for use in tokens.weights
+        ]
+        _show(
+            output,
+            [
+                _Columns(
+                    "weights, and how far their log-probs are from those recorded",
+                    (*columns, "|log-prob - recorded|"),
+                    rows,
+                )
+            ],
+        )
+        output.say(
+            f"Mean entropy {tokens.mean_entropy:.3f} nats over {tokens.tokens} completion tokens of"
+            f" {tokens.rollouts} rollouts; {tokens.share:.0%} are above {tokens.threshold:.4g}."
+        )
+        responses: list[Sequence[object]] = [
+            (each.after, each.calls, each.tokens, each.mean_entropy, each.marked_share)
+            for each in tokens.reflection
+        ]
+        names = (
+            "tool response before",
+            "calls",
+            "tokens",
+            "mean nats",
+            "share above the threshold",
+        )
+        _show(
+            output,
+            [
+                *_token_tables(tokens),
+                _Columns(
+                    f"the first {tokens.window} completion tokens of a call", names, responses
+                ),
+            ],
+        )
+    by_length: list[Sequence[object]] = [
+        (f"{each.least} to {each.most}", each.rollouts, each.accuracy, *each.interval)
+        for each in report.length_bins
+    ]
+    tables = [_error_class_table(report)] * bool(report.tool_errors) + [
+        _Columns(
+            "accuracy by completion tokens",
+            ("tokens", "rollouts", "right", "from", "to"),
+            by_length,
+        )
+    ] * bool(report.length_bins)
+    _show(output, tables + (_selection_table(report) if report.selection else []))
+    for name, why in report.missing.items():
+        output.say(f"Missing: {name}, because {why}.", style="yellow")
+    for why, count in report.left_out.items():
+        output.say(f"Left out: {count} ({why}).")
+    if tokens is not None and any(not use.exact for use in tokens.weights):
+        output.say(
+            "Entropies by weights other than those that sampled are of another policy: see"
+            " |log-prob - recorded|."
+        )
+    output.say(f"\nIn {folder}: {', '.join(files)}.")
+    return 0
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
@@ -136,31 +213,6 @@ def _folder(arguments: argparse.Namespace) -> Path:
     )
 
 
-def _tell(output: Output, report: AnalysisReport) -> None:
-    tokens = report.tokens
-    output.say(f"{report.rollouts} rollouts.")
-    if tokens is not None:
-        _show(output, [_weights_table(tokens, report.run)])
-        output.say(
-            f"Mean entropy {tokens.mean_entropy:.3f} nats over {tokens.tokens} completion tokens of"
-            f" {tokens.rollouts} rollouts; {tokens.share:.0%} are above {tokens.threshold:.4g}."
-        )
-        _show(output, [*_token_tables(tokens), _reflection_table(tokens)])
-    tables = [_error_class_table(report)] * bool(report.tool_errors) + [
-        _length_table(report)
-    ] * bool(report.length_bins)
-    _show(output, tables + (_selection_table(report) if report.selection else []))
-    for name, why in report.missing.items():
-        output.say(f"Missing: {name}, because {why}.", style="yellow")
-    for why, count in report.left_out.items():
-        output.say(f"Left out: {count} ({why}).")
-    if tokens is not None and any(not use.exact for use in tokens.weights):
-        output.say(
-            "Entropies by weights other than those that sampled are of another policy: see"
-            " |log-prob - recorded|."
-        )
-
-
 def _show(output: Output, tables: Sequence[_Columns]) -> None:
     for found in tables:
         output.say("")
@@ -176,39 +228,6 @@ class _Columns(NamedTuple):
     """Column names."""
     rows: list[Sequence[object]]
     """Rows of cells."""
-
-
-def _weights_table(tokens: TokenReport, run: str) -> _Columns:
-    """Weights that computed entropies, by sampler of the tokens."""
-    columns = (
-        "sampled by",
-        "version",
-        "computed by",
-        "the same",
-        "calls",
-        "tokens",
-        "temperature",
-        "mean nats",
-    )
-    rows: list[Sequence[object]] = [
-        (
-            use.model,
-            use.version,
-            use.weights.removeprefix(f"{run.rstrip('/')}/"),
-            "yes" if use.exact else "NO",
-            use.calls,
-            use.tokens,
-            ", ".join(f"{each:g}" for each in use.temperatures),
-            use.mean_entropy,
-            f"{use.mean_difference:.2g}",
-        )
-        for use in tokens.weights
-    ]
-    return _Columns(
-        "weights, and how far their log-probs are from those recorded",
-        (*columns, "|log-prob - recorded|"),
-        rows,
-    )
 
 
 def _token_tables(tokens: TokenReport) -> list[_Columns]:
@@ -244,16 +263,6 @@ def _token_tables(tokens: TokenReport) -> list[_Columns]:
     ]
 
 
-def _reflection_table(tokens: TokenReport) -> _Columns:
-    """First completion tokens of calls, by the tool responses before them."""
-    rows: list[Sequence[object]] = [
-        (each.after, each.calls, each.tokens, each.mean_entropy, each.marked_share)
-        for each in tokens.reflection
-    ]
-    columns = ("tool response before", "calls", "tokens", "mean nats", "share above the threshold")
-    return _Columns(f"the first {tokens.window} completion tokens of a call", columns, rows)
-
-
 def _error_class_table(report: AnalysisReport) -> _Columns:
     """Tool calls by status, and raised errors by class."""
     statuses: dict[str, int] = {}
@@ -269,21 +278,16 @@ def _error_class_table(report: AnalysisReport) -> _Columns:
     return _Columns("tool calls by how they ended", columns, rows)
 
 
-def _length_table(report: AnalysisReport) -> _Columns:
-    """Accuracy by length."""
-    rows: list[Sequence[object]] = [
-        (f"{each.least} to {each.most}", each.rollouts, each.accuracy, *each.interval)
-        for each in report.length_bins
-    ]
-    return _Columns(
-        "accuracy by completion tokens", ("tokens", "rollouts", "right", "from", "to"), rows
-    )
-
-
 def _selection_table(report: AnalysisReport) -> list[_Columns]:
     """Comparison of kept and sampled rollouts, and reasons for the rest."""
     rows: list[Sequence[object]] = [
-        (each.measure, *(_count(value) for value in (each.all, each.in_groups, each.kept)))
+        (
+            each.measure,
+            *(
+                (int(value) if math.isfinite(value) and value.is_integer() and value > 1 else value)
+                for value in (each.all, each.in_groups, each.kept)
+            ),
+        )
         for each in report.selection
     ]
     columns = ("measure", "all rollouts", "in groups with a signal", "trained on")
@@ -294,8 +298,3 @@ def _selection_table(report: AnalysisReport) -> list[_Columns]:
         _Columns("all rollouts against those trained on", columns, rows),
         _Columns("left out", ("verdict", "reason", "rollouts", "correct"), drops),
     ]
-
-
-def _count(value: float) -> object:
-    """Number of rollouts as a whole number. Other values are unchanged."""
-    return int(value) if math.isfinite(value) and value.is_integer() and value > 1 else value

@@ -33,37 +33,6 @@ __all__ = ["eval_run", "run"]
 
 
 def run(words: list[str]) -> int:
-    parser = _parser()
-    arguments = parser.read(
-        words, surplus="Two records are compared by `hrm-agent eval --compare A B`."
-    )
-    output = Output(as_json=arguments.json)
-    prices = read_prices(arguments.price) if arguments.price else None
-    if arguments.compare:
-        if arguments.record is not None:
-            raise ConfigError(
-                "--compare takes two records, but a third is given.",
-                "Name the two after --compare.",
-            )
-        return _compare(arguments.compare, arguments.by, arguments.out, output)
-    if arguments.record is not None:
-        trajectories, left_out = _trajectories(arguments.record, arguments.by)
-        found = evaluate(trajectories, prices=prices)
-        return _report(
-            output, found, arguments.record, arguments.out, by=arguments.by, left_out=left_out
-        )
-    if arguments.by is not None:
-        raise ConfigError(
-            "--by evaluates what is on record, but no record is named.", "Write: eval RUN --by NAME"
-        )
-    config = config_from(arguments, CollectConfig, "eval")
-    if arguments.dry_run:
-        print_config(config, "eval", as_json=arguments.json)
-        return 0
-    return eval_run(config, run_folder(arguments.out, "eval"), output, prices)
-
-
-def _parser() -> Parser:
     parser = Parser(
         "eval", "Evaluate a policy on tasks, evaluate a recorded run, or compare two runs."
     )
@@ -91,7 +60,43 @@ def _parser() -> Parser:
         "--price", action="append", metavar="[MODEL=]PROMPT,COMPLETION", help=help_text
     )
     add_config(parser, CollectConfig, USUAL)
-    return parser
+    arguments = parser.read(
+        words, surplus="Two records are compared by `hrm-agent eval --compare A B`."
+    )
+    output = Output(as_json=arguments.json)
+    prices = read_prices(arguments.price) if arguments.price else None
+    if arguments.compare:
+        if arguments.record is not None:
+            raise ConfigError(
+                "--compare takes two records, but a third is given.",
+                "Name the two after --compare.",
+            )
+        records: list[str] = arguments.compare
+        a, b = (samples_of(_trajectories(record, arguments.by)[0]) for record in records)
+        compared = compare(a, b, (records[0], records[1]))
+        written = write_comparison(compared, arguments.out) if arguments.out is not None else []
+        output.result({**asdict(compared), "certain": compared.certain})
+        heads = ("", f"A: {records[0]}", f"B: {records[1]}", "B less A")
+        output.table(heads, comparison_rows(compared))
+        for line in comparison_lines(compared):
+            output.say(line)
+        _say_written(output, written)
+        return 0
+    if arguments.record is not None:
+        trajectories, left_out = _trajectories(arguments.record, arguments.by)
+        found = evaluate(trajectories, prices=prices)
+        return _report(
+            output, found, arguments.record, arguments.out, by=arguments.by, left_out=left_out
+        )
+    if arguments.by is not None:
+        raise ConfigError(
+            "--by evaluates what is on record, but no record is named.", "Write: eval RUN --by NAME"
+        )
+    config = config_from(arguments, CollectConfig, "eval")
+    if arguments.dry_run:
+        print_config(config, "eval", as_json=arguments.json)
+        return 0
+    return eval_run(config, run_folder(arguments.out, "eval"), output, prices)
 
 
 def eval_run(
@@ -167,18 +172,6 @@ def _report(
         output.table(("family", "problems", "pass@1", "from", "to"), rows)
     if found.roles:
         output.table(*role_rows(found))
-    _say_written(output, written)
-    return 0
-
-
-def _compare(records: list[str], by: str | None, folder: Path | None, output: Output) -> int:
-    a, b = (samples_of(_trajectories(record, by)[0]) for record in records)
-    found = compare(a, b, (records[0], records[1]))
-    written = write_comparison(found, folder) if folder is not None else []
-    output.result({**asdict(found), "certain": found.certain})
-    output.table(("", f"A: {records[0]}", f"B: {records[1]}", "B less A"), comparison_rows(found))
-    for line in comparison_lines(found):
-        output.say(line)
     _say_written(output, written)
     return 0
 

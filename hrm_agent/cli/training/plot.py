@@ -5,17 +5,12 @@ configuration.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hrm_agent.basics.files import replacing
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hrm_agent.training.plots.runs import PlottedRun
 
 __all__ = ["run"]
 
@@ -24,53 +19,6 @@ _BROKEN_NAMED = 5
 
 
 def run(words: list[str]) -> int:
-    arguments = _parser().read(words)
-    from hrm_agent.training.plots.plots import PlotStyle, draw_lines, metrics_of, plot_lines
-    from hrm_agent.training.plots.runs import read_run
-
-    kind = _format(arguments.out, arguments.format)
-    if arguments.smooth < 1:
-        raise ConfigError(
-            f"--smooth {arguments.smooth}: a mean is over one step at least.", "Write --smooth 5."
-        )
-    _refuse_twice(arguments.run)
-    runs = [read_run(folder) for folder in arguments.run]
-    _tell_broken(runs)
-    lines = plot_lines(runs, by_seed=arguments.by_seed, labels=arguments.label)
-    metrics = metrics_of(runs, arguments.metrics)
-    out: Path = arguments.out or Path(f"plot.{kind}")
-    style = PlotStyle(arguments.x, arguments.band, arguments.smooth)
-    try:
-        with replacing(out) as part:
-            draw_lines(
-                lines, metrics, part, kind, style, title=lines[0].label if len(lines) == 1 else ""
-            )
-    except OSError as error:
-        raise ConfigError(
-            f"{out} cannot be written: {error.strerror or error}.", "Name another file by --out."
-        ) from error
-    output = Output(as_json=arguments.json)
-    output.result(
-        {
-            "picture": str(out),
-            "metrics": metrics,
-            "lines": [
-                {"label": o.label, "runs": [r.name for r in o.runs], "steps": o.steps}
-                for o in lines
-            ],
-            "broken_lines": {run.name: list(run.broken) for run in runs if run.broken},
-        }
-    )
-    for line in lines:
-        names = ", ".join(run.name for run in line.runs)
-        output.say(
-            f"{line.label}: {line.steps} steps" + (f" of {names}" if names != line.label else "")
-        )
-    output.say(f"Drawn: {out}")
-    return 0
-
-
-def _parser() -> Parser:
     parser = Parser(
         "plot",
         "Curves of training runs as one picture. Runs that differ in the seed alone are one line.",
@@ -113,30 +61,27 @@ def _parser() -> Parser:
         "name of a run's line, once for each run in their order; runs of one label are one line"
     )
     add("--label", action="append", default=[], metavar="NAME", help=help_text)
-    return parser
+    arguments = parser.read(words)
+    from hrm_agent.training.plots.plots import PlotStyle, draw_lines, metrics_of, plot_lines
+    from hrm_agent.training.plots.runs import read_run
 
-
-def _format(out: Path | None, given: str | None) -> str:
-    """Picture format from the flag, else from the suffix. Raises `ConfigError`."""
-    suffix = out.suffix.lower().removeprefix(".") if out is not None else "png"
-    if given is None and suffix not in _FORMATS:
+    suffix = arguments.out.suffix.lower().removeprefix(".") if arguments.out is not None else "png"
+    if arguments.format is None and suffix not in _FORMATS:
         raise ConfigError(
-            f"{out} ends in no format that is known.",
+            f"{arguments.out} ends in no format that is known.",
             "End it in .png or .svg, or write --format svg.",
         )
-    return given or suffix
-
-
-def _refuse_twice(folders: Sequence[Path]) -> None:
-    """Raise `ConfigError` for a folder named twice, since the run would count as two seeds."""
+    kind = arguments.format or suffix
+    if arguments.smooth < 1:
+        raise ConfigError(
+            f"--smooth {arguments.smooth}: a mean is over one step at least.", "Write --smooth 5."
+        )
     seen: set[Path] = set()
-    for folder in folders:
-        if folder.resolve() in seen:
+    for folder in arguments.run:
+        if folder.resolve() in seen:  # it would count as two seeds
             raise ConfigError(f"{folder} was named twice.", "Name each run once.")
         seen.add(folder.resolve())
-
-
-def _tell_broken(runs: Sequence[PlottedRun]) -> None:
+    runs = [read_run(folder) for folder in arguments.run]
     for each in (run for run in runs if run.broken):
         numbers = ", ".join(map(str, each.broken[:_BROKEN_NAMED]))
         more = (
@@ -148,3 +93,35 @@ def _tell_broken(runs: Sequence[PlottedRun]) -> None:
             f"metrics.jsonl of {each.name}: line {numbers}{more} cannot be read and was left out."
         )
         remark(said)
+    lines = plot_lines(runs, by_seed=arguments.by_seed, labels=arguments.label)
+    metrics = metrics_of(runs, arguments.metrics)
+    out: Path = arguments.out or Path(f"plot.{kind}")
+    style = PlotStyle(arguments.x, arguments.band, arguments.smooth)
+    try:
+        with replacing(out) as part:
+            draw_lines(
+                lines, metrics, part, kind, style, title=lines[0].label if len(lines) == 1 else ""
+            )
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror or error}.", "Name another file by --out."
+        ) from error
+    output = Output(as_json=arguments.json)
+    output.result(
+        {
+            "picture": str(out),
+            "metrics": metrics,
+            "lines": [
+                {"label": o.label, "runs": [r.name for r in o.runs], "steps": o.steps}
+                for o in lines
+            ],
+            "broken_lines": {run.name: list(run.broken) for run in runs if run.broken},
+        }
+    )
+    for line in lines:
+        names = ", ".join(run.name for run in line.runs)
+        output.say(
+            f"{line.label}: {line.steps} steps" + (f" of {names}" if names != line.label else "")
+        )
+    output.say(f"Drawn: {out}")
+    return 0

@@ -44,29 +44,6 @@ _REASON_CHARACTERS = 200
 
 def run(words: list[str]) -> int:
     """Return 1 if no trajectory has a reward."""
-    arguments = _parser().read(words)
-    output = Output(as_json=arguments.json)
-    if arguments.name is not None and (
-        not _NAME.fullmatch(arguments.name) or arguments.name in _RESERVED
-    ):
-        raise ConfigError(
-            f"Scores cannot be called {arguments.name!r}.",
-            f"A name has letters, digits and `._-`, and is none of {', '.join(_RESERVED)}.",
-        )
-    if arguments.workers < 1:
-        raise ConfigError(
-            f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2."
-        )
-    with existing_store(arguments.store, arguments.allow, writes=True) as store:
-        damaged: dict[str, str] = {}
-        headers = _headers(store, arguments, damaged)
-        wanted = _wanted(headers, arguments)
-        found = asyncio.run(_sides(store, headers, wanted, arguments))
-    chosen = [header for header in headers if wanted is None or header.id in wanted]
-    return _report(output, chosen, found, damaged)
-
-
-def _parser() -> Parser:
     parser = Parser(
         "rescore",
         "Score stored runs by a rubric, beside the scores that they have; compare two rubrics.",
@@ -101,25 +78,38 @@ def _parser() -> Parser:
         help="your own types in the states",
     )
     add("--workers", type=int, default=2, help="processes that score [2]")
-    return parser
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    if arguments.name is not None and (
+        not _NAME.fullmatch(arguments.name) or arguments.name in _RESERVED
+    ):
+        raise ConfigError(
+            f"Scores cannot be called {arguments.name!r}.",
+            f"A name has letters, digits and `._-`, and is none of {', '.join(_RESERVED)}.",
+        )
+    if arguments.workers < 1:
+        raise ConfigError(
+            f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2."
+        )
+    with existing_store(arguments.store, arguments.allow, writes=True) as store:
+        damaged: dict[str, str] = {}
 
+        def on_damage(id_: str, error: StoreError) -> None:
+            damaged[id_] = error.message
 
-def _headers(
-    store: RunStore, arguments: argparse.Namespace, damaged: dict[str, str]
-) -> list[Trajectory]:
-    def on_damage(id_: str, error: StoreError) -> None:
-        damaged[id_] = error.message
-
-    run_id = arguments.run or own_run(arguments.store)
-    where: tuple[str, tuple[str, ...]] = (
-        ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
-    )
-    found = store.journal.headers(*where, on_damage)
-    if not found:
-        of_run = f" of run {run_id!r}" if run_id else ""
-        hint = f"`hrm-agent history --store {arguments.store}` lists what there is."
-        raise RunError(f"There is no trajectory{of_run} to score in {store.url}.", hint)
-    return found
+        run_id = arguments.run or own_run(arguments.store)
+        where: tuple[str, tuple[str, ...]] = (
+            ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
+        )
+        headers = store.journal.headers(*where, on_damage)
+        if not headers:
+            of_run = f" of run {run_id!r}" if run_id else ""
+            hint = f"`hrm-agent history --store {arguments.store}` lists what there is."
+            raise RunError(f"There is no trajectory{of_run} to score in {store.url}.", hint)
+        wanted = _wanted(headers, arguments)
+        found = asyncio.run(_sides(store, headers, wanted, arguments))
+    chosen = [header for header in headers if wanted is None or header.id in wanted]
+    return _report(output, chosen, found, damaged)
 
 
 def _wanted(headers: Sequence[Trajectory], arguments: argparse.Namespace) -> set[str] | None:

@@ -94,7 +94,9 @@ def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
             f"stage {number + 1} of {len(config.stages)} {config.stages[number].name}".rstrip()
             + "; "
         )
-    held_out = _pair("held-out", row.get("eval/correct"), f"best {_number(row.get('eval/best'))}")
+    held_out = ""
+    if row.get("eval/correct") is not None:
+        held_out = f"held-out {_number(row['eval/correct'])} (best {_number(row.get('eval/best'))})"
     tools = f"tool errors {_number(row.get('rollout/correct_with_tool_error'))} of them"
     kept = f"kept {_number(row['select/kept'], 0)} of {_number(row['rollout/count'], 0)} rollouts"
     tokens, entropy = (
@@ -117,10 +119,6 @@ def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
     if row.get("skipped"):
         lines.append(f"skipped: {row['skipped']}")
     return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
-
-
-def _pair(name: str, value: Any, more: str) -> str:
-    return f"{name} {_number(value)} ({more})" if value is not None else ""
 
 
 def _number(value: Any, places: int = 3) -> str:
