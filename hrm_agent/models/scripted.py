@@ -111,22 +111,24 @@ class ScriptedEngine:
             future.set_exception(error)
 
     def _complete(self, request: GenerationRequest, index: int, waited: float) -> Completion:
-        if callable(self._script):
-            answer = self._script(request.messages)
-        elif index < len(self._script):
-            answer = self._script[index]
-        else:
-            raise ModelError(
-                f"The script of {self.name!r} has {len(self._script)} answers, and one more was"
-                " asked for.",
-                "Add answers, or script a function of the messages.",
-            )
-        ids, reason = self._cut(self.codec.encode_answer(answer), request)
+        ids, reason = self._cut(self.codec.encode_answer(self._answer(request, index)), request)
         for token in ids:
             if request.on_token is not None:
                 request.on_token(token)
         logprobs = tuple(-(1 + (token + position) % 7) / 8 for position, token in enumerate(ids))
         return Completion(tuple(ids), logprobs, reason, self.policy_version, waited)
+
+    def _answer(self, request: GenerationRequest, index: int) -> str:
+        """Text of the answer to a request, the `index`-th. Subclasses may look at its sampling."""
+        if callable(self._script):
+            return self._script(request.messages)
+        if index >= len(self._script):
+            raise ModelError(
+                f"The script of {self.name!r} has {len(self._script)} answers, and one more was"
+                " asked for.",
+                "Add answers, or script a function of the messages.",
+            )
+        return self._script[index]
 
     def _cut(self, ids: list[int], request: GenerationRequest) -> tuple[list[int], FinishReason]:
         sampling = request.sampling

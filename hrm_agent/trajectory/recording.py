@@ -242,14 +242,19 @@ class Recording:
         def write(record: Callable[[], TaskDraws]) -> None:
             self.journal.write_draws(thread, key, record)
 
+        return OpenDraws(identity, self._draws_on_record(identity), write)
+
+    def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
+        """Recorded draws of a task (None if there are none). A replay also adopts other threads'."""
+        thread = identity.thread_id
         if thread not in self._recorded_draws:
             self._recorded_draws[thread] = {
                 found.key: found for found in self.journal.draws_of_thread(thread)
             }
-        found = self._recorded_draws[thread].get(key)
+        found = self._recorded_draws[thread].get((identity.task_id, identity.attempt))
         if found is not None and self.chance_anew:
-            found = found.model_copy(update={"seeds": ()})
-        return OpenDraws(identity, found, write)
+            return found.model_copy(update={"seeds": ()})
+        return found
 
     def thread_of_step(self, thread_id: str, step: int) -> str:
         """Thread on which a step of `thread_id` was run. A replay of a fork also runs the steps
