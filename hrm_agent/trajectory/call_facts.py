@@ -53,7 +53,7 @@ class GraphIdentity(Record):
 
     @property
     def step(self) -> str:
-        """Checkpoint of the outermost graph that the step started from."""
+        """The outermost graph's checkpoint at which the step started."""
         return self.root_checkpoint_id or self.checkpoint_id
 
     @property

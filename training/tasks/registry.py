@@ -159,7 +159,7 @@ def verifier_of(
     if name == "store" and (original := original_of(task)) is not task:
         return verifier_of(original, load=load)
     if name == "reasoning_gym":
-        # the generator scores an answer with the entry that it makes again
+        # scoring needs the entry, which the generator makes again
         _, split, seed, index = task.id.rsplit(":", 3)
         try:
             tasks = load_tasks(task.family, split=split, seed=int(seed), count=int(index) + 1)

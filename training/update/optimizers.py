@@ -161,7 +161,7 @@ _codes: dict[tuple[bool, torch.device], Tensor] = {}
 
 
 def _code(name: str, device: torch.device) -> Tensor:
-    """Codebook of the 256 values of 8 bits. A root needs no sign."""
+    """Codebook of 256 8-bit values. Square roots need no sign."""
     signed = name == "mean"
     if (signed, device) not in _codes:
         from bitsandbytes.functional import create_dynamic_map

@@ -36,9 +36,7 @@ class HostLine:
         return Request(*REQUEST.unpack(data)) if len(data) == REQUEST.size else None
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, preceded by the refused system calls, and reset the counts for the next
-        call.
-        """
+        """Send the counts of refused system calls, then the reply. Reset all for the next call."""
         if self._supervisor is not None and self._supervisor.refused:
             most = sorted(self._supervisor.refused.items(), key=lambda item: -item[1])[
                 :REFUSED_KINDS

@@ -126,8 +126,8 @@ def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
 
 
 def enter_namespaces() -> None:
-    """Leave the host's mounts and, from the next fork on, its process ids; an ordinary user also
-    its user ids.
+    """Enter a new mount namespace and, from the next fork on, a new one of process ids. An ordinary
+    user also enters a new user namespace.
     """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:

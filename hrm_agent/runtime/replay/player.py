@@ -474,7 +474,7 @@ class ReplayRun:
             resumes = self._resumes(scratch, paths)
             if not (resumes or self._write_commands(segment, scratch)):
                 return None, None
-            # the graph no longer takes them
+            # the graph no longer takes these answers
             if given is not None and resumes == given.resume:
                 return None, None
             given = Command(resume=resumes) if resumes else None
