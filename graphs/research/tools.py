@@ -144,24 +144,18 @@ class _PageReader:
         return "\n".join(lines) or "No page has these words. Try fewer or other words.", []
 
     async def wiki_page(self, title: str, about: str = "") -> Result:
-        """Read the page of the wiki with this title: its beginning and what it says about the words
-        of `about`.
-        """
+        """Read the page of the wiki with this title: its beginning and what it says about the words of `about`."""
         page = await self._wiki().apage(title)
         return await self._shown(
             page.title, page.text, about, url=page.permanent_url, revision=page.revision
         )
 
     async def documents_search(self, query: str) -> Result:
-        """Search the person's own documents; gives the passages that have most of the query's
-        words.
-        """
+        """Search the person's own documents; gives the passages that have most of the query's words."""
         return await asyncio.to_thread(self._found, query)
 
     async def documents_read(self, file: str, about: str = "") -> Result:
-        """Read one of the person's own documents: its beginning and what it says about the words of
-        `about`.
-        """
+        """Read one of the person's own documents: its beginning and what it says about the words of `about`."""
         stored = await asyncio.to_thread(self._document, file)
         if stored is None:
             raise ToolFailure(

@@ -3,8 +3,6 @@
 A store that is opened read-only has no writing connection, and its server refuses writes
 (`default_transaction_read_only`).
 
-Connections for reading a PostgreSQL store.
-
 A reader takes an idle connection, or connects in its own thread. So an unreachable server refuses
 the reader at once, and the store decides how long to retry, as with its writer. A pool that
 connects in its own thread, at its own times, would delay the reader by a whole timeout, and by the
@@ -21,8 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psycopg
-
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError, to_install
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.database.database import Database
@@ -35,7 +31,19 @@ from hrm_agent.store.database.tables import (
     temporary_tables,
 )
 
-__all__ = ["Connection", "Readers"]
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    from hrm_agent.store.database.postgres_cursors import ReadTransaction, sum_of
+    from hrm_agent.store.database.tables import POSTGRES_TYPES, missing_tables, stored_version
+except ImportError as error:
+    raise StoreError(
+        "A PostgreSQL store needs psycopg, which is not installed.",
+        f"Run `{to_install('postgres')}`.",
+    ) from error
+
+__all__ = ["LOST", "Connection", "PostgresReading", "ReadOnlyPostgres", "Readers"]
 
 Connection = psycopg.Connection[Any]
 
@@ -99,21 +107,6 @@ def _end(connection: Connection) -> None:
     with suppress(psycopg.Error):
         connection.close()
 
-
-try:
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    from hrm_agent.store.database.postgres_cursors import ReadTransaction, sum_of
-    from hrm_agent.store.database.postgres_reading import Readers
-    from hrm_agent.store.database.tables import POSTGRES_TYPES, missing_tables, stored_version
-except ImportError as error:
-    raise StoreError(
-        "A PostgreSQL store needs psycopg, which is not installed.",
-        f"Run `{to_install('postgres')}`.",
-    ) from error
-
-__all__ = ["LOST", "PostgresReading", "ReadOnlyPostgres"]
 
 T = TypeVar("T")
 _READERS = 4

@@ -40,6 +40,15 @@ TYPED = 100
 _SNAPSHOT = 7
 """LangGraph's code of a snapshot of a `DeltaChannel`."""
 _DEEPEST = 60
+_IN_REQUESTS = {
+    "langchain_core.messages.human.HumanMessage": "human",
+    "langchain_core.messages.system.SystemMessage": "system",
+    "langchain_core.messages.ai.AIMessage": "ai",
+    "langchain_core.messages.tool.ToolMessage": "tool",
+}
+"""`type` of the messages whose fields the store keeps, by class."""
+_FIELDS = {"content", "additional_kwargs", "response_metadata", "type", "name", "id"}
+_CALLS = ("tool_calls", "invalid_tool_calls")
 
 
 class NeedsItsType(Exception):
@@ -51,6 +60,8 @@ class ShownMessage(NamedTuple):
 
     fields: dict[str, Any]
     """Fields of the message, as stored."""
+    type: str = ""
+    """`package.module.Type`, as the store names it."""
 
 
 class SentTask(NamedTuple):
@@ -145,11 +156,12 @@ def _of_type(code: int, made: Any, depth: int) -> Any:
             found = [_decoded(item, depth) for item in items]
             plain = all(isinstance(item, str | int | float | None) for item in found)
             return set(found) if plain else found
-        case [str(module), str(), dict() as fields, *_] if module.startswith(
+        case [str(module), str(name), dict() as fields, *_] if module.startswith(
             "langchain_core.messages."
         ):
             items = cast("dict[Any, Any]", fields).items()
-            return ShownMessage({str(name): _decoded(item, depth) for name, item in items})
+            decoded = {str(field): _decoded(item, depth) for field, item in items}
+            return ShownMessage(decoded, f"{module}.{name}")
         case [str(module), str(name), arguments, *_]:
             return Unread(f"{module}.{name}", _decoded(arguments, depth))
         case _:
@@ -162,7 +174,7 @@ def request_part(value: Any) -> dict[str, Any] | list[Any]:
     """
     if value == []:
         return []  # a request without messages
-    if isinstance(value, ShownMessage) and is_json(value.fields):
+    if isinstance(value, ShownMessage) and _is_kept_whole(value):
         return value.fields
     if isinstance(value, ShownMessage | Unread):
         raise NeedsItsType
@@ -170,6 +182,20 @@ def request_part(value: Any) -> dict[str, Any] | list[Any]:
     if not isinstance(found, dict):
         raise RefusedValue(f"a value ({type(value).__name__}) that is no message")
     return cast("dict[str, Any]", found)
+
+
+def _is_kept_whole(message: ShownMessage) -> bool:
+    """True for a message of a request in the form that the store writes. Its serializer judges any
+    other one.
+    """
+    fields = message.fields
+    return (
+        _IN_REQUESTS.get(message.type, "") == fields.get("type")
+        and fields.keys() >= _FIELDS
+        and isinstance(fields["content"], str | list)
+        and all(isinstance(fields.get(name, []), list) for name in _CALLS)
+        and is_json(fields)
+    )
 
 
 def is_json(value: Any) -> bool:

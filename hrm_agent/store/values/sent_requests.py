@@ -29,7 +29,7 @@ def read_request(data: bytes) -> list[Reference]:
 
 
 def read_requests(
-    reader: ValueReader, cipher: Cipher, rows: Mapping[str, bytes], dump: Callable[[Any], Dump]
+    reader: ValueReader, cipher: Cipher, rows: Mapping[str, bytes], dump: Callable[[Any], Any]
 ) -> Sent:
     """Requests of calls by their rows, by call id. `dump` converts a value of `reader`.
 
@@ -43,7 +43,10 @@ def read_requests(
         """Dump of a message. The reader keeps the message alive meanwhile, so its id is unique."""
         key = message if isinstance(message, bytes) else id(message)
         if key not in dumps:
-            dumps[key] = dump(message)
+            dumped_message = dump(message)
+            if not isinstance(dumped_message, dict):
+                raise RefusedValue(f"a value ({type(message).__name__}) that is no message")
+            dumps[key] = cast("Dump", dumped_message)
         return dumps[key]
 
     try:

@@ -357,9 +357,7 @@ def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
         return listed, [{"title": one.title, "url": one.url} for one in found]
 
     async def wiki_page(title: str, start: int = 0) -> tuple[str, dict[str, Any]]:
-        """Read the page of a wiki with this title; of a long one a stretch, from the character
-        `start`.
-        """
+        """Read the page of a wiki with this title; of a long one a stretch, from the character `start`."""
         page = await wiki.apage(title)
         if start < 0 or start >= max(1, len(page.text)):
             raise ToolFailure(

@@ -17,7 +17,12 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from hrm_agent.store.values.plain_reader import NeedsItsType, PlainLoader, request_part
+from hrm_agent.store.values.plain_reader import (
+    NeedsItsType,
+    PlainLoader,
+    ShownMessage,
+    request_part,
+)
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.store.values.serializer import StrictSerializer
 from hrm_agent.trajectory.message_dump import message_dump
@@ -45,16 +50,20 @@ PLAIN = [
     AIMessage("", invalid_tool_calls=[{"name": "x", "args": "{", "id": None, "error": "no JSON"}]),
     ToolMessage("42", tool_call_id="c1", artifact={"value": [1, 2.5, "ü"]}, status="error"),
     HumanMessage("x", extra="a field of one's own"),
-    AIMessageChunk("x"),
-    ChatMessage("x", role="critic"),
-    AIMessage.model_construct(content="x", tool_calls=None),
 ]
 UNUSUAL = [
     HumanMessage("x", additional_kwargs={"image": b"\x00"}),
     HumanMessage("x", additional_kwargs={1: "a key that is no text"}),
     HumanMessage("x", additional_kwargs={"n": float("nan")}),
     ToolMessage("x", tool_call_id="c1", artifact={1, 2}),
+    AIMessageChunk("x"),
+    ChatMessage("x", role="critic"),
+    AIMessage.model_construct(content="x", tool_calls=None),
 ]
+
+HUMAN = "langchain_core.messages.human.HumanMessage"
+AI = "langchain_core.messages.ai.AIMessage"
+REST = {"additional_kwargs": {}, "response_metadata": {}, "name": None, "id": None}
 
 
 def read(message: BaseMessage) -> Any:
@@ -73,6 +82,21 @@ def test_a_plain_message_is_shown_as_its_class_shows_it(message: BaseMessage) ->
 def test_an_unusual_message_is_left_to_its_class(message: BaseMessage) -> None:
     with pytest.raises(NeedsItsType):
         read(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ShownMessage({"content": "5", **REST, "type": "human"}, "langchain_core.messages.x.Foo"),
+        ShownMessage({"content": "5", **REST, "type": "system"}, HUMAN),
+        ShownMessage({"evil": 1}, HUMAN),
+        ShownMessage({"content": 5, **REST, "type": "human"}, HUMAN),
+        ShownMessage({"content": "", **REST, "type": "ai", "tool_calls": None}, AI),
+    ],
+)
+def test_a_forged_message_is_left_to_the_serializer(message: ShownMessage) -> None:
+    with pytest.raises(NeedsItsType):
+        request_part(message)
 
 
 @pytest.mark.parametrize(
