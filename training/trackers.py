@@ -1,9 +1,9 @@
 """Experiment trackers: send the rows of a run's metrics.jsonl to TensorBoard, trackio or wandb.
 
 The file is the source and the queue: a thread reads the rows appended since it last looked. A slow
-tracker takes no memory and delays nothing. A failed one is reported once and dropped. `tracked.json`
-in the run's folder holds the newest step sent to each tracker, so that a resumed run sends what is
-missing, and no row twice.
+tracker takes no memory and delays only the trackers named after it. A failed one is reported once
+and dropped. `tracked.json` in the run's folder holds the newest step sent to each tracker, so that
+a resumed run sends what is missing, and no row twice.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class _Feed(Thread):
         is_last = False
         while not is_last:
             is_last = self.ending.wait(0)
-            rows = self._rows()
+            rows = self._read_rows()
             for name in self._settings.track:
                 with self._reported(name):
                     self._send(name, rows)
@@ -314,6 +314,16 @@ class _Feed(Thread):
         for name, tracker in self._open.items():
             with self._reported(name):
                 tracker.close()
+
+    def _read_rows(self) -> list[Mapping[str, Any]]:
+        """New rows. If they cannot be read, none is sent, and each tracker is left once."""
+        try:
+            return self._rows()
+        except OSError as error:
+            for name in self._settings.track:
+                with self._reported(name):
+                    raise error
+            return []
 
     @contextmanager
     def _reported(self, name: TrackerName) -> Generator[None]:

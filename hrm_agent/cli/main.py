@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in ("-h", "--help", "--help-all", "help"):
         width = max(map(len, COMMANDS))
         groups = (
             f"{name.capitalize()}:\n{command_list(commands, width)}\n\n"

@@ -66,20 +66,7 @@ def open_environment(
     HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: see `LocalEnvironment`. Raises ConfigError for an
     invalid address, and HrmError for an environment that is unreachable or isolates less.
     """
-    environment: Environment
-    if where is None:
-        from hrm_agent.environment.local.environment import LocalEnvironment
-
-        environment = LocalEnvironment(isolation=isolation, spare_seconds=spare_seconds)
-    elif parse_where(where).startswith("ray"):
-        from hrm_agent.environment.on_ray.environment import RayEnvironment
-
-        address = where.removeprefix("ray").removeprefix(":") or None
-        environment = RayEnvironment(address, isolation=isolation)
-    else:
-        from hrm_agent.environment.remote.client import RemoteEnvironment
-
-        environment = RemoteEnvironment(where, token=token, least=isolation)
+    environment = _open(where, isolation, token, spare_seconds)
     if not Isolation(environment.isolation).holds(isolation):
         raise HrmError(
             f"{where} isolates model-written code by {environment.isolation}, less than"
@@ -87,6 +74,23 @@ def open_environment(
             f"Name another environment, or accept less: --isolation {environment.isolation}.",
         )
     return environment
+
+
+def _open(
+    where: str | None, isolation: Isolation, token: str | None, spare_seconds: float | None
+) -> Environment:
+    if where is None:
+        from hrm_agent.environment.local.environment import LocalEnvironment
+
+        return LocalEnvironment(isolation=isolation, spare_seconds=spare_seconds)
+    if parse_where(where).startswith("ray"):
+        from hrm_agent.environment.on_ray.environment import RayEnvironment
+
+        address = where.removeprefix("ray").removeprefix(":") or None
+        return RayEnvironment(address, isolation=isolation)
+    from hrm_agent.environment.remote.client import RemoteEnvironment
+
+    return RemoteEnvironment(where, token=token, least=isolation)
 
 
 @asynccontextmanager

@@ -262,15 +262,17 @@ class _Copy:
 
     def _write(self, place: Place, answers: Mapping[str, Any]) -> None:
         """Write answers, with the full texts that were cut in them."""
-        for key, value in answers.items():
-            self._store(key, value)
+        texts: dict[str, Any] = {}
         for item, field, chars in set(_cut_places(list(answers.values()))):
             key = data_key("blob", {"place": place.id, "item": item, "field": field})
             if chars > _MOST_TEXT:
                 self.leave_out("long texts", 1)
             elif key not in self._keys:
                 text = whole_text(place, item, field)
-                self._store(key, {"text": text, "from": 0, "chars": len(text), "next": None})
+                texts[key] = {"text": text, "from": 0, "chars": len(text), "next": None}
+        # after all are read: what cannot be read whole is left out whole
+        for key, value in (*answers.items(), *texts.items()):
+            self._store(key, value)
 
     def _store(self, key: str, value: Any) -> None:
         """Write an answer. No text in it can end its element."""

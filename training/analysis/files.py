@@ -45,6 +45,8 @@ def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder:
     """
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / "index.html", *folder.glob("*.png")):  # of version 0.2.0
+        old.unlink(missing_ok=True)
     whole = json.dumps(json.loads(json_line(asdict(report))), ensure_ascii=False, indent=1)
     with replacing(folder / _REPORT) as part:
         part.write_text(replace_surrogates(whole) + "\n", encoding="utf-8")

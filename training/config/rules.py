@@ -63,6 +63,16 @@ def ratio_moves(keys: Keys) -> bool:
 
 UNIONS = (
     KeyUnion(
+        "source",
+        {
+            False: (
+                *("engine", "stages", "refill", "engine_difference_limit"),
+                *("mastered_after", "eval_every"),
+            )
+        },
+        "with --from: no problem is drawn, and none is put",
+    ),
+    KeyUnion(
         "engine",
         {"vllm": tuple(key for key in EnginesPart.model_fields if key != "engine")},
         "here: no server samples",
@@ -168,16 +178,6 @@ UNIONS = (
         {True: ("by", "reward", "roles")},
         "here: no runs on record are learned from",
         "Name the record: --from STORE.",
-    ),
-    KeyUnion(
-        "source",
-        {
-            False: (
-                *("engine", "stages", "refill", "engine_difference_limit"),
-                *("mastered_after", "eval_every"),
-            )
-        },
-        "with --from: no problem is drawn, and none is put",
     ),
     KeyUnion("optimizer", {"muon": ("matrix_learning_rate",)}, "here: the optimizer is {kind}"),
 )

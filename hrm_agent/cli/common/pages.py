@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -16,8 +16,18 @@ __all__ = ["writing_page"]
 @contextmanager
 def writing_page(path: Path) -> Generator[TextIO]:
     """Yield a file to write a page to. Raises `ConfigError` if it cannot be written."""
-    try:
-        with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+    with ExitStack() as stack:
+        try:
+            part = stack.enter_context(replacing(path))
+            file = stack.enter_context(part.open("w", encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise _unwritten(path, error) from error
+        try:
             yield file
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be written: {error}.", "Name another file.") from error
+            stack.close()  # writes the rest, and takes the place of an earlier page
+        except OSError as error:
+            raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {error}.", "Name another file.")

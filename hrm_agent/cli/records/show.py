@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -117,14 +118,18 @@ def _write_page(arguments: Arguments, output: Output) -> None:
     start = f"#/{page[0]}?{urlencode({'place': first[0].id, **page[1]})}"
     try:
         if arguments.html == "-":
-            export(first, sys.stdout, runs=[run], only=ids, start=start)
+            page_text = StringIO()  # whole or not at all
+            export(first, page_text, runs=[run], limit=len(ids), only=ids, start=start)
+            sys.stdout.write(page_text.getvalue())
             return
         path = Path(arguments.html)
         with writing_page(path) as file:
-            export(first, file, runs=[run], only=ids, start=start)
+            left_out = export(first, file, runs=[run], limit=len(ids), only=ids, start=start)
     finally:
         places.close()
     output.say(f"Written: {path} ({path.stat().st_size / 1000:,.0f} kB)")
+    for what, count in left_out.items():
+        output.say(f"left out: {count} {what}")
 
 
 def _chosen(arguments: Arguments) -> tuple[str, list[str], tuple[str, Mapping[str, object]]]:

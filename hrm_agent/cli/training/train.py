@@ -156,7 +156,7 @@ def run(words: list[str]) -> int:
         usage = "usage: hrm-agent train {rl,sft} [OPTIONS]"
         print(
             fitted(
-                f"{usage}\n\n{command_list(ACTIONS)}\n\n`hrm-agent train rl --help` lists the"
+                f"{usage}\n\n{command_list(ACTIONS)}\n\n`hrm-agent train rl --help-all` lists the"
                 " options."
             )
         )

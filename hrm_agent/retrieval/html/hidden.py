@@ -41,7 +41,7 @@ _SHOWING = {
     "content-visibility": {"auto", "initial", "revert", "visible"},
     "display": {
         "block", "contents", "flex", "flow-root", "grid", "initial", "inline", "inline-block", "inline-flex",
-        "inline-grid", "list-item", "revert", "table", "table-caption", "table-cell", "table-column",
+        "inline-grid", "list-item", "table", "table-caption", "table-cell", "table-column",
         "table-column-group", "table-footer-group", "table-header-group", "table-row", "table-row-group",
         "-webkit-box",
     },

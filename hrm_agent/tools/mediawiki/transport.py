@@ -22,7 +22,8 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -195,7 +196,7 @@ class Asker:
                 if not response.has_redirect_location:
                     text = f"The answer is over {_MAX_BYTES:,} bytes."
                     too_large = ToolFailure(text, ToolStatus.OUTPUT_LIMIT)
-                    parts = bounded_body(response.aiter_bytes(), _MAX_BYTES, too_large)
+                    parts = bounded_body(_unpacked(response), _MAX_BYTES, too_large)
                     body = b"".join([part async for part in parts])
                     return response.status_code, response.headers, body
                 url = _next(url, response.headers["Location"])
@@ -219,6 +220,23 @@ def _certificates() -> ssl.SSLContext:
     request.
     """
     return httpx.create_ssl_context()
+
+
+async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Pieces of the body, decompressed here. httpx would decompress before the size is checked."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", ""):
+        raise ToolFailure(
+            f"The answer is packed as {encoding[:40]!r}, for which nobody asked.", _INFRASTRUCTURE
+        )
+    unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    async for piece in response.aiter_raw():
+        try:
+            part = unpack.decompress(piece, _MAX_BYTES + 1) if unpack else piece
+        except zlib.error as error:
+            failure = ToolFailure(f"The answer cannot be unpacked: {error}", _INFRASTRUCTURE)
+            raise RetryLater(failure) from error
+        yield part
 
 
 def _next(url: httpx.URL, location: str) -> httpx.URL:
