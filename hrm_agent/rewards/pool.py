@@ -204,6 +204,8 @@ class _Worker:
                 f"The rubric {spec!r} was not imported within {_OPEN_SECONDS:g} s.",
                 "Import less at its top.",
             ) from None
+        except OSError:  # it ended before it was connected
+            answer = None
         if answer is None or "error" in answer:
             await self.close()
             said = (

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.basics.worker_process import WorkerProcess
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.import_by_name import import_by_name
-from hrm_agent.rewards import Reward, Rollout, Rubric, Scored, opened_scorer
+from hrm_agent.rewards import Reward, Rollout, Rubric, Scored, opened_scorer, pool
 from hrm_agent.trajectory import RewardFault, RunStatus, Scoring, StopReason, Trajectory
 from tests.support.processes import children_that_run
 from tests.support.trajectory.samples import make_trajectory
@@ -144,6 +145,19 @@ def test_a_scoring_given_up_while_its_process_starts_leaves_none_behind_and_hang
     asyncio.run(given_up())
     assert scoring[0].cancelled() or isinstance(scoring[0].exception(), ConfigError)
     assert children_that_run("hrm_agent.rewards.worker") == []
+
+
+async def test_a_process_that_ended_before_it_was_connected_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended(WorkerProcess):
+        async def connect(self) -> None:
+            await self.close()
+            await super().connect()
+
+    monkeypatch.setattr(pool, "WorkerProcess", Ended)
+    with pytest.raises(ConfigError, match="ended the process that imported it"):
+        await score(HOSTILE, "42")
 
 
 async def test_a_group_is_compared_by_id_not_by_place() -> None:

@@ -1,8 +1,8 @@
 """Actor on a node of a Ray cluster: runs works in the node's slots and returns their outcomes.
 
 Ray pickles its messages, but only between two of our own processes; output of model-written code is
-sent as text in an outcome, never as an object. A message that fails is not sent again: the driver
-(`workers`) then gives the node up.
+sent as text in an outcome, never as an object. A message that fails is not sent again. If the actor
+or its node failed, the driver (`workers`) gives the node up. Otherwise only that work fails.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ class RayNode:
 
     def __init__(self, make: Callable[[], Workers]) -> None:
         self._refusal = ""
+        self._waiting: dict[int, Work] = {}
+        """Works without a slot, in order."""
         self._running: dict[int, Work] = {}
         self._killed: set[int] = set()
+        """Numbers of works killed before they arrived."""
         self._dead: set[int] = set()
         """Sessions whose process is gone, which the driver does not know yet."""
         try:
@@ -53,7 +56,6 @@ class RayNode:
         if self._refusal:
             return "", 0, self._refusal
         self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Semaphore(self._workers.slots)
         return str(self._workers.isolation), self._workers.slots, ""
 
     async def run(self, number: int, given: Given) -> tuple[ExecutionResult, bool, bool]:
@@ -66,18 +68,16 @@ class RayNode:
             self._loop.call_soon_threadsafe(ended.set_result, (result, lost))
 
         code, limits, session, fresh, seed, again = given
-        async with self._room:
-            if number in self._killed:
-                self._killed.discard(number)
-                return self._failure("killed before it began"), False, False
-            work = self._running[number] = Work(code, limits, done, session, fresh, seed, again)
-            try:
-                self._workers.start(work)
-                result, lost = await ended
-            except Exception as error:  # the work gets an outcome for any error
-                result, lost = self._failure(f"The call could not be started: {error}"), True
-            finally:
-                del self._running[number]
+        self._waiting[number] = Work(code, limits, done, session, fresh, seed, again)
+        if number in self._killed:
+            self._killed.discard(number)
+            await self.kill(number)
+        self._fill()
+        try:
+            result, lost = await ended
+        finally:
+            self._running.pop(number, None)
+            self._fill()
         died = session in self._dead
         self._dead.discard(session)
         return result, lost, died
@@ -86,6 +86,8 @@ class RayNode:
         """Kill a work, which runs, waits, or is on its way."""
         if number in self._running:
             self._workers.kill(self._running[number])
+        elif number in self._waiting:
+            self._waiting.pop(number).done(self._failure("killed before it began"), False)
         else:
             self._killed.add(number)
 
@@ -108,6 +110,15 @@ class RayNode:
         """Kill all that still runs."""
         if not self._refusal:
             await asyncio.to_thread(self._workers.close)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._workers.slots:
+            number = next(iter(self._waiting))
+            work = self._running[number] = self._waiting.pop(number)
+            try:
+                self._workers.start(work)
+            except Exception as error:  # the work gets an outcome for any error
+                work.done(self._failure(f"The call could not be started: {error}"), True)
 
     def _failure(self, reason: str) -> ExecutionResult:
         return infrastructure_failure(reason, str(self._workers.isolation))

@@ -163,6 +163,14 @@ class RayWorkers:
         return task
 
     def _start(self, work: Work) -> None:
+        try:
+            self._place(work)
+        except Exception as error:  # the call gets an outcome for any error
+            self._guard.caught(error)
+            why = f"The call could not be placed: {line_of(error)}"
+            work.done(infrastructure_failure(why, self.isolation), True)
+
+    def _place(self, work: Work) -> None:
         node = self._of_session.get(work.session)
         if node is None and (work.fresh or not work.session):
             node = min(self._nodes.values(), key=lambda node: node.load, default=None)
@@ -172,20 +180,29 @@ class RayWorkers:
             )
             work.done(infrastructure_failure(why, self.isolation), not self._down)
             return
-        node.open[work] = next(self._numbers)
+        number = next(self._numbers)
+        answer = node.actor.run.remote(number, given_of(work))
+        node.open[work] = number
         node.works += 1
         self._of_work[work] = node
         if work.session:
             node.sessions.add(work.session)
             self._of_session[work.session] = node
-        self._spawn(self._run(node, work))
+        self._spawn(self._run(node, work, answer))
 
-    async def _run(self, node: _Node, work: Work) -> None:
+    async def _run(self, node: _Node, work: Work, answer: Any) -> None:
         try:
-            result, lost, died = await node.actor.run.remote(node.open[work], given_of(work))
+            result, lost, died = await answer
         except Exception as error:  # Ray raises many kinds
-            self._lose(node, error)
-            return
+            kinds = self._ray.exceptions
+            # raised by the actor's method, or by the reading of its outcome: the node is alive
+            of_work = isinstance(error, kinds.RayTaskError | kinds.RaySystemError)
+            if isinstance(error, kinds.RayError) and not of_work:
+                self._lose(node, error)
+                return
+            self._guard.caught(error)
+            why = f"its outcome could not be read: {line_of(error)}"
+            result, lost, died = infrastructure_failure(why, node.isolation), False, False
         with self._guard:
             if died:
                 self._session_died(node, work.session)
@@ -340,7 +357,7 @@ class RayWorkers:
 
     def _give_up(self, lost_nodes: int) -> None:
         """Let waiting calls fail if there has been no node for long: with one slot they are
-        started, and `_start` reports the failure.
+        started, and `_place` reports the failure.
         """
         if not self._nodes and lost_nodes == self._lost_nodes:
             self.slots = 1

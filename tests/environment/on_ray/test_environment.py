@@ -14,14 +14,15 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from hrm_agent.environment.base import SessionState, Submission
+from hrm_agent.environment.base import ExecutionResult, SessionState, Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray import workers as nodes
 from hrm_agent.environment.on_ray.environment import RayEnvironment
+from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError, to_install
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
@@ -214,6 +215,44 @@ async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment)
     assert {result.value for result in results} == {"2"}
     await asyncio.to_thread(block_until, lambda: node not in environment._workers._nodes.values())
     await all_nodes_in_use(environment, NODES)
+
+
+@pytest.mark.usefixtures("environment")
+async def test_an_outcome_that_cannot_be_read_takes_no_other_call_with_it() -> None:
+    def workers() -> ThreadWorkers:
+        class Unreadable:
+            def __reduce__(self) -> Any:
+                return int, ("no number",)
+
+        class Workers(ThreadWorkers):
+            def start(self, work: Work) -> None:
+                bad = {"unsent": threading.Lock, "unread": Unreadable}.get(work.code)
+                if bad is None:
+                    super().start(work)
+                else:
+                    work.done(ExecutionResult(ToolStatus.OK, value=cast(Any, bad())), False)
+
+        return Workers()
+
+    second = RayEnvironment(factory=workers, isolation=Isolation.L0)
+    other = asyncio.create_task(second.execute("wait"))
+    for code in ("unsent", "unread"):
+        result = await second.execute(code)
+        assert (result.status, result.attempt) == ("infrastructure", 2)
+        assert "its outcome could not be read" in result.stderr
+    assert not other.done()
+    assert "hrm_environment_nodes_lost_total 0\n" in second._workers.metrics()
+    await second.close()
+    assert (await other).attempt == 1
+
+
+async def test_a_call_that_cannot_be_placed_has_an_outcome(
+    environment: RayEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes._Node, "load", property(lambda node: 1 / 0))
+    result = await environment.execute("1")
+    assert result.status == "infrastructure"
+    assert "The call could not be placed: " in result.stderr
 
 
 @pytest.mark.usefixtures("environment")
