@@ -2,8 +2,8 @@
 task.
 
 A task that runs again (on resume, in a replay) gets the same values in the same order, so that its
-requests equal those on record. Each kind of value is kept apart, since code that reads the clock
-once more must not get another id. For `random` one seed is recorded, from which the task's own
+requests equal those on record. Each kind of value is kept apart, so that one more reading of the
+clock does not shift the ids. For `random` one seed is recorded, from which the task's own
 generator draws.
 
 Beyond the recorded values a task draws new ones: a resumed task adds to its record, a replayed one

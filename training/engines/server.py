@@ -367,9 +367,9 @@ class FleetServer:
             weights.watch()  # raises if it cannot take weights
             if self._options.collective and facts.replicas > 1:
                 raise ModelError(
-                    f"The vLLM server at {self.url} has {facts.replicas} sets of workers, and"
-                    " weights can be sent to one.",
-                    "Set weights_by = file, or start a server for each in place of"
+                    f"The vLLM server at {self.url} has {facts.replicas} replicas, but weights can"
+                    " reach only one.",
+                    "Set weights_by = file, or start one server per replica in place of"
                     " --data-parallel-size.",
                 )
         except ServerGoneError:

@@ -56,8 +56,8 @@ def run(words: list[str]) -> int:
         known = store.journal.find_trajectory(arguments.thread) if arguments.thread else None
         if known is not None and is_choice(known.graph):
             raise RunError(
-                f"Thread {known.thread_id!r} holds the result of --mode, not a run.",
-                f"Take one: {known.thread_id}/0.",
+                f"Thread {known.thread_id!r} holds a --mode result, not a run.",
+                f"Name a run: {known.thread_id}/0.",
             )
         before = known_config(store, known)
         config = config_from(arguments, RunConfig, "run", before)

@@ -99,7 +99,7 @@ class AdapterRoute:
                 continue
             if given.shape[:-1] != (1, self._tokens):
                 raise ModelError(
-                    "A layer of the model sees other tokens than those that are fed (of experts,"
+                    "A layer of the model does not get the fed tokens one for one (experts do not,"
                     " for example), so adapters of several roles cannot be told apart there.",
                     "Leave the layer out of lora_targets.",
                 )

@@ -100,9 +100,8 @@ def require_fixed_factors(model: nn.Module, batch: MicroBatch) -> None:
     longest = 1 + int(batch.positions_N.max()) if limit is not None else 0
     if limit is not None and longest > limit:
         raise ModelError(
-            f"A text has {longest} tokens, and beyond {limit} the model has other rotary factors at"
-            " every length (rope_type dynamic): what is computed beside it would change its"
-            " log-probs.",
+            f"A text has {longest} tokens. Beyond {limit} the model's rotary factors vary with the"
+            " length (rope_type dynamic), so texts computed beside it would change its log-probs.",
             f"Train on texts of at most {limit} tokens, or set rope_type to yarn or linear in the"
             " model's config.json.",
         )
