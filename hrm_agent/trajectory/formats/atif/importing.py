@@ -78,6 +78,7 @@ def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
                 "Update with `pip install --upgrade hrm-agent`.",
             )
         document = valid(Document, row, place, strict=True)
+        _check(document, place)
         if is_own(document):
             yield own_trajectory(document, place)
         else:
@@ -119,6 +120,40 @@ def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
                     | ({"correct": float(extra["reward"])} if in_range(extra.get("reward")) else {})
                 ),
             )
+
+
+def _check(document: atif.Trajectory, place: str, at: str = "") -> None:
+    """Raise `StoreError` for values that the package accepts, but no trajectory may contain."""
+    if not document.steps:
+        refused(place, f"{at}steps", "at least one step belongs here")
+    _check_numbers(document.final_metrics, place, f"{at}final_metrics")
+    for index, step in enumerate(document.steps):
+        here = f"{at}steps[{index}]"
+        if (text := step.timestamp) is not None:
+            try:
+                moment = _seconds(text)
+            except (ValueError, OverflowError):
+                refused(place, f"{here}.timestamp", f"{text[:80]!r} is no ISO 8601 time")
+            if moment < 0:
+                refused(place, f"{here}.timestamp", f"{text[:80]!r} is before 1970")
+        asked = [call.tool_call_id for call in step.tool_calls or ()]
+        if len(set(asked)) < len(asked):
+            refused(place, f"{here}.tool_calls", "two tool calls have one tool_call_id")
+        _check_numbers(step.metrics, place, f"{here}.metrics")
+        logprobs = step.metrics.logprobs if step.metrics else None
+        tokens = step.metrics.completion_token_ids if step.metrics else None
+        if logprobs is not None and tokens is not None and len(logprobs) != len(tokens):
+            told = f"{len(logprobs)} logprobs for {len(tokens)} completion_token_ids"
+            refused(place, f"{here}.metrics.logprobs", told)
+    for index, inner in enumerate(document.subagent_trajectories or ()):
+        _check(inner, place, f"{at}subagent_trajectories[{index}].")
+
+
+def _check_numbers(part: atif.Metrics | atif.FinalMetrics | None, place: str, at: str) -> None:
+    """Raise `StoreError` for a count or cost that is negative or too large."""
+    for name, value in part or ():
+        if isinstance(value, (int, float)) and not 0 <= value < 2**53:
+            refused(place, f"{at}.{name}", f"{value} is not from 0 to 2**53")
 
 
 def _tell(

@@ -16,6 +16,7 @@ also `correct`. Runs of one sample are a group, in which the epoch, counted from
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,11 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
 
 from hrm_agent.errors import ConfigError, StoreError, to_install
-from hrm_agent.trajectory.formats.shared.json_documents import printable, refused_field
+from hrm_agent.trajectory.formats.shared.json_documents import (
+    MOST_BYTES,
+    printable,
+    refused,
+    refused_field,
+    valid,
+)
 from hrm_agent.trajectory.formats.shared.message_runs import ForeignRun, in_range
 from hrm_agent.trajectory.formats.shared.reported import ReportedUsage, usage_parts
 from hrm_agent.trajectory.formats.shared.rows import Row
@@ -46,12 +53,16 @@ from hrm_agent.trajectory.words import REASONING
 
 if TYPE_CHECKING:
     from inspect_ai.event import ModelEvent, ToolEvent
-    from inspect_ai.log import EvalSample
+    from inspect_ai.log import EvalLog, EvalSample
     from inspect_ai.model import ChatMessage, Content, ModelUsage
     from inspect_ai.tool import ToolCallError, ToolInfo
 
 __all__ = ["read_inspect"]
 
+_MOST_MEMBERS = 200_000
+"""Maximum number of members of an archive."""
+_MOST_TOTAL = 16 * 2**30
+"""Maximum unpacked bytes of all members of an archive."""
 _WORDS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _LIMITS = {
     "context": StopReason.MAX_TOKENS,
@@ -78,24 +89,44 @@ _STATUS = {
 """
 
 
+class _Part(BaseModel):
+    """Range of numbers that inspect reads whatever their value."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class _Sample(_Part):
+    epoch: int = Field(ge=1, lt=2**31)
+
+
+class _Config(_Part):
+    temperature: float | None = Field(ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(gt=0, le=1)
+    max_tokens: int | None = Field(ge=1, lt=2**53)
+
+
+class _Usage(_Part):
+    input_tokens: int = Field(ge=0, lt=2**53)
+    output_tokens: int = Field(ge=0, lt=2**53)
+    input_tokens_cache_write: int | None = Field(ge=0, lt=2**53)
+    input_tokens_cache_read: int | None = Field(ge=0, lt=2**53)
+    total_cost: float | None = Field(ge=0, allow_inf_nan=False)
+
+
+class _Output(_Part):
+    usage: _Usage | None
+
+
+class _ModelEvent(_Part):
+    config: _Config
+    output: _Output
+
+
 def read_inspect(path: Path, origin: Origin) -> Iterator[Trajectory]:
     """Trajectories of a log, one for each sample and epoch."""
-    try:
-        from inspect_ai import log
-    except ImportError as error:
-        raise ConfigError(
-            "Reading logs of inspect needs the package inspect_ai.",
-            f"Run `{to_install('inspect')}`.",
-        ) from error
-    form = "eval" if zipfile.is_zipfile(path) else "json"
-    try:
-        found = log.read_eval_log(path, resolve_attachments="core", format=form)
-    except ValidationError as error:
-        refused_field(error, str(path))
-    except Exception as error:  # the library raises any kind for a file that is no log
-        told = printable(f"{type(error).__name__}: {error}"[:500])
-        raise StoreError(f"{path} cannot be read: {told}", "Copy the file again.") from error
-    for sample in found.samples or ():
+    found = _read(path)
+    for index, sample in enumerate(found.samples or ()):
+        _check_numbers(sample, str(path), f"samples[{index}]")
         began = seconds(sample.started_at or found.eval.created)
         ended = seconds(sample.completed_at) if sample.completed_at else began
         id_ = content_hash("inspect", found.eval.eval_id, sample.id, sample.epoch, sample.uuid)
@@ -152,6 +183,66 @@ def read_inspect(path: Path, origin: Origin) -> Iterator[Trajectory]:
             rewards=rewards,
             **_end(sample),
         )
+
+
+def _read(path: Path) -> EvalLog:
+    """Log, whose numbers may be out of range."""
+    try:
+        from inspect_ai import log
+    except ImportError as error:
+        raise ConfigError(
+            "Reading logs of inspect needs the package inspect_ai.",
+            f"Run `{to_install('inspect')}`.",
+        ) from error
+    form = "eval" if zipfile.is_zipfile(path) else "json"
+    try:
+        if form == "eval":
+            _check_archive(path)
+        elif path.stat().st_size > MOST_BYTES:
+            refused(str(path), "", f"it is larger than {MOST_BYTES // 2**20} MiB")
+        # Open, so that the library reads the members that were checked: by its path it would read
+        # an archive in its own way.
+        with path.open("rb") as file:
+            return log.read_eval_log(file, resolve_attachments="core", format=form)
+    except StoreError:
+        raise
+    except ValidationError as error:
+        refused_field(error, str(path))
+    except Exception as error:  # the library raises any kind for a file that is no log
+        told = printable(f"{type(error).__name__}: {error}"[:500])
+        raise StoreError(f"{path} cannot be read: {told}", "Copy the file again.") from error
+
+
+def _check_archive(path: Path) -> None:
+    """Raise `StoreError` for an archive of too many or too large members. Each is unpacked and
+    measured, since the sizes that an archive declares may be false.
+    """
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if len(members) > _MOST_MEMBERS:
+            refused(str(path), "", f"the archive has more than {_MOST_MEMBERS:,} members")
+        for info in members:
+            place, size = f"{path}: {info.filename[:200]}", 0
+            info.file_size = sys.maxsize  # `read` stops there
+            with archive.open(info) as member:
+                # little at a time: of zstandard, all that is read is unpacked, up to 32,768 times
+                while chunk := member.read(4096):
+                    size += len(chunk)
+                    if size > MOST_BYTES:
+                        refused(place, "", f"it unpacks to more than {MOST_BYTES // 2**20} MiB")
+            total += size
+            if total > _MOST_TOTAL:
+                told = f"with it, the archive unpacks to more than {_MOST_TOTAL // 2**30} GiB"
+                refused(place, "", told)
+
+
+def _check_numbers(sample: EvalSample, place: str, at: str) -> None:
+    """Raise `StoreError` for a number out of range."""
+    valid(_Sample, sample, place, at)
+    for index, event, _ in _of_the_run(sample):
+        if event.event == "model":
+            valid(_ModelEvent, event, place, f"{at}.events[{index}]")
 
 
 def _end(sample: EvalSample) -> dict[str, Any]:

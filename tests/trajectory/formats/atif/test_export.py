@@ -293,7 +293,7 @@ def change(document: Any, *path: Any, to: Any) -> None:
         (
             ("steps", 3, "metrics", "logprobs"),
             [-1.0],
-            "alignment: token_ids, mask and logprobs have 4, 4 and 3",
+            "steps[3].metrics.logprobs: 1 logprobs for 2 completion_token_ids",
         ),
         (
             ("steps", 3, "extra", "hrm_agent", "index"),

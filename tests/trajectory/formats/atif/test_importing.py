@@ -209,7 +209,7 @@ for _ in range(100):
         ),
         (
             changed("steps", 2, "metrics", "logprobs", to=[-1]),
-            "alignment: token_ids, mask and logprobs have 5",
+            "steps[2].metrics.logprobs: 1 logprobs for 2",
         ),
         (changed("steps", 2, "metrics", "logprobs", to=[3.0, 3.0]), "logprob-nonpositive"),
         (
@@ -244,6 +244,36 @@ def test_what_cannot_be_read_is_named(row: Any, told: str, tmp_path: Path) -> No
     assert raised.value.message.startswith(f"{tmp_path / 'x.json'}:2")
     assert told in raised.value.message
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "told"),
+    [
+        (("steps", 2, "metrics", "logprobs"), [], "metrics.logprobs: 0 logprobs for 2"),
+        (("steps", 2, "timestamp"), "2025-01-01Z", "timestamp: '2025-01-01Z' is no ISO 8601 time"),
+        (("steps", 2, "timestamp"), "0001-01-01T00:00:00+23:59", "is before 1970"),
+        (
+            ("steps", 2, "tool_calls"),
+            RUN["steps"][2]["tool_calls"] * 2,
+            "tool_calls: two tool calls have one tool_call_id",
+        ),
+        (("steps", 2, "metrics", "cached_tokens"), -1, "metrics.cached_tokens: -1 is not from 0"),
+        (("steps", 2, "metrics", "cost_usd"), -0.5, "metrics.cost_usd: -0.5 is not from 0"),
+        (("final_metrics",), {"total_steps": -1}, "final_metrics.total_steps: -1 is not from 0"),
+        (("steps",), [], "steps: at least one step"),
+    ],
+)
+def test_what_the_package_accepts_and_no_run_may_contain(
+    path: tuple[Any, ...], to: Any, told: str, tmp_path: Path
+) -> None:
+    row = changed(*path, to=to)
+    atif.Trajectory.model_validate(row)
+    inner = {**row, "trajectory_id": "sub"}
+    for document, at in ((row, ""), ({**RUN, "subagent_trajectories": [inner]}, "sub")):
+        with pytest.raises(StoreError) as raised:
+            read(tmp_path, document)
+        assert raised.value.message.startswith(f"{tmp_path / 'x.json'}:1: {at}")
+        assert told in raised.value.message
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "1" * 5000])

@@ -21,6 +21,7 @@ from inspect_ai.log._file import eval_log_json_str
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.trajectory import FinishReason, RunStatus, StopReason, ToolStatus, Trajectory
 from hrm_agent.trajectory.formats import RequestHints, export_to, import_from
+from hrm_agent.trajectory.formats.inspect import logs
 from hrm_agent.trajectory.formats.shared import message_runs as foreign_run
 from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, conversation_of
 
@@ -254,6 +255,69 @@ def test_what_cannot_be_read_is_named(changes: Any, told: str, tmp_path: Path) -
     with pytest.raises(StoreError) as raised:
         read(tmp_path, **changes)
     assert raised.value.message.startswith(f"{tmp_path / 'x.json'}: {told}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("epoch",), 0),
+        (("config", "temperature"), -0.1),
+        (("config", "top_p"), 0),
+        (("config", "top_p"), 1.1),
+        (("config", "max_tokens"), 0),
+        (("output", "usage", "input_tokens"), -1),
+        (("output", "usage", "output_tokens"), -1),
+        (("output", "usage", "input_tokens_cache_write"), -1),
+        (("output", "usage", "input_tokens_cache_read"), -1),
+        (("output", "usage", "total_cost"), -0.5),
+    ],
+)
+def test_numbers_out_of_range(path: tuple[str, ...], value: Any, tmp_path: Path) -> None:
+    sample = copy.deepcopy(SAMPLE)
+    index = next(i for i, one in enumerate(sample["events"]) if one["event"] == "model")
+    at: Any = sample if path == ("epoch",) else sample["events"][index]
+    for part in path[:-1]:
+        at = at[part]
+    at[path[-1]] = value
+    field = ".".join(path if path == ("epoch",) else (f"events[{index}]", *path))
+    with pytest.raises(StoreError) as raised:
+        read(tmp_path, **sample)
+    assert raised.value.message.startswith(
+        f"{tmp_path / 'x.json'}: samples[0].{field}: Input should be"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "told"),
+    [
+        ("MOST_BYTES", 2**20, "header.json: it unpacks to more than 1 MiB"),
+        ("_MOST_TOTAL", 2**20, "header.json: with it, the archive unpacks to more than 0 GiB"),
+        ("_MOST_MEMBERS", 0, "the archive has more than 0 members"),
+    ],
+)
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, 93])
+def test_bombs_are_refused(
+    limit: str, value: int, told: str, method: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, limit, value)
+    content = b" " * 2**22
+    with zipfile.ZipFile(tmp_path / "x.eval", "w", method) as archive:
+        archive.writestr("header.json", content)
+    whole = (tmp_path / "x.eval").read_bytes()
+    # a directory that declares 100 bytes
+    start = whole.rindex(b"PK\x01\x02") + 24
+    (tmp_path / "y.eval").write_bytes(
+        whole[:start] + (100).to_bytes(4, "little") + whole[start + 4 :]
+    )
+    for name in ("x.eval", "y.eval"):
+        with pytest.raises(StoreError, match=told):
+            list(import_from(tmp_path / name, "inspect"))
+
+
+def test_a_large_json_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_BYTES", 2**10)
+    with pytest.raises(StoreError, match=r"x\.json: it is larger than 0 MiB"):
+        read(tmp_path)
 
 
 def test_a_newer_log(tmp_path: Path) -> None:
