@@ -305,7 +305,7 @@ def read_chats(path: Path) -> list[Conversation]:
 
     Forms of messages, calls and tools: see `hrm_agent.training.chat_rows`. An assistant message
     with `"weight": 0` is context: `export --format chat` marks answers that another row teaches.
-    Raises `TaskError` for a row that is no conversation.
+    Raises `TaskError` for a row that is not a conversation.
     """
     try:
         # splitlines() would cut at U+2028, which JSON may hold

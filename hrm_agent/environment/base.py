@@ -159,7 +159,7 @@ class Environment(ABC):
 
     @abstractmethod
     async def end_session(self, session: str, *, run: str = "") -> None:
-        """End a session of `run`; an unknown one is no error. Raises HrmError if it belongs to
+        """End a session of `run`. An unknown session is ignored. Raises HrmError if it belongs to
         another run.
         """
 

@@ -67,8 +67,8 @@ class Overlay(Record):
     penalty_format: float
     """p_format of GRPO-RoC, in [0, 1]: 1 without an answer tag, else surplus tags per turn."""
     penalty_by_role: dict[str, RolePenalty] | None = None
-    """Penalties by role, of which the two penalties are means (None: they are means over all calls
-    and turns).
+    """Penalties by role (None if the two penalties are means over all calls and turns). The two
+    penalties are the means of these.
     """
     advantage: float | None = None
     """Group-relative advantage of every token that the policy sampled (None unless kept)."""

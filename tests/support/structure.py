@@ -102,7 +102,7 @@ def arrows(*, for_types: bool = True) -> set[tuple[str, str]]:
 
 
 def circle(package: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Parts of a package that import each other in a circle (empty if there is none)."""
+    """Parts of a package that form an import circle (empty if none do)."""
     below = defaultdict[str, set[str]](set)
     for importer, imported in pairs:
         above, under = part_of(importer, package), part_of(imported, package)

@@ -75,7 +75,7 @@ class Workers(Protocol):
         ...
 
     def end_session(self, session: int) -> None:
-        """Kill the process of an idle session; an unknown one is no error."""
+        """Kill the process of an idle session. An unknown session is ignored."""
         ...
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""LoRA adapters by role on one model, of which each token of a forward pass uses one.
+"""LoRA adapters by role on one model. Each token of a forward pass uses one of them.
 
 A graph's roles share the model's own weights, and each may have its own adapter. The engine answers
 them in one batch, so one pass has tokens of several roles. Each token has the number of its

@@ -77,9 +77,7 @@ def split_name(i: int) -> str:
 
 
 def lesson(i: int) -> dict[str, Any]:
-    """A conversation of the cold start: the plan of a sum, of which two in five are written as no
-    JSON.
-    """
+    """Conversation of the cold start: the plan of a sum. Two in five plans are invalid JSON."""
     a, b = (i * 7 + i // 3) % 10, (i * 3 + i // 10) % 10
     goal = "sum" if i % 2 else "difference"
     plan = f'{{"goal": "{goal}", "numbers": [{a}, {b}]}}'
