@@ -168,7 +168,7 @@ def test_dynamic_factors_are_refused_where_they_change() -> None:
     short, *_, long = sorted(rows(), key=len)
     for forward in FORWARDS:
         token_logprobs(model, micro_batches([short], token_budget=1, forward=forward)[0])
-        with pytest.raises(ModelError, match=r"beyond 64 .*rope_type dynamic"):
+        with pytest.raises(ModelError, match=r"Beyond 64 .*rope_type dynamic"):
             token_logprobs(
                 model, micro_batches([short, long], token_budget=10_000, forward=forward)[0]
             )
