@@ -1,5 +1,5 @@
-"""Training of a policy for ARC-like puzzles from scratch: it tests rules on the examples by Python
-on the task's data.
+"""Training of a policy for ARC-like puzzles from scratch. The policy tests rules on the examples,
+by Python on the task's data.
 
     OMP_NUM_THREADS=1 python -m benchmarks.arc_policy [--out runs/arc] [--json FILE]
 
@@ -56,7 +56,7 @@ RULES: dict[str, str] = {
     "right": "[list(row) for row in zip(*g[::-1])]",
     "left": "[list(row) for row in zip(*g)][::-1]",
 }
-"""Rules as code of a policy for the result from a grid `g`, by name."""
+"""Rules by name, as code that a policy writes to transform a grid `g`."""
 PAIRS, SIDE = 2, 2
 """Pairs of a puzzle, and rows and columns of its grids. Larger values make the cold start several
 times as long.

@@ -1,5 +1,5 @@
-"""Distillation: a weak small policy before and after learning from a hosted model's calls, role by
-role.
+"""Distillation: a weak small policy, before and after it learns from a hosted model's calls, role
+by role.
 
     python -m benchmarks.distillation [--runs 200] [--problems 256] [--student-steps 400] [--steps 150] [--json FILE]
 
@@ -7,8 +7,8 @@ The teacher is a server with OpenAI's API on loopback: it returns texts and tool
 ids, like a hosted model. It runs the trained policy of the package. It solves `--runs` problems
 with the graph of four roles; `hrm-agent export --format chat` writes every call of every role, and
 `hrm-agent train sft --from` learns from the correct runs. The student is the package's cold start,
-trained for `--student-steps` in place of 1,000. It is evaluated on held-out problems, the same
-before and after, and the two are compared in pairs.
+trained for `--student-steps` in place of 1,000. It is evaluated before and after on the same
+held-out problems, and both evaluations are compared problem by problem.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="runs of the teacher")
     parser.add_argument("--problems", type=int, default=256, help="held-out problems")
     parser.add_argument(
-        "--student-steps", type=int, default=400, help="steps of the cold start that the student is"
+        "--student-steps", type=int, default=400, help="steps of the student's cold start"
     )
     parser.add_argument("--steps", type=int, default=150, help="steps of fine-tuning")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of fine-tuning")

@@ -7,13 +7,13 @@ A randomly initialised policy of the shipped one's size, 16 samples of each prom
 
 * `floor`: bare forward passes over as many rows at the mean length of the turn, nothing sampled or
   kept.
-* `engine`: `TransformersEngine`, all requests submitted at once. The second turn goes on in place,
-  20 tokens later.
+* `engine`: `TransformersEngine`, all requests submitted at once. The second turn continues in the
+  same cache, 20 tokens later.
 * `generate`: `model.generate` on the whole batch. It ends when its longest row ends; here all rows
   are equally long, which is its best case.
 
-Tokens a second are sampled ones; prompts are not counted. The time of the process (`cpu`) is given
-because a shared machine makes the clock unreliable.
+Tokens a second count sampled tokens, not prompts. CPU time (`cpu`) is given as well, because the
+clock is unreliable on a shared machine.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ VOCABULARY, PROMPT, ANSWER, SAMPLES, TOOL_RESULT = 500, 80, 100, 16, 20
 
 
 class OpenEnded(ByteCodec):
-    """Codec without stop tokens, so that answers end only at the limit and every way samples the
-    same number of tokens.
+    """Codec without stop tokens: answers end only at the limit, so every way samples the same
+    number of tokens.
     """
 
     end_of_turn = VOCABULARY

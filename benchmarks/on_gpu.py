@@ -6,13 +6,14 @@ model.
 A Qwen3 of 596 million random weights in bfloat16, with a vocabulary of 151,936.
 
 * Sampling, as in `benchmarks/engine.py`: the engine, `generate` of transformers on the whole batch,
-  and as floor the forward passes alone. All three launch each kernel by itself.
-* A training step, as in `benchmarks/training_step.py`: of rollouts of about 1,500 tokens whose
-  groups share prompts of 300, by each way to forward a batch. The gradients' norms are compared
+  and as the floor the forward passes alone. None of the three uses CUDA graphs: each kernel is
+  launched separately.
+* A training step, as in `benchmarks/training_step.py`, by each way to forward a batch: rollouts of
+  about 1,500 tokens, whose groups share prompts of 300 tokens. The gradients' norms are compared
   first.
 
-Every way is done once before it is timed. `--quick` takes the shipped policy's size and runs on a
-CPU, too.
+Every way runs once before it is timed. `--quick` takes the shipped policy's size and runs on a CPU,
+too.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rollouts of the small policy's tool loop, as in training: store, sandbox, journa
 processes has its own run, opened and warmed up before timing. Then they take turns, `--repeats`
 times, on the same problems. The wall clock needs a quiet machine. CPU milliseconds are per rollout,
 over all processes: the engine's thread, the rest of its process, the workers, and all their
-sandboxes. The last column shows if the tokens are equal to those of the first row.
+sandboxes. The last column shows whether the tokens are equal to those of the first row.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Tokens = dict[str, list[tuple[int, ...]]]
 
 
 def cpu_by_part(workers: RolloutWorkers | None, engine_thread: int) -> dict[str, float]:
-    """CPU seconds so far, by part. Sandboxes are living or ended children of the processes that run
-    graphs.
+    """CPU seconds so far, by part. Those of sandboxes are those of the living and ended children of
+    the processes that run graphs.
     """
     ours = psutil.Process()
     engine = next(sum(each[1:]) for each in ours.threads() if each.id == engine_thread)
@@ -61,13 +61,13 @@ def cpu_by_part(workers: RolloutWorkers | None, engine_thread: int) -> dict[str,
 def cpu_seconds(process: psutil.Process) -> float:
     try:
         return sum(process.cpu_times()[:4])
-    # a call's process has just ended: it is among the dead ones of its parent
+    # a call's process ended meanwhile: its parent's figures include it
     except psutil.NoSuchProcess:
         return 0.0
 
 
 class Run:
-    """Run with the processes of its graphs."""
+    """Run with the worker processes for its graphs."""
 
     def __init__(
         self,

@@ -3,20 +3,20 @@ each.
 
     python -m benchmarks.ray_workers [--nodes 1 2 3] [--rollouts 120] [--repeats 1] [--lose 2000] [--json FILE]
 
-Three things, with an engine that answers at once:
+It measures three things, with an engine that answers at once:
 
 * Rollouts a second by number of nodes, if a turn computes (`--burn` ms of a core) and if it waits
-  (`--wait` ms). A rollout has three turns, and a worker has `--each` open at a time. Timing begins
-  when all workers have run some. Computing turns gain by a node only if the machine has a core for
-  it.
-* The way to the engine: ms of a call that is made alone, and calls a second of 512 at once; on Ray,
-  and over the socket of a worker process on this machine.
-* `--lose N`: of N rollouts on three nodes, a node is lost when a third has ended and another joins
-  when two have. Counted are rollouts and model calls that are recorded and should not be, and
-  missing ones. 0 skips this.
+  (`--wait` ms). A rollout has three turns, and a worker has `--each` rollouts open at a time.
+  Timing begins when all workers have run some rollouts. Turns that compute gain by another node
+  only if the machine has a core for it.
+* Calls of the engine: ms of a call that is made alone, and calls a second if 512 are made at once;
+  over Ray, and over the socket of a worker process on this machine.
+* `--lose N`: of N rollouts on three nodes. A node is lost when one third of the rollouts has ended,
+  and another joins when two thirds have. Recorded rollouts and model calls that are surplus or
+  missing are counted. 0 skips this.
 
-The store is SQLite in a temporary folder. The machine that the nodes share has to have the memory:
-half a GB each.
+The store is SQLite in a temporary folder. The machine that the nodes share needs half a GB of
+memory for each node.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--lose", type=int, default=0, help="rollouts of a run that loses a node")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
-    # else Ray binds to the machine's outer address
+    # without this variable Ray binds to the machine's outer address
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster

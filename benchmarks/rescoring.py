@@ -2,12 +2,13 @@
 
     python -m benchmarks.rescoring [--trajectories 10000] [--calls 1000] [--workers 2] [--quick] [--json FILE]
 
-A store is made of trajectories of eight samples a task, each with a text of a few hundred
-characters, a reference, two model calls with 400 tokens and a tool call. It is scored by a rubric
-that reads text and reference (only the headers are read), and by one that looks at the calls (all
-is read, on a part of the store). The floor reads the same records, calls the same functions in this
-process without limits, and writes the same rows. Times are wall clock of one process with its
-workers; CPU seconds are of all of them together, and are more reliable on a busy machine.
+A store is filled with trajectories, eight for each task. Each has a text of a few hundred
+characters, a reference, two model calls with 400 tokens, and a tool call. Two rubrics score the
+store: one reads text and reference, for which only headers are loaded; the other reads the calls,
+for which whole trajectories are loaded, on a part of the store. The floor reads the same records,
+calls the same functions in this process without limits, and writes the same rows. Times are wall
+clock of one process with its workers. CPU seconds are of all these processes together, and are more
+reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ async def ours(store: RunStore, spec: str, wanted: int, workers: int) -> int:
 
 
 async def floor(store: RunStore, rubric: Rubric, name: str, wanted: int) -> int:
-    """Call the functions of a rubric in a row in this process, and write equal scorings."""
+    """Call the functions of a rubric one after the other in this process, and write the same
+    scores.
+    """
     whole = bool(rubric.wants & {"calls", "tool_calls", "trajectory"})
     async with opened_scorer(rubric, name=name) as scorer:
         code = scorer.code

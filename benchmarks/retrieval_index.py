@@ -3,14 +3,14 @@ with floors.
 
     python -m benchmarks.retrieval_index [--chunks N] [--questions N] [--json FILE]
 
-The corpus is available on every machine: the READMEs and docstrings of Python's library and of the
-installed packages, in the order of their paths, cut at the default size until there are enough
-chunks; the same packages give the same corpus. Questions are sentences out of it, of which six
-words in ten are kept, so that it is known which chunk should be found; a fixed seed draws them.
-Cutting is done once and counted apart.
+The corpus is on every machine: the READMEs and docstrings of Python's library and of the installed
+packages, in the order of their paths, cut at the default size until there are enough chunks. The
+same packages give the same corpus. Questions are sentences of the corpus, of which six words in ten
+are kept, so that the chunk that should be found is known. A fixed seed draws the questions. The
+texts are cut once, and the time for this is reported separately.
 
-Floors: the same rows inserted into SQLite and nothing else; a matrix product alone, without our
-index around it. bm25s is compared too if it is installed
+There are two floors: the same rows inserted into SQLite and nothing else, and a matrix product
+alone, without our index. bm25s is compared too if it is installed
 (`pip install --target DIR bm25s`, PYTHONPATH=DIR).
 """
 
@@ -58,7 +58,7 @@ class Row:
     hit_at_5: float | None = None
     """Share of the questions whose chunk is among the first five."""
     add_ms: float | None = None
-    """Median time in which a small document is added and found."""
+    """Median time to add a small document and find it."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -116,8 +116,8 @@ def size_of(path: Path) -> float:
 
 
 def asked(row: Row, ask: Callable[[str], list[tuple[str, int]]], drawn: list[Question]) -> None:
-    """Measure the time of each question after some for warm-up, and the share whose chunk was
-    found.
+    """Measure the time of each question, after some questions for warm-up, and the share of
+    questions whose chunk was found.
     """
     for question, _, _ in drawn[:20]:
         ask(question)

@@ -2,14 +2,15 @@
 
     python -m benchmarks.retrieval_shown [DIR] [--quick] [--strategy NAME] [--size TOKENS] [--limit N] [--json FILE]
 
-An index may find an answer that a searcher does not see, since five hits are longer than what it is
-shown. DIR has corpora and questions as `benchmarks.retrieval_quality` takes them [the shared corpora].
-Each question is asked with the research agent's own tool, `documents_search`; the text of its reply
-is located in the hits, character by character. Without DIR and the shared corpora the questions are
-sentences of this project's pages with every third word left out.
+An index may find an answer that a searcher does not see, since five hits are longer than the text
+that a searcher is shown. DIR has corpora and questions in the form of
+`benchmarks.retrieval_quality` (by default the shared corpora). Each question is asked with the
+research agent's own tool, `documents_search`; the text of its reply is located in the hits,
+character by character. Without DIR and the shared corpora the questions are sentences of this
+project's pages with every third word left out.
 
-Recall is over the characters of the answers, a mean over questions; its interval comes from
-resampling them.
+Recall is the share of an answer's characters, a mean over questions; its interval comes from
+resampling questions.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ async def _asked(question: RetrievalQuestion, context: ResearchContext) -> Shown
 
 
 def shown(text: str, source: Source) -> Iterator[Piece]:
-    """Parts of a source that are in its frame."""
+    """Parts of a source that its frame shows."""
     frame = re.search(
         rf"<source ({source['id']} \w+)> [^\n]*\n(.*?)\n</source \1>", text, re.DOTALL
     )

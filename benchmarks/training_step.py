@@ -2,23 +2,23 @@
 
     python -m benchmarks.training_step [--repeats 7] [--rollouts FOLDER ...] [--json FILE]
 
-All compute the same gradient from the same trajectories (its norm is compared before anything is
-timed), with forward, backward, gradient clipping and an AdamW step on the same small Qwen3. Timed
-beyond that:
+All contestants compute the same gradient from the same trajectories (its norm is compared before
+anything is timed), with forward, backward, gradient clipping and an AdamW step on the same small
+Qwen3. The time of a contestant also includes:
 
-* padded, packed, tree: ours, by each way to forward a batch; everything from the stored records on,
+* padded, packed, tree: our ways to forward a batch; everything from the stored records on,
   linearising included (`build_batches`, `policy_update`)
-* TRL: `compute_loss` on ready tensors, with the entropy and the metrics that it always takes, in
+* TRL: `compute_loss` on ready tensors, with the entropy and the metrics that it always computes, in
   micro-batches of `TRL_ROWS` rows, the fastest of 8, 16, 32 and 64
-* bare: ready tensors, the micro-batches that ours makes; logits of all positions, log-softmax,
-  gather, clip, step
+* bare: on ready tensors in our micro-batches: logits of all positions, log-softmax, gather, clip,
+  step
 
 CPU seconds are those of the whole process over all threads. The contestants take turns within each
-repeat, so that a noisy neighbour affects all of them; medians and minima are reported.
+repeat, so that other load on the machine affects all of them. Medians and minima are reported.
 
-Also measured: the peak memory of the log-probs at a vocabulary of 150,000, in a separate process,
-by whole logits and by chunks; and for the rollouts in the given run folders, selected as in
-training, the tokens that each way forwards.
+Two more things are measured: the peak memory of the log-probs at a vocabulary of 150,000, in a
+separate process, by whole logits and by chunks; and the tokens that each way forwards for the
+rollouts in the given run folders, selected as in training.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ SHAPES = {
     "128 x about 200, a group shares 66": (128, 200, 60, 66),
     "128 x about 200, a group shares 100": (128, 200, 60, 100),
 }
-"""Number of rollouts, their mean length, spread of the lengths, and tokens of a group's common
-prompt (0 if each has its own).
+"""Number of rollouts, their mean length, spread of the lengths, and tokens of the prompt that a
+group shares (0 if each rollout has another prompt).
 """
 QUICK = {"8 x 32 tokens": (8, 32, 0, 10)}
 WIDE = 150_000
@@ -96,10 +96,10 @@ def small_qwen3() -> PreTrainedModel:
 
 
 def fixed_trajectories(count: int, length: int, spread: int, common: int) -> list[Trajectory]:
-    """Trajectories in groups of eight. A third of each rollout is prompt, then a turn, a tool
-    response and a second turn.
+    """Trajectories in groups of eight. The first third of each rollout is the prompt; a turn, a
+    tool response and a second turn follow.
 
-    With `common` the prompt has that many tokens and is equal for all rollouts of a group.
+    If `common` is not 0, all rollouts of a group have one prompt of `common` tokens.
     """
     rng = random.Random(0)
     made: list[Trajectory] = []
@@ -334,8 +334,8 @@ CONTESTANTS: dict[str, Callable[[Sequence[Trajectory], Sequence[Overlay]], Step]
 
 
 def peak_mebibytes(way: str, positions: int) -> float:
-    """Peak memory of forward and backward of `positions` log-probs at a wide vocabulary, without
-    the weights.
+    """Peak memory of forward and backward of `positions` log-probs at a vocabulary of `WIDE`,
+    without the weights.
     """
     words = [sys.executable, __file__, "--peak-of", way, "--positions", str(positions)]
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
@@ -355,8 +355,8 @@ def _peak(way: str, positions: int) -> float:
 
 
 def _most_memory() -> float:
-    """Peak memory in MiB of this program alone, since `getrusage` includes that of the process that
-    started it.
+    """Peak memory in MiB of this program alone. `getrusage` is not used, since its figure includes
+    the process that started this one.
     """
     (line,) = (
         each

@@ -2,15 +2,15 @@
 
     python -m benchmarks.viewer [--trajectories 10000] [--steps 5000] [--tokens 100000] [--quick] [--json FILE]
 
-A store is made of many trajectories, one of which has many steps, and another one a call with many
-tokens. Chromium opens each page anew; its first content is the first visible row, step or token,
-timed from the beginning of the navigation by the page's own clock. When everything is loaded the
-page is scrolled, a step per frame, and the 95th percentile of the times between frames is kept:
-16.7 ms are 60 frames a second. Memory is the resident set of the renderer and of the server after
-that.
+A store is filled with many trajectories, of which one has many steps, and another a call with many
+tokens. Chromium opens each page in a new window. First content is the first visible row, step or
+token, timed from the beginning of the navigation by the page's own clock. When everything is
+loaded, the page is scrolled, a step per frame, and the 95th percentile of the times between frames
+is kept: 16.7 ms are 60 frames a second. Memory is the resident set of renderer and server after the
+scrolling.
 
-The floor is a plain HTML file with the same rows, in a table or in one span each, without server,
-search, filters or a token's details.
+The floor is a plain HTML file with the same rows, in a table or each in a span, without server,
+search, filters or details of tokens.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def model_call(thread: str, task: str, tokens: int, parent: str | None, at: floa
 
 
 def tool_call(thread: str, task: str, at: float) -> ToolCall:
-    """Call of the sandbox, one in fifty of which fails."""
+    """Call of the sandbox. One in fifty fails."""
     failed = int(task) % 50 == 0
     return ToolCall(
         id=tool_record_id(thread, task, f"tc-{task}"),
@@ -156,7 +156,7 @@ def tool_call(thread: str, task: str, at: float) -> ToolCall:
 
 
 def trajectory(id_: str, number: int) -> Trajectory:
-    """Rollout, eight of which belong to a task."""
+    """Rollout. Each task has eight."""
     return Trajectory(
         id=id_,
         thread_id=f"thread-{id_}",
@@ -287,8 +287,8 @@ class Measured:
         self._frames = frames
 
     def page(self, url: str, seen: str, scrolled: str, before: str | None = None) -> Row:
-        """Open a page once. `before` is an address that is opened first in the same window, for
-        what the page needs (the token).
+        """Open a page once. `before` is an address that is opened first in the same window, if the
+        page needs something from there (the token).
         """
         context = self._browser.new_context(viewport={"width": 1440, "height": 900})
         page = context.new_page()
@@ -300,7 +300,7 @@ class Measured:
         open_requests: set[Any] = set()
 
         def begun(request: Any) -> None:
-            if "/events" not in request.url:  # that one stays open
+            if "/events" not in request.url:  # the stream of events stays open
                 open_requests.add(request)
 
         def ended(request: Any) -> None:
@@ -314,7 +314,7 @@ class Measured:
         page.locator(seen).first.wait_for()
         while (first := page.evaluate("globalThis.firstSeen ?? null")) is None:
             page.wait_for_timeout(20)
-        # what is read after the first content
+        # wait until what is loaded after the first content has arrived
         while open_requests or (page.wait_for_timeout(500), open_requests)[1]:
             page.wait_for_timeout(100)
         median, late = page.evaluate(SCROLL, [scrolled, self._frames])

@@ -17,7 +17,7 @@ from tests.support.browser import open_browser
 __all__ = ["draw"]
 
 WIDTH, HEIGHT, SCALE = 1360, 850, 1200 / 1360
-"""Size of the window, and pixels of the picture for one of the window."""
+"""Size of the window, and pixels of the picture per pixel of the window."""
 
 
 def draw(out: Path) -> None:

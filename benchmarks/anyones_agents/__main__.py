@@ -3,16 +3,16 @@
     python -m benchmarks.anyones_agents [--only NAME ...] [--packages FOLDER] [--repositories FOLDER]
         [--lightning PYTHON] [--no-train] [--quick] [--json FILE]
 
-Agents come as packages of the registry, unchanged; the packages are installed into a temporary
-folder (or are in `--packages`). Each is a program of some lines (`agents.py`). It runs under
-`hrm-agent record` against a server on loopback that counts its requests (one that is no graph is
-run by `hrm-agent run`); it is captured if the record has the same number of model calls. Then the
-record is replayed, and `train rl` takes a step with the small policy in the model's place. The
-commands are in the results file.
+Agents come unchanged from packages of the registry, which are installed into a temporary folder (or
+are in `--packages`). A program of some lines (`agents.py`) uses each agent. The program runs under
+`hrm-agent record` against a server on loopback that counts requests (an agent that is no graph runs
+under `hrm-agent run`). The agent is captured if the record has as many model calls as the server
+has counted. Then the record is replayed, and `train rl` takes a step with the small policy in the
+model's place. The commands are in the results file.
 
-`--repositories`: a folder with checkouts of the repositories in `agents.py`, by their names, which
-are run as well. `--lightning`: the interpreter of an environment with agent-lightning and what the
-agents need; its tracer runs the same programs, and its spans of model calls are counted for
+`--repositories`: a folder with checkouts, by name, of the repositories in `agents.py`; their agents
+run as well. `--lightning`: the interpreter of an environment with agent-lightning and the packages
+of the agents. Its tracer runs the same programs, and its spans of model calls are counted for
 comparison.
 """
 
@@ -72,13 +72,13 @@ def brief(text):
 
 rubric = Rubric([brief])
 """
-"""Custom rubric that distinguishes answers, which a small policy does not get right with another
-agent's prompts.
+"""Custom rubric that gives answers different rewards without asking whether they are right: with
+another agent's prompts, a small policy is never right.
 """
 
 
 class Place:
-    """Folder with the programs, and the environment variables for them."""
+    """Folder with the programs, and environment variables for the programs."""
 
     def __init__(self, folder: Path, packages: Path, server: ScriptedServer) -> None:
         self.folder, self.server = folder, server
@@ -193,7 +193,7 @@ def _recorded(name: str, command: str, place: Place) -> Row:
 
 
 def _replayed(name: str, whole: str, place: Place) -> Row:
-    """Replay from the record alone, or with the graph named if that fails."""
+    """Replay from the record alone, or if that fails with the graph named."""
     command, code, told, errors = whole, 1, "", ""
     for command in dict.fromkeys((whole.partition(" --graph")[0], whole)):
         code, told, errors = place.runs(command)
@@ -220,8 +220,8 @@ def _trained(name: str, command: str, place: Place) -> Row:
 
 
 def _traced(program: str, agent: Agent, python: Path, place: Place) -> Row:
-    """Run a program under the tracer. A runnable that is not a graph is called as its users call
-    it, which its program does not.
+    """Run a program under the tracer. If the agent is a runnable and not a graph, the input that
+    its users pass is added to the program's call.
     """
     if not agent.is_graph:
         path = place.folder / program
@@ -241,7 +241,7 @@ def _traced(program: str, agent: Agent, python: Path, place: Place) -> Row:
 
 
 def _end(text: str) -> str:
-    """Last lines of an output, which have the error."""
+    """Last lines of an output, where the error stands."""
     return text.strip()[-1500:]
 
 

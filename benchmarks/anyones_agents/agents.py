@@ -42,8 +42,8 @@ PACKAGES = (
     "typing-inspect==0.9.0",
     "mypy-extensions==1.2.0",
 )
-"""Packages installed without their dependencies, which the environment has. These versions fit its
-langchain-core.
+"""Packages that are installed without dependencies, since the environment has those. The versions
+fit the environment's langchain-core.
 """
 
 _HEAD = '''

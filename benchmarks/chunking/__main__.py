@@ -2,15 +2,16 @@
 
     python -m benchmarks.chunking [--megabytes 0.5] [--fuzz 10000] [--quick] [--json FILE]
 
-`passes` is the CPU time of a way of cutting over that of counting the same text's tokens once with
-the same tokenizer, which is the floor; libraries count with it too. Chunks of 512 tokens, 15 %
+`passes` is the CPU time of a way of cutting over the floor: the time to count the text's tokens
+once with the same tokenizer. Libraries count with that tokenizer, too. Chunks of 512 tokens, 15 %
 overlap, on the docstrings of numpy, langchain-core and langgraph. tiktoken's vocabularies are
 measured if they are on disk (TIKTOKEN_CACHE_DIR).
 
-`pairs with 10-20 %`: neighbours that share this part of the limit. Wrong spans of libraries are
-corrected for it. `fuzz`: texts of everything that Unicode joins, hides or reserves, over all
-strategies and tokenizers, with and without overlap, checked independently. `Pk`: how well topic
-boundaries are found (`benchmarks.chunking.segments`).
+`pairs with 10-20 %`: neighbours that share this part of the limit; libraries' wrong spans are
+corrected first. `fuzz`: texts of characters that Unicode joins, hides or reserves, cut by all
+strategies and tokenizers, with and without overlap; the chunks are checked by code that shares
+nothing with the chunker. `Pk`: how well topic boundaries are found
+(`benchmarks.chunking.segments`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def speed(text: str, known: dict[str, Tokenizer]) -> list[Row]:
 
 
 def fuzzed(known: dict[str, Tokenizer], count: int) -> list[Row]:
-    """Numbers of `count` texts that are cut without a fault."""
+    """Rows with the number of texts, out of `count`, that are cut without a fault."""
     rows: list[Row] = []
     for label, overlaps in (("without overlap", [0.0]), ("with overlap", [0.1, 0.15, 0.2, 0.5])):
         right = sum(_is_right(seed, list(known.values()), overlaps) for seed in range(count))
@@ -72,8 +73,8 @@ def fuzzed(known: dict[str, Tokenizer], count: int) -> list[Row]:
 
 
 def _is_right(seed: int, known: Sequence[Tokenizer], overlaps: Sequence[float]) -> bool:
-    """True if a text is cut without a fault. Strategies and tokenizers alternate, so each pair gets
-    its share.
+    """True if a text is cut without a fault. The seed chooses strategy and tokenizer, so that all
+    pairs occur equally often.
     """
     text, rng = fuzz_text(seed), random.Random(seed)
     strategy, tokenizer = (
@@ -103,7 +104,7 @@ def without_spaces(known: dict[str, Tokenizer], size: int) -> list[Row]:
         for unit in ("x", "日本語", "\n"):
             text = unit * (size // len(unit.encode()))
             if unit == "x" and called != "pieces":
-                text = text[:100_000]  # one word is too much for these byte pairs themselves
+                text = text[:100_000]  # tiktoken is too slow on one long word
             floor, _ = cpu(lambda: known[called].count(text))  # noqa: B023
             seconds, chunks = cpu(lambda: chunk_text(text, tokenizer=known[called]))  # noqa: B023
             row = {

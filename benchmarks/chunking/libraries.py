@@ -1,16 +1,16 @@
 """Splitters of other libraries by name, only for comparison with ours.
 
 Each is called as documented and counts with the same tokenizer, so only the cutting differs. The
-tokenizer is passed through our interface, or as its library's own object if the splitter accepts
-that. Results are returned unchanged: a `Chunk` here may name a span that is not its text, or have
-more tokens than the limit. `benchmarks.chunking.check` counts such faults. If a library
-does not know where it cut, the span starts at -1.
+tokenizer is passed through our interface, or as the native object of the tokenizer's library if the
+splitter accepts that. Results are returned unchanged: a `Chunk` of a library may name a span that
+is not its text, or have more tokens than the limit. `benchmarks.chunking.check` counts such faults.
+If a library does not know where it cut, the span starts at -1.
 
-`library_spans` does only the library's own work and is what is timed. `library_chunks` also counts
-tokens, which some libraries do not.
+`library_spans` does only the library's own work, and is timed. `library_chunks` also counts tokens,
+which some libraries do not.
 
-`chonkie` is its recursive chunker, with its refinery for an overlap. The refinery puts text in
-front of a chunk and leaves the span unchanged. `chonkie-sentence` overlaps by itself.
+`chonkie` is that library's recursive chunker, with its refinery for an overlap. The refinery puts
+text in front of a chunk and leaves the span unchanged. `chonkie-sentence` overlaps by itself.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def library_spans(
 
 
 def placed(text: str, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Chunks with wrong spans corrected, if the chunk's text can be found, so that a splitter is
-    not judged by its spans.
+    """Chunks with corrected spans, where a chunk's text can be found. A splitter is then judged by
+    its cuts and not by its spans.
     """
     found: list[Chunk] = []
     for chunk in chunks:

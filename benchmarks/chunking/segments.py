@@ -1,10 +1,10 @@
 """Texts with known changes of topic: passages of different documents, one after the other.
 
-The documents are the articles, the conversations and the speech of the shared corpora, and this
-project's own pages as one more, since they all have one topic. A passage is a number of consecutive
-sentences. A text is ten passages, each of another document than the previous one, joined like
-sentences, so that only the words show the boundaries. Parameters were tuned on every second
-document, and the figures are from the others.
+The documents are the articles, the conversations and the speech of the shared corpora. This
+project's pages count as one document, since they have one topic. A passage is a number of
+consecutive sentences. A text is ten passages, each from another document than the previous one.
+Passages are joined like sentences, so that only the words show the boundaries. Parameters were
+tuned on every second document; the figures are from the other half.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Segmented:
 
 
 def documents(data: Path, pages: Path) -> list[list[str]]:
-    """Sentences of each document, without those of a word or two."""
+    """Sentences of each document, except sentences of a word or two."""
     wiki = re.split(r"(?m)^ = (?=[^=])", (data / "wikitexts.md").read_text(encoding="utf-8"))
     chats = [
         _said(line) for line in (data / "chatlogs.md").read_text(encoding="utf-8").splitlines()
@@ -84,8 +84,8 @@ def segmented(
 
 
 def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
-    """Positions at which the topic changes, independent of chunk sizes: valleys deeper than
-    most.
+    """Positions at which the topic changes, independent of chunk sizes: where the similarity of
+    both sides has a valley deeper than most.
     """
     level = topics(Prose(text), embeddings)
     if level.strength is None:
@@ -100,8 +100,8 @@ def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
 
 
 def pk(given: Segmented, found: Sequence[int]) -> float:
-    """Pk: share of pairs of sentences half a mean passage apart that are wrongly taken for one
-    topic, or for two.
+    """Pk: share of pairs of sentences, half a mean passage apart, that are wrongly put into one
+    passage or into two.
 
     Beeferman, Berger and Lafferty 1999.
     """

@@ -54,8 +54,8 @@ def shared_data() -> Path | None:
 
 
 def tokenizers(text: str, folder: Path) -> dict[str, Tokenizer]:
-    """Tokenizers: `pieces`, a vocabulary of each of two libraries learnt from the text, and
-    tiktoken's that are on disk.
+    """Tokenizers: `pieces`, two vocabularies that two libraries learn from the text, and those of
+    tiktoken that are on disk.
     """
     found = {"pieces": load_tokenizer("pieces")}
     found["tokenizers, byte pairs"] = train_tokenizer("bpe", [text], folder / "pairs.json")

@@ -3,19 +3,20 @@
     python -m benchmarks.engine_share [--sizes 0.5M,5M,25M,100M] [--rollouts 64] [--repeats 3] [--threads 1]
                                       [--peers PYTHON] [--json FILE] [--picture FILE]
 
-Word problems, once recorded with the shipped small policy, are repeated with random networks of
-several sizes, which return the recorded answers, token by token. `bare`: the in-process engine
-alone is given the recorded prompts, each conversation's next one as soon as the previous one is
-answered. `whole`: `collect` from an empty folder to a closed store, with the graph `tool_loop`,
-checkpoints, record, and every call of the tool in the sandbox. The share is the bare engine's CPU
-seconds over those of the whole; they are read from a cgroup if possible, so that no process of the
-sandbox is missed. The two take turns; the median of the repeats counts.
+Word problems are recorded once with the shipped small policy. Then they are repeated with random
+networks of several sizes, which return the recorded answers, token by token. `bare`: the in-process
+engine alone is given the recorded prompts; a conversation's next prompt follows as soon as the
+previous one is answered. `whole`: `collect` from an empty folder to a closed store, with the graph
+`tool_loop`, checkpoints, record, and every call of the tool in the sandbox. The share is the CPU
+seconds of `bare` over those of `whole`. CPU seconds are read from a cgroup if possible, so that no
+process of the sandbox is missed. `bare` and `whole` take turns; the median of the repeats counts.
 
 Each size runs in a separate process. `OMP_NUM_THREADS` is what `--threads` says, on both sides:
 threads of torch that wait for one another would count as work of the engine.
 
-PYTHON is the interpreter of a virtual environment that has `trl` and `smolagents`: their cost over
-the bare `generate` of transformers, with the same networks and answers (see `peers_driver.py`).
+PYTHON is the interpreter of a virtual environment that has `trl` and `smolagents`. Their cost is
+compared with the bare `generate` of transformers, with the same networks and answers (see
+`peers_driver.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from benchmarks.engine_share.peers import peers
 from hrm_agent.basics.plotting import new_figure, save_figure
 
 GOAL = 0.85
-"""Share of the CPU seconds that is the goal, from 100 million parameters on."""
+"""Goal for the share, from 100 million parameters on."""
 OURS = "hrm-agent"
 Row = dict[str, Any]
 
@@ -174,7 +175,7 @@ def main() -> None:
         f" CPU by {first['account']}"
     )
     if not options.peers:
-        console.print("not named: --peers")
+        console.print("peers not measured: --peers was not given")
     if options.picture:
         draw(rows, options.picture)
     if options.json:

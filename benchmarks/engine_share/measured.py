@@ -1,8 +1,8 @@
 """Measurement of one size in a separate process: a recording, then the framework and the bare
 engine in turn. It prints a line of JSON.
 
-The recording is of the shipped small policy. See `benchmarks.engine_share.networks` for how a
-network of another size returns its answers.
+The recording is made with the shipped small policy. See `benchmarks.engine_share.networks` for how
+a network of another size returns its answers.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def collected(count: int, folder: Path, engine: Any) -> list[Any]:
 
 
 def timed(engine: RecordedEngine, cpu: Callable[[], float], work: Callable[[], Any]) -> Seconds:
-    """Seconds of a piece of work, with an empty cache as in a new run. `engine` is its thread,
-    `loop` the thread of the graphs.
+    """Seconds of a piece of work, with an empty cache as in a new run. In the result, `engine` is
+    the engine's thread and `loop` the thread of the graphs.
     """
     engine.publish(0)
     steps, fed, sampled = engine.steps, engine.fed_tokens, engine.sampled_tokens
@@ -92,7 +92,7 @@ def measure(size: str, count: int, repeats: int, threads: int) -> dict[str, Any]
                 "whole": lambda into: collected(count, into, engine),
                 "bare": lambda _: closed_loop(engine, asked),
             }
-            closed_loop(engine, asked)  # the memory for so many conversations is reserved once
+            closed_loop(engine, asked)  # reserves the memory before timing
             for repeat in range(repeats):
                 for way in sorted(ways, reverse=repeat % 2 == 0):
                     found_by[way].append(

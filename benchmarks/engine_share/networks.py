@@ -1,8 +1,8 @@
 """Networks of several sizes with random weights, and an engine that returns recorded answers.
 
-A random network would never call a tool. Here it runs in full, and its own tokens are sampled as
-always. Then the recorded token replaces the sampled one, in the cache and for the caller. So every
-size has the same conversations, token by token.
+A random network would never call a tool. So the network runs in full and samples as always, then
+the recorded token replaces the sampled one, in the cache and for the caller. Every size has the
+same conversations, token by token.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RecordedEngine(TransformersEngine):
         """
         seed = request.sampling.seed
         if seed is None or self.recorded[seed][0] != request.prompt_ids:
-            raise RuntimeError("the prompt is another than the recorded one")
+            raise RuntimeError("The prompt differs from the recorded one.")
         return super().submit(request)
 
     def _end_answers(self, row_S: Any, token_S: Any) -> None:

@@ -1,19 +1,19 @@
 """Driver of TRL and smolagents for the same conversations, run by the interpreter of a virtual
 environment that has them.
 
-Reads from stdin the folder of a network with the shipped tokenizer, and conversations: system text,
-problem, and the answers as text. A logits processor makes every call of `generate` give the
-recorded answers, in the peer's run and in the bare one. `bare` is `model.generate` alone, with the
-same tensors that the peer passed. Both have the network of `transformers` and float32. Standard
+It reads from stdin the folder of a network with the shipped tokenizer, and conversations: system
+text, problem, and the answers as text. A logits processor makes every call of `generate` give the
+recorded answers, in the peer's run and in the bare run. `bare` is `model.generate` alone, with the
+same tensors that the peer passed. Both runs use the network of `transformers` in float32. Standard
 library, torch, transformers and the peers only.
 
 * TRL: `GRPOTrainer._generate_and_score_completions`: rendering, `generate` on the whole batch turn
-  by turn, its loop over tools, parsing, rewards. Its tool runs `exec` in the process, since TRL has
-  no sandbox; it keeps no record.
+  by turn, TRL's loop over tools, parsing, rewards. The tool runs `exec` in the process, since TRL
+  has no sandbox; it keeps no record.
 * smolagents: a `ToolCallingAgent` with a `TransformersModel`, one conversation after another, as it
   has no batches; the system prompt is the recorded one (its own has over 2,000 tokens of this
-  tokenizer), the tool its `LocalPythonExecutor`. What ends a conversation is a call of its
-  `final_answer`, with the recorded answer in it.
+  tokenizer), the tool its `LocalPythonExecutor`. A call of smolagents' `final_answer` with the
+  recorded answer ends a conversation.
 """
 
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, L
 
 Jobs = list[Callable[[], Any]]
 """Jobs that are timed one by one, each right before the bare generation of the same calls. The
-first runs once before, untimed.
+first job also runs once untimed, as a warm-up.
 """
 ANSWER, OPENING = "\\boxed{", "<|im_start|>assistant\n"
 FAR = 1e4

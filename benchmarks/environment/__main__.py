@@ -7,13 +7,14 @@ services, and in a bare fork as the floor.
 Peers are measured if they are named. PYTHON is the interpreter of their virtual environment, which
 needs numpy and sympy too. See `peers` for how they are started.
 
-`floor`: ours and ours without its layers against a fork of the same warm interpreter that does
-nothing (`floor`), in turns, the best repeat of each. `calls`: every way with every snippet; clients
-wait for their answer before the next call. `late`: time after its limit of 1 s at which an endless
-loop ends. `good/s` counts right answers. CPU is of all processes, the client's among them, per
-right answer. A goal is a ratio within one run. `python -m benchmarks.environment.queue` measures a
-queue of 45,000 calls, `python -m benchmarks.environment.load` a server under 20,000 mixed calls,
-attacks and idle connections.
+`floor`: our environment, with and without its layers, against a fork of the same warm interpreter
+that does nothing (`floor`), in turns, the best repeat of each. `calls`: every way with every
+snippet; clients wait for their answer before the next call. `late`: how long after its limit of 1 s
+an endless loop ends. `good/s` counts right answers. CPU is that of all processes, the client's
+included, per right answer. A goal is a ratio within one run.
+`python -m benchmarks.environment.queue` measures a queue of 45,000 calls,
+`python -m benchmarks.environment.load` a server under 20,000 mixed calls, attacks and idle
+connections.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def call_table(options: Options) -> list[Row]:
     for name, opened, clients in _peers(options):
         try:
             rows += asyncio.run(_calls(name, opened, clients, few))
-        except OSError as error:  # the others' numbers are not to be lost for it
+        except OSError as error:  # the other ways' numbers are kept
             print(f"{name} did not start: {error}")
     return sorted(
         rows, key=lambda found: [workload.name for workload in WORKLOADS].index(found["workload"])
@@ -127,8 +128,8 @@ async def _calls(name: str, opened: Opened, clients: Iterable[int], effort: Effo
 
 
 def _peers(options: Options) -> list[tuple[str, Opened, Sequence[int]]]:
-    """Peers that are named. They are also called by few clients, since with many their own time
-    limits lose many slow calls.
+    """Peers that are named. Each is also measured with few clients, since with many clients the
+    peers' own time limits lose many slow calls.
     """
     found: list[tuple[str, Opened, Sequence[int]]] = []
     if options.code_judge:
@@ -289,7 +290,7 @@ def _at_most(name: str, value: float, bound: float, by_cpu: float | None = None)
 
 
 def left_out(options: Options) -> list[str]:
-    """Ways that are not compared, with what they would need."""
+    """Ways that are not compared, with what each would need."""
     lines = [] if bubblewrap() else ["bubblewrap is not installed (apt-get install bubblewrap)"]
     peers = ("smolagents", "code_judge", "sandbox_fusion")
     return lines + [

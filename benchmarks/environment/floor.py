@@ -1,4 +1,4 @@
-"""Fork servers for other uses: the floor, which forks and does nothing, and slots without their
+"""Fork servers for two other uses: the floor, which forks and does nothing, and slots without their
 layers.
 
 A fork server is started as usual, and loads `within_zygote` at the last moment. So the floor forks
@@ -45,8 +45,8 @@ def _put_to(use: str) -> Generator[None]:
 
 
 def floors(effort: Effort, clients: Sequence[int], repeats: int) -> list[Row]:
-    """Rows of the floor, of ours, and of ours without layers, in turns. The repeat with the
-    shortest time counts.
+    """Rows of the floor and of our environment with and without layers, in turns. The repeat with
+    the shortest time counts.
     """
     best: dict[tuple[str, ...], Row] = {}
     for _ in range(repeats):
@@ -116,7 +116,7 @@ async def _ours(
     rows: list[Row] = []
     async with in_process() as call:
         for number in clients:
-            # slots are forked
+            # a warm-up, in which the slots are forked
             await measured(way, call, workload, number, Effort(4 * number, effort.seconds))
             found = await measured(way, call, workload, number, effort)
             if found["lost"] or found["wrong"]:

@@ -4,15 +4,15 @@ or wrong, and resources that are left.
     python -m benchmarks.environment.load [--calls 20000] [--clients 64] [--attacks 0.05] [--strangers 1024]
         [--alternate] [--quick] [--json FILE]
 
-A server process, and clients (`load_clients`) whose calls are drawn; a given share are attacks of
-`tests/environment/attacks/corpus`. The expected result of each is known. `lost` is a call without
-an answer, or with `infrastructure`; `doubled` one that ran twice: its two answers differ, its
-session's counter is ahead, or the server counts more outcomes than there were calls. Clients leave
-and come back, each time by a new connection.
+Clients (`load_clients`) send drawn calls to a server process. A given share of the calls are
+attacks of `tests/environment/attacks/corpus`. The expected result of each call is known. `lost` is
+a call without an answer, or with `infrastructure`; `doubled` is a call that ran twice: its two
+answers differ, its session's counter is ahead, or the server counts more outcomes than there were
+calls. Clients leave and come back, each time by a new connection.
 
-`--alternate` makes as many calls again without attacks, phase by phase in turn, and the attacks are
-those of `load_attacks`, by a client with a quota: on the server's messages and threads as well as
-by snippets. Then it reports how long the other clients' calls took with and without attacks.
+With `--alternate` each phase with attacks follows a phase of as many calls without. The attacks are
+then those of `load_attacks`, by a client with a quota: on the server's messages and threads as well
+as by snippets. The report compares how long the other clients' calls took with and without attacks.
 
 Strangers hold connections on which they send nothing, or half a header, and open another whenever
 the server closes one.
@@ -57,8 +57,8 @@ REST_SECONDS = 1.0
 SAMPLES = 10
 """Number of memory samples while the calls run."""
 ALLOWED = {"RSS of the server, MiB": 32.0, "Pss of all, MiB": 40.0, "answers kept": 10_000.0}
-"""Allowed increase at the end, and 0 for everything else. The outcomes that the server keeps for
-calls that are submitted again, at most 10,000, take 20 MiB.
+"""Allowed increase of each resource at the end; 0 for a resource that is not named. The server
+keeps at most 10,000 outcomes, for calls that are submitted again: 20 MiB.
 """
 
 
@@ -86,8 +86,8 @@ def server() -> Generator[tuple[subprocess.Popen[str], str, Path]]:
 
 @contextmanager
 def strangers(url: str, number: int) -> Generator[list[int]]:
-    """Hold `number` idle connections. After the block the list has the number of connections that
-    were opened.
+    """Hold `number` idle connections. After the block the yielded list holds one number: how many
+    connections were opened.
     """
     command = [sys.executable, "-m", "benchmarks.environment.strangers", url, str(number)]
     opened: list[int] = []
@@ -164,7 +164,7 @@ async def warm_up(environment: Environment, slots: int) -> None:
 
 
 async def at_rest(pid: int, environment: Environment) -> dict[str, float]:
-    """Resources once everything that the warm-up ended is gone."""
+    """Resources once the processes that ended in the warm-up are gone."""
     looks: list[dict[str, float]] = [{}]
 
     async def nothing_ends() -> bool:
@@ -213,8 +213,8 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
     ]
     samples: list[Row] = []
     full = False
-    """True once the number of kept answers has reached its maximum. Memory is compared with that
-    moment.
+    """True once the server keeps the maximum number of answers. Memory at the end is compared with
+    memory at that moment.
     """
     phases = (
         [("attacks", options.attacks)]

@@ -26,7 +26,7 @@ QUOTA = 4
 MANY = 100_000
 """Calls of one batch."""
 TRIES = 5
-"""Maximum connections for a refused request."""
+"""Maximum attempts, each on a new connection, to have a request refused."""
 UNREAD, UNREAD_BYTES, UNREAD_SECONDS = 30, 1_000_000, 1.0
 """Calls whose answers are not read, bytes that each prints, and seconds until the connection is
 dropped.
@@ -40,8 +40,8 @@ NAMED = "import ctypes\nctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)\n1 + 1"
 
 
 class Attacker:
-    """Client that makes one attack at a time, of a random kind. `calls` is the number that the
-    server may count.
+    """Client that makes one attack at a time, of a random kind. `calls` is the number of calls that
+    the server may count.
     """
 
     def __init__(self, url: str, token: str, number: int) -> None:
@@ -74,7 +74,7 @@ class Attacker:
         return await self._environment.run(Submission(code, limits=PATIENT, **how))
 
     async def _signal(self, chance: random.Random) -> str:
-        """End a process by a signal without a name, or by one that the host uses itself."""
+        """End a process by a signal without a name, or by a signal that the host itself uses."""
         number = chance.choice([*range(34, 64), 9, 24, 31])
         result = await self._run(f"import os\nos.kill(os.getpid(), {number})\n'lives'")
         return (
@@ -84,7 +84,7 @@ class Attacker:
         )
 
     async def _name(self, chance: random.Random) -> str:
-        """Print a name that resembles the kernel's own line."""
+        """Print a process name that resembles the kernel's own line."""
         name = chance.choice(
             [b"VmHWM: 0 kB", b"VmHWM: x", b"VmHWM:\t1e9", b"a) S 1 1 (", b"\nVmHWM: 9"]
         )
@@ -128,8 +128,8 @@ class Attacker:
 
     async def _refused(self, path: str, body: Any) -> str:
         for tried in range(TRIES):
-            await asyncio.sleep(tried)  # strangers are as quick again at once
-            with suppress(aiohttp.ClientConnectionError):  # the server closed it as one of theirs
+            await asyncio.sleep(tried)  # strangers take freed connections at once
+            with suppress(aiohttp.ClientConnectionError):  # the server closed it to limit strangers
                 async with (
                     aiohttp.ClientSession() as session,
                     session.post(
@@ -167,8 +167,8 @@ class Attacker:
 
 
 def _sound(result: ExecutionResult) -> str:
-    """Problem with a result that is not its own outcome or has an impossible peak of memory (empty
-    without one).
+    """Problem with a result, if it belongs to another call or has an impossible peak of memory
+    (empty without one).
     """
     if result.status in ALL and result.peak_memory_bytes in PEAK:
         return ""

@@ -1,9 +1,9 @@
 """Clients of a loaded server, with the expected result of each of their calls. `load` starts them.
 
-Each makes one call after the other, of a random kind: cheap ones, numpy, sympy, cells of sessions,
-calls that are submitted twice under one id, calls that are cancelled, errors, time-outs, too much
-memory or output, and attacks. The random choices and the numbers that are computed are the same in
-every run.
+Each client makes one call after the other, of a random kind: cheap calls, numpy, sympy, cells of
+sessions, calls that are submitted twice under one id, calls that are cancelled, errors, time-outs,
+too much memory or output, and attacks. The random choices and the numbers that are computed are the
+same in every run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Tally:
         )
         self.told: list[str] = []
         self.outcomes = 0
-        """Outcomes that the server has to count: calls with a client waiting for their answer."""
+        """Number of outcomes that the server has to count: of calls whose client waits for the
+        answer.
+        """
         self.seconds: dict[str, list[float]] = {}
         """Seconds from submission to answer, by phase, of each call that is not an attack."""
         self.phase = ""
@@ -107,7 +109,7 @@ class Client:
         tally: Tally,
         attacker: Attacker | None = None,
     ) -> None:
-        """Create a client. An `attacker` makes the attacks in place of the calls of `attacks`."""
+        """Create a client. With an `attacker`, its attacks replace the calls of `attacks`."""
         self._url, self._number, self._attacks, self._tally = url, number, attacks, tally
         self._attacker = attacker
         self.share = 0.0
@@ -148,7 +150,7 @@ class Client:
             done()
 
     async def leave(self) -> None:
-        if self._made:  # one of more clients than calls never came
+        if self._made:  # False if there were more clients than calls
             await self._end_session()
             await self._environment.close()
         if self._attacker is not None:
@@ -233,8 +235,8 @@ class Client:
         self._tally.judge("attack", result, good=good)
 
     async def _twice(self, number: int) -> None:
-        """Submit a call twice under one id, at once or in sequence, and check that it runs once by
-        its random bytes.
+        """Submit a call twice under one id, at once or in sequence. Equal random bytes in both
+        answers show that it ran once.
         """
         code, name = (
             f"import os\nprint({number})\nos.urandom(8).hex()",
@@ -250,7 +252,7 @@ class Client:
             self._tally.blame("doubled", "twice", f"{first} and {second}")
 
     async def _both(self, code: str, name: str, session: str | None) -> list[ExecutionResult]:
-        self._tally.outcomes -= 1  # of two there is one outcome
+        self._tally.outcomes -= 1  # two submissions of one id have one outcome
         calls = [self._run(code, id=name, session=session) for _ in range(2)]
         return (
             list(await asyncio.gather(*calls))

@@ -32,13 +32,13 @@ class Effort:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and its descendants, including ended ones, whose seconds their
-    parents have.
+    """CPU seconds of this process and its descendants. Seconds of ended processes are in the
+    figures of their parents.
     """
     process = psutil.Process()
     total = 0.0
     for member in [process, *process.children(recursive=True)]:
-        with suppress(psutil.Error):  # it has just ended: its parent has its seconds
+        with suppress(psutil.Error):  # ended meanwhile: its parent has its seconds
             total += sum(member.cpu_times()[:4])
     return total
 
@@ -72,8 +72,8 @@ def row(
     seconds: float,
     cpu: float,
 ) -> Row:
-    """Row of a measurement. `good/s` counts right answers only. CPU is divided by them too, since
-    lost calls cost as well.
+    """Row of a measurement. `good/s` counts right answers only. CPU is per right answer, too, so
+    that lost calls add to its cost.
     """
     ordered, good = sorted(latencies), verdicts["good"]
     return {

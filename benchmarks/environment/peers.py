@@ -2,10 +2,10 @@
 defaults.
 
 The user has to create checkouts and virtual environments
-(`python -m benchmarks.environment --help`). Snippets run in the `python` of the server's PATH: that
-of the virtual environment, which needs numpy and sympy. SandboxFusion asks conda for an environment
-of the name `sandbox-runtime`; a folder `condabin` above its virtual environment, with a script
-`bin/activate NAME`, does as well.
+(`python -m benchmarks.environment --help`). Snippets run in the `python` of the server's PATH. That
+is the virtual environment's, which needs numpy and sympy. SandboxFusion asks conda for an
+environment of the name `sandbox-runtime`; a folder `condabin` above its virtual environment, with a
+script `bin/activate NAME`, does as well.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ _FAR = aiohttp.ClientTimeout(total=120)
 async def code_judge(
     checkout: Path, python: Path, *, batches: bool = False
 ) -> AsyncGenerator[Call]:
-    """Start Redis, the API and the workers. One call per request, or `BATCH` of them."""
+    """Start Redis, the API and the workers. A request has one call, or `BATCH` calls."""
     redis = shutil.which("redis-server")
     if redis is None:
-        raise FileNotFoundError("redis-server")
+        raise FileNotFoundError("redis-server is not in PATH")
     port, redis_port = _free_port(), _free_port()
     variables = _variables(python) | {"REDIS_URI": f"redis://127.0.0.1:{redis_port}"}
-    # The supervisor kills an API process that takes long to start, as it may on a busy machine.
+    # Without a long time-out the supervisor kills an API process that starts slowly on a busy
+    # machine.
     api = ["-m", "uvicorn", "app.main:app", "--workers", "4", "--limit-max-requests", "1000"]
     api += ["--port", str(port), "--timeout-worker-healthcheck", "60"]
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +186,7 @@ async def _running(
         below: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             below = psutil.Process(process.pid).children(recursive=True)
-        with suppress(ProcessLookupError):  # first the one that would start the others again
+        with suppress(ProcessLookupError):  # the parent first: it would restart the others
             process.kill()
         for child in below:
             with suppress(psutil.NoSuchProcess):

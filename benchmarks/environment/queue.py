@@ -1,13 +1,13 @@
-"""Calls of a whole step at once while slots are killed, and the highest arrival rate with an
-acceptable mean latency.
+"""Flood of all calls of a training step while slots are killed, and the highest arrival rate with
+an acceptable mean latency.
 
     python -m benchmarks.environment.queue [--calls 45000] [--quick] [--json FILE]
 
 `flood`: all calls are submitted at once; once a second a slot's process is killed. Every call
-prints a unique number, so that an answer of another call is detected; every fourth one needs numpy.
-Reported are the calls that were lost (`infrastructure`), answered wrongly, answered twice (by the
-environment's own count), run again because a slot died, and begun before one that was submitted
-earlier. The memory is this process's, in which the queue lives.
+prints a unique number, so that an answer of another call is detected; every fourth call needs
+numpy. The report counts calls that were lost (`infrastructure`), answered wrongly, answered twice
+(by the environment's own count), run again because a slot died, or begun before a call that was
+submitted earlier. Memory is that of this process, which holds the queue.
 
 `rates`: calls arrive at random (Poisson), whether or not earlier ones are answered, at rising
 shares of the flood's rate. The result is the highest rate with a mean latency of at most 0.3 s, the
@@ -135,14 +135,14 @@ def flood(calls: int, timeout: float) -> Row:
 
 
 def out_of_order(calls: Sequence[Asked]) -> int:
-    """Number of calls that began before an earlier one, without calls that are run again, which
-    rightly go first.
+    """Number of calls that began before a call submitted earlier. Calls that run again are not
+    counted, since they rightly go first.
     """
     latest, found = 0.0, 0
     for call in calls:
         if call.attempt > 1 or call.lost:
             continue
-        # Its place in the queue was given to it between `asked` and `taken`.
+        # a call got its place in the queue between `asked` and `taken`
         found += call.taken + call.queued < latest
         latest = max(latest, call.asked + call.queued)
     return found
@@ -177,8 +177,8 @@ def _killing() -> Generator[list[int]]:
 
 
 def _slots() -> list[int]:
-    """Process ids of the slots. A child of this process starts the fork server, which forks
-    slots.
+    """Process ids of the slots: great-grandchildren of this process, below a child and its fork
+    server.
     """
     return [
         slot
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="3,000 calls, and shorter rates")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
-    # A call costs some ms. One that takes more than 50 is stuck.
+    # a call costs some ms: above 50 ms the queue is stuck
     calls = 3_000 if options.quick else options.calls
     flooded = flood(calls, timeout=120 + calls * 0.05)
     show("flood", [{"figure": name, "value": value} for name, value in flooded.items()])

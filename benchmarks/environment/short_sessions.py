@@ -4,10 +4,10 @@ tool.
     python -m benchmarks.environment.short_sessions [--against COMMIT ...] [--sessions 300] [--beside 16]
         [--pause 0 30] [--cell expression] [--repeats 5] [--json FILE]
 
-CPU milliseconds a session, of this process and of the sandbox's. `pause`: milliseconds between a
-cell's answer and the session's end, while a rollout's model writes on. Each measurement is a
-separate process and begins with a warm-up. COMMIT is checked out separately and measured in turn
-with this tree. The median of the repeats counts.
+The figures are CPU milliseconds a session, of this process and of the sandbox's processes. `pause`:
+milliseconds between a cell's answer and the session's end; in a rollout, the model writes during
+this time. Each measurement is a separate process and begins with a warm-up. COMMIT is checked out
+separately and measured in turn with this tree. The median of the repeats counts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from hrm_agent.environment.local.environment import LocalEnvironment
 HERE = Path(__file__).parents[2]
 SUM = "total = 0\nfor part in (12, 7):\n    total += part * 7\n"
 CELLS = {"expression": SUM + "print(total)", "block": SUM + "if total:\n    print(total)"}
-"""Cells by their last statement. A cell that ends with an expression on its own line is compiled
-without a tree.
+"""Cells by the kind of their last statement. The environment compiles a cell without a syntax tree
+if its last line is an expression.
 """
 RIGHT = "133\n"
 WARM_UP = 64
@@ -64,13 +64,15 @@ async def short_sessions(
 
 
 def child_seconds() -> float:
-    """CPU seconds of all descendants, including ended ones, whose seconds their parents have."""
+    """CPU seconds of all descendants. Seconds of ended processes are in the figures of their
+    parents.
+    """
     own = psutil.Process()
     total = sum(own.cpu_times()[2:4])
     for child in own.children(recursive=True):
         try:
             total += sum(child.cpu_times()[:4])
-        except psutil.NoSuchProcess:  # it has just ended: its parent has its seconds
+        except psutil.NoSuchProcess:  # ended meanwhile: its parent has its seconds
             continue
     return total
 
@@ -90,7 +92,7 @@ async def spent(count: int, beside: int, pause: float, cell: str) -> Row:
 
 def measured(tree: Path, options: argparse.Namespace, pause: float) -> Row:
     """CPU milliseconds per session, measured in a process under `tree`."""
-    # -P: this folder has names of the library
+    # -P: files in this folder have names of modules of the standard library
     command = [sys.executable, "-P", __file__, "--measure", str(pause)]
     command += [
         "--sessions",
@@ -111,7 +113,7 @@ def measured(tree: Path, options: argparse.Namespace, pause: float) -> Row:
 
 
 def compared(options: argparse.Namespace) -> list[Row]:
-    # Only here, since a measurement runs under trees that may not have it.
+    # imported late: a measurement may run under a tree without this module
     from benchmarks.rollout_profile.__main__ import checked_out
 
     with ExitStack() as stack:

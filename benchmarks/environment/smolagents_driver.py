@@ -2,8 +2,8 @@
 virtual environment that has it.
 
 It reads workloads as JSON from stdin and writes the result of each. Each call has a new executor,
-as each of ours has a new process. Imports stay, since the process does. Standard library and
-smolagents only.
+as each call of our environment has a new process. Imported modules stay loaded, since the process
+stays. Standard library and smolagents only.
 """
 
 # pyright: reportMissingImports=false
@@ -44,7 +44,7 @@ def measured(workload: dict[str, Any], calls: int, seconds: float) -> dict[str, 
 def main() -> None:
     given = json.load(sys.stdin)
     for workload in given["workloads"]:
-        # warm
+        # a warm-up
         ran(
             {**workload, "seconds": 60}
             if workload["status"] != "timeout"

@@ -3,9 +3,9 @@ a header.
 
     python -m benchmarks.environment.strangers URL NUMBER
 
-They run in a separate process, since in the clients' loop they would delay the clients' requests.
-If the server closes one, another is opened after a pause. When standard input ends, the number of
-opened connections is printed.
+They run in a separate process, since in the clients' event loop they would delay the clients'
+requests. If the server closes a connection, another is opened after a pause. When standard input
+ends, the number of opened connections is printed.
 """
 
 from __future__ import annotations

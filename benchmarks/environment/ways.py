@@ -1,5 +1,5 @@
-"""Ways to run a snippet: ours in three forms, a new interpreter per call, and one in a bubblewrap
-sandbox.
+"""Ways to run a snippet: our environment in three forms, a new interpreter per call, and a new
+interpreter in a bubblewrap sandbox.
 
 Each opens as a `Call`. `python -I` per call has no isolation at all. bubblewrap has new namespaces
 and a read-only view of the files, without a filter of system calls. Both run twice as many calls at
@@ -34,8 +34,8 @@ _SANDBOX = (
     "--as-pid-1 --ro-bind / / --dev /dev --proc /proc --tmpfs /tmp"
     " --unshare-all --die-with-parent --new-session --clearenv"
 )
-"""Options of bubblewrap. With `--as-pid-1` the parent gets the CPU seconds of the sandboxed
-process.
+"""Options of bubblewrap. With `--as-pid-1` the CPU seconds of the sandboxed process reach its
+parent's figures.
 """
 _TOKEN = "a token for the benchmark alone"
 
@@ -49,7 +49,7 @@ def _asking(environment: Environment, *, sessions: bool = False) -> Call:
     async def call(workload: Workload, client: int) -> Sequence[Answer]:
         limits = Limits(wall_seconds=workload.seconds)
         name = f"client {client}" if sessions else None
-        # No history: cells of a benchmark are not to be run again.
+        # without a history, since cells of a benchmark must not run again
         return [
             answer_of(await environment.run(Submission(workload.code, session=name, limits=limits)))
         ]

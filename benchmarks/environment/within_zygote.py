@@ -1,10 +1,10 @@
-"""Code for a fork server, warm and isolated, before it begins to serve: the uses with which calls
+"""Code that a warm, isolated fork server runs before it begins to serve: two uses with which calls
 are compared.
 
 `floor` makes it fork and wait in a loop instead of serving. `unfenced` leaves out a slot's own
 isolation: its user, network, ipc and host name namespaces, its /tmp, its limits, seccomp and
-Landlock. What a call itself pays for (a process-id namespace, limits, capabilities) stays; the
-floor has a row for the namespace.
+Landlock. Steps of each call (a process-id namespace, limits, capabilities) stay; the floor has a
+row for the namespace.
 """
 
 # A fork server knows its package as `sandbox`.
@@ -37,7 +37,9 @@ def _by_clone() -> None:
 
 
 class Floor(zygote.Zygote):
-    """Fork server that answers `clients calls way` with the seconds it took: JSON, wall and CPU."""
+    """Fork server that answers `clients calls way` with the seconds taken, wall clock and CPU, as
+    JSON.
+    """
 
     def serve(self) -> None:
         while data := self._control.recv(64):
@@ -51,7 +53,7 @@ class Floor(zygote.Zygote):
 
 
 def _loop(once: Callable[[], None], calls: int) -> int:
-    """Fork a loop of calls from the fork server, like a slot, which forks again."""
+    """Fork a process that makes the calls, like a slot: it forks once per call."""
     pid = os.fork()
     if pid:
         return pid
@@ -72,7 +74,7 @@ def floor() -> None:
 def unfenced() -> None:
     def enter(layers: zygote.Layers, number: int) -> str:
         kernel.die_with_parent()
-        # one for all slots: a call's is looked at and its times are reset
+        # one /tmp for all slots; a slot with layers has its own
         if not os.access("/tmp", os.W_OK):
             kernel._mount(
                 "tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, kernel.TMP_OPTIONS

@@ -2,14 +2,14 @@
 
     python -m benchmarks.learning [--only CLAIM ...] [--seeds 3] [--jobs 2] [--folder F] [--json FILE]
 
-* `demo`: the course of `make demo`, and the one that takes 0.7 of its rollouts: accuracy on
-  held-out problems, share of the rollouts that are trained on.
+* `demo`: the training of `make demo`, and a training with 0.7 of its rollouts: accuracy on held-out
+  problems, share of the rollouts that are trained on.
 * `roles`: the four-role agent from a start that errs in each role, by each way to credit its calls,
   at equal rollouts.
 * `together`: one policy trained on the tool loop and on the four roles at once, measured on each.
 * `stages`: `configs/laptop.toml`, stage by stage.
-* `behind`: the tool loop with the weights that sample at most 0, 1 and 2 versions behind those that
-  learn, at equal rollouts.
+* `behind`: the tool loop, sampled by weights at most 0, 1 and 2 versions behind the trainer's, at
+  equal rollouts.
 * `waiting`: as `behind`, with few rollouts that each wait ten seconds. Wall clocks are compared,
   with `--jobs 1`.
 
@@ -52,7 +52,7 @@ QUICK = {"steps": "1", "prompts-per-step": "2", "group-size": "2"}
 
 
 def demo(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
-    """Jobs of the two courses."""
+    """Jobs of the two trainings of `demo`."""
 
     def job(name: str, keys: dict[str, str]) -> Row:
         place = folder / f"demo-{keys['steps']}-{seed}"
@@ -233,7 +233,7 @@ CLAIMS = {
 
 
 def starts(folder: Path, problems: int) -> list[Job]:
-    """Jobs for the accuracies before the trainings."""
+    """Jobs that measure the accuracies before the trainings."""
 
     def job(policy: str, graph: str) -> Row:
         place = folder / f"before-{policy.partition(':')[2]}-{graph}"

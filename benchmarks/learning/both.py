@@ -15,8 +15,8 @@ __all__ = ["graph"]
 
 
 async def route(state: LoopState) -> Literal["tool_loop", "reasoning"]:
-    """Select the agent of a problem, the same for all its rollouts, which are compared with each
-    other.
+    """Select the agent of a problem. All rollouts of a problem get the same agent, since they are
+    compared with each other.
     """
     return "reasoning" if crc32(state["messages"][0].text.encode()) % 2 else "tool_loop"
 

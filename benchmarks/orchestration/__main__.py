@@ -2,15 +2,16 @@
 
     python -m benchmarks.orchestration [--conversations 40] [--repeats 5] [--smolagents PYTHON] [--json FILE]
 
-A scripted engine answers every way alike. `tool_loop` has four model calls and three of a tool,
-`reasoning` has seven and two: planner, two solvers in parallel, critic, synthesizer. The tool costs
-nothing, since the sandbox is measured by `benchmarks.environment`; one way uses the real one for
-comparison. PYTHON is the interpreter of a virtual environment that has smolagents.
+A scripted engine gives every way the same answers. `tool_loop` has four model calls and three tool
+calls. `reasoning` (planner, two solvers in parallel, critic, synthesizer) has seven model calls and
+two tool calls. The tool costs nothing, since the sandbox is measured by `benchmarks.environment`;
+one way uses the real one for comparison. PYTHON is the interpreter of a virtual environment that
+has smolagents.
 
 `floor`: the conversation in a plain Python loop. `stock LangGraph`: the agent as in its
 documentation, without our code. `ours, in memory`: our graph, recorded, nothing stored. `ours`: as
-every command runs it, each step and each call in a SQLite store. `capture` is the difference that
-recording makes to a stock graph on our store.
+every command runs it, each step and each call in a SQLite store. `capture` is the cost that
+recording adds to a stock graph on our store.
 
 CPU is of this process and its children, all threads, per model call; the ways take turns, and the
 best repeat counts.
@@ -175,7 +176,7 @@ def main() -> None:
     reached = goals(rows)
     show("goals", reached)
     if not options.smolagents:
-        print("not named: --smolagents")
+        print("smolagents not measured: --smolagents was not given")
     if options.json is not None:
         settings = {
             "cores": os.cpu_count(),

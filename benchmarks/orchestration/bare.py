@@ -1,7 +1,7 @@
 """Agents without this project for comparison: a plain Python loop, and stock LangGraph, around the
 same scripted engine.
 
-Prompts are encoded and answers parsed by the engine's codec, like ours, since that is the engine's
+As in our graphs, the engine's codec encodes prompts and parses answers, since this is the engine's
 work and not the graph's.
 """
 
@@ -102,7 +102,7 @@ class BareModel(BaseChatModel):
 
 
 async def plain(engine: Engine, agent: str) -> str:
-    """Run the floor: no graph, no callbacks, no state."""
+    """Run the floor, which has no graph, no callbacks and no state."""
     if agent == "tool_loop":
         return await _plain_loop(engine, TOOL_LOOP_PROMPT, PROBLEM)
     subgoals = json.loads(await _plain_ask(engine, PLANNER_PROMPT, planner_request(PROBLEM)))[
@@ -171,7 +171,7 @@ class Part(TypedDict):
 
 
 def reasoning(model: Callable[[], BaseChatModel]) -> Any:
-    """Graph of the four roles with their prompts, without our repair, budgets and revision."""
+    """Graph of the four roles with our prompts, without our repair, budgets and revision."""
     solver = tool_loop(model, SOLVER_PROMPT)
 
     async def asked(prompt: str, request: str) -> AIMessage:

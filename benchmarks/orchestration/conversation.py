@@ -3,7 +3,7 @@ tool of no cost.
 
 `tool_loop`: three calls of the tool, then the answer. `reasoning`: a plan of two independent
 subgoals, a call and an answer for each, the critic, the synthesizer. The script is a function of
-the messages, so it works for any caller. A few words in the system turn identify the role.
+the messages, so it works for every way. It knows the role by a few words of the system turn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def script(messages: Sequence[BaseMessage]) -> str:
 
 @contextmanager
 def engine(agent: str) -> Generator[ScriptedEngine]:
-    """New engine, since it remembers every request. CPU per call is divided by their number."""
+    """Engine of one measurement. It must be new, since an engine remembers every request, and CPU
+    per call is divided by the number of requests.
+    """
     with ScriptedEngine(script) as opened:
         yield opened
     assert opened.calls % CALLS[agent] == 0, (
@@ -72,7 +74,7 @@ def engine(agent: str) -> Generator[ScriptedEngine]:
 
 
 class Instant(Environment):
-    """Environment that runs nothing and returns the known value."""
+    """Environment that runs no code and returns the known value."""
 
     @property
     def isolation(self) -> str:

@@ -1,10 +1,10 @@
 """Driver of smolagents' agents for the same conversations, run by the interpreter of a virtual
 environment that has it.
 
-`tool_loop` is a `ToolCallingAgent` with the tool. `reasoning` is a team of them in a plain Python
-program: planner, two solvers one after the other, critic, synthesizer, each of which ends with its
-`final_answer`. Its scripted model costs next to nothing (ours encodes prompts and decodes answers),
-and its record is a list in memory. Standard library and smolagents only.
+`tool_loop` is a `ToolCallingAgent` with the tool. `reasoning` is a plain Python program with such
+agents: planner, two solvers one after the other, critic, synthesizer. Each ends with a call of
+`final_answer`. The scripted model of smolagents costs next to nothing (our engine encodes prompts
+and decodes answers), and its record is a list in memory. Standard library and smolagents only.
 """
 
 # pyright: basic, reportMissingImports=false

@@ -1,4 +1,6 @@
-"""Ways to run a conversation. Each opens to a function that runs one and returns its final text."""
+"""Ways to run a conversation. Each way opens to a function that runs one conversation and returns
+its final text.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ async def plain(agent: str, folder: Path) -> AsyncGenerator[Converse]:
 
 @asynccontextmanager
 async def stock(agent: str, folder: Path, saver: str = "") -> AsyncGenerator[Converse]:
-    """Stock LangGraph without our code, checkpointed by its own savers or not at all."""
+    """Stock LangGraph without our code, with a checkpointer of its own or with none."""
     async with AsyncExitStack() as stack:
         opened = stack.enter_context(engine(agent))
         graph = STOCK[agent](partial(bare.BareModel, engine=opened))
@@ -90,7 +92,7 @@ async def ours(
 
 @asynccontextmanager
 async def captured(agent: str, folder: Path, recorded: bool) -> AsyncGenerator[Converse]:
-    """Stock graph on our store, with its model's calls recorded or not. Its tool's calls are not
+    """Stock graph on our store, whose model calls are recorded or not. Its tool calls are not
     recorded.
     """
     with open_store(folder / "store.db") as store, engine(agent) as opened:

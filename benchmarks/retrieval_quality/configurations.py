@@ -1,14 +1,14 @@
 """Configurations that an evaluation compares: a way to cut and a way to rank.
 
-A configuration is written as it is printed: `semantic:512/77:words` cuts by changes of topic into
-chunks of at most 512 tokens, 77 of which a chunk shares with the previous one, and ranks by words.
-`default` cuts each file like `hrm-agent index`. Splitters of other libraries have two forms of
-their names, since their spans are often wrong:
+A configuration is written as it is printed: `semantic:512/77:words` cuts at changes of topic into
+chunks of at most 512 tokens, which share 77 tokens with the previous chunk, and ranks by words.
+`default` cuts each file like `hrm-agent index`. Each splitter of another library has two names,
+since its spans are often wrong:
 
 * `langchain` uses the spans that the library reports. A chunk whose span is not its text cannot be
   cited: it takes a rank among the hits and tokens of the budget, and answers nothing.
-* `langchain-located` searches each chunk's text after the start of the previous one. This is the
-  fair comparison of where texts are cut, and the usual baseline here.
+* `langchain-located` searches each chunk's text after the start of the previous chunk. This
+  compares fairly where texts are cut, and is the default baseline.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Configuration:
         return cls(match[1], int(match[2]), int(match[3]), cast("Mode", match[4]))
 
     def cut(self, document: Document, tokenizer: str) -> list[Chunk]:
-        """Chunks of a document, without those of white space alone, which no index holds."""
+        """Chunks of a document, except chunks of white space alone, which no index holds."""
         share = self.overlap / self.size
         library = self.strategy.removesuffix(LOCATED)
         if self.strategy == DEFAULT:
@@ -101,8 +101,8 @@ class Configuration:
 
 
 def _located(text: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
-    """Chunks with the span of their text, searched after the start of the previous one. A chunk
-    that is not found is unchanged.
+    """Chunks with the span of their text, which is searched after the start of the previous chunk.
+    A chunk whose text is not found is unchanged.
     """
     after = 0
     for chunk in chunks:

@@ -1,9 +1,9 @@
 """Evaluation of configurations on questions, each compared with a baseline.
 
-A question is the unit. Measures are means over questions, and intervals come from resampling
-questions (`hrm_agent.basics.intervals`). A difference is taken per question, so that its difficulty
-cancels out. Intervals are not corrected for multiple comparisons: of twenty configurations that are
-all as good as the baseline, one differs by chance.
+Measures are means over questions, and intervals come from resampling questions
+(`hrm_agent.basics.intervals`). A difference is taken question by question, so that the difficulty
+of a question cancels out. Intervals are not corrected for multiple comparisons: of twenty
+configurations that are as good as the baseline, expect one whose interval leaves out 0 by chance.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Settings:
     k: int = 5
     """Number of best chunks that are shown."""
     budget: int = 2560
-    """Budget of tokens for the budget measures, which show as much as fits instead of k chunks."""
+    """Budget of the budget measures, in tokens. They show the best chunks that fit, instead of k
+    chunks.
+    """
     tokenizer: str = DEFAULT_TOKENIZER
     """Tokenizer in whose tokens sizes, overlaps and the budget count."""
     embeddings: str = "static"
@@ -67,8 +69,8 @@ class Score:
     value: Estimate
     """Mean over questions, with its interval."""
     less_base: Estimate
-    """Mean difference to the baseline over questions. Its interval has zero width if both agree on
-    all of them.
+    """Mean difference to the baseline over questions. Its interval has zero width if both
+    configurations agree on all questions.
     """
 
 
@@ -83,7 +85,7 @@ class Result:
     mean_tokens: float
     """Mean tokens of a chunk."""
     wrong_spans: int
-    """Chunks whose span is not their text. They are shown, and answer nothing."""
+    """Number of chunks whose span is not their text. They are shown, but count as no answer."""
     scores: Mapping[str, Mapping[str, Score]]
     """Scores by `all` or corpus, then by measure."""
 
@@ -106,9 +108,7 @@ def evaluate(
     base: Configuration,
     settings: Settings | None = None,
 ) -> RetrievalEvaluation:
-    """Measure `base` and every configuration. Duplicates, and `base` among them, are measured
-    once.
-    """
+    """Measure `base` and every other configuration. Duplicates are measured once."""
     (settings := settings or Settings()).check()
     measured: dict[Configuration, tuple[Ranking, list[list[float]]]] = {}
     tokenizer = load_tokenizer(settings.tokenizer)

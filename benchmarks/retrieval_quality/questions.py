@@ -47,7 +47,7 @@ class QuestionSet:
     """Corpora and questions of an evaluation."""
 
     documents: Mapping[str, Document]
-    """Documents by corpus. One without questions is searched all the same."""
+    """Documents by corpus. A corpus without questions is searched, too."""
     questions: tuple[RetrievalQuestion, ...]
     """Questions in the order of the file, at least one."""
 

@@ -1,9 +1,9 @@
-"""Ranking of a configuration: its chunks in an index as agents search it, and the best of them for
+"""Ranking of a configuration: its chunks in the index that agents search, and the best chunks for
 each question.
 
-All corpora are in one index, so a question about one of them competes with the others. With `apart`
-each has its own index. A chunk whose span is not its text is indexed as a separate document: it is
-found by its words, and has no place in a corpus.
+All corpora are in one index, so that a question searches the other corpora as well. With `apart`
+each corpus has its own index. A chunk whose span is not its text is indexed as a separate document:
+a search finds it by its words, but it has no place in a corpus.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hrm_agent.retrieval.tokenizers.base import Tokenizer
 __all__ = ["RankedPiece", "Ranking", "depth_for", "rank", "within"]
 
 _SPARE = 4
-"""Factor for the number of chunks to search, since chunks are shorter than their limit."""
+"""Factor for the number of chunks to search, since most chunks are shorter than their limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ def _index(folder: Path, vectors: str | None) -> DocumentIndex:
 
 
 def depth_for(k: int, budget: int, size: int) -> int:
-    """Number of chunks to search, enough for `k`, a budget and MRR."""
+    """Number of chunks to search: enough for `k`, for the budget and for MRR."""
     return max(k, RANKS, _SPARE * -(-budget // size))
 
 
 def within(found: Sequence[RankedPiece], budget: int, tokenizer: Tokenizer) -> Iterator[Piece]:
-    """Best pieces within a budget of tokens. The last one is cut where the budget ends."""
+    """Best pieces within a budget of tokens. The last piece is cut where the budget ends."""
     for hit in found:
         if hit.piece.tokens > budget:
             if budget:

@@ -9,16 +9,16 @@ the retrieved ones,
     IoU         |e and r| / |e or r|     Jaccard's index of the two: both at once
 
 Deviations: characters and not tokens are counted, so that no tokenizer is part of a score. Text in
-several overlapping chunks counts once in r, while the report counts it each time it is retrieved. A
-*token budget* charges it each time instead. The answer is a set of characters of one corpus: a
-chunk of another corpus adds to r only.
+several overlapping chunks counts once in r, while the report counts it each time it is retrieved.
+Only a *token budget* is charged for it each time. The answer is a set of characters of one corpus:
+a chunk of another corpus adds to r only.
 
     MRR         1 / the rank of the first chunk that holds the answer, among the first ten; 0 if none does (Voorhees,
                 "The TREC-8 Question Answering Track Report", 1999)
 
 A chunk holds the answer if it shares with a reference at least half of the shorter of the two: a
-chunk of 2,000 characters has to have half of a sentence, and a sentence has to be half in a long
-reference. A few characters at an edge do not count.
+chunk of 2,000 characters has to contain half of a reference of one sentence, and half of a chunk of
+one sentence has to lie in a long reference. A few characters at an edge do not count.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Piece:
     """Retrieved text."""
 
     corpus: str | None
-    """Name of its corpus. None if its span is not its text: it is read, and answers nothing that
-    can be cited.
+    """Name of its corpus (None if its span is not its text: the piece is shown, but nothing in it
+    can be cited).
     """
     start: int
     """First character in the corpus."""
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Numbers of characters of an answer, of the retrieved text, and of both."""
+    """Numbers of characters: of an answer, of the retrieved text, and in both."""
 
     wanted: int
     """Characters of the answer."""
@@ -78,7 +78,7 @@ class Overlap:
 
 
 def merged(spans: Iterable[SpanOf]) -> list[SpanOf]:
-    """Spans of the same characters, in order, none of which touch."""
+    """Spans of the same characters, in order, of which no two touch."""
     found: list[SpanOf] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if found and start <= found[-1][1]:
@@ -121,8 +121,8 @@ def _length(spans: Iterable[SpanOf]) -> int:
 
 
 def _shared(one: Sequence[SpanOf], other: Sequence[SpanOf]) -> int:
-    """Characters in both lists of spans, which are as from `merged`. Each step passes one of the
-    first two spans.
+    """Number of characters in both of two lists of spans, each as `merged` returns it. Each step
+    passes one of the first two spans.
     """
     i = j = total = 0
     while i < len(one) and j < len(other):

@@ -4,9 +4,9 @@
                                          [--options JSON] [--json FILE]
 
 Each measurement is a separate process: a warm-up, then a `collect` of word problems with the
-shipped small policy. `engine`, `loop` and `other threads` are CPU milliseconds of threads by their
-own clocks, `children` those of the sandbox. `bare` is the engine alone, given the same prompts and
-seeds turn by turn in a closed loop. The counts are of a further run, since counting costs time.
+shipped small policy. `engine`, `loop` and `other threads` are CPU milliseconds by the clocks of the
+threads, `children` those of the sandbox. `bare` is the engine alone, given the same prompts and
+seeds turn by turn in a closed loop. The counts come from another run, since counting costs time.
 COMMIT is checked out separately (`git worktree`) and measured in turn with this tree. The median of
 the repeats counts. OPTIONS are further fields of `CollectConfig`.
 """
@@ -48,7 +48,9 @@ def checked_out(commit: str) -> Generator[Path]:
                 [sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=True
             )
             if done.stdout:
-                raise SystemExit(f"the sandbox's compiled body could not be built: {done.stdout}")
+                raise SystemExit(
+                    f"The compiled part of the sandbox could not be built: {done.stdout}"
+                )
             yield tree
         finally:
             subprocess.run(["git", "-C", HERE, "worktree", "remove", "--force", tree], check=True)

@@ -1,8 +1,8 @@
 """Measurement in a separate process that prints one line of JSON. It runs under the tree that
 PYTHONPATH names.
 
-To measure an earlier commit, it uses only long-existing parts of the project: `collect`,
-`open_store`, `load_policy`, and counts by wrapping the libraries underneath.
+It uses only parts of the project that earlier commits have, too: `collect`, `open_store`,
+`load_policy`. Counts come from wrapped functions of the libraries underneath.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ POLICY = "builtin:cold-start"
 MAX_TOKENS = 256
 _MOUNT = Path("/sys/fs/cgroup")
 total_seconds: ContextVar[Callable[[], float] | None] = ContextVar("total_seconds", default=None)
-"""Clock of `accounted`, while one is open."""
+"""Clock of the open block of `accounted` (None outside)."""
 
 
 def thread_seconds() -> dict[str, float]:
@@ -70,9 +70,9 @@ def accounted() -> Generator[tuple[Callable[[], float], str]]:
     """Clock of CPU seconds of this process and all its descendants, and the name of its source: a
     cgroup if possible, otherwise the processes' own times.
 
-    The seconds of a process reach its parent when that waits for it. A sandbox that is shut down
-    loses those of processes that were not yet waited for, up to a quarter of a short run. A cgroup
-    counts all.
+    The seconds of a process reach its parent when the parent waits for the process. A sandbox that
+    is shut down loses the seconds of processes that it has not waited for, up to a quarter of a
+    short run. A cgroup counts all.
     """
     for place, file, unit in _accounts():
         group = place / f"benchmark-{os.getpid()}"
@@ -86,7 +86,7 @@ def accounted() -> Generator[tuple[Callable[[], float], str]]:
         try:
             yield partial(_read, group / file, unit), "cgroup"
         finally:
-            with suppress(OSError):  # it stays where a process of it still lives
+            with suppress(OSError):  # it cannot be removed while it has a process
                 (place / "cgroup.procs").write_text(str(os.getpid()))
                 group.rmdir()
         return
@@ -99,8 +99,8 @@ def _read(file: Path, unit: float) -> float:
 
 
 def _accounts() -> Generator[tuple[Path, str, float]]:
-    """Folders in which a cgroup may be created, with the name of the file that counts and its units
-    per second.
+    """Folders in which a cgroup may be created, each with the name of the file that holds the CPU
+    time, and the units per second of that file.
     """
     for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -116,14 +116,16 @@ def child_seconds() -> float:
     for child in own.children(recursive=True):
         try:
             total += sum(child.cpu_times()[:4])
-        except psutil.NoSuchProcess:  # it has just ended: its parent has its seconds
+        except psutil.NoSuchProcess:  # ended meanwhile: its parent has its seconds
             continue
     return total
 
 
 @contextmanager
 def counting(counts: Counter[str]) -> Generator[None]:
-    """Count inside the block. Counting costs time, so no seconds are measured with it."""
+    """Count operations inside the block. No seconds are measured meanwhile, since counting costs
+    time.
+    """
     kept = (events.Handle._run, asyncio.BaseEventLoop.create_task, jinja2.Template.render)  # type: ignore[attr-defined]
     whole = (
         TransformersEngine._step,
@@ -170,7 +172,7 @@ def counting(counts: Counter[str]) -> Generator[None]:
 
 @cache
 def drawn(count: int, seed: int) -> list[Any]:
-    """Word problems, drawn before timing, since a training draws one for each group."""
+    """Word problems, drawn before timing: a training draws only one for each group."""
     return list(load_tasks("word_problems", split=CollectConfig().split, seed=seed, count=count))
 
 

@@ -4,11 +4,12 @@ size.
     python -m benchmarks.simulate policies [--tightness 0.15 0.3 0.6] [--seeds 1] [--policies NAME ...]
     python -m benchmarks.simulate step [--times 1 10] [--json FILE] [--pictures FOLDER] [--processes 2]
 
-`policies` has one row for each policy, tightness and seed: share is the least time a step could
-have taken over the one it took, the last columns how many times as fast it is as others on the same
-work. `step` has the paper's size, 64 engines and 512 prompts x 32 with limits of 8K and 12K, and
-multiples of engines and prompts: the load on engines, environment and store. Times are those of the
-model, in seconds of the real thing; `docs/scale.md` has the assumptions.
+`policies` prints one row for each policy, tightness and seed. `share` is the least time that a step
+could take over the time that it took. The last columns are the speed relative to other policies on
+the same work. `step` prints the load on engines, environment and store at the paper's size (64
+engines and 512 prompts x 32, with limits of 8K and 12K tokens), and at multiples of engines and
+prompts. Seconds are those that the model of an engine predicts; `docs/scale.md` has the
+assumptions.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from hrm_agent.errors import HrmError
 from hrm_agent.training.engines.policies import POLICIES
 
 LIMITS = {8_000: 3_000.0, 12_000: 5_000.0}
-"""Mean response by longest response. The paper's grow from 1K to 4K with the first limit, to 6K
-with the second.
+"""Mean response by limit of the response, in tokens. The paper's mean grows from 1K to 4K under the
+first limit, to 6K under the second.
 """
 WATCHED = ("static_prompts", "static_rollouts", "expected_peak")
 
@@ -58,7 +59,9 @@ def policies_cases(options: argparse.Namespace) -> list[Case]:
 
 
 def step_cases(options: argparse.Namespace) -> list[Case]:
-    """Cases of `step`, at the tightness that the engine's own cache has with 12K."""
+    """Cases of `step`, at the tightness that follows from the engine's cache and the limit of
+    12K.
+    """
     work = Workload(groups=8 * options.engines)
     found: list[Case] = []
     for times in options.times:
@@ -137,14 +140,14 @@ def _place(found: tuple[Case, Outcome]) -> tuple[float, int, str]:
 
 def main() -> None:
     options = _options()
-    console = Console(width=150)  # of a table; a report is read from a file as well
+    console = Console(width=150)  # wide enough for the tables, also in a file
     try:
         options.model = read_model(options.engine)
     except HrmError as error:
         raise SystemExit(str(error)) from None
     cases = policies_cases(options) if options.what == "policies" else step_cases(options)
     cases = [replace(case, streamed=not options.blind) for case in cases]
-    if options.what == "step":  # the largest limit at the paper's size is the one that is drawn
+    if options.what == "step":  # only the largest limit at the paper's size is drawn
         drawn = [case for case in cases if case.engines == options.engines][
             -len(options.policies) :
         ]

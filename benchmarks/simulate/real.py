@@ -4,10 +4,10 @@
                                        [--policies NAME ...] [--blocks 32] [--json FILE]
 
 Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every
-policy does the same work; the policies take turns, each with its own uncached prompts. The router
-is that of a training, and polls the servers once a second. FILE has the constants that
-`benchmarks.simulate.measure` measured on such a server. Run it on a quiet machine with a core for
-each server.
+policy does the same work. The policies take turns, each with prompts that no cache holds. The
+router is that of a training, and polls the servers once a second. FILE has the constants that
+`benchmarks.simulate.measure` measured on such a server. Run the benchmark on a quiet machine with a
+core for each server.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Row = dict[str, Any]
 
 
 class Replayed:
-    """Server behind the router's interface. A turn has its planned number of tokens, whatever they
-    are.
+    """Server behind the router's interface. A turn has its planned number of tokens, whatever
+    tokens are sampled.
     """
 
     def __init__(self, url: str, client: httpx.AsyncClient, name: str) -> None:
@@ -117,7 +117,7 @@ async def step(
 ) -> Row:
     """Run one step with uncached prompts. Return its seconds and the servers' counters."""
     scheduler = RolloutScheduler(policy, curve)
-    # A new connection for each turn, since a server closes one that is idle during a tool call.
+    # a new connection for each turn, since a server closes connections that are idle
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=limits) as client:
         name = (await client.get(f"{urls[0]}/v1/models")).json()["data"][0]["id"]
@@ -128,7 +128,7 @@ async def step(
             router.join(
                 url, Replayed(url, client, name), *sizes, model.costs, block_tokens=BLOCK_TOKENS
             )
-        async with asyncio.TaskGroup() as watching:  # a look that fails ends the step
+        async with asyncio.TaskGroup() as watching:  # a poll that fails ends the step
             looks = [watching.create_task(looked_at(router, url)) for url in urls]
             async with asyncio.TaskGroup() as group:
                 for plan in rollouts:

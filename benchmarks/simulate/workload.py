@@ -31,10 +31,14 @@ class Workload:
     group_share: float = 0.5
     """Share of the log-variance that rollouts of one prompt have in common."""
     calls: float = 2.7
-    """Mean tool calls of a rollout, a Poisson number of at most `max_calls`."""
+    """Mean number of tool calls of a rollout. The number is drawn from a Poisson distribution, with
+    at most `max_calls`.
+    """
     max_calls: int = 10
     tool_tokens: int = 100
-    """Mean tokens of a tool's result, from half to one and a half times as many."""
+    """Mean tokens of a tool's result. The number is drawn from half to one and a half times the
+    mean.
+    """
     tool_seconds: float = 0.3
     """Mean delay of a call before truncation."""
     tool_sigma: float = 1.5
@@ -51,7 +55,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Tokens that a rollout samples, and the tool call after it. The last turn has none."""
+    """Tokens that a rollout samples in one turn, and the tool call after them. The last turn has no
+    tool call.
+    """
 
     sampled: int
     tool_tokens: int

@@ -1,1 +1,1 @@
-"""Proof that the shipped small policies can be rebuilt: builds, figures and inputs of them."""
+"""Proof that the shipped small policies can be rebuilt: builds, with their figures and inputs."""

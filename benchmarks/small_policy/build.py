@@ -3,10 +3,10 @@
     python -m benchmarks.small_policy.build [--out FOLDER] [--runs FOLDER] [--seed N] [--only NAME]
     python -m benchmarks.small_policy.build --check
 
-They are a cold start, the result of GRPO-RoC on it, and a cold start of the roles. Each is measured
-on held-out problems through the graphs, the engine and the sandbox, and its card gets the figures.
-With `--check` nothing is built: it reports whether the policies in the folder equal those that
-would be built now.
+`cold-start` is trained by demonstrations, `trained` by GRPO-RoC from there, `roles-cold-start` by
+demonstrations of the roles. Each policy is measured on held-out problems through the graphs, the
+engine and the sandbox, and its card gets the figures. With `--check` nothing is built: the command
+reports whether the policies in the folder equal those that would be built now.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
     asked = parser("benchmarks.small_policy.build", (__doc__ or "").split("\n")[0])
     asked.set_defaults(out=Path(hrm_agent.models.__file__).parent / "builtin")
     asked.add_argument(
-        "--check", action="store_true", help="only say whether those in the folder are up to date"
+        "--check",
+        action="store_true",
+        help="only report whether the policies in the folder are up to date",
     )
     options = asked.parse_args(arguments)
     out: Path = options.out
@@ -74,7 +76,9 @@ def _check(out: Path, seed: int) -> None:
 
 
 def _finish(policy: Path, runs: Path, inputs: Inputs, seconds: float) -> None:
-    """Measure a policy. Write its figures, those of other seeds and its inputs to its card."""
+    """Measure a policy. Write its figures, the spread over other builds and its inputs to its
+    card.
+    """
     began = time.perf_counter()
     found, text = _measured(policy, runs / f"eval-{policy.name}")
     measuring = time.perf_counter() - began

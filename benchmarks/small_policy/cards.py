@@ -1,4 +1,4 @@
-"""Figures in a model card: those of this build, and their spread over other builds."""
+"""Figures in a model card: of this build, and their spread over other builds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def figures_of_card(card: str) -> dict[str, tuple[int, float, float]]:
 
 
 def roles_text(found: RoleFigures) -> str:
-    """Text with figures of a policy whose roles make faults, and the frequency of each fault."""
+    """Text for the card of a policy whose roles make faults: its figures, and the frequency of each
+    fault.
+    """
     low, high = found.greedy.interval
     greedy = (
         f"At temperature 0 {found.greedy.correct:.3f} ({low:.3f} to {high:.3f}) of the same"
@@ -80,7 +82,7 @@ def roles_text(found: RoleFigures) -> str:
 
 
 def faults_of_card(card: str) -> dict[str, tuple[int, int]]:
-    """Counts by fault: times it was made, and chances to make it."""
+    """Counts by fault: how often it was made, and how often it could have been made."""
     return {name: (int(made), int(chances)) for name, made, chances in _FAULT.findall(card)}
 
 

@@ -1,13 +1,13 @@
 """Inputs of the shipped weights, condensed to a few figures in their cards.
 
 They show when the policies have to be rebuilt. They depend on what the sources *produce*, not on
-the sources themselves: renaming or tidying a module changes nothing here. A digest covers
-everything that is equal to the byte on every machine: the tokens of the first demonstrations (and
-with them the problems, the prompts, the chat template, the tokenizer and the codec) and the
-recipe's figures. Float computations are rehearsed: a few steps in miniature. Their losses and
-change of weights agree on every CPU (to four digits, with SSE4, AVX2, AVX-512 and its bfloat16),
-and differ if initialisation, optimiser, sampling, graph, verifier, selection or loss have changed.
-Versions of libraries are left out for the same reason: their effect shows in the results.
+the sources themselves: to rename or tidy a module does not change them. A digest covers everything
+that is equal to the byte on every machine: the tokens of the first demonstrations (and with them
+the problems, the prompts, the chat template, the tokenizer and the codec) and the recipe's figures.
+Float computations are rehearsed by a few steps in miniature. The losses and the change of weights
+of a rehearsal agree on every CPU (to four digits, with SSE4, AVX2, AVX-512 and its bfloat16), and
+differ if initialisation, optimiser, sampling, graph, verifier, selection or loss have changed.
+Versions of libraries are left out, since their effect shows in the rehearsal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 TOLERANCE = 9e-5
-"""Relative difference of two rehearsals that are equal except for rounding."""
+"""Largest relative difference of two rehearsals that are equal except for rounding."""
 
 SFT_KEYS = (
     "steps", "batch_size", "optimizer", "learning_rate", "matrix_learning_rate", "warmup_steps", "cooldown",
@@ -64,7 +64,9 @@ RL_KEYS = (
     "oversampling", "learning_rate", "warmup_steps", "cooldown", "weight_decay", "max_grad_norm",
     "clip_low", "clip_high", "temperature",
 )  # fmt: skip
-"""Options of the recipe by name. A new option without effect by default makes no weights stale."""
+"""Options of the recipe that the digest covers. They are named, so that a new option whose default
+has no effect makes no weights stale.
+"""
 
 ROLE_LESSONS = 2000
 """Number of demonstrations of the roles whose tokens the digest covers."""
@@ -81,7 +83,8 @@ class Inputs:
     figures.
     """
     rehearsal: tuple[float, ...]
-    """Losses, or tokens and gradient norms, of a few steps, then the norm of the weights' change.
+    """Losses, or tokens and gradient norms, of a few steps, then the norm of the weights'
+    change.
     """
 
     def __str__(self) -> str:
@@ -201,13 +204,13 @@ def trained_digest(made_from: Inputs, config: GrpoConfig) -> str:
     for part in (config.rollout, config.select, config.loss, config.optim):
         values |= part.model_dump(mode="json")
     if (whole := int(config.rollout.oversampling)) == config.rollout.oversampling:
-        values["oversampling"] = whole  # hashed as an integer, as before fractions were allowed
+        values["oversampling"] = whole  # as in digests of older cards
     return _digest(config.seed, made_from.digest, {key: values[key] for key in RL_KEYS})
 
 
 def _figures(recipe: SftConfig) -> dict[str, Any]:
-    """Figures of a recipe for the digest. Without Muon its rate counts as the small policy's
-    default.
+    """Figures of a recipe for the digest. Without Muon, its learning rate counts as the small
+    policy's default.
     """
     own = SMALL_DEFAULTS.train_sft.matrix_learning_rate
     figures = recipe.model_dump(mode="json", include=set(SFT_KEYS))

@@ -5,8 +5,8 @@
 
 Each seed is built twice, in separate processes: with the instruction set that torch picks on this
 CPU and one thread, and with `ATEN_CPU_CAPABILITY=avx2` and two threads, some minutes each. Builds
-on record in `--runs` made by the current recipe are not repeated. With `--on-record` nothing is
-built, and the table covers the builds that exist.
+in `--runs` that the current recipe made are not repeated. With `--on-record` nothing is built, and
+the table covers the builds that exist.
 
 `--write` stores the table for the cards of later builds (`benchmarks/small_policy/spread.json`), and
 ships the build of seed 0 on the CPU's own instruction set.
@@ -40,7 +40,7 @@ PATHS: Mapping[str, tuple[int, dict[str, str]]] = {
     "own": (1, {}),
     "avx2": (2, {"ATEN_CPU_CAPABILITY": "avx2"}),
 }
-"""Paths as name -> (threads, environment variables)."""
+"""Ways of building, by name: threads, environment variables."""
 Build = tuple[str, int]
 """Build as (path, seed)."""
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.stdout.write(told)
     if options.write:
         if not spread:
-            parser.error(f"no two builds of the present recipe are on record in {runs}")
+            parser.error(f"{runs} has fewer than two builds of the current recipe")
         SPREAD.write_text(told, encoding="utf-8")
         _ship(runs / "own-0" / "built")
 
@@ -146,7 +146,7 @@ def _figures(told: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(builds: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Statistics by figure, over builds that have the same figures."""
+    """Statistics of each figure over the builds, which have the same kinds of figures."""
     columns = {name: [build[name] for build in builds] for name in builds[0]}
     return {
         name: {

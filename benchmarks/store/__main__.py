@@ -3,12 +3,12 @@ rows.
 
     python -m benchmarks.store [--repeats 3] [--folder DIR] [--only replays loops] [--quick] [--json FILE]
 
-Needs a PostgreSQL on the machine; a separate server is started for the run. The contestants take
-turns within each repeat, and the best repeat counts, so that a noisy neighbour affects all of them.
-CPU seconds are of the process and the server together.
+Needs a PostgreSQL on the machine; a separate server is started for the run. The ways take turns
+within each repeat, and the best repeat counts, so that other load on the machine affects all of
+them. CPU seconds are those of the process and the server together.
 
-Commits are compared with others of equal durability: those that survive a power failure (`power`),
-and those that survive the death of the process (`process`). A goal is a ratio within one run.
+Only commits of equal durability are compared: commits that survive a power failure (`power`), and
+commits that survive the death of the process (`process`). A goal is a ratio within one run.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def goals(found: Found) -> list[Row]:
 
 
 def _faster(name: str, ours: Row, other: Row, bound: float) -> Row:
-    # too little for the clock
+    # None if the CPU time was too short for the clock
     by_cpu = other["ms_cpu"] / ours["ms_cpu"] if ours["ms_cpu"] else None
     return _at_least(name, ours["steps_s"] / other["steps_s"], bound, by_cpu)
 
@@ -164,19 +164,19 @@ FLOOR_OF = {
     "ours, power": "bare inserts, power",
     "ours, PostgreSQL": "bare inserts, PostgreSQL",
 }
-"""Our ways, each with the floor of the same durability."""
+"""Ways of our store, each with the floor of the same durability."""
 LOOPS = (
     ("ours", "none", 0.7),
     ("ours, power", "none", 0.5),
     ("ours, PostgreSQL", "PostgresSaver", 1.5),
 )
-"""Ways with the baseline of each (`none` is LangGraph without a checkpointer) and the ratio that is
+"""Ways, each with its baseline (`none` is LangGraph without a checkpointer) and the ratio that is
 the goal.
 """
 
 
 def flush_ms(folder: Path) -> float:
-    """Milliseconds in which this disk flushes a page, half of the cost of `power` durability."""
+    """Milliseconds that this disk takes to flush a page: half of the cost of `power` durability."""
     seconds: list[float] = []
     with (folder / "page").open("wb") as file:
         for _ in range(100):

@@ -1,5 +1,4 @@
-"""Steps of a graph on a distant PostgreSQL, where each answer that is waited for costs a round
-trip.
+"""Steps of a graph on a distant PostgreSQL: each answer that a step waits for costs a round trip.
 
 The distance is simulated by a process that forwards data after a delay.
 """

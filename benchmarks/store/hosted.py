@@ -1,5 +1,5 @@
-"""Cost that the journal adds to the checkpoints with a hosted model, whose requests are messages
-and not tokens.
+"""Cost that the journal adds to the checkpoints if the model is hosted. Its requests are stored as
+messages and not as tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hrm_agent.trajectory import Journal, Recording, recording
 __all__ = ["growth_of_journal", "step_cost"]
 
 JOURNAL = ("model calls", "tokens", "requests")
-"""Kinds in `stats` that count for calls. Values that only requests name are added."""
+"""Kinds in `stats` that belong to calls. Values to which only requests refer are added."""
 
 
 class _Hosted(BaseChatModel):
@@ -68,8 +68,8 @@ async def _converse(store: RunStore, graph: Any, turns: int, size: int, *, journ
 
 
 def growth_of_journal(places: Places, lengths: Sequence[int], size: int = 100) -> list[Row]:
-    """Bytes of a conversation with a hosted model: the contents of its checkpoints, and the
-    additions of its calls.
+    """Bytes of a conversation with a hosted model: the contents of its checkpoints, and what its
+    calls add.
 
     `file` is the database after `vacuum`, with keys and indexes.
     """
@@ -97,8 +97,8 @@ def growth_of_journal(places: Places, lengths: Sequence[int], size: int = 100) -
 
 
 async def _steps(saver: Any, journal: Journal | None, messages: int, size: int) -> float:
-    """CPU seconds of a step, as the median around one that sends `messages` messages of `size`
-    characters.
+    """CPU seconds of a step that sends `messages` messages of `size` characters: the median of the
+    steps around it.
     """
     model, began = _Hosted(size=size), list[float]()
 
@@ -126,11 +126,11 @@ async def _stock_steps(saver: AbstractAsyncContextManager[Any], messages: int, s
 
 
 def step_cost(places: Places, sizes: Sequence[tuple[int, int]], repeats: int) -> list[Row]:
-    """CPU of a step whose one node calls a hosted model, by each way in turn, as the best of the
-    repeats.
+    """CPU of a step whose node calls a hosted model. Each way is measured in turn; the best repeat
+    counts.
 
-    `sizes`: messages of a conversation, and characters of each. Only `with_ms` records the model's
-    calls.
+    `sizes`: number of messages in the conversation, and characters of each message. Only `with_ms`
+    records the model's calls.
     """
     record_external_models()
     rows: list[Row] = []

@@ -1,5 +1,5 @@
-"""Wall-clock and CPU seconds of a piece of work, including the server's, and the best of a few
-attempts.
+"""Wall-clock and CPU seconds of a piece of work, the server's seconds included, and the best of a
+few attempts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _cpu_seconds() -> float:
     for member in [process, *process.children(recursive=True)]:
         try:
             total += sum(member.cpu_times()[:4])
-        # a server's backend that has just ended: its parent has its seconds
+        # a backend of the server ended meanwhile: its parent has its seconds
         except psutil.NoSuchProcess:
             continue
     return total
@@ -47,8 +47,8 @@ def spent() -> Generator[Spent]:
 
 
 def best(rows: list[Row], *given: str) -> list[Row]:
-    """Row with the shortest time among those that agree in `given`, since other load only adds to
-    it.
+    """Rows with the shortest time, one for each set of values of `given`. Other load only adds to a
+    time.
     """
     found: dict[tuple[Any, ...], Row] = {}
     for row in rows:

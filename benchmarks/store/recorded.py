@@ -35,7 +35,9 @@ _WORDS = [
 
 
 class Recorder(InMemorySaver):
-    """Saver that keeps what is written, with the versions that another checkpointer would give."""
+    """Saver that keeps what is written, with the channel versions that another checkpointer would
+    give.
+    """
 
     def __init__(self, versions: BaseCheckpointSaver[Any]) -> None:
         super().__init__()
@@ -60,8 +62,8 @@ class Loop(TypedDict):
 
 
 def loop_graph(steps: int) -> Any:
-    """Graph of two alternating nodes, `steps` in all, with the smallest state, so that the
-    checkpointer dominates.
+    """Graph of two alternating nodes, `steps` in all. Its state is as small as possible, so that
+    the checkpointer takes most of the time.
     """
 
     def even(state: Loop) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Ways to keep LangGraph's checkpoints that are compared, each with the durability of its commits.
+"""Ways to keep LangGraph's checkpoints, each with the durability of its commits.
 
 `process`: a commit survives the death of the process, but a power failure can lose the newest.
-`power`: it survives that too, and waits for the disk. Stock savers do not document it: SQLite's
-default (`synchronous=FULL`) and PostgreSQL's are `power`. A place is a separate file or database
-for each measurement.
+`power`: a commit survives a power failure, too, and waits for the disk. Stock savers do not
+document their durability: it is `power`, the default of SQLite (`synchronous=FULL`) and of
+PostgreSQL. A place is a separate file or database for each measurement.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def _ours(place: str, level: str = "") -> Generator[Saver]:
 
 
 class _Nothing(BaseCheckpointSaver[Any]):
-    """Checkpointer that keeps nothing: the cost of LangGraph itself for any checkpointer."""
+    """Checkpointer that keeps nothing. It shows what LangGraph itself spends on any
+    checkpointer.
+    """
 
     def get_tuple(self, config: Any) -> None:
         return None
@@ -138,7 +140,9 @@ def _nothing(_: str) -> Generator[Saver]:
 
 
 def _in_loop(opened: Opener) -> AsyncOpener:
-    """Opener for async graphs of a checkpointer that serves both kinds of graph."""
+    """Opener for async graphs, made from an opener of a checkpointer that serves sync and async
+    graphs.
+    """
 
     @asynccontextmanager
     async def opened_async(place: str) -> AsyncGenerator[Saver]:
@@ -178,7 +182,7 @@ NOTHING = Way("a saver that keeps nothing", "", "sqlite", _nothing, _in_loop(_no
 
 @dataclass(frozen=True)
 class Floor:
-    """Bare inserts: the rows that our store wrote, into tables without an index, in as many
+    """Bare inserts of the rows that our store wrote, into tables without an index, in as many
     commits.
     """
 

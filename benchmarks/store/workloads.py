@@ -39,7 +39,7 @@ MESSAGE = 2000
 ROLLOUTS, TURNS = 32, 12
 TOKENS, CALLS = 1000, 25
 STOCK_UP_TO = 200
-"""Maximum messages for stock savers. More only takes time."""
+"""Maximum messages for stock savers, which are slow with longer conversations."""
 
 
 def loops(places: Places, steps: int, repeats: int) -> list[Row]:
@@ -84,8 +84,8 @@ def _rates(used: Any, steps: int) -> Row:
 
 
 def replays(places: Places, steps: int, messages: int, repeats: int) -> list[Row]:
-    """Rows of a run's recorded calls on the checkpointer alone, without LangGraph, and of bare
-    inserts of the rows that ours wrote.
+    """Rows of a run's recorded calls of a checkpointer, replayed on each checkpointer without
+    LangGraph, and of bare inserts of the rows that our store wrote.
     """
     rows: list[Row] = []
     for _ in range(repeats):
@@ -157,8 +157,8 @@ def _floor(
 
 
 def conversations(places: Places, lengths: Sequence[int]) -> list[Row]:
-    """Rows of a conversation that is written, then opened again and read: the newest state, and the
-    whole history.
+    """Rows of a conversation that is written, then opened again and read: first the newest state,
+    then the whole history.
     """
     names = ("ours", "SqliteSaver", "ours, PostgreSQL", "PostgresSaver")
     return [_conversation(WAYS[name], places, length) for length in lengths for name in names]
@@ -197,8 +197,8 @@ def _seconds(work: Any) -> float:
 
 
 def tokens(places: Places) -> list[Row]:
-    """Rows of a run's token ids, mask and log-probs: in the journal, or in the messages' metadata
-    as usual.
+    """Rows of a run's token ids, mask and log-probs, kept in the journal, or as other projects do
+    in the messages' metadata.
     """
     ids, logprobs = list(range(TOKENS)), [-i / 7 for i in range(TOKENS)]
     kept = {"token_ids": ids, "logprobs": logprobs}
@@ -273,7 +273,7 @@ async def _rollouts(way: Way | None, places: Places) -> Row:
 
 
 def listing(places: Places, threads: int) -> list[Row]:
-    """Rows for listing the names of all threads. Stock savers have no such call, so their users
+    """Rows for listing the names of all threads. Stock savers cannot list threads, so their users
     list every checkpoint.
     """
     rows: list[Row] = []
