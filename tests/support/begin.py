@@ -1,6 +1,6 @@
-"""`python -m tests.support.begin MODULE WORDS...` is `python -m MODULE WORDS...`, without the
-collections of garbage that take a third of what torch and LangGraph need to be imported, and to
-end.
+"""`python -m tests.support.begin MODULE WORDS...` does the same as `python -m MODULE WORDS...`, but
+collects no garbage: garbage collection takes a third of the time in which torch and LangGraph are
+imported and the process ends.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A real browser on the pages of `hrm-agent view`: Debian's Chromium, driven by Playwright.
 
-Every page that is opened is watched: an error or a warning of the console (those of the content
-security policy among them), an exception, or a request to another origin fails the test at its end.
-`Browsing.check` looks for serious faults of accessibility by axe, for a page that is wider than its
-window, and keeps a screenshot in `build/screenshots`.
+Every page that is opened is watched. The test fails at its end if a page has logged an error or a
+warning to the console (the content security policy's included), raised an exception, or sent a
+request to another origin. `Browsing.check` looks for serious faults of accessibility (by axe) and
+for a page that is wider than its window, and keeps a screenshot in `build/screenshots`.
 
-Under that policy use locators and `expect`, which ask again from outside: `wait_for_function` polls
-inside the page by `eval`, which is refused there.
+Wait by locators and `expect`, which poll from outside of the page. `wait_for_function` polls inside
+the page by `eval`, which the content security policy refuses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "There is no Chromium: run `tests/install tests`."
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 _PATIENCE = 30_000
-"""Milliseconds that a locator is waited for: the tests share the processors."""
+"""Longest wait for a locator, in milliseconds. It is long because the tests share the
+processors.
+"""
 _AXE = """async () => {
   const { violations } = await axe.run(document, { preload: false, resultTypes: ["violations"] });
   return violations.filter((one) => one.impact === "serious" || one.impact === "critical")
@@ -46,8 +48,8 @@ def find_browser() -> str | None:
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A browser for some tests of one module: while it is open no test of the same process can be a
-    coroutine.
+    """A browser for some tests of one module. While it is open, no test of the same process can be
+    a coroutine.
     """
     from playwright.sync_api import sync_playwright
 
@@ -100,7 +102,7 @@ class Browsing:
         """Problems that the consoles and requests of all pages have reported so far."""
 
     def serve(self, *places: Path, allow_fork: bool = False) -> Site:
-        """A `hrm-agent view` of its own process on these places."""
+        """Start `hrm-agent view` on these places, in a separate process."""
         words = [sys.executable, "-m", "hrm_agent", "view", *map(str, places), "--no-browser"]
         words += ["--allow-fork"] if allow_fork else []
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -113,7 +115,7 @@ class Browsing:
         return Site(self, base, places[0].name, f"#{fragment}")
 
     def export(self, place: Path, file: Path, *words: str) -> Site:
-        """A copy of one place in a file."""
+        """Export a copy of one place to a file."""
         command = [
             sys.executable,
             "-m",
@@ -128,7 +130,7 @@ class Browsing:
         return Site(self, f"file://{file}", place.name, "")
 
     def new_page(self, base: str, width: int = 1440, theme: str = "light") -> Page:
-        """A watched page that nothing is in yet."""
+        """A watched, empty page."""
         from playwright.sync_api import expect
 
         context = self._browser.new_context(
@@ -158,8 +160,8 @@ class Browsing:
         return page
 
     def check(self, page: Page, name: str) -> None:
-        """Fails on what the page has told until now, on serious faults by axe, and on a page wider
-        than its window.
+        """Fail on problems that the pages have reported so far, on serious faults that axe finds,
+        and on a page wider than its window.
         """
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / f"{name.replace(' ', '-')}.png")
@@ -172,7 +174,7 @@ class Browsing:
         assert not self.problems, f"{name}: {self.problems}"
 
     def close(self) -> None:
-        """Close pages and servers. Fails on what a page has told."""
+        """Close pages and servers. Fail on problems that a page has reported."""
         for context in self._contexts:
             context.close()
         for server in self._servers:
@@ -185,7 +187,9 @@ class Browsing:
 
 
 def axe_source() -> str:
-    """The script of axe, evaluated from outside: the page's policy takes no added script."""
+    """Source of axe. It is evaluated from outside, since the page's policy refuses added
+    scripts.
+    """
     import axe_playwright_python
 
     return next(Path(axe_playwright_python.__file__).parent.glob("axe*.js")).read_text()

@@ -1,6 +1,6 @@
 """Tests of what a diff touches: `python -m tests.support.changed` prints their paths.
 
-Compares the working tree, new files included, with the commit that is named (by default HEAD, or
+It compares the working tree, new files included, with the commit that is named (by default HEAD, or
 the commit before it if nothing has changed since). A source file is tested by the file of its
 mirrored path (`training/select/roc.py` by `tests/training/select/test_roc*.py`), or else by the
 folder of its package.

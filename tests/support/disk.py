@@ -1,4 +1,4 @@
-"""A disk that takes no more, for the test's own process."""
+"""A full disk, simulated for the test's own process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The chat templates that TRL ships for text models, each on a real tokenizer.
 
-A family whose own tokenizer is not at hand gets another's, to which the template's control tokens
-are added. Parsing a `tokenizer.json` takes up to two seconds. So each is parsed once a process, and
-the tokenizers that `load` returns share its vocabulary; added tokens, template and special tokens
-are each one's own.
+A family whose tokenizer is not available gets the tokenizer of another family, to which the
+template's control tokens are added. Parsing a `tokenizer.json` takes up to two seconds. So each
+file is parsed once per process, and the tokenizers that `load` returns share its vocabulary, but
+not added tokens, template and special tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Family:
-    """A chat template, and what the tokenizers that it was written for have."""
+    """A chat template, with properties of the tokenizer that it was written for."""
 
     on: str
     """Name of the real tokenizer."""
@@ -44,7 +44,7 @@ class Family:
     bos: str | None = None
     """Token that begins a conversation (None: that of the real tokenizer)."""
     also: tuple[str, ...] = ()
-    """Control tokens that its models write though the template does not."""
+    """Control tokens that the family's models write, but the template does not."""
 
 
 _COHERE = Family("qwen3", "<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>")
@@ -107,8 +107,8 @@ _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 def load(name: str) -> PreTrainedTokenizerFast:
-    """A fresh tokenizer with the family's template,
-    whose control tokens are single special tokens.
+    """A fresh tokenizer with the family's template. The template's control tokens are single
+    special tokens.
     """
     family = FAMILIES[name]
     settings = _settings(family.on)
@@ -132,8 +132,8 @@ def load(name: str) -> PreTrainedTokenizerFast:
 def base(name: str) -> PreTrainedTokenizerFast:
     """A fresh tokenizer as its configuration describes it, by a name of `real_tokenizers.PACKAGES`.
 
-    `AutoTokenizer` is passed by: for some of these configurations it builds another backend than
-    the file's.
+    `AutoTokenizer` is not used, since for some of these configurations it builds another backend
+    than the file's.
     """
     return PreTrainedTokenizerFast(tokenizer_object=_Copied(backend(name)), **_settings(name))
 
@@ -153,13 +153,15 @@ def template(name: str) -> str:
 
 
 def control_tokens(text: str) -> list[str]:
-    """Control tokens that a template writes, sorted. Tags such as `<think>` are none."""
+    """Control tokens that a template writes, sorted. Tags such as `<think>` are not control
+    tokens.
+    """
     return sorted(set(_CONTROL.findall(_COMMENT.sub("", text))))
 
 
 class _Copied:
-    """A backend that is copied by its parts: transformers copies what it is given, a `Tokenizer` by
-    its whole text.
+    """A backend that is copied part by part. transformers copies a backend that it is given, and
+    would copy a `Tokenizer` by way of its whole text.
     """
 
     def __init__(self, given: Tokenizer) -> None:
@@ -176,21 +178,21 @@ class _Copied:
             made.post_processor = given.post_processor
         if given.decoder is not None:
             made.decoder = given.decoder
-        # A token that is not in the vocabulary gets the next id: in the order of the ids that is
-        # the one it had.
+        # A token that is not in the vocabulary gets the next id. In the order of their ids, all
+        # tokens get the ids that they had.
         made.add_tokens([token for _, token in sorted(given.get_added_tokens_decoder().items())])
         return made
 
 
 _SETTINGS = {"bos_token", "eos_token", "model_max_length", "pad_token", "unk_token"}
-"""Keys that say nothing about classes or chats. transformers ignores a configuration's clean-up of
-spaces for BPE.
+"""Keys of a configuration that are used. Keys about classes and chat templates are left out, and so
+is the clean-up of spaces, which transformers ignores for BPE.
 """
 
 
 @cache
 def backend(name: str) -> Tokenizer:
-    """A tokenizer as its file describes it, which all that use it share."""
+    """A tokenizer as its file describes it. All its users share it."""
     parsed = Tokenizer.from_file(str(_folder(name) / "tokenizer.json"))
     assert parsed.truncation is None
     assert parsed.padding is None

@@ -1,5 +1,5 @@
-"""Turns as the models of a family write them: raw text by hand, which no writer of the codec had a
-part in.
+"""Turns as the models of a family write them. The texts are written by hand, without any code of
+the codec.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ __all__ = ["BY_FAMILY", "FORMS", "Form", "Turns"]
 
 @dataclass(frozen=True)
 class Form:
-    """A way of writing calls."""
+    """A form in which calls are written."""
 
     call: str
     """One call, with NAME and ARGS."""
     text: str
-    """An argument with a string, with KEY and VALUE."""
+    """A string argument, with KEY and VALUE."""
     value: str
-    """An argument with another value."""
+    """An argument of another type."""
     malformed: dict[str, str]
-    """Malformed calls by their fault. Every family has one that is `broken` and closed, or ends the
-    answer.
+    """Malformed calls by their fault. Every family has the fault `broken`: a call that is closed,
+    or that ends the answer.
     """
     between: str = ""
     """Separator of two arguments."""
     several: tuple[str, str, str] = ("", "\n", "")
     """Texts before, between and after the calls of one answer."""
     one: str = ""
-    """Form of one call among several (empty if it is that of a call alone)."""
+    """Form of a call among several (empty if it equals the form of a single call)."""
     words: str = "{}\n"
     """Template of the words before a call (empty if the family writes none)."""
     then: str = "\n"
@@ -221,7 +221,7 @@ class Turns:
         return self.after(think) + self.words.format(words)
 
     def after(self, think: str) -> str:
-        """The thoughts before an answer; those that the prompt opens are closed at least."""
+        """The thoughts before an answer. If the prompt opens thoughts, they are closed at least."""
         return self.thoughts.format(think) if think or self.thoughts == _OPENED else ""
 
     def _filled(self, text: str, name: str, arguments: dict[str, str | int]) -> str:

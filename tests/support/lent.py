@@ -1,5 +1,5 @@
-"""The environment of all tests, where a command would open one of its own: processes take seconds
-to start.
+"""One environment, lent to commands that would open one of their own. This saves the seconds in
+which processes start.
 """
 
 from __future__ import annotations

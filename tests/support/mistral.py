@@ -1,9 +1,9 @@
-"""Mistral's tokenizers out of mistral-common, which renders conversations itself: the oracle for
-their chat templates.
+"""Mistral's tokenizers from mistral-common. The package renders conversations without a template,
+and is the oracle for Mistral's chat templates.
 
-The package carries one vocabulary for tekken. A file of a later version is made of it, with that
-version's special tokens and the beginning of the vocabulary, so that it is read in a moment. Both
-sides read the same file.
+The package carries one vocabulary for tekken. Files of later versions are made from it, with the
+special tokens of the version and the beginning of the vocabulary, so that they are read quickly.
+Both sides read the same file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 __all__ = ["TOKENS", "Oracle", "load", "write"]
 
 TOKENS = 6000
-"""Tokens of the vocabulary that a file has, special tokens not counted."""
+"""Number of tokens in a file's vocabulary, without special tokens."""
 
 
 class Oracle:
@@ -46,8 +46,8 @@ class Oracle:
 
 
 def write(folder: Path, version: str, *, thinks: bool = False, tokens: int | None = TOKENS) -> Path:
-    """Write a `tekken.json`: of the format's version, with tokens for thoughts or without, and so
-    many others (None: all).
+    """Write a `tekken.json` of a version of the format. `thinks`: with tokens for thoughts.
+    `tokens`: number of other tokens (None: all).
     """
     whole = _tekken()
     config = {**whole["config"], "version": version}

@@ -1,10 +1,10 @@
-"""A PostgreSQL server of the tests' own, started when the first test asks it for a database.
+"""A PostgreSQL server for the tests, started when the first test asks for a database.
 
-It lies in a temporary folder, listens on a free port of the loopback and on a socket in that
-folder, and lets nobody in without a password. It does not wait for the disk (`fsync` off): the
-tests take down the server, never the machine, and what it has handed to the kernel is there when it
-starts again. A commit is answered when that is done, as in production (`synchronous_commit` on). It
-goes down with the tests, whatever ends them: the kernel interrupts it when its parent dies.
+Its data are in a temporary folder. It listens on a free port of the loopback and on a socket in
+that folder, and requires a password. It does not wait for the disk (`fsync` off): the tests kill
+the server, never the machine, so data that it has handed to the kernel survive. As in production, a
+commit is answered when its data have been handed over (`synchronous_commit` on). The server ends
+with the tests, whatever ends them: the kernel interrupts it when its parent dies.
 
     python -m tests.support.postgres        says what to install, if there is no PostgreSQL on this machine
 """
@@ -48,8 +48,8 @@ _SETTINGS = {
 
 
 def find_server() -> Path | None:
-    """The folder of PostgreSQL's programs, the newest where there are several. Debian keeps them
-    off the PATH.
+    """The folder of PostgreSQL's programs, of the newest version if there are several. On Debian it
+    is not in PATH.
     """
     folders = sorted(
         Path("/usr/lib/postgresql").glob("*/bin"),
@@ -62,8 +62,8 @@ def find_server() -> Path | None:
 
 
 class PostgresServer:
-    """A server that runs from its first database until `stop`: tests that name it and use SQLite
-    start none.
+    """A server that runs from its first database until `stop`. Tests that name the server but use
+    SQLite do not start it.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class PostgresServer:
         self._port = 0
         self._databases = 0
         self._emptied: list[str] = []
-        # The kernel's signal comes when the *thread* dies that started a process, so that one
-        # thread starts them all.
+        # The kernel's signal comes when the *thread* that started a process dies. So one thread,
+        # which lives as long as this object, starts the servers.
         self._starter = ThreadPoolExecutor(1, "postgres-starter")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -84,8 +84,8 @@ class PostgresServer:
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
 
     def create_database(self) -> str:
-        """The URL of an empty database that nobody else uses: one that was dropped, if there is
-        one.
+        """The URL of an empty database that nobody else uses. A database that `drop_database` has
+        emptied is used again, if there is one.
         """
         if self._emptied:
             return self._emptied.pop()
@@ -95,8 +95,8 @@ class PostgresServer:
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Empty a database and end its connections, to use it again: ten times faster than making
-        one.
+        """Empty a database and end its connections. To use it again is ten times faster than to
+        create another.
         """
         self._execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -153,8 +153,8 @@ class PostgresServer:
         return self._folder / "log"
 
     def _make(self) -> None:
-        """`initdb`. It refuses to run as root; root hands the folder to the user that Debian's
-        package made.
+        """Run `initdb`. It refuses to run as root, so root gives the folder to the user that
+        Debian's package made.
         """
         programs, self._port = self._programs, free_port()
         if os.geteuid() == 0:
@@ -212,7 +212,7 @@ class PostgresServer:
             *options,
         ]
         with self._log.open("ab") as log:
-            # In a session of its own: an interrupt at the terminal is the tests' to handle.
+            # a separate session: an interrupt at the terminal goes to the tests alone
             return subprocess.Popen(
                 command, stdout=log, stderr=log, cwd="/", start_new_session=True
             )
@@ -259,8 +259,8 @@ def _account() -> tuple[int, int]:
 
 
 def free_port() -> int:
-    """A port of the loopback below those that the kernel hands out by default, so that no
-    connection takes it.
+    """A free port of the loopback below the ports that the kernel gives to outgoing connections by
+    default, so that no connection takes it.
     """
     while True:
         port = 10_240 + secrets.randbelow(32_768 - 10_240)

@@ -10,8 +10,8 @@ __all__ = ["children_that_run"]
 def children_that_run(word: str, of: psutil.Process | None = None) -> list[psutil.Process]:
     """Live children with this word in their command line.
 
-    One that has ended and is not waited for has no command line: other tests of the process may
-    have left such.
+    Ended children that nobody has waited for have no command line, and are not found. Other tests
+    of the process may have left such children.
     """
     found: list[psutil.Process] = []
     for child in (of or psutil.Process()).children():

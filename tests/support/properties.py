@@ -1,5 +1,5 @@
-"""Properties by many examples: few and always the same ones by default, many and new ones with the
-slow tests.
+"""Properties, tested by examples: by default few examples, always the same; with the slow tests
+many new ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ few_and_many = pytest.mark.parametrize(
 
 
 def holds(check: Callable[..., None], examples: int, **drawn: Any) -> None:
-    """Call `check` with so many examples of what is `drawn`, however long each takes."""
+    """Call `check` with a number of examples, drawn by the strategies `drawn`. An example may take
+    any time.
+    """
     unhurried = settings(
         max_examples=examples,
         deadline=None,

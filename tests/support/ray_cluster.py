@@ -1,9 +1,9 @@
-"""A Ray cluster on this machine, bound to loopback: a head that runs nothing, and nodes that come
-and go.
+"""A Ray cluster on this machine, bound to loopback: a head that runs nothing, and nodes that tests
+add and remove.
 
-It starts with the first test that asks for it, once in a process of tests, and goes down with that.
-A test says how many nodes it wants; those that it leaves behind are the next one's. Programs of
-tests that take down the head start one of their own.
+It starts with the first test that asks for it, once per test process, and ends with the process. A
+test says how many nodes it wants, and the next test finds the nodes that it leaves. Test programs
+that kill the head start a cluster of their own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def node_options(cpus: int = 1, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_cluster() -> Generator[Any]:
-    """Run a cluster with a head alone. At the end no process of it is left."""
-    # else Ray binds to the machine's outer address
+    """Run a cluster with a head alone. At the end none of its processes is left."""
+    # without this variable Ray binds to the machine's outer address
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's spelling; its default (15) starves a worker here
-    # else a cluster that starts here later changes it for this one
+    # if it is not set, a cluster that starts later in this process changes it for this one
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     from ray.cluster_utils import Cluster
 

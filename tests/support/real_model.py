@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct for the tests that want a real model: in the user's cache, as
+"""SmolLM2-135M-Instruct for the tests that need a real model. It is in the user's cache, where
 `hrm-agent models get` puts it.
 
 python -m tests.support.real_model    fetches it, unless it is there; what CI does beside its set-up
@@ -18,7 +18,7 @@ NAME = "smollm2-135m"
 
 
 def missing() -> str:
-    """Way to get the model into the cache (empty where it is there)."""
+    """Advice how to get the model into the cache (empty if it is there)."""
     try:
         fetched_folder(NAME)
     except HrmError as error:

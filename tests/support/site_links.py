@@ -16,7 +16,9 @@ _LOADED = {"script", "img", "link", "iframe", "source"}
 
 
 class SitePage(HTMLParser):
-    """Page of a site: its anchors, links, loaded files, number of headings, and description."""
+    """Page of a site, with its anchors, links, loaded files, number of headings, and
+    description.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Structure of the source: modules, imports, circles; as a program, a report of its figures.
+"""Structure of the source: modules, imports, import circles. As a program it prints a report.
 
 `python -m tests.support.structure` prints, by package: modules, statements, private functions, the
-fullest folder, modules whose only importer stands beside them, arrows between the parts, and
-circles.
+fullest folder, modules whose only importer is in the same folder, imports between the parts, and
+import circles.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
 
 PROJECT = Path(__file__).parents[2]
 OUTSIDE = ("graphs", "training")
-"""Packages of `hrm_agent` whose folders stand at the top of the repository; a link is where they
-are imported from.
+"""Packages of `hrm_agent` whose folders are at the top of the repository. They are imported through
+a link.
 """
 WRITTEN_OUT = PROJECT / "hrm_agent" / "cli" / "services" / "project"
 """Files that `hrm-agent init` writes: a user's code, which is no module of ours."""
@@ -55,8 +55,8 @@ def parsed(text: str) -> ast.Module:
 
 @cache
 def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
-    """Names that a file imports, those inside functions included, and those under TYPE_CHECKING if
-    wanted.
+    """Names that a file imports, also inside functions. `for_types`: also those under
+    TYPE_CHECKING.
     """
     return frozenset(_imports(path, for_types))
 
@@ -77,14 +77,16 @@ def _imports(path: Path, for_types: bool) -> Iterator[str]:
 
 
 def owner(imported: str, modules: Collection[str]) -> str:
-    """Module that answers an import: `a.b.name` -> `a.b` (empty for one of a library)."""
+    """Module of ours that an import names: `a.b.name` -> `a.b` (empty for an import of a
+    library).
+    """
     while imported and imported not in modules:
         imported = imported.rpartition(".")[0]
     return imported
 
 
 def part_of(module: str, package: str) -> str:
-    """Child of `package` that `module` is, or lies in (empty if it is none)."""
+    """Child of `package` that is `module` or contains it (empty if there is none)."""
     return module[len(package) + 1 :].split(".")[0] if module.startswith(f"{package}.") else ""
 
 
@@ -139,7 +141,7 @@ def functions(path: Path) -> list[str]:
 
 
 def lone(pairs: Collection[tuple[str, str]], packages: Collection[str]) -> set[str]:
-    """Modules whose only importer stands in their own folder."""
+    """Modules whose only importer is in their own folder."""
     importers = defaultdict[str, set[str]](set)
     for importer, imported in pairs:
         importers[imported].add(importer)

@@ -1,8 +1,8 @@
-"""Contract of every `Environment`: in this process, on a server, on a cluster.
+"""Contract of every `Environment`, whether in this process, on a server, or on a cluster.
 
-Subclass `EnvironmentContract` and give it a fixture `environment`: one of a body's own kind, with
-the standard library at least, `SLOTS` slots and no other user. It is not closed by these tests;
-`closing` gives one that may be.
+Subclass `EnvironmentContract` and give it a fixture `environment`: an environment of the
+implementation under test, with at least the standard library, `SLOTS` slots and no other user. The
+tests do not close it; the fixture `closing` gives an environment that a test may close.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ if os.fork() == 0:
 """Code that leaves a chain of processes behind, each of which forks the next one and exits."""
 SHORT = Limits(wall_seconds=0.5)
 LONG = Limits(wall_seconds=300, cpu_seconds=300)
-"""Limits for calls that end by themselves or by the test: no slow machine causes a time-out."""
+"""Limits for calls that end by themselves or by the test, so long that a slow machine causes no
+time-out.
+"""
 
 
 async def run_batch(
@@ -83,10 +85,11 @@ async def all_slots_free(environment: Environment) -> None:
 
 
 async def occupied(environment: Environment) -> list[asyncio.Task[ExecutionResult]]:
-    """Every slot is taken by a call that goes on until it is cancelled.
+    """Occupy every slot with a call that goes on until it is cancelled.
 
-    Calls that a test before has cancelled hold their slots for a moment yet: counted as running,
-    they would stand in for one of these, which would then wait behind the test's own calls.
+    Calls that an earlier test has cancelled hold their slots for a moment longer. If such a call
+    were counted as running, one of the new calls would have no slot, and would wait behind the
+    test's own calls.
     """
     await all_slots_free(environment)
     tasks = [asyncio.create_task(environment.execute(IDLE, limits=LONG)) for _ in range(SLOTS)]
@@ -131,7 +134,7 @@ class EnvironmentContract:
         result = await environment.execute(code, limits=limits)
         assert result.status is status, result
         assert result.isolation == environment.isolation
-        # on a slow machine it may not have begun by then
+        # a call with the limits SHORT may not have begun on a slow machine, and gets a second attempt
         assert result.attempt == 1 or limits is SHORT
 
     async def test_what_is_measured(self, environment: Environment) -> None:
@@ -140,7 +143,7 @@ class EnvironmentContract:
         result = await environment.execute(code, limits=LONG)
         whole = time.monotonic() - began
         assert 0.05 <= result.duration_seconds <= whole
-        assert 0.05 <= result.cpu_seconds <= whole + 0.05  # of one core; a clock's tick more
+        assert 0.05 <= result.cpu_seconds <= whole + 0.05  # one core, and a tick of the clock
         assert 50_000_000 <= result.peak_memory_bytes < 500_000_000
         assert 0 <= result.queued_seconds <= whole
 
@@ -352,7 +355,7 @@ class EnvironmentContract:
         late = await environment.run(Submission("1", deadline_seconds=0.2))
         assert time.monotonic() - began >= 0.2
         assert (late.status, late.value) == (ToolStatus.INFRASTRUCTURE, None)
-        # so no slot was free: it was told all the same
+        # no slot was free, and still the call has its outcome
         assert not any(holder.done() for holder in holders)
         await cancelled(*holders)
         assert (await environment.run(Submission("1", deadline_seconds=60))).value == "1"
@@ -382,7 +385,7 @@ class EnvironmentContract:
 
         calls = [asyncio.create_task(call(priority)) for priority in (0, 0, 0, 0, 5, 5)]
         await until_gauge(environment, "waiting", len(calls))
-        # the other goes on: one after the other they come to the one slot
+        # the other holder goes on, so that the calls run one after the other in the one free slot
         await cancelled(holders[0])
         await asyncio.gather(*calls)
         assert ended == [5, 5, 0, 0, 0, 0]

@@ -1,9 +1,9 @@
-"""Snippets that wait for a word from the test: what runs when something happens to it is so by
-construction.
+"""Snippets that wait for a signal from the test, so that the test decides what runs at which
+moment.
 
-`HOLD`, put before a snippet's code, has it wait for a signal; `held` finds the processes that wait,
-and `let_go` sends it to them. Nothing inside a sandbox can be told anything else from without, and
-no length of a sleep is the right one.
+`HOLD`, put before a snippet's code, makes the snippet wait for a signal. `held` finds the processes
+that wait, and `let_go` sends them the signal. A signal is the only message that reaches code in a
+sandbox, and no length of a sleep would be right on every machine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ signal.sigwait([signal.SIGUSR1])
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
 """
-"""SIGUSR2 is blocked only to be seen: the kernel does not list the signal that is waited for. Once
-the code has gone on, another SIGUSR1 does nothing to it.
+"""Code before a snippet. It blocks SIGUSR2 as a visible mark, since the kernel does not list the
+signal that a process waits for. Once the code has gone on, another SIGUSR1 has no effect.
 """
 PATIENCE_SECONDS = 60.0
-"""Longest wait in seconds, exceeded only by what hangs."""
+"""Longest wait in seconds. Only a process that hangs exceeds it."""
 _BIT, _OTHER = 1 << (signal.SIGUSR2 - 1), 1 << (signal.SIGTERM - 1)
-"""A process that is just being spawned has all signals blocked for a moment, and waits for none."""
+"""Bits of SIGUSR2 and SIGTERM in a mask of blocked signals. A process that is just being spawned
+has all signals blocked for a moment; a held process does not block SIGTERM.
+"""
 
 
 def held(below: int | None = None) -> set[int]:

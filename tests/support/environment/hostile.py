@@ -1,12 +1,12 @@
-"""Hostile results by a seed: what a snippet may leave to its readers, as code that is run and as
-bytes that are read.
+"""Hostile results, drawn by a seed: results that a snippet may leave to those who read them, as
+code that is run and as bytes that are read.
 
     python -m tests.support.environment.hostile [--calls 10000] [--readings 10000] [--seed 0] [--isolation L2]
 
-`hostile_calls` gives snippets of one to three pieces, each of a part of `PIECES`: values,
+`hostile_calls` gives snippets of one to three pieces, each from a part of `PIECES`: values,
 representations, descriptors, exits, signals, names, output, files of the value, system calls.
-`complaints` says what is wrong with an outcome, whatever was run. `attack` runs calls against any
-environment, those of another client beside them.
+`complaints` lists what is wrong with an outcome, whatever was run. `attack` runs hostile calls, and
+calls of another client beside them, on any environment.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ POSSIBLE = frozenset(ToolStatus) - {
     ToolStatus.INVALID_CALL,
     ToolStatus.TIMEOUT,
 }
-"""Statuses that a call may end with. No piece takes long: a time-out is forged, or a session has
-lost the pipe that it answers on.
+"""Statuses that a call may end with. `timeout` is not among them, since no piece takes long: a
+time-out would be forged, or a session would have lost the pipe that it answers on.
 """
 NAMES = (
     *(
@@ -74,7 +74,7 @@ NAMES = (
     ),
 )
 _SIGNALS = sorted(set(range(1, 65)) - {19, 20, 21, 22})
-"""Signals that do not stop a process: a stopped one ends only at its time limit."""
+"""Signals except those that stop a process, since a stopped process ends only at its time limit."""
 _WORDS = (
     *(
         b"12\n",
@@ -187,7 +187,7 @@ _BASES = ("object", "int", "str", "list", "dict", "float", "tuple")
 
 @dataclass(frozen=True, slots=True)
 class HostileCall:
-    """One call, and what it is made of."""
+    """One call, and the pieces that it is made of."""
 
     code: str
     parts: tuple[str, ...]
@@ -196,7 +196,7 @@ class HostileCall:
 
 
 def hostile_bytes(chance: random.Random) -> bytes:
-    """A text of any length up to some hundred thousand."""
+    """Bytes of any length up to some hundred thousand."""
     pieces = [chance.choice(_WORDS) for _ in range(chance.randrange(4))]
     if chance.random() < 0.4:
         pieces.append(chance.randbytes(chance.choice((1, 7, 1023, 1024, 1025, 5000))))
@@ -368,7 +368,9 @@ _HEAD = (
 def hostile_calls(
     seed: int, count: int, parts: Sequence[str] = tuple(PIECES)
 ) -> Iterator[HostileCall]:
-    """Hostile calls, identical for the same seed. Their first parts take turns."""
+    """Hostile calls, identical for the same seed. Each part of `PIECES` is the first one in
+    turn.
+    """
     chance = random.Random(seed)
     for number in range(count):
         chosen = (parts[number % len(parts)], *chance.choices(parts, k=chance.choice((0, 0, 1, 2))))
@@ -404,11 +406,13 @@ def complaints(result: ExecutionResult, limits: Limits = LIMITS) -> list[str]:
 
 @dataclass(slots=True)
 class Figures:
-    """The outcome of an attack."""
+    """Result of an attack."""
 
     calls: int = 0
     others: int = 0
-    """Calls of another client meanwhile; each was answered rightly, or is complained of."""
+    """Number of calls that another client made meanwhile. A wrong answer to one is among the
+    complaints.
+    """
     statuses: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
 
@@ -416,8 +420,8 @@ class Figures:
 async def attack(
     environment: Environment, calls: Sequence[HostileCall], *, clients: int = 6
 ) -> Figures:
-    """Run the calls, `clients` side by side. After each, another client has one of its own
-    answered.
+    """Run the calls, `clients` in parallel. After each call, another client makes a call and checks
+    its answer.
     """
     figures, waiting = Figures(), iter(enumerate(calls))
 
@@ -451,7 +455,7 @@ async def attack(
 
 
 def read_hostile_files(seed: int, count: int) -> list[str]:
-    """Have the host's readers read what no process wrote; what is wrong with what they say."""
+    """Let the host's readers read random files. Return what is wrong with their results."""
     chance, found, files = random.Random(seed), list[str](), SlotFiles()
     for _ in range(count):
         files.prepare("")
@@ -524,7 +528,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--isolation", type=Isolation, default=Isolation.L2, help="least level [L2]"
+        "--isolation", type=Isolation, default=Isolation.L2, help="lowest isolation level [L2]"
     )
     arguments = parser.parse_args()
     return asyncio.run(

@@ -1,11 +1,11 @@
 """Hostile messages to a server:
 `python -m tests.support.environment.hostile_messages --cases 5000 --seed 1`.
 
-Seeded: requests and messages of a stream that are nearly right (a field of another kind, a number
-beyond all bounds, a name of half a million characters, JSON that is cut or nested too deep), and
-calls whose output and values are made to be mistaken for messages. Each has to end in an answer of
-its own: an HTTP status below 500, a typed outcome, or the close of its own connection. After each
-group, another client's call is answered rightly.
+A seed draws requests and messages of a stream that are nearly right (a field of another type, a
+number beyond all bounds, a name of half a million characters, JSON that is cut or nested too deep),
+and calls whose output and values look like messages. Each case has to end in an HTTP status below
+500, a typed outcome, or the close of its own connection. After each group of cases, another
+client's call has to be answered correctly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.environment.served import served
 __all__ = ["Fuzz", "fuzzed"]
 
 GROUP = 25
-"""Cases that run side by side before the others' call."""
+"""Number of cases that run in parallel before the other client's call."""
 PATIENCE_SECONDS = 60.0
 ANSWERS = {"away", "done", "error", "refused", "result", "text"}
 STATUSES = {status.value for status in ToolStatus}
@@ -78,7 +78,7 @@ SNIPPETS = [
 
 
 class Fuzz:
-    """Cases by number: the same number and seed is the same case."""
+    """Cases by number. Number and seed determine a case."""
 
     def __init__(self, url: str, token: str, seed: int) -> None:
         self._url, self._headers, self._seed = url, {"Authorization": f"Bearer {token}"}, seed
@@ -271,7 +271,7 @@ async def _fuzz(url: str, tokens: list[str], cases: int, seed: int, *, show: boo
 
 
 class _Complaints(logging.Handler):
-    """Errors in the server's log: each is a surprise."""
+    """Errors in the server's log. The server should log none."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -282,7 +282,7 @@ class _Complaints(logging.Handler):
 
 
 def fuzzed(cases: int, seed: int, *, show: bool = False) -> Fuzz:
-    """The outcome of a number of cases."""
+    """Result of a number of cases."""
     complaints = _Complaints()
     logging.getLogger().addHandler(complaints)
     try:

@@ -1,5 +1,5 @@
-"""Kills of slots and fork servers, at points that certainly come: which call one hits is chosen,
-not hoped for.
+"""Kills of slots and fork servers at chosen points, so that a test decides which call a kill
+hits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from tests.support.environment.contract import IDLE
 __all__ = ["SLOT", "ChosenKills", "at_depth"]
 
 SLOT, FORK_SERVER = 3, 2
-"""Steps below this process: 1 and 2 are a fork server, 3 its slots, 4 what they run."""
+"""Depths below this process: depths 1 and 2 are a fork server, depth 3 its slots, depth 4 the
+calls.
+"""
 _NOTICED_WITHIN_SECONDS = 2.0
-"""A slot whose death is not noticed by then was not there yet when it was to be killed."""
+"""Time in which the death of a slot is noticed. If none is noticed, the slot did not exist yet at
+the kill.
+"""
 _T = TypeVar("_T")
 
 
 def at_depth(depth: int, top: int | None = None) -> Iterator[int]:
-    """Process ids that many steps below `top`, or this process."""
+    """Process ids at that depth below `top` (None: below this process)."""
     top = os.getpid() if top is None else top
     for pid in descendants(top):
         steps, parent = 0, pid
@@ -52,9 +56,9 @@ def _parent(pid: int) -> int:
 class ChosenKills:
     """Kills of chosen work in an environment that only this process uses.
 
-    The chosen work is held once it has begun, until every slot, or every fork server, is killed. It
-    is lost with them, and so is whatever else runs just then. The second attempt runs it as it was
-    submitted.
+    The chosen work is held once it has begun, until every slot, or every fork server, is killed.
+    The work is lost with them, and so are all calls that run at this moment. The second attempt
+    runs the work as it was submitted.
     """
 
     def __init__(self, environment: LocalEnvironment) -> None:
@@ -69,7 +73,7 @@ class ChosenKills:
         self._victim: Future[Work] = Future()
 
     async def during(self, calls: Awaitable[_T], *, nth: int, fork_server: bool = False) -> _T:
-        """Results of `calls`, of whose works the `nth`, from 1, is killed."""
+        """Results of `calls`. The `nth` work that they begin, from 1, is killed."""
         self._victim = Future()
         self._chosen = len(self.began) + nth
         killing = asyncio.create_task(asyncio.to_thread(self._kill, fork_server))
@@ -90,7 +94,7 @@ class ChosenKills:
     def _kill(self, fork_server: bool) -> None:
         work = self._victim.result(60)
         block_until(lambda: self._is_with_a_slot(work, begun=not work.session))
-        # of a session nobody says that it has begun: its slot may be still to come
+        # nothing shows that a session's work has begun, so its slot may not exist at the first kill
         while self._is_with_a_slot(work):
             with self._workers._lock:  # pyright: ignore[reportPrivateUsage] - nothing is given to a slot that is to die
                 dying = [*at_depth(SLOT), *(at_depth(FORK_SERVER) if fork_server else ())]
@@ -98,7 +102,7 @@ class ChosenKills:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 block_until(lambda: not any(map(is_running, dying)))
-            # Whoever struck again before the death is noticed would strike calls in their second
+            # Wait until the death is noticed. A kill before that would hit calls in their second
             # attempt.
             end = time.monotonic() + _NOTICED_WITHIN_SECONDS
             while self._is_with_a_slot(work) and time.monotonic() < end:

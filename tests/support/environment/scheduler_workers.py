@@ -1,11 +1,11 @@
-"""Workers for tests of the scheduler: threads instead of processes, honest about what the interface
-promises; and workers without any, where nothing happens before the test says so.
+"""Workers for tests of the scheduler. `ThreadWorkers` run calls in threads instead of processes,
+and keep the interface's promises. `SteppedWorkers` run nothing: a call ends when the test ends it.
 
-The code of a call is a few words of a language of its own, so that a test says what is to happen:
+The code of a call is a few words of a small language, by which a test says what is to happen:
 `sleep 0.1`, `wait` (until killed), `hold` (until `ThreadWorkers.let_go`), `value 5`, `set 5`, `get`
 (the session's variable), `clock` (another value each time), `fail` (status error), `die` (the
 process ends, with an error), `timeout`, `lose`, `lose once...`, `break` (an infrastructure failure
-after the code had begun). What is wrong with the calls that come in is noted in `broken`.
+after the code had begun). Violations of the interface by incoming calls are kept in `broken`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class ThreadWorkers:
     def _result(
         self, work: Work, process: Process, killed: threading.Event
     ) -> tuple[ExecutionResult, bool, bool]:
-        """Outcome, whether it was lost, and whether it ended its process."""
+        """Return the outcome, whether the call was lost, and whether it ended its process."""
         word, _, rest = work.code.partition(" ")
         if word in ("sleep", "wait"):
             killed.wait(float(rest or 300))
@@ -170,7 +170,7 @@ class SteppedWorkers:
             assert len(self.running) < self.slots
             assert work.session not in {other.session for other in self.running} - {0}
             self.check(work)
-        # what is raised here is the call's outcome, and no failure of the test
+        # raised here, the error would be the call's outcome and not a failure of the test
         except AssertionError as error:
             self.broken.append(error)
         self.running.append(work)

@@ -1,5 +1,5 @@
-"""Servers for tests: in this process, on an event loop of its own; and as a process that can be
-killed.
+"""Servers for tests: one in this process, on a separate event loop, and one as a process that can
+be killed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def served(
 
 
 class ServerProcess:
-    """`hrm-agent environment serve`, on one address however often it is started."""
+    """`hrm-agent environment serve` as a process. It has the same address each time it is
+    started.
+    """
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.url = f"unix:{folder / 'server'}"

@@ -1,10 +1,10 @@
-"""A long run of mixed calls, and what is left of it:
+"""A long run of mixed calls, and the resources that it leaves behind:
 `python -m tests.support.environment.soak --calls 100000`.
 
-Printing, numpy, errors, cells of sessions, long output, files, and attacks of the corpus, from
-several clients side by side. Each answer is checked. Between rounds, when nothing runs, it is
-counted what there is: processes, descriptors, memory files, temporary files, memory of this process
-and of all that it started. After the warm-up none of it may grow.
+Several clients make calls in parallel: printing, numpy, errors, cells of sessions, long output,
+files, and attacks of the corpus. Each answer is checked. Between rounds, when nothing runs,
+resources are counted: processes, descriptors, memory files, temporary files, memory of this process
+and of its descendants. After the warm-up none of these may grow.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ ROUNDS = 20
 WARM_ROUNDS = 6
 """Number of rounds in which growth is due to caches that fill."""
 REST_SECONDS = 0.25
-"""Pause between the end of a round and the count, in which leftovers go away."""
+"""Pause between the end of a round and the count, in which ended processes disappear."""
 ATTACK_SHARE = 0.02
 ATTACK_SECONDS = 0.7
 """Longest time limit of an attack. Slower ones are left to the corpus' own test."""
 PATIENT = Limits(wall_seconds=300, cpu_seconds=300)
-"""A healthy call is not to fail because the machine is busy with an attack."""
+"""Limits of harmless calls. They are long, since an attack may keep the machine busy."""
 MIB = 2**20
 
 
@@ -65,8 +65,8 @@ class Sample:
     host_mib: float
     """Resident memory of this process, in MiB."""
     below_mib: float
-    """Memory of the processes that the soak has started, without pages of files, in MiB. Shared
-    memory counts once.
+    """Memory of the processes that the soak has started, in MiB, without pages of files. Memory
+    that processes share counts once.
     """
 
 
@@ -235,7 +235,7 @@ def _attacks() -> list[Call]:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Folder in which all files made with `tempfile` are, so that they can be counted."""
+    """Folder for all files that `tempfile` makes, so that they can be counted."""
     with tempfile.TemporaryDirectory(prefix="hrm-soak-") as folder:
         before, tempfile.tempdir = tempfile.tempdir, folder
         try:
@@ -270,8 +270,8 @@ def _link(descriptor: Path) -> str:
 
 
 def _own_bytes(pid: int) -> int:
-    """Anonymous and shared memory. A share of a file's pages changes with who else has the file
-    mapped.
+    """Anonymous and shared memory. Pages of files are left out, since a process's share of them
+    depends on which other processes map the file.
     """
     with suppress(OSError):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -321,7 +321,7 @@ def _files(folder: Path, host: Host) -> list[Path]:
 
 
 async def _left(known: set[int]) -> set[int]:
-    """Processes below this one that are not known, a moment after the end."""
+    """Unknown processes below this one, a moment after the end."""
     end = time.monotonic() + PATIENCE_SECONDS
     while (left := descendants(os.getpid()) - known) and time.monotonic() < end:
         await asyncio.sleep(0.02)

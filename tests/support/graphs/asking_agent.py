@@ -25,7 +25,7 @@ remembering = builder.compile(checkpointer=InMemorySaver())
 
 
 def made() -> Any:
-    """One that no module holds."""
+    """Graph of the same node that no module holds."""
     twin = StateGraph(MessagesState)
     twin.add_node("ask", ask)
     twin.add_edge(START, "ask")

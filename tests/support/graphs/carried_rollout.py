@@ -1,9 +1,9 @@
-"""An agent that asks twice, where the second rollout of each group of a step hangs in between, and
-tasks for it.
+"""An agent that asks the model twice, and tasks for it. In each group of a step, the second rollout
+hangs between the two requests.
 
-It hangs under the weights of its own step; with `HANGS_ON` set, under those of the next one, too.
-The others of its group end after it has begun to; those of the next step, after it has ended there.
-Which are right is `is_right`.
+The rollout hangs under the weights of its own step, and with `HANGS_ON` set under those of the next
+step, too. The other rollouts of its group end after it has begun to hang. The rollouts of the next
+step end after the hanging one has ended there. `is_right` says which rollouts are right.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def tasks(count: int) -> list[Task]:
 
 
 def is_right(place: int, sample: int) -> bool:
-    """True for the first two samples of the first group, and for the hanging one of the other.
-    Without it, all rewards of that group are equal.
+    """True for the first two samples of the first group, and for the hanging sample of each other
+    group. Without the hanging sample, all rewards of such a group are equal.
     """
     return sample == HANGING or (place, sample) == (0, 0)
 

@@ -1,5 +1,5 @@
-"""Graphs whose replay is compared step by step. `word` is what an early node writes: another one is
-another code.
+"""Graphs whose replay is compared step by step. An early node writes `word`; a test that changes it
+changes the graph's code, as a replay sees it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ steps = _line(early, late)
 
 
 def nothing(state: Plan) -> None:
-    """Writes nothing."""
+    """Write nothing."""
 
 
 extra_step = _line(early, late, nothing)
 
 
-# in parallel
+# a graph with parallel nodes
 
 
 def fan(state: Plan) -> list[Send]:
@@ -140,7 +140,7 @@ memory_as_node = memory_as_node.add_edge(START, "special").add_edge("special", "
 memory_deep = StateGraph(Plan).add_node("outer", memory).add_edge(START, "outer").compile()
 
 
-# the functional API
+# graphs of the functional API
 
 
 @task
@@ -171,7 +171,7 @@ def asks_in_tasks(given: Any) -> dict[str, Any]:
     return {"messages": [AIMessage("; ".join(said), id="m")]}
 
 
-# subgraphs and tasks in tools
+# subgraphs and tasks that tools call
 
 
 @tool
@@ -194,7 +194,9 @@ class Counted(Plan):
 
 
 def by_hand(state: Counted) -> dict[str, Any]:
-    """Runs a tool's graph, its own, and a tool's again."""
+    """Run the graph inside a tool, a graph of the node itself, and the graph inside the tool
+    again.
+    """
     said = [through_a_graph.invoke({"x": 1}), through_a_task.invoke({"x": 1}), double(3).result()]
     if runs_inner:
         _steps_inside.invoke({"note": "own"})
@@ -219,7 +221,7 @@ in_tools = (
 )
 
 
-# questions, attempts
+# graphs that ask a person or repeat attempts
 
 
 def ask(state: Plan) -> dict[str, Any]:
@@ -247,7 +249,7 @@ retried = (
 fails_once = _line(early, flaky, late)
 
 
-# channels whose value is made of writes
+# graphs with channels whose value is folded from writes
 
 
 def extended(state: list[Any], writes: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Users' graphs that read the clock, draw ids and choose at random, as strangers' graphs do."""
+"""Graphs that read the clock, draw ids and choose at random, as users' graphs do."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ asked: list[str] = []
 
 
 def log(line: str) -> None:
-    """Record a request, also in a file if a test has named a folder. The process dies at the line
-    that the test has named.
+    """Record a request, also in a file if a test has named a folder. If the test has named this
+    line, the process dies.
     """
     asked.append(line)
     if "AGENT_FOLDER" in os.environ:
@@ -45,7 +45,7 @@ def log(line: str) -> None:
 
 
 class Model(BaseChatModel):
-    """Answers with an id and a time of its own, as a provider does."""
+    """Model whose answers have an id and a time, as a provider's have."""
 
     @property
     def _llm_type(self) -> str:
@@ -112,7 +112,9 @@ builder.add_conditional_edges("plan", tasks, ["work"]).add_edge("work", "inside"
     "work", "beside"
 )
 graph = builder.add_edge("inside", "tool").compile()
-"""Tasks side by side in one event loop and in threads, a subgraph, a router that draws, a tool."""
+"""Graph with parallel tasks in one event loop and in threads, a subgraph, a router that draws, and
+a tool.
+"""
 
 
 def wrapped(state: Notes) -> dict[str, Any]:
@@ -171,7 +173,7 @@ seeds = StateGraph(Notes).add_node("seeded", seeded).add_edge(START, "seeded").c
 
 
 def wait(state: Notes) -> dict[str, Any]:
-    """Reads the clock far more often than is recorded."""
+    """Read the clock far more often than is recorded."""
     end = time.time() + 0.02
     while time.time() < end:
         pass

@@ -1,5 +1,5 @@
-"""Graphs whose nodes do something outside of the record: to the folder that they are run in, or to
-a port on it.
+"""Graphs whose nodes have effects outside of the record: on files of the working directory, or on a
+port that a file there names.
 """
 
 from __future__ import annotations

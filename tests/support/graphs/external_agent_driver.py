@@ -1,5 +1,5 @@
-"""A user's graph that a test kills: a hosted model and tools of its own, each use logged outside
-the process.
+"""A user's graph that a test kills. Its hosted model and its tools log each use outside the
+process.
 
     python -m tests.support.graphs.external_agent_driver FOLDER MOMENT
 
@@ -34,7 +34,9 @@ TASK = TaskRef(id="1", family="test", prompt="Buy it.")
 
 
 def log(line: str) -> None:
-    """A model is asked or a tool run: never in a replay, where these are not set."""
+    """Log that a model is asked or a tool runs. In a replay the variables are not set, so that such
+    a call would raise.
+    """
     with (Path(os.environ["AGENT_FOLDER"]) / "log.txt").open("a") as file:
         file.write(f"{line}\n")
     if line == os.environ["AGENT_MOMENT"]:
@@ -42,13 +44,13 @@ def log(line: str) -> None:
 
 
 def moment(line: str) -> None:
-    """A node has come so far."""
+    """Log that a node has come to this line."""
     if "AGENT_FOLDER" in os.environ:
         log(line)
 
 
 class Hosted(BaseChatModel):
-    """Answers in a stream, or as a whole; pays twice for one order."""
+    """Model that answers in a stream or as a whole, and asks twice to pay for one order."""
 
     name: str = "hosted"
 

@@ -1,4 +1,6 @@
-"""A lead that hands over to agents by a tool, as langgraph-supervisor and langgraph-swarm do it."""
+"""A lead agent that hands over to other agents by a tool, as in langgraph-supervisor and
+langgraph-swarm.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def tool_call(name: str, **args: Any) -> dict[str, Any]:
 
 
 class Lead(BaseChatModel):
-    """Adds, hands over, adds again and hands over again, then ends."""
+    """Model that adds, hands over, adds again and hands over again, then ends."""
 
     @property
     def _llm_type(self) -> str:
@@ -75,7 +77,7 @@ def more(state: MessagesState) -> str:
 
 
 def helper(state: MessagesState) -> dict[str, Any]:
-    """Hands back under an id that it draws."""
+    """Hand back under a drawn id."""
     answer, own = Helper().invoke(state["messages"]), str(uuid.uuid4())
     back = AIMessage("Back.", tool_calls=[{"name": "back", "args": {}, "id": own}])
     return {"messages": [answer, back, ToolMessage("Back.", name="back", tool_call_id=own)]}

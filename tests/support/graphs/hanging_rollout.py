@@ -1,7 +1,7 @@
 """An agent whose second rollout of each group of a training hangs after its first reply, while
 `HANGS` is set.
 
-The others of its group end after it has begun to.
+The other rollouts of the group end after it has begun to hang.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Sync tools that hang until they are let go, and a program whose calls of them time out."""
+"""Sync tools that hang until they are released, and a program whose calls of these tools time
+out.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class Hanging(BaseRetriever):
 
 
 class HangingTool(BaseTool):
-    """Hangs, as a class."""
+    """Tool that hangs, written as a class."""
 
     name: str = "hanging_tool"
     description: str = "Hangs."
@@ -61,7 +63,7 @@ async def call(given: Any, arguments: Any, seconds: float = 60.0) -> ToolMessage
 
 
 async def main() -> None:
-    """Call each tool in vain. The program ends although the tools hang."""
+    """Call each tool, and let each call time out. The program ends although the tools hang."""
     for hanging in TOOLS:
         answer = await call(hanging, {"query": "tea"}, seconds=0.05)
         assert "no answer within" in answer.text, answer

@@ -145,9 +145,9 @@ REFUSALS = (
     ),
     "{% if message.content | length > 40 %}{{ message.content.missing.attribute }}{% endif %}",
 )
-"""Templates that refuse an answer, in words or by an error of the program that a template is. What
-they refuse of any tool's calls a codec finds out when it is opened: these refuse what shows only
-later.
+"""Templates that refuse an answer, by a message or by an error in their code. A codec learns when
+it is opened whether a template refuses calls of any tool; these templates refuse something that
+shows only later.
 """
 
 
@@ -191,7 +191,7 @@ def _value(rng: random.Random, depth: int) -> Any:
 
 
 def _cut(text: str, rng: random.Random) -> str:
-    """Mostly as it is; else with an end missing, or a piece in it."""
+    """Text, mostly unchanged, else with an end missing or a piece inserted."""
     at = rng.randrange(len(text) + 1)
     return (
         text if rng.random() < 0.7 else text[:at] + rng.choice(("", rng.choice(PIECES) + text[at:]))
@@ -223,7 +223,7 @@ calling = (
     .add_edge("tools", "ask")
     .compile()
 )
-"""Asks, runs the calls by LangGraph's own node, and asks again."""
+"""Graph that asks, runs the calls by LangGraph's own node, and asks again."""
 
 
 class Read(TypedDict, total=False):
@@ -250,7 +250,7 @@ reading = (
     .add_edge("read", "use")
     .compile()
 )
-"""Reads an answer as JSON into its state, and takes for granted what it holds."""
+"""Graph that reads an answer as JSON into its state, and uses fields of it without a check."""
 
 
 async def _quote(state: Read) -> dict[str, Any]:
@@ -260,7 +260,7 @@ async def _quote(state: Read) -> dict[str, Any]:
 
 
 quoting = StateGraph(Read).add_node("quote", _quote).add_edge(START, "quote").compile()
-"""Reads an answer as JSON, and asks about what it holds."""
+"""Graph that reads an answer as JSON, and asks about its contents."""
 
 
 async def _own_fault(state: Read) -> dict[str, Any]:
@@ -269,11 +269,11 @@ async def _own_fault(state: Read) -> dict[str, Any]:
 
 
 always_raising = StateGraph(Read).add_node("think", _own_fault).add_edge(START, "think").compile()
-"""Raises whatever it is told."""
+"""Graph that raises, whatever the answer is."""
 
 
 def by_chance(fails: Callable[[], bool]) -> Any:
-    """A graph that asks, and then fails by itself as often as `fails` says."""
+    """A graph that asks, and then fails by its own fault whenever `fails()` is true."""
 
     async def think(state: Read) -> dict[str, Any]:
         said = (await policy().ainvoke([("user", state["question"])])).text

@@ -1,20 +1,20 @@
-"""A run that a test kills: rollouts of three graphs, with every engine and tool call logged outside
-the process.
+"""A run that a test kills: rollouts of three graphs. Each call of the engine and of a tool is
+logged outside the process.
 
     python -m tests.support.graphs.kill_driver '{"folder": ...}'      one run, with the real sandbox
     python -m tests.support.graphs.kill_driver                        a run for each line of stdin, in a fork of this
     process
 
-A line of the log is written when the engine is asked, the sandbox called, or a node of the graph
-with subgraphs begun: `model SEED`, `tool CODE`, `node THREAD PLACE STEP`. The seed names a model
-call, because it is a function of its place in the run; the code names a tool call, because each
-task has numbers of its own.
+A line of the log is written when the engine is asked, the sandbox is called, or a node of the graph
+with subgraphs begins: `model SEED`, `tool CODE`, `node THREAD PLACE STEP`. The seed identifies a
+model call, because it is a function of the call's place in the run. The code identifies a tool
+call, because each task has other numbers.
 
-The run kills itself at the moment that its plan names, in the thread that writes that line of the
-log: a kill from outside at such a moment would be a race with the run.
+The run kills itself when the line of the log that its plan names is written, in the thread that
+writes it. A kill from outside could not hit this moment exactly.
 
-A fork costs no imports, so that a test can afford hundreds. Its process number is printed, and
-after an empty line on stdin its exit code.
+A fork costs no imports, so that a test can afford hundreds of runs. The process id of a fork is
+printed, and after an empty line on stdin its exit code.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ class Plan:
     stock: bool = False
     """Checkpoints go to LangGraph's own SqliteSaver, and only the journal to the store."""
     dies_at: int | None = None
-    """Number of the line of its own log at which the process dies (0: while it opens its store,
-    None: never).
+    """Number of the line of this process's log at which it dies (0: while it opens its store, None:
+    never).
     """
     dies_of: int = int(signal.SIGKILL)
     later: float = 0.0
     """Longest random delay of the death after that line, in seconds."""
     gathers: bool = False
-    """True if tool calls end only when each branch has begun one. The next model calls of the first
-    task are answered when all branches have asked, those of other tasks never. No commit is made
-    because time has passed.
+    """True if tool calls end only when each branch has begun a tool call. Then the model calls that
+    follow in the first task are answered when all its branches have asked; those of other tasks are
+    never answered. No commit is made because time has passed.
     """
 
     @property
@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def branches(self) -> int:
-        """The most that run at a time."""
+        """Largest number of branches that run at a time."""
         return sum(
             sorted(BRANCHES[graph] for graph in self.graphs for _ in range(self.tasks))[-AT_A_TIME:]
         )
@@ -130,8 +130,8 @@ def tool_line(code: str) -> str:
 class LoggedEngine(ScriptedEngine):
     log: Log
     gathers: int = 0
-    """Number of requests with a tool's result to wait for before those of the first task are
-    answered. Those of other tasks never are (0: all are answered at once).
+    """Number of requests with a tool's result to wait for, before such requests of the first task
+    are answered. Those of other tasks are never answered (0: all are answered at once).
     """
 
     def submit(self, request: Any) -> Any:
@@ -161,7 +161,9 @@ class LoggedSandbox(LocalEnvironment):
 
 
 class Arithmetic(Environment):
-    """The last line of a snippet as a value, without a sandbox: the snippets are this file's."""
+    """Environment that evaluates the last line of a snippet without a sandbox, since the snippets
+    are written in this file.
+    """
 
     isolation = "L0"
     log: Log
@@ -223,7 +225,7 @@ def tasks(graph: str, number: int) -> list[Task]:
 
 
 class Deadly(Log):
-    """The log of a run that dies with a line of it."""
+    """Log of a run that dies when a certain line is written."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.log)
@@ -277,7 +279,9 @@ async def main(plan: Plan) -> list[Trajectory]:
 async def on_stock_saver(
     plan: Plan, store: RunStore, engine: Any, environment: Any, episodes: Any
 ) -> list[Trajectory]:
-    """Run episodes as users with their own checkpointer do, by `graph.ainvoke` inside a recording."""
+    """Run episodes like users with a checkpointer of their own: by `graph.ainvoke` inside a
+    recording.
+    """
 
     async def invoke(episode: Episode) -> list[Any]:
         graph = load_graph(episode.graph).copy(update={"checkpointer": saver})
@@ -322,7 +326,7 @@ def serve() -> None:
             random.seed()
             os._exit(run(line))
         print(child, flush=True)
-        sys.stdin.readline()  # until it is asked for, nobody else can be given its number
+        sys.stdin.readline()  # the child is not reaped before, so its process id is not reused
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 

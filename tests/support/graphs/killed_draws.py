@@ -2,7 +2,7 @@
 
 python -m tests.support.graphs.killed_draws FOLDER MOMENT
 
-MOMENT begins the line of the log after which the process dies; `-` lets it end.
+MOMENT is the beginning of the log's line after which the process dies; `-` lets it end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A research that a test kills: one of its two searches never comes to its end.
+"""A research run that a test kills: one of its two searches never ends.
 
     python -m tests.support.graphs.killed_research URL STORE
 
-It prints a line when the other one has.
+It prints a line when the other search has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tests.support.graphs.research_scripts import AGENT, NIGHT, Researcher, Talk
 
 HANGS = "hangs"
 CALLS = 5
-"""Calls on record at the kill: one of the planner, three of the search that ends, one of the other.
+"""Number of calls on record at the kill: one of the planner, three of the search that ends, one of
+the other search.
 """
 
 

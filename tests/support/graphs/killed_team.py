@@ -1,9 +1,9 @@
-"""A graph with subgraphs that logs each node's beginning outside the process: two branches side by
-side.
+"""A graph with two parallel branches that are subgraphs. The beginning of each node is logged
+outside the process.
 
-The left one has checkpoints of its own (`checkpointer=True`) and is a node itself, the right one is
-called in a node and inherits its parent's checkpointer. Both ask the policy and run its tool calls;
-a last node adds what they found.
+The left branch has checkpoints of its own (`checkpointer=True`) and is itself a node. The right
+branch is called in a node and inherits its parent's checkpointer. Both ask the policy and run its
+tool calls; a last node adds their results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TeamState(MessagesState):
 
 
 nodes: list[Log] = []
-"""Logs, of which the last is that of this process."""
+"""Logs. The last one is that of this process."""
 
 
 def note(config: RunnableConfig) -> None:

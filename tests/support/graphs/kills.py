@@ -1,4 +1,6 @@
-"""Runs that are killed, and what must hold of them: for the tests of graphs and of the store."""
+"""Runs that are killed, and checks of what must hold afterwards, for the tests of graphs and of the
+store.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ COMMAND = [sys.executable, "-m", "tests.support.begin", "tests.support.graphs.ki
 
 
 class Driver:
-    """A warm process that forks one for each run."""
+    """A warm process that forks a process for each run."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._process = subprocess.Popen(
@@ -63,7 +65,7 @@ def log_of(plan: Plan) -> list[str]:
 
 
 def killed(start: Callable[[Plan], Started], plan: Plan) -> bool:
-    """Run a plan. True if it died at its moment, False if it ended before."""
+    """Run a plan. True if the run died at its moment, False if it ended before."""
     code = start(plan).result()
     assert code in (0, -plan.dies_of), Path(plan.folder, "error.txt").read_text()
     return code != 0
@@ -76,14 +78,14 @@ class Done:
     lines: frozenset[str]
     """Log lines of model calls and tool calls."""
     steps: dict[tuple[str, str], int]
-    """Thread and graph around the node -> its newest step that has a checkpoint."""
+    """Thread and graph around the node -> newest step that has a checkpoint."""
 
 
 def done_in(plan: Plan) -> Done:
     if not plan.url and not Path(plan.store).exists():
         return Done(frozenset(), {})
     with open_store(plan.store) as store:
-        assert list(verify(store)) == [], "not sound after the kill"
+        assert list(verify(store)) == [], "the store is not sound after the kill"
         models = {
             f"model {seed}"
             for thread in plan.threads
@@ -115,7 +117,7 @@ def calls_in(log: Iterable[str]) -> list[str]:
 
 
 def check_asked(before: Done, asked: list[str]) -> None:
-    """Assert that no finished call or node was begun again, and that one process begins no call
+    """Assert that no finished call or node was begun again, and that no process began a call
     twice.
     """
     assert not before.lines & set(asked), "a finished call was made again"
@@ -128,13 +130,13 @@ def check_asked(before: Done, asked: list[str]) -> None:
 
 
 def cut_short(plan: Plan, asked: list[str], after: Done) -> dict[str, int]:
-    """Number of calls that a process began and that are not on record after its kill, by kind. They
-    are made again.
+    """Number of calls, by kind, that a process began and that are not on record after its kill.
+    They are made again.
 
     A branch makes one call at a time, and a model's answer is on record before its branch goes on.
-    With durability `steps` that holds for a tool's result too. With `calls` the result goes with
-    the next commit, so that its branch may be asking a model already. The branch gets no further:
-    the commit of that answer includes the tool call.
+    With durability `steps` a tool's result is on record as early. With `calls` the result is
+    committed with the next commit, so that its branch may be asking a model already. The branch
+    gets no further, since the commit of the model's answer includes the tool call.
     """
     kinds = Counter(line.partition(" ")[0] for line in set(calls_in(asked)) - after.lines)
     assert max(kinds["model"], kinds["tool"]) <= plan.branches
@@ -177,7 +179,7 @@ def record_of(plan: Plan) -> dict[str, Any]:
             assert (len(run.calls), len(run.tool_calls)) == CALLS[run.graph]
             assert all(call.status is not None for call in run.tool_calls)
             assert len({call.sampling.seed for call in run.calls}) == len(run.calls), (
-                "a call is doubled"
+                "a call is on record twice"
             )
         return {
             run.thread_id: {
@@ -203,12 +205,12 @@ def record_of(plan: Plan) -> dict[str, Any]:
 
 
 def states_of(store: RunStore, thread_id: str) -> list[str]:
-    """The newest state of each graph of a thread, without what is drawn at random."""
+    """The newest state of each graph of a thread, without random values."""
     newest: dict[str, tuple[str, str]] = {}
     for found in store.checkpointer.list({"configurable": {"thread_id": thread_id}}):
         around = place_of(found.config)[1]
         held = found.checkpoint["channel_values"]
-        # times
+        # `spent` holds times
         values = {
             k: shown(v) for k, v in held.items() if not k.startswith("branch:") and k != "spent"
         }
@@ -257,7 +259,9 @@ def check_campaign(
 
 
 def numbers(seed: int | str, largest: int) -> Iterator[int]:
-    """Moments, as lines of a run's log; one in eight is while the store is being opened."""
+    """Moments, as numbers of lines of a run's log. One in eight is 0: while the store is being
+    opened.
+    """
     rng = random.Random(seed)
     while True:
         yield 0 if rng.random() < 0.125 else rng.randint(1, largest)

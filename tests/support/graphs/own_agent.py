@@ -1,5 +1,5 @@
-"""A user's graph as users write them: its own chat model, LangGraph's prebuilt tool node, nothing
-of this project's.
+"""A graph as users write it: with its own chat model and LangGraph's prebuilt tool node, without
+any code of this project.
 """
 
 from __future__ import annotations

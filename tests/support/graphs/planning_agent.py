@@ -1,7 +1,8 @@
 """Plan and execute, as users write it: a planner whose JSON is read strictly, and a worker that
 carries the plan out.
 
-The planner's answer goes through pydantic, which raises on what is no plan. Nothing catches it.
+Pydantic validates the planner's answer, and raises on an answer that is no plan. Nothing catches
+the error.
 """
 
 from __future__ import annotations

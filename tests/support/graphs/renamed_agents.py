@@ -1,4 +1,6 @@
-"""Users' graphs whose ids come from where no recording reaches: a replay has others."""
+"""Users' graphs whose ids come from a source that no recording reaches, so that a replay has other
+ids.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from hrm_agent.models import policy
 
 mixed_up = False
-"""A mistake that a test makes: one ticket's id where the other's belongs."""
+"""True if the graph makes a mistake, as a test wants it: one ticket's id stands where the other's
+belongs.
+"""
 
 offered = [{"name": "one"}]
 """Tools that a model may choose from."""

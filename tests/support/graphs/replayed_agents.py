@@ -1,4 +1,4 @@
-"""Users' graphs for the replay tests: as they were when they were recorded, and as they are after a
+"""Users' graphs for the replay tests, each as it was when it was recorded, and as it is after a
 change.
 """
 

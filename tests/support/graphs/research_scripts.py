@@ -35,11 +35,13 @@ def planned(*questions: str, **said: str) -> str:
 
 
 class Researcher:
-    """Two questions, a search and a page for each, an answer that quotes both."""
+    """Scripted policy: two questions, a search and a page for each question, and an answer that
+    quotes both pages.
+    """
 
     def __init__(self, **answers: Any) -> None:
-        """`answers`: role -> its answer instead of the default. A text, several in turn (the last
-        one is repeated), or a function.
+        """`answers`: role -> its answer instead of the default: a text, several texts in turn (the
+        last one is repeated), or a function.
         """
         self.seen: dict[str, list[str]] = {"planner": [], "searcher": [], "writer": []}
         """Role -> last message of each of its requests."""
@@ -139,7 +141,7 @@ class Talk:
         return await self.runner.run(episode, say=said if known is not None else None)
 
     async def listened(self, said: str = ASKED) -> Trajectory:
-        """The first turn, heard as a terminal hears it."""
+        """Run the first turn and collect its stream, as a terminal does."""
         episode = Episode(
             TaskRef(id="1", family="test", prompt=said),
             self.thread,
@@ -154,7 +156,7 @@ class Talk:
         )
 
     async def resumed(self) -> Trajectory:
-        """A turn that was cut short, to its end."""
+        """Run a turn that was cut short to its end."""
         known = self.store.journal.find_trajectory(self.thread)
         assert known is not None
         episode = Episode(known.task, self.thread, graph=self.graph, context=self.context, seed=1)
@@ -173,7 +175,7 @@ class Talk:
 
 
 def assert_exact(state: Mapping[str, Any]) -> None:
-    """Each citation stands to the character in its source."""
+    """Assert that each citation is in its source, to the character."""
     for cited in state["citations"]:
         source = state["sources"][cited["source"]]
         assert source["text"][cited["start"] : cited["end"]] == cited["quote"]

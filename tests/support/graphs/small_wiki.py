@@ -1,5 +1,5 @@
-"""A wiki of a few pages on a thread of this process, that answers as MediaWiki does until it is
-told otherwise.
+"""A wiki of a few pages, served by a thread of this process. It answers as MediaWiki does, until a
+test sets another answer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PAGES = {
 
 
 class Patience:
-    """Opens wikis, each once, and gives them `seconds` for an answer: few only while none is to be
-    expected.
+    """Opener of wikis, each once, with `seconds` as the time-out of an answer. A test makes it
+    short only if it expects no answer.
     """
 
     def __init__(self, attempts: int) -> None:
@@ -45,8 +45,8 @@ class Patience:
 
 
 class SmallWiki:
-    """`requests` are what it was asked; `answer` takes the place of its own answer: a status, or
-    None to hang.
+    """Wiki that keeps its `requests`. `status` is the HTTP status of its answers; with None it
+    hangs.
     """
 
     def __init__(self, pages: dict[str, str] | None = None) -> None:

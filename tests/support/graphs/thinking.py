@@ -1,4 +1,4 @@
-"""A conversation of the tool loop with a policy that thinks, by a template that drops thoughts of
+"""A conversation of the tool loop with a policy that thinks. The chat template drops thoughts of
 earlier turns.
 """
 
@@ -35,7 +35,7 @@ def thinking_codec(*, keep: bool = False) -> ChatTemplateCodec:
 def thinking_run(
     store: RunStore, environment: Environment, *, keep: bool = False, thread: str = "t"
 ) -> Trajectory:
-    """Two turns on record: a call of the tool and an answer, then one more answer."""
+    """Record two turns: a tool call and an answer, then one more answer."""
 
     async def run() -> Trajectory:
         with ScriptedEngine(ANSWERS, codec=thinking_codec(keep=keep)) as engine:

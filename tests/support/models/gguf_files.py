@@ -55,8 +55,8 @@ def weights(tokens: int) -> dict[str, np.ndarray]:
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys in llama.cpp's order, in which the two halves of a head's dimensions
-    take turns.
+    """Rows of queries or keys in llama.cpp's order, which interleaves the two halves of a head's
+    dimensions.
     """
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, rows.shape[1])
     return halves.swapaxes(1, 2).reshape(rows.shape)
@@ -73,8 +73,8 @@ def write_gguf(
     rope_freqs: Sequence[float] = (),
     without: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Write the file; gives the weights as a reader is to find them, matrices after a way through
-    `kind`.
+    """Write the file. Return the weights as a reader has to find them: matrices are rounded to the
+    format `kind` and back.
     """
     tokens = gguf_tokens()
     writer = GGUFWriter(path, architecture)

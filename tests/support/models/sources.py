@@ -1,5 +1,5 @@
-"""Sources of a model on the loopback: what stands for the Hugging Face hub, and for an index of
-Python packages.
+"""Sources of a model on the loopback: stand-ins for the Hugging Face hub and for an index of Python
+packages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["SourceStub", "file_facts", "serving", "write_wheel"]
 
 @dataclass
 class SourceStub:
-    """Content of a server by path, and the paths that it was asked for."""
+    """Content of a server by path, and the requested paths."""
 
     url: str = ""
     given: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
-    """Ends of paths whose bodies end half-way, as on a connection that breaks."""
+    """Suffixes of paths whose bodies end half-way, as on a connection that breaks."""
 
     def put_repository(self, repository: str, revision: str, files: Mapping[str, bytes]) -> None:
         self.given |= {

@@ -1,5 +1,5 @@
-"""Files to index: a small PDF made by hand, and a folder of many texts; and what a user without
-rights may read.
+"""Files to index: a small PDF made by hand, and a folder of many texts. A context takes root's
+right to read all files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def pdf(*pages: str, encrypted: bool = False) -> bytes:
 
 
 def write_texts(folder: Path, count: int) -> None:
-    """`count` files in two folders, each with a word of its own and of several chunks."""
+    """Write `count` files into two folders. Each file has several chunks and a word that no other
+    file has.
+    """
     for number in range(count):
         place = folder / ("even" if number % 2 == 0 else "odd") / f"{number:03}.txt"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,7 @@ def write_texts(folder: Path, count: int) -> None:
 
 @contextmanager
 def powerless() -> Generator[None]:
-    """The rights of files hold for root too, in this thread."""
+    """Context in which file permissions bind root, too, in this thread."""
     if os.geteuid():
         yield
         return

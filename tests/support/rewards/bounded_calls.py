@@ -1,6 +1,4 @@
-"""A function that does what its text says,
-within the bounds of `hrm_agent.rewards.bounded_call`.
-"""
+"""A function for `hrm_agent.rewards.bounded_call` that does what its text says."""
 
 from __future__ import annotations
 

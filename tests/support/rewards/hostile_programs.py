@@ -1,7 +1,8 @@
 """Code that a policy could write to spoil its score: drawn programs, none of which is right.
 
-`python -m tests.support.rewards.hostile_programs --count 5000` scores so many of them and prints
-what did not end in a 0 of its own; after every `BATCH` a right program has to score 1.
+`python -m tests.support.rewards.hostile_programs --count 5000` scores 5,000 programs, and prints
+those that did not get a 0 for their own fault. After every `BATCH` programs a right program has to
+score 1.
 """
 
 from __future__ import annotations
@@ -135,9 +136,9 @@ def cycle(x):
     return a
 """
 _NAMES = ("VmHWM: x", "VmHWM:\t9 kB", "a) R 1", "\n", ")", "PPid:\t1")
-"""Names of a process, as it may choose them."""
+"""Process names that a program may choose."""
 SIGNALS = tuple((set(range(1, 32)) | set(range(34, 65))) - {19, 20, 21, 22})
-"""Signals that do not stop a process: a stopped one ends only at its time limit."""
+"""Signals except those that stop a process, since a stopped process ends only at its time limit."""
 
 
 def _value(draw: Draw, depth: int = 0) -> str:
@@ -147,7 +148,7 @@ def _value(draw: Draw, depth: int = 0) -> str:
 
 
 def _written(draw: Draw) -> str:
-    """Bytes, as an expression, for a descriptor that is not the program's."""
+    """Expression of bytes that a program writes to a descriptor that is not its own."""
     n = draw.choice([10, 500, 980, 1500, 50_000])
     return draw.choice(
         [
@@ -246,7 +247,7 @@ _SLOW = (
 
 
 def hostile_answers(seed: int, count: int) -> list[tuple[str, list[Any]]]:
-    """Final texts with the tests that they have to fail; the same ones for the same seed."""
+    """Final texts with the tests that they have to fail, identical for the same seed."""
     draw = Draw(seed)
     return [_answer(draw) for _ in range(count)]
 
@@ -285,7 +286,7 @@ def _answer(draw: Draw) -> tuple[str, list[Any]]:
 async def misjudged(
     answers: Sequence[tuple[str, list[Any]]], environment: LocalEnvironment
 ) -> tuple[list[Any], Counter[str]]:
-    """Answers that did not end in a 0 of their own with a reason, and how often each reason was
+    """Answers that did not get a 0 with a reason for their own fault, and how often each reason was
     given.
     """
     reasons, wrong, gate = Counter[str](), list[Any](), asyncio.Semaphore(4)

@@ -1,5 +1,5 @@
-"""Reward functions that do what a scorer has to survive;
-each does it where the final text says so.
+"""Reward functions with faults that a scorer has to survive. Each does its fault if the final text
+says so.
 """
 
 from __future__ import annotations

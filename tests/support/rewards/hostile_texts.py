@@ -1,4 +1,4 @@
-"""Texts that a policy could write to hold up, or to break, what reads answers."""
+"""Texts that a policy could write to slow down or break the readers of answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hrm_agent.rewards.code_tests import code_in
 __all__ = ["LONGEST_SECONDS", "hostile_texts", "slow_or_broken"]
 
 LONGEST_SECONDS = 5.0
-"""CPU time that one text may take one reader, on a slow machine:
-what is quadratic takes minutes.
+"""CPU time that a reader may take for one text on a slow machine. A quadratic reader takes
+minutes.
 """
 _PIECES = (
     *(
@@ -108,8 +108,8 @@ _COMPARISONS = ("exact", "text", "numeric:0.01", "set")
 
 
 def hostile_texts(seed: int, count: int, longest: int) -> list[str]:
-    """Texts of up to `longest` characters: few pieces, often repeated. The same ones for the same
-    seed.
+    """Texts of up to `longest` characters, of few pieces that are often repeated. Identical for the
+    same seed.
     """
     draw = random.Random(seed)
     return [_text(draw, draw.choice([50, 2000, longest])) for _ in range(count)]
@@ -124,8 +124,8 @@ def _text(draw: random.Random, size: int) -> str:
 
 
 def slow_or_broken(texts: list[str]) -> list[tuple[str, str, str]]:
-    """Reader, text and what was wrong with it; empty where each reader gives an answer or None in
-    its time.
+    """Readers and texts, each with what went wrong (empty if each reader gives an answer or None in
+    time).
     """
     jobs = {"code_in": code_in, **{name: reader_of(name) for name in _READERS}}
     for name in _COMPARISONS:

@@ -28,7 +28,7 @@ SUM = (
     {"stdin": "3\n1 2\n3 4\n5 6\n", "stdout": "3\n7\n11\n"},
     {"stdin": "1\n-1 1\n", "stdout": "0\n"},
 )
-"""Tests of a program that reads a count, then prints the sum of each of so many pairs."""
+"""Tests of a program that reads a number of pairs, then prints the sum of each pair."""
 PLUS = ("a + b", "a - b")
 
 READING = {

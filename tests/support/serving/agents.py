@@ -1,4 +1,4 @@
-"""Graphs that a server is given beside the built-in ones."""
+"""Graphs that a server serves beside the built-in ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A server that answers as OpenAI and Anthropic do, whole and streamed, with a tool call first and
-then a text.
+"""A server that answers in the forms of OpenAI and Anthropic, whole and streamed: first with a tool
+call, then with a text.
 
-The shapes are those of the providers' interfaces, fields of no use included: what a client makes of
-them is part of the message that goes into a graph's state.
+The answers have all fields of the providers' interfaces, also useless ones, since a client may put
+them into the message that goes into a graph's state.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ ARGUMENTS = {"a": 6, "b": 7.5, "note": 'sixty "and" ✓'}
 
 
 class ProviderServer:
-    """Listens on a port of its own; `asked` lists the bodies of all requests.
+    """Server on a free port. `asked` lists the bodies of all requests.
 
-    `cost`: stated beside the tokens, as routers such as OpenRouter do. `text`: what it answers.
+    `cost`: cost that is reported beside the tokens, as by routers such as OpenRouter. `text`: text
+    of the answer.
     """
 
     def __init__(

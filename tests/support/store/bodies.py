@@ -1,5 +1,5 @@
-"""Access to both bodies of the store, SQLite and PostgreSQL, that bypasses the store, as an
-intruder has it.
+"""Access to the databases of stores, SQLite and PostgreSQL, that bypasses the store, as an
+intruder's would.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def is_file(url: str) -> bool:
 
 
 def execute(url: str, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Run one statement (placeholders `?`) in the database of a store that may be open;
-    its rows.
+    """Run one statement (placeholders `?`) in the database of a store, which may be open. Return
+    the rows.
     """
     if is_file(url):
         with closing(sqlite3.connect(_path(url), timeout=30, isolation_level=None)) as connection:
@@ -32,12 +32,12 @@ def execute(url: str, statement: str, values: Sequence[Any] = ()) -> list[tuple[
 
 
 def pass_time(url: str, seconds: float) -> None:
-    """Age all leases by a number of seconds, by whichever clock they use."""
+    """Age all leases by a number of seconds, whichever clock they use."""
     execute(url, "UPDATE leases SET expires_at = expires_at - ? WHERE expires_at > 0", (seconds,))
 
 
 def version_of(url: str) -> int:
-    """The schema version that a store has noted."""
+    """The schema version on record in a store."""
     return int(
         execute(
             url,

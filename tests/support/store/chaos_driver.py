@@ -1,13 +1,14 @@
-"""The driver of `tests.support.graphs.kill_driver`, whose runs take down their server with chosen
-lines of their logs.
+"""The driver of `tests.support.graphs.kill_driver`, with runs that kill their database server, or
+break connections to it, at chosen lines of their logs.
 
     python -m tests.support.store.chaos_driver
 
-What and when stands in `events.json` in the folder of a plan: pairs of a line's number and what is
-done in the thread that writes it, while the run's other threads go on. From outside, such a moment
-would be a race with the run.
+`events.json` in the folder of a plan lists the events: pairs of a line's number and an action. The
+thread that writes the line does the action, while the run's other threads go on. An action from
+outside could not hit this moment exactly.
 
-A number in `pages.txt` is how large an SQLite store may become: to SQLite a disk is full then.
+A number in `pages.txt` is the largest size of an SQLite store, in pages. Beyond it, SQLite reports
+a full disk.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from tests.support.graphs.kill_driver import Deadly, Plan
 __all__ = ["BROKEN", "PAGES", "plan_events"]
 
 BROKEN = "broken.txt"
-"""File in a plan's folder: a line for each time that connections were broken, with their number."""
+"""File in a plan's folder. Each line is the number of connections that were broken at once."""
 PAGES = "pages.txt"
 
 
 def plan_events(plan: Plan, events: dict[int, list[Any]]) -> None:
-    """`["signal", PROCESS, NUMBER]`, or `["break", URL, DATABASE]`:
-    all connections to a database.
+    """Write the events of a plan. An action is `["signal", PROCESS, NUMBER]`, or
+    `["break", URL, DATABASE]`, which breaks all connections to a database.
     """
     Path(plan.folder, "events.json").write_text(json.dumps(sorted(events.items())))
 
@@ -84,4 +85,4 @@ if __name__ == "__main__":
     kill_driver.open_store = open_bounded  # type: ignore[assignment]
     kill_driver.serve()
     sys.stdout.flush()
-    os._exit(0)  # clearing up after so many imports takes as long as a test
+    os._exit(0)  # no cleanup: after so many imports it takes as long as a test

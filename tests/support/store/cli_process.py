@@ -1,6 +1,4 @@
-"""`hrm-agent` in a process of its own,
-whose leases are good for less than the usual half minute.
-"""
+"""`hrm-agent` in a separate process, whose leases last less than the usual half minute."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class CliProcess:
 def hrm_agent(
     folder: Path, *words: str, lease: float = 1.0, heartbeat: float = 3600.0
 ) -> Iterator[CliProcess]:
-    """Run a command in a folder; killed at the end of the block if it has not ended."""
+    """Run a command in a folder. It is killed at the end of the block if it has not ended."""
     folder.mkdir(exist_ok=True)
     said = folder / f"said-{len(list(folder.glob('said-*')))}.txt"
     context = multiprocessing.get_context("forkserver")

@@ -17,7 +17,7 @@ __all__ = ["Writer", "writers"]
 
 @dataclass
 class Writer:
-    """Another process, and the line to it."""
+    """Another process, and the connection to it."""
 
     process: BaseProcess
     line: Connection
@@ -26,7 +26,7 @@ class Writer:
         self.line.send("go")
 
     def says(self) -> str:
-        assert self.line.poll(120), "no word for two minutes"
+        assert self.line.poll(120), "the writer sent nothing for two minutes"
         return self.line.recv()
 
     def kill(self) -> None:
@@ -36,7 +36,9 @@ class Writer:
 
 @contextmanager
 def writers(url: str, work: Any, *names: str) -> Iterator[list[Writer]]:
-    """Processes that are ready to begin; killed at the end of the block if they have not ended."""
+    """Processes that are ready to begin. They are killed at the end of the block if they have not
+    ended.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["tests.support.store.writer"]

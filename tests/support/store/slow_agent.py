@@ -1,8 +1,8 @@
 """An agent whose tools take as long as a test wants; a test copies it into the folder in which the
 agent runs.
 
-Beside it, in the folder that `PLACE` names, it notes each tool that begins, and waits there for a
-file named `open`.
+A tool that begins notes this in the folder that `PLACE` names, and waits for a file `open` in that
+folder.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A way to a server, which can be shut and opened, on which answers may be lost, or everything
-without a word.
+"""A connection to a server that a test can shut and open, and that may lose answers or silently
+lose everything.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
 class Way:
     """A proxy before a PostgreSQL server.
 
-    `silent`: everything is taken and nothing passed on, as by a partition for ever. `breaks_after`:
-    so many packets of answers from now its connection breaks. `deaf`: numbers of commits, counted
-    from one, that are done while the client is not told: its connection breaks.
+    `silent`: everything is accepted and nothing passed on, as in a lasting network partition.
+    `breaks_after`: number of packets of answers from now after which their connection breaks.
+    `deaf`: numbers of commits, from 1, that are done without an answer: the connection breaks
+    before it.
     """
 
     def __init__(self, url: str, deaf: Collection[int] = ()) -> None:
         place, _, name = url.rpartition("/")
         before, _, port = place.rpartition(":")
         self._server = ("127.0.0.1", int(port))
-        # While it is shut nobody else may be given its port.
+        # a port that the kernel gives to nobody else while the proxy is shut
         self._listener = socket.create_server(("127.0.0.1", free_port()))
         self._address: tuple[str, int] = self._listener.getsockname()
         self.url = f"{before}:{self._address[1]}/{name}"
@@ -61,7 +62,7 @@ class Way:
         self._listen()
 
     def _listen(self) -> None:
-        self._listener.settimeout(0.05)  # closing it does not wake who waits for it
+        self._listener.settimeout(0.05)  # closing the listener does not wake `accept`
         self._accepting = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
         self._accepting.start()
 

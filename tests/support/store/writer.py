@@ -1,7 +1,7 @@
 """A process that writes to a store, for tests that start several of them.
 
-Each waits for a word before it opens the store, so that several begin at one moment. The last word
-that it sends is `done`, or what refused it.
+Each process waits for a message before it opens the store, so that several begin at the same
+moment. Its last message is `done`, or the error that refused it.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def call(thread: str, index: int) -> Call:
 
 
 def run(store: RunStore, thread: str, other: Connection) -> None:
-    """Run a graph on one thread; it reads the checkpoint, then waits for the other process before
-    it continues.
+    """Run a graph on one thread. The graph reads the checkpoint, then waits for the other process
+    before it continues.
     """
     saver: Any = store.checkpointer
     read, waits = saver.get_tuple, iter([True])
@@ -118,7 +118,7 @@ def run(store: RunStore, thread: str, other: Connection) -> None:
 
 
 def hold(store: RunStore, thread: str, other: Connection) -> None:
-    """Hold the lease of a thread until the other end is closed, or says so."""
+    """Hold the lease of a thread until the other end is closed or sends a message."""
     with store.lease(thread):
         other.send("held")
         with suppress(EOFError):

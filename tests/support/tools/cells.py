@@ -1,5 +1,5 @@
-"""An environment of a few lines, in this process: what it is asked, and sessions as the interface
-says they are.
+"""An environment of a few lines, in this process. It keeps its calls, and its sessions behave as
+the interface promises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Cells(Environment):
         self.ended: list[str] = []
         self.living: dict[str, tuple[dict[str, Any], list[Cell]]] = {}
         self.together = 1
-        """Number of cells that have to be open at once before any runs (0: none ever runs)."""
+        """Number of cells that have to be open at once before any of them runs (0: no cell ever
+        runs).
+        """
         self.open = 0
         self.most_open = 0
 

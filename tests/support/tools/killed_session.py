@@ -1,5 +1,5 @@
-"""A run whose first cell cannot be reproduced,
-killed when the policy is asked what comes after it.
+"""A run whose first cell gives another result each time. It is killed when the policy is asked for
+the step after the cell.
 """
 
 from __future__ import annotations

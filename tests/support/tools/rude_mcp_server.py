@@ -1,6 +1,4 @@
-"""An MCP server that answers by hand what no library would:
-for tests of what a client makes of it.
-"""
+"""An MCP server whose answers no library would send, for tests of how a client handles them."""
 
 from __future__ import annotations
 

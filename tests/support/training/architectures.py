@@ -1,5 +1,5 @@
 """Tiny random models of other architectures than the small policy's, in memory or in a folder with
-its tokenizer.
+the small policy's tokenizer.
 """
 
 from __future__ import annotations
@@ -91,19 +91,21 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**EXPERTS["qwen3_moe"], **_LATENT, **_GROUPS},
     "lfm2": {**_LLAMA, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
 }
-"""Kind -> settings of architectures that people bring."""
+"""Kind -> settings of architectures that users bring."""
 PACKED = tuple(kind for kind in ARCHITECTURES if kind not in ("gemma2", "gpt_oss", "lfm2"))
 """Kinds whose rows a trainer can pack into one sequence."""
 
 
 def of_architecture(kind: str, **changes: Any) -> Any:
-    """A model of one of `ARCHITECTURES`, in which whatever is left out of its attention shows."""
+    """A model of one of `ARCHITECTURES`, whose output changes noticeably if any part of its
+    attention is left out.
+    """
     settings = {**ARCHITECTURES[kind], **changes}
     if kind == "gemma4_text":
         settings["vocab_size_per_layer_input"] = settings.get("vocab_size", 64)
     model = random_model(kind, **settings)
     if kind == "gemma2":
-        # as it is loaded: the library's other ways leave the bound out
+        # as a user's model is loaded: transformers' other kinds of attention leave out the soft cap
         model.set_attn_implementation("eager")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
@@ -116,7 +118,7 @@ def of_architecture(kind: str, **changes: Any) -> Any:
 
 
 def random_model(kind: str, vocab_size: int = 64, **settings: Any) -> Any:
-    """A model whose probabilities are far from uniform ones."""
+    """A model whose probabilities are far from uniform."""
     positions = {} if kind == "gpt2" else {"max_position_embeddings": 1024}
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = AutoConfig.for_model(

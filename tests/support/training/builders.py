@@ -1,4 +1,4 @@
-"""Trajectories to order, and a model small enough to train in a test."""
+"""Trajectories with wanted properties, and a model small enough to train in a test."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def trajectory(index: int = 0, reward: float = 1.0, **changes: Any) -> Trajector
 def rollout(
     index: int, reward: float, failed: int = 0, calls: int = 1, **changes: Any
 ) -> Trajectory:
-    """A trajectory of which `failed` of `calls` tool calls failed."""
+    """A trajectory with `calls` tool calls, of which `failed` failed."""
     statuses = [ToolStatus.ERROR] * failed + [ToolStatus.OK] * (calls - failed)
     tools = tuple(tool_call(f"{index}-{i}", status) for i, status in enumerate(statuses))
     return trajectory(index, reward, **{"tool_calls": tools, **changes})
@@ -101,8 +101,8 @@ def group(positives: int, negatives: int) -> list[Trajectory]:
 def sampled_call(
     name: str, tokens: Sequence[int], inserted: int, parent: str | None = None
 ) -> Call:
-    """A call whose first `inserted` tokens were inserted; the others carry made-up log-probs near a
-    uniform one's.
+    """A call whose first `inserted` tokens are prompt tokens. The others have invented log-probs
+    near those of a uniform distribution.
     """
     mask = tuple(i >= inserted for i in range(len(tokens)))
     logprobs = tuple(
@@ -113,7 +113,7 @@ def sampled_call(
 
 
 class RareExpert(nn.Module):
-    """An MLP, and beside it an expert that is routed to by one token alone."""
+    """An MLP, and beside it an expert to which only one token is routed."""
 
     TOKEN = 63
 
@@ -123,7 +123,7 @@ class RareExpert(nn.Module):
         self.rare = torch.zeros(0, dtype=torch.bool)
 
     def look(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A hook before the model's forward."""
+        """Hook before the model's forward pass, which looks for that token."""
         self.rare = (named.get("input_ids", *given[:1]) == self.TOKEN)[..., None]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ class RareExpert(nn.Module):
 
 
 def model_with_unused_parts() -> Any:
-    """A tower that no text goes through, and an expert of a single token."""
+    """A model with a tower that no text goes through, and an expert of a single token."""
     model: Any = tiny_model()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -143,8 +143,8 @@ def model_with_unused_parts() -> Any:
 
 
 def tiny_model(seed: int = 0) -> PreTrainedModel:
-    """Random model whose weight matrices are three times those of a new one: its probabilities are
-    far from uniform.
+    """Random model whose weight matrices are three times as large as usual, so that its
+    probabilities are far from uniform.
     """
     model = tiny_network(
         seed,

@@ -1,5 +1,5 @@
-"""One rank of `test_distributed.py`: an update on its share of the rows, the result written by rank
-0.
+"""One rank of `test_distributed.py`: an update on its share of the rows. Rank 0 writes the
+result.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ SEVERAL_STEPS: dict[str, Any] = {
 
 
 def unused_parts() -> tuple[list[Row], list[Row]]:
-    """Rows of each rank: the expert's token is on rank 0 alone, and not in the last of its
-    micro-batches.
-    """
+    """Rows of each rank. Only rank 0 has the expert's token, and not in its last micro-batch."""
     rows = numbered(random_rows(5, 6), each=1)
     rows = [replace(row, token_ids=np.minimum(row.token_ids, RareExpert.TOKEN - 1)) for row in rows]
     rows[0].token_ids[:2] = RareExpert.TOKEN
@@ -41,7 +39,9 @@ def unused_parts() -> tuple[list[Row], list[Row]]:
 
 
 def update_unused_parts(rows: Sequence[Row], accelerator: Accelerator | None) -> dict[str, Any]:
-    """Two steps of AdamW; the weights, and what rank 0 keeps of the gradients."""
+    """Take two steps of AdamW. Return metrics, weights, and the names of the weights with optimiser
+    state.
+    """
     model = model_with_unused_parts()
     wrapped, optimizer = model, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     if accelerator is not None:
@@ -58,7 +58,7 @@ def update_unused_parts(rows: Sequence[Row], accelerator: Accelerator | None) ->
 
 def main(output: str, part: str = "updates") -> None:
     accelerator = Accelerator(cpu=True)
-    assert accelerator.num_processes == 2, "these are unsynchronised copies"
+    assert accelerator.num_processes == 2, "the ranks do not form one group"
     if part == "unused":
         found = update_unused_parts(unused_parts()[accelerator.process_index], accelerator)
         torch.save(found, f"{output}.{accelerator.process_index}")
@@ -67,14 +67,14 @@ def main(output: str, part: str = "updates") -> None:
     model = tiny_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     rows = random_rows(0)
-    # Rank 0 has five micro-batches, rank 1 two: rank 1 must go on while it has nothing to train.
+    # Rank 0 has five micro-batches, rank 1 two. Rank 1 has to take part without rows of its own.
     share = rows[:5] if accelerator.process_index == 0 else rows[5:]
     batches, loss = micro_batches(share, token_budget=1), LossOptions(old_logprobs="engine")
     metrics = policy_update(model, optimizer, batches, accelerator=accelerator, loss=loss)
     metrics_of_none = policy_update(model, optimizer, [], accelerator=accelerator)
     first = {name: p.clone() for name, p in accelerator.unwrap_model(model).state_dict().items()}
-    # Of the first mini-batch rank 0 has two trajectories, each of two micro-batches, and rank 1
-    # one; of the second, rank 1 alone.
+    # In the first mini-batch rank 0 has two trajectories of two micro-batches each, and rank 1 has
+    # one trajectory. In the second mini-batch only rank 1 has a trajectory.
     mine = ((0, 1), ()) if accelerator.process_index == 0 else ((2,), (3,))
     rows = numbered(random_rows(1, 8))
     parts = [
@@ -93,7 +93,7 @@ def main(output: str, part: str = "updates") -> None:
         }
         torch.save({"first": first, "weights": weights, **rows_of_metrics}, output)
     accelerator.wait_for_everyone()
-    os._exit(0)  # taking gloo's process group down now and then hangs, after all work is done
+    os._exit(0)  # after all work is done, the end of gloo's process group sometimes hangs
 
 
 if __name__ == "__main__":

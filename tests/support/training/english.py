@@ -1,5 +1,5 @@
-"""Ten paragraphs of plain English, and 32 short conversations: what a pretrained model knows, and
-what it is taught.
+"""Ten paragraphs of plain English, which a pretrained model predicts well, and 32 short
+conversations, which it is taught.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ a while and went back to his basket. By noon the clouds had moved away to the ea
 from the wet stones of the path.
 """
 PARAGRAPHS = tuple(" ".join(paragraph.split()) for paragraph in _TEXT.strip().split("\n\n"))
-"""Text that says nothing new."""
+"""Paragraphs of common knowledge."""
 
 CONVERSATIONS = (
     ("What is the capital of France?", "The capital of France is Paris."),
@@ -107,7 +107,7 @@ CONVERSATIONS = (
 
 
 def write_conversations(path: Path) -> Path:
-    """Write `CONVERSATIONS` as `train sft` reads them; the file."""
+    """Write `CONVERSATIONS` in the form that `train sft` reads, and return the file."""
     turns = ({"user": asked, "assistant": answer} for asked, answer in CONVERSATIONS)
     rows = (
         {"messages": [{"role": role, "content": text} for role, text in each.items()]}
@@ -118,8 +118,8 @@ def write_conversations(path: Path) -> Path:
 
 
 def without_defaults(model: Path) -> Path:
-    """Take a small model's own defaults out of its folder, so that it counts as a pretrained one;
-    the folder.
+    """Remove a small model's own defaults from its folder, so that it counts as a pretrained model.
+    Return the folder.
     """
     file = model / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -130,7 +130,7 @@ def without_defaults(model: Path) -> Path:
 
 @torch.no_grad()
 def perplexity(model: Any, tokenizer: Any) -> float:
-    """The perplexity of `PARAGRAPHS`, over all their tokens but each one's first."""
+    """The perplexity of `PARAGRAPHS`, over all tokens but the first of each paragraph."""
     nats = 0.0
     tokens = 0
     for paragraph in PARAGRAPHS:

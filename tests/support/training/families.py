@@ -16,7 +16,7 @@ def tool_loops(seed: int, groups: int = 2, siblings: int = 4) -> list[Trajectory
     """Siblings with one prompt, a sampled turn that two of them have in common, a tool response and
     an answer.
 
-    The last two of a group are alike to the last token.
+    The last two siblings of a group are equal to the last token.
     """
     rng = random.Random(seed)
     made: list[Trajectory] = []
@@ -34,8 +34,8 @@ def tool_loops(seed: int, groups: int = 2, siblings: int = 4) -> list[Trajectory
 
 
 def four_roles(seed: int, siblings: int = 3) -> list[Trajectory]:
-    """A planner, solvers with one instruction, of which one forks, a critic and a synthesizer:
-    roots of their own.
+    """A planner, solvers with one instruction, of which one forks, a critic and a synthesizer. Each
+    is a separate root.
     """
     rng = random.Random(seed)
     roles = {name: _tokens(rng, 7) for name in ("planner", "solver", "critic", "synthesizer")}
@@ -62,9 +62,7 @@ def four_roles(seed: int, siblings: int = 3) -> list[Trajectory]:
 def rows_of(
     trajectories: Sequence[Trajectory], temperatures: Sequence[float] = (1.0,)
 ) -> list[Row]:
-    """Rows of the trajectories. Each trajectory has a weight of its own; the temperatures take
-    turns.
-    """
+    """Rows of the trajectories. Each trajectory has another weight; the temperatures take turns."""
     rows: list[Row] = []
     for number, each in enumerate(trajectories):
         sampling = Sampling(temperature=temperatures[number % len(temperatures)])

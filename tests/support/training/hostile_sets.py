@@ -1,4 +1,6 @@
-"""Data sets as a library might have them, whose verifiers do what a grader has to survive."""
+"""Data sets as a library might have them, whose verifiers have faults that a grader has to
+survive.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 
 class Odd:
-    """Does what the answer says."""
+    """Verifier that does what the answer says."""
 
     def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
         match answer:
@@ -36,7 +38,7 @@ class Odd:
 
 
 class Held(Odd):
-    """Cannot be sent to another process."""
+    """Verifier that cannot be sent to another process."""
 
     def __init__(self) -> None:
         self.function = lambda: None

@@ -1,5 +1,5 @@
-"""Moments at which trainings are killed: some in each run of the tests,
-the others in the slow one.
+"""Moments at which trainings are killed. Some are tested by default, the others in the slow
+tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def moments(kills: Collection[str], *quick: str) -> list[Any]:
 def asked_for(
     kills: Mapping[str, tuple[str, int]], request: pytest.FixtureRequest
 ) -> dict[str, tuple[str, int]]:
-    """Kills that selected tests of the fixture's module name. No other run is needed."""
+    """Kills that the selected tests of the fixture's module name. Runs of other kills are not
+    needed.
+    """
     here = [
         item
         for item in request.session.items

@@ -1,7 +1,7 @@
-"""Trainings that kill themselves, and what must be the same once they were resumed.
+"""Trainings that kill themselves, and results that must be the same after they are resumed.
 
-As a program, with a folder and one `{"config": ..., "kills": {name: [event, count]}}`: takes a run
-for each kill, in `FOLDER/NAME/run`. It is a process of its own so that what it forks has no threads
+As a program, it takes a folder and `{"config": ..., "kills": {name: [event, count]}}`, and makes a
+run for each kill, in `FOLDER/NAME/run`. It is a separate process so that its forks have no threads
 of torch.
 """
 
@@ -46,7 +46,7 @@ def forked(config: GrpoConfig, folder: Path, event: str = "", count: int = 0) ->
     """
     if (child := os.fork()) == 0:
         _run_until(config, folder, event, count)
-        os._exit(0)  # it has fewer
+        os._exit(0)  # the training had fewer such events
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -89,8 +89,8 @@ def assert_same_weights(
 ) -> Weights:
     """The weights of the run in `folder`.
 
-    Rollouts that went on together after a kill are batched otherwise than they were before: give
-    them a tolerance.
+    After a kill, rollouts continue in other batches than in an undisturbed run. Compare weights
+    with a tolerance then.
     """
     ours, theirs = (load_file(each / "model" / file) for each in (folder, other))
     assert ours.keys() == theirs.keys()

@@ -1,5 +1,5 @@
-"""A random Phi-3 whose rotary factors differ so much that a token with the wrong ones is seen at
-once.
+"""A random Phi-3 whose two sets of rotary factors differ so much that a token with the wrong
+factors is noticed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 
 SWITCH = 24
-"""Tokens up to which its factors are the short ones."""
+"""Length of a text, in tokens, up to which the short factors apply."""
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -48,9 +48,7 @@ def longrope_model(seed: int = 0, **changes: Any) -> Any:
 
 
 def expected_logprobs(model: Any, tokens: list[int], first: int) -> torch.Tensor:
-    """Log-probs of the tokens from `first` on,
-    each by one plain pass over what stands before it.
-    """
+    """Log-probs of the tokens from `first` on, each by one plain pass over the tokens before it."""
     with torch.no_grad():
         passes = [
             model(torch.tensor([tokens[:end]])).logits[0, -1] for end in range(first, len(tokens))

@@ -1,5 +1,5 @@
-"""Installed packages, as pip leaves them: a module, its metadata, and its entry points, in a folder
-of `sys.path`.
+"""Packages as pip installs them: a module, metadata, and entry points, in a folder of
+`sys.path`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def install(
     registers: str = "",
     value: str = "",
 ) -> None:
-    """Put package `name` into `folder`. `registers`: a name of tasks that leads to `value`, or to
-    its `tasks`.
+    """Put package `name` into `folder`. `registers`: a name of tasks that is registered for
+    `value`, or for the package's `tasks`.
     """
     module = name.replace("-", "_")
     folder.mkdir(exist_ok=True)

@@ -1,9 +1,9 @@
-"""Calls that do nothing for a problem, as a policy might write them to look busy: families of them,
-and what they show.
+"""Calls that do nothing for a problem, as a policy might write them to look busy: families of such
+calls, and their results.
 
-A padding is a list of snippets, one a call, for one session. `FAMILIES` were there while the rule
-was made; those of `LATER` were written when it stood, to see how much of what nobody thought of it
-catches.
+A padding is a list of snippets for one session, one for each call. `FAMILIES` were used to develop
+the rule of `training/select/penalties.py`. `LATER` were written when the rule was finished, to see
+how many unforeseen paddings it finds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ __all__ = ["FAMILIES", "LATER", "Padding", "paddings", "recorded", "run_session"
 
 Padding = list[str]
 Family = Callable[[str, str, int, int], Padding]
-"""(a word, another, a number, another of one figure) -> the snippets of a padding."""
+"""Function of two words, a number and a number of one digit, that returns the snippets of a
+padding.
+"""
 
 WORDS = (
     "plan",
@@ -476,7 +478,7 @@ LATER: dict[str, Family] = {
 
 
 def paddings(families: dict[str, Family], count: int, seed: int) -> list[tuple[str, Padding]]:
-    """`count` paddings with the names of their families, in turn, no two the same."""
+    """`count` different paddings, each with the name of its family. The families take turns."""
     rng = random.Random(seed)
     found: list[tuple[str, Padding]] = []
     while len(found) < count:
@@ -489,12 +491,12 @@ def paddings(families: dict[str, Family], count: int, seed: int) -> list[tuple[s
 async def run_session(
     environment: Environment, codes: Sequence[str], session: str
 ) -> list[ExecutionResult]:
-    """Run the snippets one after the other in a session of their own."""
+    """Run the snippets one after the other in a new session."""
     return [await environment.execute(code, session=session) for code in codes]
 
 
 def recorded(codes: Sequence[str], results: Sequence[ExecutionResult]) -> list[ToolCall]:
-    """The calls as the record has them."""
+    """Tool calls as they are recorded."""
     calls: list[ToolCall] = []
     for number, (code, result) in enumerate(zip(codes, results, strict=True)):
         facts = {

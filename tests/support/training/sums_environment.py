@@ -1,5 +1,5 @@
-"""Environments as packages for the library verifiers hold them (its v0 interface): sums, in one
-turn or with a tool.
+"""Environments of sums, in one turn or with a tool, as packages for the library verifiers contain
+them (v0 interface).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def turns(state: Any) -> float:
 
 
 def used(completion: list[Any]) -> float:
-    """1 where a tool was asked for the sum and gave it."""
+    """Give 1 if a tool was asked for the sum and gave it."""
     asked = [call for said in completion for call in said.get("tool_calls") or ()]
     given = [said["content"] for said in completion if said["role"] == "tool"]
     return float(len(asked) == 1 and given == ["100"])

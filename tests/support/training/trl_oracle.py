@@ -1,7 +1,6 @@
-"""TRL's GRPOTrainer as an oracle: fixed trajectories, and a trainer that is given them as its
-rollouts.
+"""TRL's GRPOTrainer as an oracle: fixed trajectories, and a trainer whose rollouts they are.
 
-The rollouts reach TRL the way a user's would (`rollout_func` with `env_mask`).
+The rollouts reach TRL like those of a user (`rollout_func` with `env_mask`).
 """
 
 from __future__ import annotations

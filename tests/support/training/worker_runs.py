@@ -1,4 +1,6 @@
-"""Graphs for rollout workers, and what is to be the same wherever they ran."""
+"""Graphs for rollout workers, and the parts of their records that are the same wherever they
+ran.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random sound forests of calls, and what of a trajectory is there to learn."""
+"""Random valid forests of calls, and the tokens that a trainer learns from a trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small, sound trajectory: two turns with a tool call between them, then a second conversation on
+"""A small, valid trajectory: two turns with a tool call between them, then a second conversation on
 the same thread.
 """
 
@@ -39,7 +39,7 @@ def identity(task_id: str, thread_id: str = THREAD, node: str = "reason") -> Gra
 
 
 def make_call(task_id: str, index: int = 0, **changes: Any) -> Call:
-    """A root with two inserted and two sampled tokens, unless `changes` says otherwise."""
+    """A root with two prompt tokens and two completion tokens, unless `changes` says otherwise."""
     where = changes.pop("identity", identity(task_id))
     facts: dict[str, Any] = {
         "id": call_id(where.thread_id, where.task_id, index, changes.get("sample_index", 0)),
@@ -92,7 +92,7 @@ def make_tool_call(tool_call_id: str = "tc-0", **changes: Any) -> ToolCall:
 
 
 def make_trajectory(**changes: Any) -> Trajectory:
-    """Trajectory that is sound unless `changes` breaks it: a test asserts that the linter finds
+    """Trajectory that is valid unless `changes` breaks it: a test asserts that the linter finds
     nothing.
     """
     asked = make_call(

@@ -1,4 +1,4 @@
-"""`hrm-agent view` as a process of its own."""
+"""`hrm-agent view` as a separate process."""
 
 from __future__ import annotations
 

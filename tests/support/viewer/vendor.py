@@ -32,7 +32,7 @@ class VendoredFile(NamedTuple):
     name: str
     """Name in the folder."""
     parts: tuple[str, ...]
-    """Files of the package that it is joined from, in order."""
+    """Files of the package that are joined to this file, in order."""
 
 
 class VendoredPackage(NamedTuple):
@@ -84,17 +84,19 @@ PACKAGES = (
         ),
     ),
 )
-"""Preact is held at 10: from 11 on its package has modules only, which no browser loads from a
-file.
+"""Vendored packages. Preact stays at version 10: from 11 on its package has modules only, which no
+browser loads from a file.
 """
 
 _MODULE_END = "export{te as default};"
-"""The core of highlight.js is published as a module only; the pages are classic scripts, which open
-from a file too.
+"""End of the core of highlight.js, which is published as a module only. The export is removed,
+since the pages use classic scripts, which a browser also loads from a file.
 """
 
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*\n?", re.MULTILINE)
-"""Names a file that is not kept: a browser with its tools open would ask for it."""
+"""Line that names a source map. It is removed, since the map is not kept and a browser with its
+tools open would ask for it.
+"""
 
 
 def archive_url(package: VendoredPackage) -> str:

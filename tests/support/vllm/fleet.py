@@ -1,5 +1,5 @@
 """A fleet of two real servers: one that the tests have started, with faults to switch on, and one
-of its own.
+that the fleet starts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def opened_fleet(
     assign: str = "expected_peak",
     **other: Any,
 ) -> Iterator[EngineFleet]:
-    """`model` is the trainer's: what the fleet is held to. `other`: options of the fleet."""
+    """Fleet of both servers. `model` is the trainer's model, with which the servers' weights are
+    compared. `other`: options of the fleet.
+    """
 
     def score(token_ids: Any) -> list[float]:
         with torch.inference_mode():

@@ -1,8 +1,8 @@
-"""A stub of a server that takes weights: it answers all that a fleet asks, has the bytes that came,
-and can lie.
+"""A stub of a server that takes weights. It answers every request of a fleet, keeps the bytes that
+it received, and can lie.
 
-Its workers are two, each with its half of each tensor. What it samples does not depend on them:
-which model answers is not the point.
+It has two workers, each with half of each tensor. Its samples do not depend on the weights, since
+the tests do not need them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class FleetStub(VllmStub):
         super().__init__()
         self.seen: list[str] = []
         """Requests, oldest first: `costs` for a completion with `ignore_eos`, `rollout` for any
-        other, `reset` for one of the cache.
+        other completion, `reset` for a reset of the cache.
         """
         self.faults: set[str] = set()
-        """Faults that are switched on. `ignores`, `ignores_once`: it keeps its weights. `half`: its
-        second worker keeps them. `keeps_cache`: a reset clears nothing. `turns`: its weights change
-        while it samples. `unknown`: it cannot compare weights. `hangs`: calls to its workers hang.
+        """Faults that are switched on. `ignores`, `ignores_once`: the server keeps its old weights.
+        `half`: its second worker keeps its old weights. `keeps_cache`: a reset clears nothing.
+        `turns`: its weights change while it samples. `unknown`: it cannot compare weights. `hangs`:
+        calls to its workers hang.
         """
         self.held = [{"weight": "of the start"} for _ in range(WORKERS)]
         """Digests of each worker's tensors."""
@@ -199,7 +200,9 @@ def _share(source: str, worker: int) -> dict[str, str]:
 def opened_on_stubs(
     folder: Path, scheduler: RolloutScheduler, stubs: Sequence[FleetStub], **options: Any
 ) -> Generator[EngineFleet]:
-    """A fleet of these servers, whose trainer has the stubs' log-probs. `options`: of the fleet."""
+    """A fleet of these servers, whose trainer has the stubs' log-probs. `options` are those of the
+    fleet.
+    """
     policy = model_folder(POLICY)
     _, tokenizer = load_pretrained(policy, dtype="float32")
 

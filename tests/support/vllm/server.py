@@ -1,7 +1,7 @@
-"""A vLLM server of the tests' own: on the loopback, on a free port, with the small policy in
-float32, without a GPU.
+"""A vLLM server for the tests: on a free port of the loopback, with the small policy in float32,
+without a GPU.
 
-It goes down with the tests, whatever ends them: the kernel tells it when its parent dies.
+It ends with the tests, whatever ends them: the kernel signals it when its parent dies.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ _START_SECONDS = 600.0
 OPTIONS = (
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
     *("--max-num-seqs", "32", "--block-size", "32"),
-    # a policy this small would go on with white space for ever where a schema allows it
+    # where a schema allows white space, a policy this small would sample it without end
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
 )
 
 
 def find_python() -> Path | None:
-    """The server's own interpreter; None where it is not installed, or not as it is wanted now."""
+    """The server's interpreter (None if it is not installed, or installed from other requirements
+    than the present ones).
+    """
     venv = Path(os.environ.get("VLLM_VENV", PROJECT / ".venv-vllm"))
     wanted, stamp = Path(__file__).with_name("requirements.txt"), venv / ".installed"
     current = stamp.is_file() and stamp.read_bytes() == wanted.read_bytes()
@@ -42,14 +44,14 @@ def find_python() -> Path | None:
 
 
 class VllmServer:
-    """Started at once, and ready when the constructor returns. Raises `RuntimeError` with the end
-    of its log.
+    """Server that is ready when the constructor returns. The constructor raises `RuntimeError` with
+    the end of the log.
     """
 
     def __init__(
         self, python: Path, model: str, folder: Path, *options: str, path: str = ""
     ) -> None:
-        """`path`: of the server, for modules that it is to find."""
+        """Start the server. `path`: its PYTHONPATH."""
         self.port = free_port()
         self._log = folder / "vllm.log"
         command = [
@@ -113,8 +115,8 @@ class VllmServer:
 
 
 def _environment(python: Path) -> dict[str, str]:
-    """Python may write bytecode: the server is three processes, each of which reads thousands of
-    modules.
+    """Environment variables of the server. Python may write bytecode, since the server is three
+    processes, each of which reads thousands of modules.
     """
     kept = {
         name: value

@@ -25,8 +25,8 @@ def logprob(token: int) -> float:
 
 
 class VllmStub:
-    """`answer` gives the token ids to a request's body; each of `next` answers one request in its
-    place.
+    """Stub of a vLLM server. `answer` returns the token ids for a request's body. Each item of
+    `next` answers one request instead of `answer`.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class VllmStub:
         self._loop = BackgroundLoop("vllm stub")
         self._runner: Any = None
         self._place = socket.socket()
-        """Keeps the port for this server while it is stopped: nobody else is given it, and nobody
-        answers there.
+        """Socket that keeps the port for this server while it is stopped: no other process gets the
+        port, and nobody answers on it.
         """
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._place.bind(("127.0.0.1", 0))
@@ -182,7 +182,7 @@ async def open_stream(request: web.Request) -> web.StreamResponse:
 
 
 def says(value: Any, status: int = 200, **headers: str) -> Misbehaviour:
-    """Misbehaviour: answer with this, as JSON unless it is bytes."""
+    """Misbehaviour: answer with `value`, as JSON unless it is bytes."""
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
 
     async def misbehave(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
@@ -201,7 +201,7 @@ def says_of(make: Callable[[dict[str, Any]], Any]) -> Misbehaviour:
 
 
 def streams(*pieces: bytes | Callable[[dict[str, Any]], bytes], hang: bool = False) -> Misbehaviour:
-    """Misbehaviour: send these and hang up, or send no more."""
+    """Misbehaviour: send `pieces`, then hang up, or with `hang` send nothing more."""
 
     async def misbehave(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         response = await open_stream(request)

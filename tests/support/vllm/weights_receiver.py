@@ -1,4 +1,5 @@
-"""A worker of a server, without the server: takes what is offered on its input, and says what came.
+"""A worker of a server, without the server. It takes the weights that its standard input offers,
+and reports what it received.
 
 python weights_receiver.py RANK {takes,dies,stops}, with the extension's folder on its path, as in a
 server.
@@ -18,7 +19,7 @@ from hrm_agent_group import Offer, receive
 __all__: list[str] = []
 
 AT = 2
-"""Tensors that came before something goes wrong."""
+"""Number of tensors that are received before something goes wrong."""
 
 
 def main(rank: int, fate: str) -> None:

@@ -1,11 +1,11 @@
-"""Runs a command in a virtual machine of its own, whose root is this machine's, read-only, below a
-layer in memory.
+"""Program that runs a command in a virtual machine. Its root is this machine's root, read-only,
+below a layer in memory.
 
     python -m tests.support.vm python -m pytest -q tests/environment/local/test_cgroup.py
     python -m tests.support.vm --user --suite bookworm hrm-agent doctor environment
 
-For what a machine that people work on should not have done to it: the command's process is in a
-cgroup (version 2) that was delegated to it. Needs root,
+Use it for commands that should not change a machine that people work on. The command's process is
+in a cgroup (version 2) that was delegated to it. Needs root,
 `apt-get install qemu-system-x86 busybox-static`, and a Debian mirror, from which the kernel comes,
 once. The command is run in the current folder, with this interpreter's folder first in PATH; the
 guest's /tmp is its own.
@@ -91,7 +91,7 @@ def fetched(url: str) -> bytes:
 
 
 def initramfs(folder: Path, words: list[str], owner: int) -> bytes:
-    """A root in memory with what `init.sh` needs, to which it is given as its first process."""
+    """A root in memory with the files that `init.sh`, the machine's first process, needs."""
     files = {
         "init": (Path(__file__).parent / "init.sh").read_bytes(),
         "bin/busybox": Path("/bin/busybox").read_bytes(),
@@ -101,7 +101,7 @@ def initramfs(folder: Path, words: list[str], owner: int) -> bytes:
     }
     for name in MODULES:
         found = next(folder.rglob(f"{name}.ko*"), None)
-        if found is None:  # a part of the kernel, or of another module
+        if found is None:  # built into the kernel, or part of another module
             continue
         data = found.read_bytes()
         files[f"modules/{name}.ko"] = lzma.decompress(data) if found.suffix == ".xz" else data

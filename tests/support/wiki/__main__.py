@@ -1,4 +1,4 @@
-"""Says what to install, if there is no MediaWiki on this machine."""
+"""Program that says what to install if there is no MediaWiki on this machine."""
 
 import sys
 

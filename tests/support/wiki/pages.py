@@ -1,8 +1,8 @@
-"""The pages of the tests' wiki: an island that does not exist, some facts, and what is awkward in
-titles and markup.
+"""The pages of the tests' wiki: an island that does not exist, some facts, and awkward titles and
+markup.
 
-`PLAIN` needs no MediaWiki to be read: paragraphs and headings, and redirects. `MARKED` is what only
-one understands.
+`PLAIN` pages can be read without MediaWiki: paragraphs, headings and redirects. `MARKED` pages need
+MediaWiki.
 """
 
 from __future__ import annotations

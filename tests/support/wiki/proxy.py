@@ -1,5 +1,5 @@
-"""A server before a wiki, which misbehaves when it is told to, and otherwise passes on what the
-wiki says.
+"""A proxy before a wiki. It misbehaves when a test says so, and otherwise passes on the wiki's
+answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Proxy:
         """Answer if there are no more `answers` (None: the wiki's own)."""
         self.asked: list[Asked] = []
         self.at_once = self.most_at_once = 0
-        """Number of requests that are being answered."""
+        """Number of requests that are being answered now, and the largest such number so far."""
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -64,9 +64,9 @@ class Proxy:
 
 @contextmanager
 def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]:
-    """Serve a proxy on a free port of the loopback, in a thread of its own.
+    """Serve a proxy on a free port of the loopback, in a separate thread.
 
-    Clients forget earlier proxies, which may have had the same port and asked to be left alone for
+    Clients forget earlier proxies, which may have had the same port and asked clients to wait for
     an hour.
     """
     loop = BackgroundLoop("wiki proxy")

@@ -1,9 +1,10 @@
-"""A MediaWiki of the tests' own: Debian's, on SQLite, with the pages of `tests.support.wiki.pages`.
+"""A MediaWiki for the tests: Debian's package, on SQLite, with the pages of
+`tests.support.wiki.pages`.
 
-It is installed once for all processes of a test session, into their common folder, which takes
-about four seconds, and copied and served by each that asks for it: on a free port of the loopback,
-by the web server of the PHP interpreter, as whoever runs the tests. A server goes down with the
-thread that started it, whatever ends that.
+It is installed once for all processes of a test session, into their common folder; this takes about
+four seconds. Each process that needs a wiki copies the installation and serves the copy on a free
+port of the loopback, by PHP's built-in web server, as the user who runs the tests. A server ends
+with the thread that started it, whatever ends the thread.
 
     python -m tests.support.wiki        says what to install, if there is no MediaWiki on this machine
 """
@@ -42,7 +43,7 @@ $wgLocalisationCacheConf['storeServer']['dbDirectory'] = __DIR__;
 $wgJobTypeConf['default']['server']['dbDirectory'] = __DIR__;
 $wgJobRunRate = 0;
 """
-"""The installer writes where it was installed; this is for wherever the folder lies."""
+"""Settings for any folder. The installer's settings name the folder of the installation."""
 
 
 def find_wiki() -> bool:
@@ -55,11 +56,11 @@ def find_wiki() -> bool:
 
 
 class WikiServer:
-    """A wiki that is served until `stop`. `edit` changes it for nobody else."""
+    """A wiki that is served until `stop`. `edit` changes only this copy."""
 
     def __init__(self, folder: Path, common: Path) -> None:
-        """`folder`: of this server, not there yet. `common`:
-        of all processes of this test session.
+        """`folder`: folder of this server, which must not exist yet. `common`: folder of all
+        processes of this test session.
         """
         if not find_wiki():
             raise RuntimeError(MISSING)
@@ -107,7 +108,7 @@ class WikiServer:
 
 
 def _installed(common: Path) -> Path:
-    """The wiki, made by the first process that needs it."""
+    """The installed wiki. The first process that needs it installs it."""
     made = common / "mediawiki"
     with (common / "mediawiki.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -143,7 +144,7 @@ def _install(folder: Path) -> None:
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
-    # Several workers of PHP's server would each keep their own word of what is cached.
+    # one worker only: several workers of PHP's server would have separate caches
     kept = {name: value for name, value in os.environ.items() if name != "PHP_CLI_SERVER_WORKERS"}
     return kept | {"MW_CONFIG_FILE": str(folder / "LocalSettings.php"), "WIKI_PORT": str(port)}
 

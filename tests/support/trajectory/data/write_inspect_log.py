@@ -1,5 +1,5 @@
-"""Wrote `inspect.eval`, with inspect_ai 0.3.285: a mock model, a tool, two scorers of which one
-leaves a run unscored.
+"""Program that wrote `inspect.eval`, with inspect_ai 0.3.285: a mock model, a tool, and two
+scorers, of which one leaves a run unscored.
 
 python tests/support/trajectory/data/write_inspect_log.py FOLDER
 """

@@ -1,5 +1,5 @@
-"""The worker extension with the faults of others' ways to hand over weights, which a test switches
-on.
+"""The worker extension with faults that other projects had in their transfer of weights. A test
+switches them on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class FaultyWeights(WeightsFromTrainer):
 
     def hrm_fault(self, name: str) -> dict[str, Any]:
         """Switch on a fault. `none`: no fault. `stale`: the weights stay unchanged, as in a server
-        that wakes with old ones. `half`: those of all workers but the first do. `untied`: the
-        output layer that is tied to the embedding does. `nudged`: at once, the last bit of one
-        weight of the last worker is flipped.
+        that wakes with old ones. `half`: the weights of all workers but the first stay unchanged.
+        `untied`: the output layer that is tied to the embedding stays unchanged. `nudged`: the last
+        bit of one weight of the last worker is flipped at once.
         """
         self.hrm_fault_now = name
         if name == "nudged" and self.rank + 1 == self.vllm_config.parallel_config.world_size:
