@@ -16,9 +16,9 @@ __all__ = ["__version__", "record"]
 
 __version__ = "0.2.0"
 
-# Stored checkpoints are untrusted. With this flag, read when langgraph is imported, a compiled
-# graph tells the checkpointer which types its state holds; the store's own serializer refuses all
-# others, flag or no flag.
+# Stored checkpoints are untrusted. LangGraph reads this flag when it is imported. If the flag is
+# set, a compiled graph tells its checkpointer which types its state holds. The store's own
+# serializer refuses all other types, whether the flag is set or not.
 _STRICT = "LANGGRAPH_STRICT_MSGPACK"
 _SET_HERE = _STRICT not in os.environ
 os.environ.setdefault(_STRICT, "true")
@@ -27,8 +27,8 @@ os.environ.setdefault(_STRICT, "true")
 def __getattr__(name: str) -> Any:
     """Import `record` on first use, since it imports LangGraph.
 
-    A program that is only recorded keeps its checkpointers unchanged, so the flag is removed before
-    that import.
+    The flag above would also change the checkpointers of a program that is only recorded, so it is
+    removed before LangGraph is imported.
     """
     if name == "record":
         if _SET_HERE and "langgraph" not in sys.modules:

@@ -54,7 +54,9 @@ ON_RECORD = "on record"
 """Context in which a config class is built from the values of a run on record."""
 
 ONE_BY_ONE = "one by one"
-"""Marks a list of which each item has its own flag: another value may follow the flag."""
+"""Marks a list whose flag takes one item and can be repeated. So an argument that follows the item
+is not read as another item.
+"""
 
 BY_MODEL = "by model"
 """Marks a key whose default depends on the model. It is None until the model is known."""
@@ -92,8 +94,8 @@ def secret_in(context: Mapping[Any, Any]) -> str | None:
 
 
 class ConfigPart(BaseModel):
-    """Table of a configuration. Its keys are unique in the whole configuration, so that each is a
-    flag by its own name.
+    """Table of a configuration. Its keys are unique in the whole configuration, so the flag of a
+    key does not have to name the table.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -242,8 +244,8 @@ def read_config_file(path: Path, command: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(
             f"There is no file {path}.",
-            "`--dry-run` prints a configuration that can be saved as one. A value for the graph is"
-            " KEY=VALUE.",
+            "`--dry-run` prints a configuration, which you can save to this file. If you meant a"
+            " value for the graph, write KEY=VALUE.",
         ) from error
     except (OSError, ValueError) as error:
         raise _no_toml(str(path), error) from error
@@ -268,7 +270,8 @@ def read_config_text(text: str, command: str, where: str) -> dict[str, Any]:
 
 def _no_toml(where: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{where} cannot be read as TOML: {error}.", "See https://toml.io, or a file of configs/."
+        f"{where} cannot be read as TOML: {error}.",
+        "See https://toml.io, or an example in configs/.",
     )
 
 
@@ -308,8 +311,8 @@ def compare_on_resume(
     ):
         raise RunError(
             f"The run in {folder} was started with another configuration ({changes}).",
-            f"Resume it as it was by `hrm-agent resume {folder}`, or name another folder with"
-            " --out.",
+            f"Resume it with its own configuration by `hrm-agent resume {folder}`, or name another"
+            " folder with --out.",
         )
 
 

@@ -11,17 +11,24 @@ unchanged. The code needs no changes:
 * `random`: each task has its own generator, whose seed is drawn from the global one and recorded.
   A `random.Random()` without a seed gets a recorded seed.
 
-Not recorded: monotonic clocks, `secrets`, `os.urandom` and `random.SystemRandom` (they make keys,
-which no record should hold), numpy's and torch's generators, compiled libraries that call the
-system directly (UUIDs of version 7 made in Rust), child processes, threads that a node starts, and
-`from random import random, seed, getrandbits` in a module imported before the first recording. Wrap
-those in `drawn`, which records any value.
+These sources are not recorded:
 
-Draws of LangChain, LangGraph and this project are left alone. So is everything outside of a node,
-and draws of a model or a tool while it answers, since its answer is recorded as a whole.
+* monotonic clocks
+* `secrets`, `os.urandom` and `random.SystemRandom`, which make keys that no record should hold
+* the generators of numpy and torch
+* compiled libraries that call the system directly, such as UUIDs of version 7 made in Rust
+* child processes, and threads that a node starts
+* functions that a module took by `from random import random, seed, getrandbits` before the first
+  recording
 
-The task is found in the context of the caller, so that parallel tasks in one event loop or in
-threads do not mix. Installed once per process, when the first recording is opened.
+Read them inside `drawn`, which records any value.
+
+Draws of LangChain, LangGraph and this project are not recorded, nor is any draw outside of a node.
+Draws of a model or a tool while it answers are not recorded either: its answer is recorded as a
+whole.
+
+The task is found in the context of the caller, so parallel tasks in one event loop or in threads do
+not mix. The sources are patched once per process, when the first recording is opened.
 """
 
 from __future__ import annotations
@@ -86,7 +93,7 @@ def drawn(draw: Callable[[], T]) -> T:
 
 
 def _as_json(draw: Callable[[], T]) -> T:
-    with while_answered(_namespace()):  # its own draws are part of the value
+    with while_answered(_namespace()):  # draws inside `draw` are part of its value
         value = draw()
     try:
         same = json.loads(json.dumps(value)) == value
@@ -94,10 +101,10 @@ def _as_json(draw: Callable[[], T]) -> T:
         same = False
     if not same:
         raise GraphError(
-            f"A value of type {type(value).__name__} cannot be recorded: JSON does not give it back"
-            " as it is.",
-            "Return text, numbers, lists or dicts from what `drawn` calls, and build the rest"
-            " outside.",
+            f"A value of type {type(value).__name__} cannot be recorded: it is not equal after it"
+            " was written and read as JSON.",
+            "Let the function given to `drawn` return text, numbers, lists or dicts, and build"
+            " other objects from its result.",
         )
     return value
 
@@ -222,7 +229,7 @@ def _route_random() -> None:
 
 
 def _replaced_clocks() -> Iterator[str]:
-    """Names of clock functions that the program has replaced, so that they are not C's any more."""
+    """Names of clock functions that the program has replaced by functions not written in C."""
     of_time = (
         "clock_gettime",
         "clock_gettime_ns",
@@ -242,13 +249,13 @@ def _route_clock() -> None:
     """Patch the clock through time-machine: recorded time for a task, actual time for all other
     code.
 
-    time-machine writes into the C functions. If the program has replaced them, the process would
-    crash, so the clock is then left alone.
+    time-machine writes into the C functions. If the program has replaced one of them, that would
+    crash the process, so the clock is not patched then.
     """
     if replaced := [*_replaced_clocks()]:
         _log.warning(
-            "The program has replaced %s: what nodes take from the clock is not recorded, and a"
-            " replay takes it anew.",
+            "The program has replaced %s: times that nodes read are not recorded, and a replay"
+            " reads the clock again.",
             ", ".join(replaced),
         )
         return
@@ -266,4 +273,5 @@ def _route_clock() -> None:
 
     if not time_machine.traveller_stack:
         _time_machine.patch()
-    time_machine.traveller_stack.insert(0, Clock())  # below those of a test that travels itself
+    # at the bottom of the stack: a test's own travellers keep precedence
+    time_machine.traveller_stack.insert(0, Clock())

@@ -7,7 +7,7 @@
     ├── ModelError             a model cannot be found or loaded, or lacks a needed capability
     │   ├── ContextLengthError a conversation no longer fits into the model's context window
     │   └── TemplateRefusalError the model's chat template refuses a conversation
-    ├── QueueFullError         an environment has as many calls waiting as it takes
+    ├── QueueFullError         the queue of waiting calls of an environment is full
     ├── RetrievalError         documents cannot be indexed, or an index cannot be opened, read or written
     ├── RunError               a run directory is missing, incomplete or belongs to another configuration
     └── StoreError             the run store cannot be opened, read or written
@@ -95,13 +95,13 @@ class ContextLengthError(ModelError):
 
 
 class TemplateRefusalError(ModelError):
-    """The model's chat template refuses a conversation. If the policy has already written in it,
-    only that run ends, not the command.
+    """The model's chat template refuses a conversation. If the policy has already written a part of
+    the conversation, only this run ends, and the command goes on.
     """
 
 
 class QueueFullError(HrmError):
-    """An environment has as many waiting calls as it takes. Try again later."""
+    """The queue of waiting calls of an environment is full. Try again later."""
 
 
 class RetrievalError(HrmError):
@@ -160,8 +160,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @cache
 def to_install(*extras: str) -> str:
-    """The `pip` command that adds extras to this installation from its source, which may not be an
-    index.
+    """`pip` command that adds extras to this installation. It names the source that hrm-agent was
+    installed from: an index, a repository or a folder.
     """
     import json
     from importlib import metadata
@@ -191,8 +191,10 @@ def to_install(*extras: str) -> str:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Place of an error as `file.py:LINE in function`: the innermost line outside of installed
-    packages, else the innermost of all.
+    """Place of an error as `file.py:LINE in function` (None without a traceback).
+
+    It is the innermost line of the user's code or of a graph. If there is none, it is the innermost
+    line.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]

@@ -50,8 +50,8 @@ class NoFileError(ConfigError):
 
 
 def search_in(folder: str) -> None:
-    """Search modules in a folder, as `python -m` does, since a user's code is where the command is
-    typed.
+    """Put a folder first in the module search path, as `python -m` does with the working directory.
+    The user's code is usually there.
     """
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -73,8 +73,8 @@ def _import_file(path: Path) -> ModuleType:
     """Load a file as a module under a unique name, so that a user's `graphs.py` does not replace
     one of this package.
 
-    It is run once, as any module is. So two graphs of one file share its classes, which are needed
-    to read their states.
+    The file runs once, as any module does. So two graphs of one file share its classes, by which
+    their states are read back.
     """
     # Python locks its own imports. Without this lock another thread would get a half-run module
     with _importing:
@@ -93,12 +93,13 @@ def _imported(path: Path, module_name: str) -> ModuleType:
     root, name = _place_in_project(str(path))
     for folder in (path.resolve().parent, root):
         if str(folder) not in sys.path:
-            # Python searches here for modules beside a program, and for its project's packages
+            # as if the file were run as a program: it may import modules beside itself and packages
+            # of its project
             sys.path.append(str(folder))
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
     _refuse_modules_of_others(path.resolve(), package)
     module = importlib.util.module_from_spec(spec)
-    module.__package__ = package  # `from .models import` is looked for there
+    module.__package__ = package  # where `from .models import` searches
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
@@ -114,7 +115,7 @@ def _refuse_modules_of_others(path: Path, package: str) -> None:
     """
     try:
         statements = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError):  # the import reports it
+    except (SyntaxError, ValueError):  # running the module reports the error
         return
     imported = [
         name.name for each in statements if isinstance(each, ast.Import) for name in each.names
@@ -126,7 +127,7 @@ def _refuse_modules_of_others(path: Path, package: str) -> None:
         folders = [*(found.submodule_search_locations or ())] if found is not None else []
         if str(path.parent) not in [str(Path(folder).resolve()) for folder in folders]:
             raise ImportError(
-                f"{path} imports from its own package, {package}, and under this name Python finds"
+                f"{path} imports from its own package, {package}, but under this name Python finds"
                 f" {' and '.join(folders) or 'no package'}. Name the graph as"
                 " package.module:attribute"
             )
@@ -135,8 +136,8 @@ def _refuse_modules_of_others(path: Path, package: str) -> None:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file and any(place.is_file() for place in beside) and Path(file).resolve() not in beside:
             raise ImportError(
-                f"{path} imports {name}, and {file} is loaded under this name in this process"
-                " already. Run the two in processes of their own, or rename one"
+                f"{path} imports {name}, but this process has already loaded {file} under this"
+                " name. Run the two files in separate processes, or rename one of them"
             )
 
 
@@ -177,8 +178,8 @@ def natural_name(module: str) -> str:
 def _place_in_project(file: str) -> tuple[Path, str]:
     """Folder from which a file's module is imported, and the module's name there.
 
-    It is the folder around the file's packages. Without packages it is the nearest project folder,
-    or its `src`.
+    The folder is the parent of the file's outermost package. For a file without a package it is the
+    nearest project folder, or that folder's `src`.
     """
     path = Path(file).resolve()
     around = next(each for each in path.parents if not (each / "__init__.py").is_file())
@@ -195,8 +196,8 @@ def _place_in_project(file: str) -> tuple[Path, str]:
 
 
 def stem_of(module: str) -> str:
-    """Last part of a module's natural name. For a stored local name, the stem of the file that it
-    was loaded from.
+    """Last part of a module's natural name. For a local name that was stored by another process, it
+    is the stem of the file that the module was loaded from.
     """
     found = _LOADED_FROM_FILE.fullmatch(natural_name(module))
     return found[1] if found else natural_name(module).rpartition(".")[2]
@@ -209,10 +210,11 @@ def local_modules(natural: str) -> list[str]:
 
 
 def types_by_name(names: Iterable[str]) -> list[str]:
-    """Names given to `--allow` (`package.module:Type`, `./file.py:Type`), with the names under
-    which their values are stored.
+    """Names given to `--allow` (`package.module:Type`, `./file.py:Type`), each followed by the
+    names under which values of the type are stored.
 
-    Raises `ConfigError` for a name that is not a type here, since its values would be lost.
+    Raises `ConfigError` for a name that cannot be imported as a type: without the type, its stored
+    values could not be read.
     """
     known = list[str]()
     for name in names:
@@ -228,7 +230,7 @@ def types_by_name(names: Iterable[str]) -> list[str]:
         except Exception as error:  # the user's module may raise anything
             raise ConfigError(
                 f"--allow {name!r} does not import: {type(error).__name__}: {error}.",
-                "Name it as its module is imported.",
+                "Write the name under which the type's module is imported.",
             ) from error
         if not isinstance(found, type):
             raise ConfigError(f"--allow {name!r}: there is no type {attribute!r} in {module}.")
@@ -243,8 +245,8 @@ def types_by_name(names: Iterable[str]) -> list[str]:
 
 
 def imported_files() -> list[str]:
-    """Files imported by path. A process that receives objects of their classes has to import them
-    too.
+    """Files that this process has imported by path. A process that receives objects of their
+    classes has to import the files too.
     """
     found = [
         module.__file__ for name, module in list(sys.modules.items()) if name.startswith(_PREFIX)

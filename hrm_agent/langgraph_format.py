@@ -1,9 +1,9 @@
 """LangGraph's private names: keys of a config, channels of a checkpoint, reserved writes, ids of
 tasks.
 
-None of them is part of LangGraph's public interface. But stored checkpoints contain them, so they
-have to be read as they were written, even if a later LangGraph renames them.
-`tests/test_langgraph_format.py` reports which of them the installed LangGraph has changed.
+None of these names is part of LangGraph's public interface. But stored checkpoints contain them, so
+this module keeps them as they were written, even if a later LangGraph renames them.
+`tests/test_langgraph_format.py` reports which names the installed LangGraph has changed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ __all__ = [
 INTERRUPT = "__interrupt__"
 """Questions of a task. Also the "node" of an update that reports them."""
 UPDATE_METADATA = "__metadata__"
-""""Node" of an update that marks results of tasks which had ended before."""
+""""Node" of an update that marks the other results in the update as stored ones, for which no task
+has run now.
+"""
 RESUME = "__resume__"
 """Answers to the questions of a task."""
 ERROR = "__error__"
@@ -145,7 +147,7 @@ SCRATCHPAD = "__pregel_scratchpad"
 SEND = "__pregel_send"
 """Function that takes writes of the running task."""
 CALL = "__pregel_call"
-"""Function that runs a functional task for the running one."""
+"""Function by which the running task runs a functional task."""
 _CHECKPOINT_MAP = "checkpoint_map"
 
 # namespaces of checkpoints
@@ -165,7 +167,7 @@ class NamespacePart(NamedTuple):
     (`compile(checkpointer=True)`).
     """
     around: str
-    """Namespace of its graph."""
+    """Namespace of the graph that the task belongs to."""
 
     @property
     def is_number(self) -> bool:
@@ -225,10 +227,11 @@ def triggered_nodes(channels: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-# channels whose value is folded from writes
+# A `DeltaChannel` has its value in only some checkpoints, as a snapshot. In between, the value is
+# folded from the writes since the last snapshot.
 _COUNTERS = "counters_since_delta_snapshot"
-"""Metadata key of a checkpoint: `DeltaChannel`s without a snapshot there, with counts since the
-last snapshot.
+"""Metadata key of a checkpoint. Its value: the `DeltaChannel`s that have no snapshot in the
+checkpoint, each with counts since its last snapshot.
 """
 
 
@@ -337,8 +340,8 @@ def continue_ids_after(checkpoint_id: str) -> None:
     """Make LangGraph's new ids in this process sort after `checkpoint_id`, even if that id's clock
     was ahead.
 
-    LangGraph takes the highest id for the newest checkpoint. An id begins with the time, or just
-    after the last id's.
+    LangGraph takes the highest id for the newest checkpoint. A new id begins with the time, or with
+    the time just after that of the last id, whichever is later.
     """
     from langgraph.checkpoint.base import id as ids
 
@@ -349,8 +352,8 @@ def continue_ids_after(checkpoint_id: str) -> None:
 
 
 def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
-    """Config that a graph uses, from its own config, the given one, and the one of the surrounding
-    task.
+    """Config that a graph uses: its own config, the given one and the surrounding task's,
+    merged.
     """
     from langgraph._internal._config import ensure_config  # pyright: ignore[reportPrivateUsage]
 
@@ -358,8 +361,8 @@ def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
 
 
 def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None] | None:
-    """Question of the `interrupt()` call a few frames above `frame`, and the schema of its answer
-    (None if there is no such call).
+    """Question of the `interrupt()` call a few frames above `frame`, and the schema of the answer
+    (None instead of the pair if there is no such call).
     """
     from langgraph.types import interrupt
 
@@ -374,8 +377,8 @@ def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None]
 
 
 def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
-    """Checkpointer that a run of a graph uses, allowed to read the types of its state (None if it
-    has none).
+    """Checkpointer that a run of a graph uses, allowed to read the types of the graph's state (None
+    if the run has no checkpointer).
 
     `config`: result of `config_in_force`.
     """
@@ -385,8 +388,9 @@ def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[A
 def collect_declared_types() -> None:
     """Have LangGraph pass to each checkpointer, from now on, the types that its graphs declare.
 
-    LangGraph does so itself under an environment variable that it reads at import, which would make
-    other checkpointers strict too. For those the list changes nothing.
+    LangGraph does so itself if an environment variable is set when it is imported. But the variable
+    would also make other checkpointers refuse unknown types. The passed types alone change nothing
+    for other checkpointers.
     """
     from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 
@@ -432,8 +436,8 @@ _stop: ContextVar[int | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def stopping_at(stop: int | None) -> Generator[None]:
-    """Have outermost graphs that run in this context count down to `stop`, wherever they begin
-    (None: no change).
+    """Have outermost graphs that run in this context count down to step `stop`, whatever their
+    first step is (None: no change).
     """
     _count_down_to_another_stop()
     before = _stop.set(stop)
@@ -462,7 +466,7 @@ def substitute_caches(substitute: Callable[[BaseCache[Any]], BaseCache[Any]]) ->
     """Replace the cache of every run by `substitute(cache)`, in subgraphs too. Call once per
     process.
 
-    No config replaces the cache that a subgraph was compiled with.
+    A config could not do this: it does not replace the cache that a subgraph was compiled with.
     """
     from langgraph.cache.base import BaseCache
     from langgraph.pregel import Pregel
@@ -500,7 +504,7 @@ def subgraphs_of(
 ) -> Iterator[tuple[str, Pregel[Any, Any, Any, Any]]]:
     """Subgraphs at any depth, each with the nodes that lead to it in the format of `named_nodes`.
 
-    A node can have several subgraphs, of which LangGraph's own `get_subgraphs` yields the first.
+    A node can have several subgraphs. LangGraph's own `get_subgraphs` yields only the first.
     """
     from langgraph.pregel import Pregel
 

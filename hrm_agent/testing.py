@@ -108,14 +108,15 @@ def _in_vain(condition: Callable[[], object], seconds: float) -> TimeoutError:
     if name == "<lambda>":
         try:
             name = " ".join(inspect.getsource(condition).split())
-        except OSError:  # from a prompt, or code made of a string
+        except OSError:  # no source: typed at a prompt, or made from a string
             name = str(condition)
     return TimeoutError(f"Waited {seconds:g} s in vain: {name}")
 
 
 @contextmanager
 def loopback_only() -> Generator[list[str]]:
-    """Restrict sockets of this process to this machine. Other addresses fail as without a network.
+    """Restrict sockets of this process to this machine. A connection to another address fails as if
+    there were no network.
 
     Yields the list of refused addresses, which a test can assert to be empty.
     """
