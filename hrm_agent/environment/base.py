@@ -1,8 +1,8 @@
 """Environment interface: `Submission` in, `ExecutionResult` out.
 
-All ways of running code share it: on this machine (`LocalEnvironment`), on a server
-(`RemoteEnvironment`), on the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs
-against each.
+All places where code can run share it: this machine (`LocalEnvironment`), a server
+(`RemoteEnvironment`) and the nodes of a Ray cluster (`RayEnvironment`). One suite of tests runs
+against each of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Limits:
     the limit of its first call.
     """
     output_bytes: int = 16 * 1024
-    """Limit in bytes of stdout and of stderr each. Longer output loses its middle, and the number
-    of bytes is noted there.
+    """Limit in bytes of stdout and of stderr each. In longer output, a note with the number of
+    bytes replaces the middle.
     """
 
 
@@ -54,10 +54,12 @@ class Submission:
     code: str
     """Python source to run."""
     session: str | None = None
-    """Name of the session whose variables the call shares (None runs in a fresh process)."""
+    """Name of the session whose variables the call shares (None: the call runs in a fresh
+    process).
+    """
     history: tuple[Cell, ...] | None = None
-    """Earlier calls of the session, in order. If its process is not exactly in that state, they are
-    run again in a new one. None takes the calls that the environment remembers.
+    """Earlier calls of the session, in order (None: those that the environment remembers). If the
+    session's process has not run exactly these calls, they are run again in a new process.
     """
     limits: Limits = field(default_factory=Limits)
     """Resource limits of the code."""
@@ -71,11 +73,11 @@ class Submission:
     """Priority among the calls of one client, from -100 to 100. Higher goes first."""
     deadline_seconds: float | None = None
     """Seconds from now, 0 to 604,800 (a week). A call that has not begun by then ends with status
-    `infrastructure`. None waits as long as it takes.
+    `infrastructure` (None: the call waits without limit).
     """
     client: str = ""
-    """Name of the client, set by a server and not sent to one. Slots are shared evenly among
-    clients first, then among the runs of each.
+    """Name of the client. A server sets it; a client does not send it. Slots are shared evenly
+    among clients first, then among the runs of each client.
     """
 
 
@@ -159,8 +161,8 @@ class Environment(ABC):
 
     @abstractmethod
     async def end_session(self, session: str, *, run: str = "") -> None:
-        """End a session of `run`. An unknown session is ignored. Raises HrmError if it belongs to
-        another run.
+        """End a session of `run`. An unknown session is ignored. Raises HrmError if the session
+        belongs to another run.
         """
 
     @abstractmethod
@@ -181,4 +183,6 @@ class Environment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill all that still runs; open calls end with status `infrastructure`."""
+        """Close the environment and kill all its processes. Open calls end with status
+        `infrastructure`.
+        """

@@ -1,10 +1,10 @@
 """Environment that tools run on: the one set around the current task, else one for the whole
 process.
 
-The second is for graphs run by other programs (a notebook, `langgraph dev`). It is opened at the
-first call and closed when the process ends. HRM_AGENT_ENVIRONMENT selects it, in the syntax of
-`--environment`. HRM_AGENT_ISOLATION is the least isolation accepted (by default
-`DEFAULT_ISOLATION`).
+The process-wide environment is for graphs run by other programs (a notebook, `langgraph dev`). It
+is opened at the first call and closed when the process ends. The variable HRM_AGENT_ENVIRONMENT
+selects it, in the syntax of `--environment`. HRM_AGENT_ISOLATION is the least isolation accepted
+(by default `DEFAULT_ISOLATION`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHERE, _LEAST = "HRM_AGENT_ENVIRONMENT", "HRM_AGENT_ISOLATION"
 
 _active: ContextVar[Environment | None] = ContextVar("hrm_agent_environment", default=None)
 _default: dict[int, Environment] = {}
-"""Environments by process id: a forked child may not use its parent's."""
+"""Process-wide environments by process id. A forked child may not use its parent's environment."""
 _lock = threading.Lock()
 
 
@@ -65,6 +65,7 @@ def _process_default() -> Environment:
             environment = _default[os.getpid()] = open_environment(
                 os.environ.get(_WHERE) or None, isolation=least
             )
-            if isinstance(environment, LocalEnvironment):  # the others end with their connections
+            # other environments end when this process's connections close
+            if isinstance(environment, LocalEnvironment):
                 atexit.register(environment.shutdown)
         return environment

@@ -1,8 +1,8 @@
 """Levels of isolation, and the layers that they are made of.
 
-A machine is probed when an environment starts. The level follows from the layers that it has, and
-every outcome carries the level. A caller names the least level that it accepts; on a machine with
-less, nothing is run.
+A machine is probed when an environment starts. The level follows from the layers that the machine
+has, and every outcome carries the level. A caller names the least level that it accepts. On a
+machine with a lower level nothing is run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class Isolation(StrEnum):
     """Isolation levels, strongest first."""
 
     L3 = "L3"
-    """Layers of L2, with a cgroup that limits and accounts the whole process tree instead of
-    sampling.
+    """Layers of L2, except that a cgroup limits and counts the resources of the whole process tree
+    instead of memory sampling.
     """
     L2 = "L2"
-    """Namespaces, seccomp, Landlock and resource limits; the tree's memory is sampled."""
+    """Namespaces, seccomp, Landlock and resource limits. The memory of the process tree is
+    sampled.
+    """
     L1 = "L1"
     """Landlock, seccomp and resource limits, without namespaces."""
     L0 = "L0"
@@ -63,14 +65,14 @@ class Layer(StrEnum):
     SECCOMP = "seccomp"
     """Filter that refuses system calls no snippet needs."""
     LANDLOCK = "landlock"
-    """Access control for files and sockets, also if a path leads to them."""
+    """Access control for files and sockets that does not depend on what namespaces hide."""
     RLIMITS = "rlimits"
     """Limits of address space, CPU time, file size, processes and descriptors."""
     MEMORY_SAMPLING = "memory sampling"
     """Memory of the process tree, sampled every 50 ms."""
     CGROUP = "cgroup"
-    """Kernel limits and accounting of memory, processes and CPU time of the process tree, which the
-    kernel also kills.
+    """Kernel limits and accounting of memory, processes and CPU time of the process tree. The
+    kernel also kills the tree as a whole.
     """
 
 
@@ -100,5 +102,5 @@ def parse_isolation(text: str) -> Isolation:
         return Isolation(text.upper())
     except ValueError:
         raise ConfigError(
-            f"{text!r} is not a level of isolation.", "L3, L2 (the default), L1 or L0."
+            f"{text!r} is not a level of isolation.", "Name L3, L2 (the default), L1 or L0."
         ) from None

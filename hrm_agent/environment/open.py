@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 SPARE_SECONDS = 5.0
-"""Seconds for which idle processes are kept from one training step to the next. A step's update
-takes less.
+"""Seconds for which idle processes are kept. The update of a training step takes less, so the
+processes last from one step to the next.
 """
 _SERVED = ("http://", "https://", "unix:")
 _FORMS = (
-    "Nothing for this machine, http://HOST:PORT, https://HOST:PORT or unix:PATH for a server, ray"
-    " or ray:ADDRESS."
+    "Name http://HOST:PORT, https://HOST:PORT or unix:PATH for a server, or ray or ray:ADDRESS for"
+    " a Ray cluster. Name none for this machine."
 )
 
 
@@ -62,15 +62,16 @@ def open_environment(
 ) -> Environment:
     """Open the environment at `where` (None for this machine). The caller closes it.
 
-    `isolation`: the least isolation accepted. `token`: of a server; None takes
-    HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: see `LocalEnvironment`. Raises ConfigError for an
-    invalid address, and HrmError for an environment that is unreachable or isolates less.
+    `isolation`: the least isolation accepted. `token`: bearer token for a server (None: the
+    variable HRM_AGENT_ENVIRONMENT_TOKEN). `spare_seconds`: see `LocalEnvironment`. Raises
+    ConfigError for an invalid address, and HrmError for an environment that is unreachable or
+    isolates less.
     """
     environment = _open(where, isolation, token, spare_seconds)
     if not Isolation(environment.isolation).holds(isolation):
         raise HrmError(
-            f"{where} isolates model-written code by {environment.isolation}, less than"
-            f" {isolation}.",
+            f"{where} isolates model-written code at level {environment.isolation}, which is less"
+            f" than {isolation}.",
             f"Name another environment, or accept less: --isolation {environment.isolation}.",
         )
     return environment
@@ -100,7 +101,8 @@ async def opened_environment(
     """Open an environment for many runs, and close it at the end. Warns on stderr if its level is
     lower than the default.
 
-    On this machine, processes are kept from one training step to the next (`SPARE_SECONDS`).
+    An environment on this machine keeps idle processes from one training step to the next
+    (`SPARE_SECONDS`).
     """
     environment = open_environment(
         where, isolation=isolation, token=token, spare_seconds=SPARE_SECONDS

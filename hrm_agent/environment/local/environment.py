@@ -1,8 +1,8 @@
 """Runs model-written Python on this machine, in processes isolated by the kernel.
 
-`Scheduler` selects the next call and the process of a session's call, `LocalWorkers` runs it in a
-slot. `sandbox/kernel.py` and `docs/environment.md` describe
-how slots are isolated, and the limits of that.
+`Scheduler` selects the next call and, for a call of a session, its process. `LocalWorkers` runs the
+call in a slot. `sandbox/kernel.py` and `docs/environment.md` describe how slots are isolated, and
+what the isolation does not cover.
 """
 
 from __future__ import annotations
@@ -39,15 +39,25 @@ class LocalEnvironment(ScheduledEnvironment):
     ) -> None:
         """Start an environment. Raises HrmError if this machine isolates less than `isolation`.
 
-        `slots`: calls that run at once; by default two per core, because a call's wall clock runs
-        while it waits for a core. `max_sessions`: sessions with a process, at least `slots`; the
-        one idle longest makes room, and is rebuilt from its cells when it is used again.
-        `isolation`: the least level accepted. `packages`: installed distributions that snippets may
-        import; None takes numpy and sympy if they are installed. `queue_limit`: most waiting calls;
-        beyond it `run` waits for room and `submit` raises QueueFullError. `cgroup`: a version 2
-        cgroup folder that was delegated to this user, for L3; with None and `isolation` L3, the
-        cgroup of this process is divided. `spare_seconds`: how long unused processes above `slots`
-        are kept; None is a second, or less if no session lives.
+        `slots`: maximum number of calls that run at once (None: `default_slots`).
+
+        `max_sessions`: maximum number of sessions with a process, at least `slots`. Beyond it, the
+        session that was idle longest loses its process. It is rebuilt from its cells when it is
+        used again.
+
+        `isolation`: the least level accepted.
+
+        `packages`: installed distributions that snippets may import (None: numpy and sympy, if they
+        are installed).
+
+        `queue_limit`: maximum number of waiting calls. Beyond it, `run` waits for room and `submit`
+        raises QueueFullError.
+
+        `cgroup`: folder of a version 2 cgroup that was delegated to this user, for L3 (None: for
+        L3, the cgroup of this process).
+
+        `spare_seconds`: seconds for which unused processes above `slots` are kept (None: one, or
+        less if no session is alive).
         """
         self._workers = LocalWorkers(
             slots,
@@ -77,7 +87,9 @@ class LocalEnvironment(ScheduledEnvironment):
         return self._workers.pid
 
     async def warm_up(self) -> None:
-        """Start all slots of both kinds, so that no later call waits for an import."""
+        """Start all slots, with and without the packages, so that no later call waits for an
+        import.
+        """
         loop = asyncio.get_running_loop()
         for code in ("", *(f"# {name}" for name in self._workers.packages[:1])):
             answers: list[asyncio.Future[ExecutionResult]] = [
@@ -91,18 +103,18 @@ class LocalEnvironment(ScheduledEnvironment):
             await asyncio.gather(*answers)
 
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
-        """Run a call without an event loop; cancelling the future kills it."""
+        """Run a call without an event loop. Cancelling the future kills the call."""
         return self._scheduler.submit(submission)
 
     async def drain(self, seconds: float) -> bool:
-        """Accept no more calls, and wait for the open ones; False if some are still open after
+        """Accept no more calls, and wait for the open ones. False if calls are still open after
         `seconds`.
         """
         return await asyncio.to_thread(self._scheduler.drain, seconds)
 
     def shutdown(self) -> None:
-        """Close without an event loop. In a forked child of the process that made it, only release
-        its resources.
+        """Close the environment without an event loop. In a forked child of the process that made
+        the environment, only release the inherited resources.
         """
         if self._scheduler.is_ours:
             self._scheduler.close()

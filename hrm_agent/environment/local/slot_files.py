@@ -1,8 +1,8 @@
 """Memory files of a slot, and the outcome made from them and the slot's reply.
 
-Code, stdout, stderr and value are memory files. The kernel bounds them by RLIMIT_FSIZE while the
-snippet writes, so a flood of output costs neither memory nor reading time here: only the head and
-the tail that are kept are read.
+Code, stdout, stderr and value are memory files. The kernel limits their size by RLIMIT_FSIZE while
+the snippet writes, and the host reads only the head and the tail that it keeps. So a flood of
+output costs the host neither memory nor time.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ class SlotFiles:
             what = os.fstat(descriptor)
             if what.st_size or what.st_blocks:  # pages may also exist beyond the end
                 os.ftruncate(descriptor, 0)
-            # changed by the last call; the next one has to be able to open them
+            # the last call may have changed the mode, and the next call has to open the file
             if stat.S_IMODE(what.st_mode) != _MODE:
                 os.fchmod(descriptor, _MODE)
             os.lseek(descriptor, 0, os.SEEK_SET)
-        # The line end distinguishes a child that read nothing from one that read an empty snippet.
+        # The line end distinguishes an empty snippet that was read from a snippet that was not.
         data = code.encode("utf-8", "backslashreplace") + b"\n"
         self._code_bytes = len(data)
         os.pwrite(self.descriptors[0], data, 0)
 
     @property
     def started(self) -> bool:
-        """True if the child read its code, which is the last step before the snippet runs. The
-        snippet cannot undo it.
+        """True if the child has read its code, which is the last step before the snippet runs. The
+        snippet cannot reset this, since the child closes the file first.
 
-        A session's process keeps the file and could undo it: for its calls the slot's report
-        counts.
+        A session's process keeps the file and could reset it. So for a call of a session, the
+        slot's report counts instead.
         """
         return os.lseek(self.descriptors[0], 0, os.SEEK_CUR) == self._code_bytes
 
@@ -91,8 +91,8 @@ class SlotFiles:
         return os.fstat(self.descriptors[index]).st_size
 
     def read(self, index: int, limit: int, size: int) -> str:
-        """Content of a file, without its middle if it has more than `limit` bytes; a note gives the
-        size.
+        """Content of a file. If it has more than `limit` bytes, a note with the size replaces the
+        middle.
         """
         if size == 0:
             return ""
@@ -107,8 +107,8 @@ class SlotFiles:
         return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
     def value(self, limit: int) -> tuple[str | None, str | None, bool]:
-        """Tuple (repr of the value, its JSON, True if there was a MemoryError instead). All of it
-        is claimed by the snippet.
+        """Tuple (repr of the value, its JSON, True if there was a MemoryError instead). All three
+        are only claims of the snippet.
         """
         size = self.size(3)
         if size == 0:
@@ -153,8 +153,8 @@ def outcome(
 ) -> ExecutionResult:
     """Typed outcome of a call, from the slot's reply and files.
 
-    `oom_killed`: True if the kernel has killed a process for lack of memory since; called only if
-    it makes a difference.
+    `oom_killed` returns True if the kernel has killed a process for lack of memory since the call
+    began. It is called only if the result makes a difference.
     """
     stdout_bytes, stderr_bytes = files.size(1), files.size(2)
     full = max(stdout_bytes, stderr_bytes) >= limits.output_bytes * OUTPUT_FACTOR
@@ -167,7 +167,7 @@ def outcome(
         status = _status_of_exit(
             code, reply, limits, memory_error=memory_error, oom_killed=oom_killed
         )
-    ending = (  # which the snippet could not write itself
+    ending = (  # a line by the host, since the dead snippet could not write it
         f"Process ended by {signal_name(-code)}\n"
         if reply.ended == Ended.EXITED and code < 0
         else _WORDS.get(Ended(reply.ended), "")
@@ -193,13 +193,13 @@ def infrastructure_failure(reason: str, isolation: str) -> ExecutionResult:
 
 
 def session_gone(isolation: str) -> ExecutionResult:
-    """Outcome of a call whose session's process had already ended by itself, like `Ended.GONE`."""
+    """Outcome of a call whose session's process had already ended by itself (`Ended.GONE`)."""
     return ExecutionResult(status=ToolStatus.ERROR, stderr=_WORDS[Ended.GONE], isolation=isolation)
 
 
 def signal_name(number: int) -> str:
-    """Name of a signal: SIGKILL, SIGRTMIN+3, or `signal 32` without a name. The kernel has 64, and
-    a snippet can choose any.
+    """Name of a signal, such as SIGKILL or SIGRTMIN+3, or its number, such as `signal 32`, if it
+    has no name. A snippet can choose any of the kernel's 64 signals.
     """
     if signal.SIGRTMIN < number < signal.SIGRTMAX:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
@@ -227,8 +227,9 @@ def _status(reply: Reply, *, started: bool, full: bool) -> ToolStatus | None:
 def _status_of_exit(
     code: int, reply: Reply, limits: Limits, *, memory_error: bool, oom_killed: Callable[[], bool]
 ) -> ToolStatus:
-    """Status from the exit status. A snippet can end by any signal, even as the first process of
-    its namespace. So a signal of the kernel's limits counts only with further evidence.
+    """Status from the exit status. A snippet can kill itself by any signal, even as the first
+    process of its namespace. So a signal that the kernel sends at a limit counts only with further
+    evidence.
     """
     if code in (-signal.SIGXCPU, -signal.SIGKILL) and reply.cpu_seconds >= limits.cpu_seconds:
         return ToolStatus.TIMEOUT

@@ -1,7 +1,7 @@
 """Slots of an environment, at the host's end: which exist, their state, and which are idle.
 
-Every method of `SlotTable` but one requires the lock of the workers that the table belongs to. If a method raises,
-new slots and started works are discarded.
+Every method of `SlotTable` except `give_up_surplus` requires the lock of the workers that the table
+belongs to. If a method raises, it has discarded the slot that it was making or sending to.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["OomKills", "SlotHandle", "SlotPool", "SlotTable", "refused_calls"]
 
 RECENT_SECONDS = 1.0
-"""Age in seconds up to which a count is reused for new calls: the kernel adds up a figure per
-processor.
+"""Age in seconds up to which a count is reused for new calls. Counting is slow, since the kernel
+adds up a figure per processor.
 """
 
 
@@ -47,8 +47,8 @@ class OomKills:
     """Number of processes that the kernel killed for lack of memory, on the whole machine. If
     /proc/vmstat has no such figure, no kill is ever detected.
 
-    The exit status of a killed process does not identify the killer: SIGKILL may have been sent by
-    itself, or by another process of its call.
+    The exit status of a killed process does not identify the killer: the process itself or another
+    process of its call may have sent SIGKILL.
     """
 
     def __init__(self, path: str = "/proc/vmstat") -> None:
@@ -56,7 +56,7 @@ class OomKills:
         self._count, self._counted_at = 0, float("-inf")
 
     def recent(self) -> int:
-        """Number of kills so far, at most `RECENT_SECONDS` old."""
+        """Number of kills so far, by a count that is at most `RECENT_SECONDS` old."""
         now = time.monotonic()
         if now - self._counted_at >= RECENT_SECONDS:
             self._count, self._counted_at = self._now(), now
@@ -80,8 +80,8 @@ class OomKills:
 
 
 MAX_SILENT_DEATHS, GIVEN_UP_SECONDS = 3, 10.0
-"""Deaths without a response from a slot after which a zygote is given up, and for how many
-seconds.
+"""Number of deaths of a zygote, without a response from a slot in between, after which no new
+zygote is started, and seconds until the next try.
 """
 MAX_CALLS = 1000
 """Calls after which a slot is replaced by a new one, which costs milliseconds."""
@@ -112,28 +112,28 @@ class SlotHandle:
     files: SlotFiles
     """Memory files for code, output and value, shared with the slot."""
     session: int = 0
-    """Number of the session whose process it holds (0 if none)."""
+    """Number of the session whose process the slot holds (0 for no session)."""
     work: Work | None = None
     """Current work (None while idle)."""
     call: int = 0
-    """Number of the work's request."""
+    """Number of the last request (`Request.call`)."""
     killed: bool = False
-    """True once the host has requested the end of its work."""
+    """True once the host has requested the end of the current work."""
     calls: int = 0
-    """Number of calls that it has run."""
+    """Number of calls that the slot has run."""
     worn: bool = False
-    """True if it is to be replaced: after `MAX_CALLS`, any end but `ok` or `error`, or the death of
-    an idle session.
+    """True if the slot is to be replaced: after `MAX_CALLS`, after any status but `ok` or `error`,
+    or after the death of an idle session.
     """
     oom_kills: int = 0
-    """Number of processes killed by the kernel for lack of memory, at the start of its work or
-    shortly before.
+    """Number of processes killed by the kernel for lack of memory, counted at the start of the
+    current work or shortly before.
     """
     refused: dict[str, int] = field(default_factory=dict[str, int])
-    """System calls refused to its current work: name -> count."""
+    """System calls refused to the current work: name -> count."""
     ending: bool = False
-    """True until it reports that the processes of its last session are gone. Until then they can
-    read and write its files.
+    """True until the slot reports that the processes of its last session are gone. Until then these
+    processes can read and write the slot's files.
     """
 
     def send(self, work: Work, call: int, *, crowded: bool) -> bool:
@@ -165,25 +165,27 @@ class SlotHandle:
         return True
 
     def has_ended(self) -> bool:
-        """True if the slot is gone, even if its end has not been processed yet."""
+        """True if the slot is gone, even if the host has not processed its end yet."""
         return is_hung_up(self.line)
 
     def kill(self) -> None:
-        """Request the end of its work. If the slot has just died, its end is processed as usual."""
+        """Request the end of the current work. If the slot has just died, its end is processed as
+        usual.
+        """
         self.killed = True
         with suppress(OSError):
             self.line.send(REQUEST.pack(*Request(Operation.KILL, self.call)))
 
     def end_session(self, call: int) -> None:
-        """Request the end of its session's process, which the slot will report. If the slot has
-        just died, its end is processed as usual.
+        """Request the end of the session's process, which the slot will report. If the slot has
+        just died, the slot's end is processed as usual.
         """
         self.session, self.call, self.ending = 0, call, True
         with suppress(OSError):
             self.line.send(REQUEST.pack(*Request(Operation.END_SESSION, call)))
 
     def result(self, work: Work, reply: Reply, isolation: str) -> tuple[ExecutionResult, bool]:
-        """Pair (outcome of its work, True if it was lost)."""
+        """Pair (outcome of `work`, True if the work was lost before it began)."""
         self.calls += 1
         begun = reply.ended not in (Ended.NOT_STARTED, Ended.GONE)
         started = begun if work.session else self.files.started
@@ -206,19 +208,19 @@ class SlotPool:
     oom_kills: OomKills
     """Kernel's count of processes killed for lack of memory."""
     zygote: ZygoteProcess | None = None
-    """Process that its slots are forked from (None while it is not running)."""
+    """Process that the pool's slots are forked from (None while no zygote is running)."""
     idle: list[SlotHandle] = field(default_factory=list[SlotHandle])
     """Slots that can take a work at once."""
     waiting: list[Work] = field(default_factory=list[Work])
     """Works that wait for the start of the zygote."""
     silent_deaths: int = 0
-    """Deaths of zygotes since a slot responded."""
+    """Number of deaths of zygotes since a slot last responded."""
     last_death: float = 0.0
     """Time of the last death, by the monotonic clock."""
     unneeded: int = 0
     """Number of slots that were idle all the time since `counted_at`."""
     counted_at: float = 0.0
-    """Start of that count, by the monotonic clock."""
+    """Time at which the count of `unneeded` began, by the monotonic clock."""
 
     def lose_zygote(self) -> None:
         """Note the death of the zygote."""
@@ -226,8 +228,8 @@ class SlotPool:
         self.silent_deaths += 1
 
     def is_given_up(self) -> bool:
-        """True if no zygote is to be started for now. It is tried again later, since the machine
-        may have been the reason.
+        """True if no zygote is to be started for now. A start is tried again later, since the
+        machine may have been the reason for the deaths.
         """
         return (
             self.silent_deaths >= MAX_SILENT_DEATHS
@@ -235,15 +237,17 @@ class SlotPool:
         )
 
     def take(self) -> SlotHandle | None:
-        """Remove and return the slot that was idle longest, whose next child is likely ready (None
-        if no slot is idle).
+        """Remove and return the slot that was idle longest (None if no slot is idle). It has
+        probably made the child of its next call in advance.
         """
         slot = self.idle.pop(0) if self.idle else None
         self.unneeded = min(self.unneeded, len(self.idle))
         return slot
 
     def surplus(self, most: int, seconds: float) -> list[SlotHandle]:
-        """Idle slots above `most` that were unused for `seconds`. Has to be called repeatedly."""
+        """Idle slots above `most` that were unused for `seconds`. The time is measured from call to
+        call, so the method has to be called repeatedly.
+        """
         now, found = time.monotonic(), list[SlotHandle]()
         if len(self.idle) <= most:
             self.counted_at = now
@@ -254,8 +258,8 @@ class SlotPool:
 
 
 SURPLUS_SECONDS, QUIET_SECONDS = 1.0, 0.05
-"""Seconds for which unused idle slots above `slots` are kept: while a call or session is alive, and
-otherwise.
+"""Seconds for which unused idle slots above `slots` are kept: the first while a call or session is
+alive, the second while none is.
 """
 
 
@@ -265,8 +269,8 @@ class SlotTable:
     def __init__(
         self, slots: int, packages: Sequence[str], poll: select.epoll, spare_seconds: float | None
     ) -> None:
-        """Make an empty table. `poll` watches the slots. `spare_seconds`: how long idle slots above
-        `slots` are kept; None takes the defaults.
+        """Make an empty table. `poll` watches the slots. `spare_seconds`: seconds for which idle
+        slots above `slots` are kept (None: `SURPLUS_SECONDS` and `QUIET_SECONDS`).
         """
         self._slots, self._poll, self._spare = slots, poll, spare_seconds
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
@@ -279,17 +283,18 @@ class SlotTable:
         self.by_line: dict[int, SlotHandle] = {}
         """Slots by file descriptor of their socket."""
         self.sessions: dict[int, SlotHandle] = {}
-        """Slots by number of their session."""
+        """Slots by the number of the session that each holds."""
         self.numbers = count(1)
         """Numbers for requests."""
         self._slot_numbers = count(secrets.randbelow(SLOT_NUMBERS))
-        """Slot numbers, with a random start. If the host is root, a slot's user is derived from its
-        number: per-user limits of the kernel must not be shared with slots of another environment.
+        """Slot numbers, with a random start. If the host is root, a slot's user id is derived from
+        its number. By the random start, slots of two environments do not share a user, and so not
+        the kernel's limits per user.
         """
 
     def place(self, work: Work) -> bool:
-        """Start `work` in a slot; False if its pool has neither a slot nor a zygote to make one,
-        and the work waits.
+        """Start `work` in a slot. False if its pool has neither an idle slot nor a zygote to make
+        one, so that the work has to wait.
         """
         scientific = self._words is not None and self._words.search(work.code) is not None
         pool = self._scientific if scientific else self.bare
@@ -315,7 +320,7 @@ class SlotTable:
         except OSError:
             files.close()
             raise
-        line.setblocking(False)  # it never holds more than the requests of one call
+        line.setblocking(False)  # the socket never holds more than the requests of one call
         slot = SlotHandle(pool, line, files)
         self.by_line[line.fileno()] = slot
         with theirs:
@@ -355,8 +360,8 @@ class SlotTable:
             pool.idle.append(slot)
 
     def give_up_surplus(self, lock: threading.Lock) -> float | None:
-        """Discard unused idle slots, and return the seconds until the next check (None if it is not
-        needed). (Without the lock.)
+        """Discard unused idle slots, and return the seconds until the next check (None if no check
+        is needed). The caller must not hold the lock.
         """
         if all(len(pool.idle) <= self._slots for pool in self.pools):
             return None
@@ -372,9 +377,7 @@ class SlotTable:
         return seconds
 
     def discard(self, slot: SlotHandle) -> None:
-        """Remove a slot. If it is alive it ends, since its socket closes. Harmless a second
-        time.
-        """
+        """Remove a slot. A live slot ends, since its socket closes. Harmless a second time."""
         if self.by_line.get(slot.line.fileno()) is not slot:
             return
         del self.by_line[slot.line.fileno()]
@@ -388,8 +391,8 @@ class SlotTable:
             slot.pool.idle.remove(slot)
 
     def discard_dead(self, pool: SlotPool) -> None:
-        """Remove idle slots that are gone and whose end was not processed yet: all of them if their
-        zygote is gone.
+        """Remove idle slots that are gone and whose end was not processed yet. If their zygote is
+        gone, all of them are.
         """
         if pool.zygote is None or pool.zygote.has_ended():
             dead = list(pool.idle)

@@ -1,10 +1,11 @@
 """`Workers` on this machine: the host's end of the slots that snippets run in.
 
-Each pool of slots has a zygote: `bare` with the standard library, `scientific` with the packages
-that snippets may import. A call is routed by the package names in its code. Zygotes fork slots on
-demand, and slots are reused. One thread receives the slots' messages. It also starts zygotes, since
-a zygote dies with the thread that started it. No error ends the thread: it costs at most one call,
-is counted and logged, and the slot or zygote concerned is replaced.
+There are two pools of slots, each with a zygote: `bare` with the standard library, `scientific`
+with the packages that snippets may import. A call is routed by the package names in its code.
+Zygotes fork slots on demand, and slots are reused. One thread receives the slots' messages. The
+same thread starts zygotes, since a zygote dies with the thread that started it. No error ends the
+thread: an error costs at most one call and is counted and logged, and the slot or zygote concerned
+is replaced.
 
 `sandbox/kernel.py` describes how a slot is isolated, `sandbox/slot.py` how a call is watched.
 """
@@ -52,8 +53,8 @@ FAULT_SECONDS = 0.05
 
 
 def default_slots() -> int:
-    """Default number of slots: two per core, at least 4 and at most 64. A call's wall clock runs
-    while it waits for a core.
+    """Default number of slots: two per core, at least 4 and at most 64. More slots would make calls
+    wait for a core while their wall-clock time runs.
     """
     return min(64, max(4, 2 * (os.cpu_count() or 1)))
 
@@ -63,14 +64,14 @@ class Wake:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        """File descriptor, readable from `ring` until `answer`."""
+        """File descriptor. It is readable after `ring` until `answer` is called."""
         self._lock = threading.Lock()
         self._asked: list[threading.Event] = []
         self._closed = False
 
     def ring(self) -> None:
         """Wake the thread."""
-        with self._lock, suppress(BlockingIOError):  # its counter is full: it is readable
+        with self._lock, suppress(BlockingIOError):  # a full counter is readable anyway
             if not self._closed:
                 os.eventfd_write(self.descriptor, 1)
 
@@ -108,7 +109,7 @@ class Wake:
 
 
 class LocalWorkers:
-    """`Workers` on this machine. Raises HrmError if it isolates less than `isolation`."""
+    """`Workers` on this machine. Raises HrmError if the machine isolates less than `isolation`."""
 
     def __init__(
         self,
@@ -119,11 +120,12 @@ class LocalWorkers:
         cgroup: Path | None = None,
         spare_seconds: float | None = None,
     ) -> None:
-        """Start the thread and the first zygote. `packages`: installed distributions that snippets
-        may import; None takes numpy and sympy if they are installed. `cgroup`: a delegated cgroup,
-        which requires L3; with None and `isolation` L3, this process's own is divided.
-        `spare_seconds`: how long idle slots above `slots` are kept; None is a second, or less if no
-        call or session is alive.
+        """Start the thread and the first zygote.
+
+        `packages`: installed distributions that snippets may import (None: numpy and sympy, if they
+        are installed). `cgroup`: a delegated cgroup; it makes L3 the least level (None: if
+        `isolation` is L3, the cgroup of this process). `spare_seconds`: seconds for which idle
+        slots above `slots` are kept (None: one, or less if no call or session is alive).
         """
         if sys.platform != "linux":
             raise HrmError(
@@ -140,7 +142,7 @@ class LocalWorkers:
         self._table = SlotTable(self.slots, self.packages, self._poll, spare_seconds)
         self._by_line = self._table.by_line
         self._finished: list[tuple[Work, ExecutionResult, bool]] = []
-        """Ended works whose `done` the thread has to call."""
+        """Ended works. The thread has to call `done` of each."""
         self._on_death: Callable[[int], None] = lambda session: None
         self._down, self.slot_deaths = "", 0
         self._guard = LoopGuard("sandbox", rests=False)
@@ -150,7 +152,7 @@ class LocalWorkers:
         self._thread.start()
         started.result()
 
-    # interface of the scheduler
+    # methods that the scheduler calls
 
     def start(self, work: Work) -> None:
         with self._lock:
@@ -164,7 +166,7 @@ class LocalWorkers:
                 if not self._table.place(work):
                     self._wake.ring()
             elif not self._table.send(slot, work):
-                # its last message, which the thread will read, shows who ended it
+                # the slot's last message, which the thread will read, shows why it ended
                 if slot.has_ended():
                     slot.work = work
                     return
@@ -225,7 +227,7 @@ class LocalWorkers:
     def _failure(self, reason: str) -> ExecutionResult:
         return infrastructure_failure(reason, self.isolation)
 
-    # the thread
+    # methods of the serving thread
 
     def _serve(self, started: Future[None], least: Isolation, top: Path | None) -> None:
         try:
@@ -278,7 +280,7 @@ class LocalWorkers:
                 self.packages, isolated=isolated, grouped=grouped, top=top
             )
             reason = self._probe()
-            if first:  # reason why this attempt is without namespaces
+            if first:  # the first attempt failed, so this one is without namespaces
                 self.missing["namespaces"] = first
             first = reason
             self.isolation = level_of(self.missing)
@@ -288,12 +290,12 @@ class LocalWorkers:
             if least in (Isolation.L3, Isolation.L2):
                 break
         missing = reason or "; ".join(f"{layer}: {why}" for layer, why in self.missing.items())
-        why = f"Model-written code cannot be isolated on this machine as {least} asks: {missing}."
+        why = f"This machine cannot isolate model-written code at level {least}: {missing}."
         raise HrmError(why, LESS_ISOLATION_HINT)
 
     def _probe(self) -> str:
-        """Start the bare zygote and one slot, and set `missing`. Returns the reason if that fails
-        (empty if it works).
+        """Start the bare zygote and one slot, and set `missing`. Returns the reason why they cannot
+        be started (empty if they can).
         """
         self.missing: dict[str, str] = {}
         """Layers that are not in force: layer -> reason."""
@@ -323,7 +325,7 @@ class LocalWorkers:
             return
         try:
             data = slot.line.recv(READY_BYTES)
-        # the event was of another slot, whose descriptor this one has now
+        # the event belonged to an ended slot, whose descriptor this slot has now
         except BlockingIOError:
             return
         except OSError:
@@ -332,7 +334,7 @@ class LocalWorkers:
             self._finish(slot, Reply(*REPLY.unpack(data)))
         elif len(data) == REFUSED.size:
             slot.refused = refused_calls(REFUSED.unpack(data))
-        # a slot that isolates less than the first
+        # the slot is gone, or it isolates less than the first slot
         elif not data or not set(json.loads(data)) <= set(self.missing):
             self._on_slot_lost(slot)
 
@@ -352,7 +354,7 @@ class LocalWorkers:
                 self._table.sessions.pop(slot.session, None)
                 slot.session = 0
             if reply.last:
-                if slot.work is not None:  # it came when the session's process was dying
+                if slot.work is not None:  # the work was sent when the session's process was dying
                     gone = (
                         self._failure("killed before it began")
                         if slot.killed
@@ -367,8 +369,9 @@ class LocalWorkers:
             self._on_death(session)
 
     def _result(self, slot: SlotHandle, work: Work, reply: Reply) -> tuple[ExecutionResult, bool]:
-        """Pair (outcome of a work, True if it was lost). If the data left by a snippet cannot be
-        read, that is the snippet's error: it must not be able to produce an infrastructure failure.
+        """Pair (outcome of a work, True if the work was lost). Data of a snippet that cannot be
+        read counts as the snippet's error: a snippet must not be able to cause an infrastructure
+        failure.
         """
         try:
             return slot.result(work, reply, self.isolation)
@@ -381,10 +384,11 @@ class LocalWorkers:
             return ExecutionResult(ToolStatus.ERROR, stderr=why, isolation=self.isolation), False
 
     def _on_slot_lost(self, slot: SlotHandle) -> None:
-        """Process the loss of a slot. A snippet cannot cause it, so its call may be run again.
+        """Process the loss of a slot. A snippet cannot cause the loss, so the slot's call may be
+        run again.
 
-        The cause may have ended other slots of the pool. Those alive are kept: a snippet that finds
-        a way to end its slot must not take the others' warm ones.
+        The cause may also have ended other slots of the pool. Live slots are kept: if a snippet
+        found a way to end its slot, it must not cost other calls their warm slots.
         """
         with self._lock:
             self.slot_deaths += 1
@@ -398,8 +402,8 @@ class LocalWorkers:
             self._on_death(session)
 
     def _on_zygote_readable(self, descriptor: int, *, broken: bool = False) -> None:
-        """Process the handshake or the end of a zygote. Its slots end with it, and each end is
-        processed separately.
+        """Process the handshake or the end of a zygote. A zygote's slots end with it, and the end
+        of each is processed separately.
         """
         for pool in self._table.pools:
             zygote = pool.zygote
@@ -414,7 +418,7 @@ class LocalWorkers:
                 zygote.end()
 
     def _start_zygotes(self) -> None:
-        """Start zygotes for which works wait."""
+        """Start the zygotes that works wait for."""
         for pool in self._table.pools:
             with self._lock:
                 works, pool.waiting = pool.waiting, []

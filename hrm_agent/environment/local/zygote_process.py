@@ -42,8 +42,8 @@ _BOOT = (
 read the origin of the code around them.
 """
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Variables that keep libraries single-threaded: a process with threads cannot be forked, and a
-snippet has at most one core.
+"""Environment variables that keep libraries single-threaded. A process with threads cannot be
+forked safely, and a snippet has at most one core.
 """
 
 _GROUPS_HINT = (
@@ -52,16 +52,16 @@ _GROUPS_HINT = (
     " docs/environment.md has the commands. Or accept L2."
 )
 STUCK_SECONDS = 10.0
-"""Seconds after which a zygote that accepts no request is considered stuck. Waiting callers hold
-locks.
+"""Seconds after which a zygote that accepts no request is considered stuck. The time is short
+because callers hold locks while they wait.
 """
 PURE = "HRM_AGENT_PURE_SANDBOX"
 """Environment variable that makes slots run without their compiled body."""
 
 
 def missing_body() -> str:
-    """Reason why slots run without their compiled body (empty if they have it, which also takes
-    namespaces).
+    """Reason why slots run without their compiled body (empty if they can have it, which also
+    requires namespaces).
     """
     if os.environ.get(PURE):
         return f"{PURE} is set"
@@ -69,7 +69,7 @@ def missing_body() -> str:
         body = importlib.import_module("hrm_agent.environment.sandbox._serve")
     except ImportError:
         return (
-            "none was built when hrm-agent was installed: that takes a C compiler and the"
+            "none was built when hrm-agent was installed: the build needs a C compiler and the"
             " interpreter's headers"
         )
     source = Path(__file__).parents[1] / "sandbox" / "_serve.c"
@@ -91,13 +91,13 @@ class ZygoteHome:
         grouped: bool = False,
         top: Path | None = None,
     ) -> None:
-        """Make the shared parts. `grouped`: calls have cgroups, below `top` or this process's own.
-        Raises HrmError if that is impossible.
+        """Make the shared parts. `grouped`: calls have cgroups, below `top` or below the cgroup of
+        this process. Raises HrmError if these cgroups cannot be made.
         """
         self.packages = locate(tuple(packages))
         """Packages as path -> name."""
         self.isolated = isolated
-        """True for zygotes in namespaces, false for isolation without them."""
+        """True if the zygotes are in namespaces."""
         self.groups = ""
         """Path of the parent cgroup of all slots' cgroups (empty without cgroups)."""
         if isolated and grouped:
@@ -105,7 +105,7 @@ class ZygoteHome:
                 self.groups = cgroup.claim(str(top) if top is not None else None)
             except OSError as error:
                 raise HrmError(
-                    f"No cgroup for model-written code: {error}.", _GROUPS_HINT
+                    f"Model-written code cannot have a cgroup: {error}.", _GROUPS_HINT
                 ) from None
         self._folder = None if isolated else tempfile.TemporaryDirectory(prefix="snippets-")
         if self._folder is not None:
@@ -117,7 +117,7 @@ class ZygoteHome:
 
     @property
     def folder(self) -> str:
-        """Folder for working folders (empty in namespaces, where each has a /tmp)."""
+        """Parent of the slots' working folders (empty in namespaces: there each has a /tmp)."""
         return self._folder.name if self._folder is not None else ""
 
     @property
@@ -137,12 +137,12 @@ class ZygoteHome:
 def wait_until(line: socket.socket, ready: int, seconds: float | None = None) -> None:
     """Wait until a non-blocking socket can be read (POLLIN) or written (POLLOUT).
 
-    Raises TimeoutError after `seconds` (None waits as long as it takes).
+    Raises TimeoutError after `seconds` (None: waits without limit).
     """
     poll = select.poll()
     poll.register(line, ready)
     if not poll.poll(None if seconds is None else seconds * 1000):
-        raise TimeoutError(f"nothing has happened for {seconds:g} s")
+        raise TimeoutError(f"the socket was not ready within {seconds:g} s")
 
 
 def is_hung_up(line: socket.socket) -> bool:
@@ -153,10 +153,10 @@ def is_hung_up(line: socket.socket) -> bool:
 
 
 class ZygoteProcess:
-    """Running fork server. Requests sent before it is ready wait in its socket.
+    """Running fork server. Requests that are sent before it is ready wait in its socket.
 
-    The socket is non-blocking, since slots are also requested from event loops, some of which are
-    watched for blocking calls.
+    The socket is non-blocking, since slots are also requested from event loops, and some programs
+    watch event loops for blocking calls.
     """
 
     def __init__(self, place: ZygoteHome, imports: Sequence[str]) -> None:
@@ -170,8 +170,8 @@ class ZygoteProcess:
             "compiled": not missing_body(),
             "groups": place.groups,
         }
-        # A fixed hash seed, because the order of a set would otherwise change a snippet's output
-        # from run to run.
+        # The hash seed is fixed: with a random one, the order of a set would change a snippet's
+        # output from run to run.
         self._process = subprocess.Popen(
             bare_python("zygote", str(theirs.fileno()), json.dumps(given)),
             env={"PYTHONHASHSEED": "0", **_ONE_THREAD},
@@ -190,7 +190,9 @@ class ZygoteProcess:
         return self._process.pid
 
     def handshake(self) -> str:
-        """Wait until it is ready; returns the reason if it cannot start (empty if it is ready)."""
+        """Wait until the zygote is ready. Returns the reason if it cannot start (empty if it is
+        ready).
+        """
         with suppress(OSError):
             wait_until(self.control, select.POLLIN)
             message = self.control.recv(READY_BYTES)
@@ -199,20 +201,20 @@ class ZygoteProcess:
         return f"the sandbox process did not start ({self.last_words() or 'no message'})"
 
     def has_ended(self) -> bool:
-        """True if it is gone. Its socket closes before its slots are ended."""
+        """True if the zygote is gone. Its socket closes before its slots end."""
         return is_hung_up(self.control)
 
     def last_words(self) -> str:
-        """Last line that the zygote wrote to stderr. Only its own errors go there: children never
-        hold that file.
+        """Last line that the zygote wrote to stderr. Only the zygote writes to this file, which its
+        children never hold.
         """
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "")
 
     def new_slot(self, number: int, descriptors: Sequence[int]) -> None:
-        """Request a slot with these descriptors. Raises OSError if the zygote is gone or stuck; a
-        stuck one is ended.
+        """Request a slot with these descriptors. Raises OSError if the zygote is gone or stuck. A
+        stuck zygote is also ended.
         """
         while True:
             with suppress(BlockingIOError):  # the socket is full of requests
@@ -252,7 +254,8 @@ def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
     """Files and folders of installed distributions and of their requirements: path -> name. Raises
     ConfigError.
 
-    Cached per process: the list of a distribution's files has thousands of lines.
+    The result is cached per process, since the list of a distribution's files has thousands of
+    lines.
     """
     found: dict[str, str] = {}
     waiting, seen = list(packages), set[str]()
@@ -276,7 +279,8 @@ def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
             for needed in distribution.requires or ()
             if "extra ==" not in needed
         ]
-        # Thousands of files are under a handful of folders: only those are looked up on the disk.
+        # The thousands of files are in a handful of folders: only the folders are looked up on
+        # disk.
         for top in dict.fromkeys(str(file).partition("/")[0] for file in distribution.files or ()):
             if top not in ("", "..", "__pycache__") and not top.endswith(".pth"):
                 found[str(Path(str(distribution.locate_file(top))).resolve())] = top
@@ -286,7 +290,7 @@ def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
 def bare_python(module: str, *words: str) -> list[str]:
     """Command that runs `main` of a module of `sandbox/` in an interpreter without site packages.
 
-    It uses the interpreter itself, not a virtual environment's link to it.
+    The command names the interpreter itself, not a virtual environment's link to it.
     """
     interpreter = str(getattr(sys, "_base_executable", None) or sys.executable)
     boot = _BOOT.format(str(Path(__file__).parents[1]), module)

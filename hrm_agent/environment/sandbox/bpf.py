@@ -23,15 +23,15 @@ LOAD, AND = 0x20, 0x54
 _RETURN, _JUMP = 0x06, 0x05
 IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT = 0x15, 0x35, 0x45
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, (16, 24, 32, 40)
-"""Offsets in struct seccomp_data; for arguments, of the lower halves."""
+"""Offsets in struct seccomp_data. Those of arguments are the offsets of their lower halves."""
 _WITHIN_REACH = 64
-"""Largest number of ranges whose search needs no jump over more than 255 instructions, the limit of
-a comparison.
+"""Maximum number of ranges whose search code is short enough for the jumps of comparisons, which
+cover at most 255 instructions.
 """
 
 
 class Program:
-    """BPF program. Instructions jump forward to the next place of a label; an empty label is the
+    """BPF program. Instructions jump forward to the next place of a label. An empty label means the
     next instruction.
     """
 
@@ -50,7 +50,7 @@ class Program:
         self._lines.append((code, operand, yes, no))
 
     def one_of(self, values: tuple[int, ...], *, yes: str, no: str) -> None:
-        """Compare the value that was loaded last."""
+        """Jump to `yes` if the value that was loaded last is one of `values`, else to `no`."""
         for value in values[:-1]:
             self.add(IF_EQUAL, value, yes=yes)
         self.add(IF_EQUAL, values[-1], yes=yes, no=no)

@@ -6,14 +6,14 @@ tree.
                                   slot    the slot
                                   call    the processes of its call, one call after another
 
-A cgroup that delegates controllers may not hold processes itself, hence the leaves. A child is
-cloned into `call`, since moving a live process waits for every processor. The slot may do that
-because it owns `slot-N`, which is above both. It opens the files before it is confined, and its
-children close them before any code of a snippet runs.
+A cgroup that delegates controllers may not hold processes itself, so all processes are in leaves. A
+child is cloned into `call`, since moving a live process would wait for every processor. The slot
+may clone into `call` because it owns `slot-N`, which is above both leaves. It opens the cgroup's
+files before it is confined, and its children close them before any code of a snippet runs.
 
-A call's tree is ended by the death of its first process, the init of its pid namespace.
-`cgroup.kill` is only for cgroups that are not used again: Linux 6.12 kills every process that is
-cloned into a cgroup on which it was ever used.
+The process tree of a call is killed by the death of its first process, the init of its pid
+namespace. `cgroup.kill` is only for cgroups that are not used again: after it was used on a cgroup,
+Linux 6.12 kills every process that is cloned into that cgroup.
 
 The host calls `claim` and `discard`, a slot's process `enter`, the zygote `leave`.
 """
@@ -47,22 +47,23 @@ NO_GROUP = (-1, -1, -1, -1, 0, b"")
 CONTROLLERS = ("memory", "pids")
 _PREFIX, _HOST = "hrm-", "host"
 _FIRST_OWN = 16
-"""Lowest descriptor for the files of a slot's cgroup; lower numbers are fixed."""
+"""Lowest descriptor for the files of a slot's cgroup. Lower numbers have fixed uses."""
 _FREEZE_SECONDS = 1.0
 """Timeout in seconds for freezing a tree."""
 _RETRIES = 100
 _START_TIME = 19
-"""Index of a process's start time in its stat file, counted after its name."""
+"""Index of the start time among the fields that follow the process's name in its stat file."""
 
 
 # called by the host
 
 
 def claim(folder: str | None) -> str:
-    """Make a cgroup for one environment: below `folder`, or below the cgroup of this process, which
-    is then divided.
+    """Make a cgroup for one environment below `folder`. Without `folder` it is made below the
+    cgroup of this process, whose processes are moved into a leaf.
 
-    Removes the cgroups of dead hosts there. Raises OSError with instructions.
+    Also removes the cgroups that dead hosts have left in the same place. Raises OSError with
+    instructions.
     """
     top = delegated(folder)
     _move_to_leaf(top)
@@ -86,7 +87,7 @@ def delegated(folder: str | None) -> str:
         else own
     )
     if not os.path.exists(f"{top}/cgroup.controllers"):
-        raise OSError(f"{top} is no cgroup of version 2")
+        raise OSError(f"{top} is not a cgroup of version 2")
     if lacking := [
         name for name in CONTROLLERS if name not in _text(f"{top}/cgroup.controllers").split()
     ]:
@@ -97,11 +98,11 @@ def delegated(folder: str | None) -> str:
         )
     for path in (top, f"{top}/cgroup.procs", f"{top}/cgroup.subtree_control"):
         if not os.access(path, os.W_OK):
-            raise OSError(f"{path} may not be written by this user: nobody has delegated it")
+            raise OSError(f"{path} may not be written by this user: the cgroup was not delegated")
     if set(_members(top)) - {str(os.getpid())} and not _is_marked(top):
         command = "`systemd-run --user --scope -p Delegate=yes COMMAND`"
         raise OSError(
-            f"other processes are in {top}, and it was delegated to nobody: start this one with"
+            f"other processes are in {top}, which was not delegated: start this process with"
             f" {command}"
         )
     return top
@@ -264,13 +265,13 @@ class SlotGroup:
         return figure(os.pread(self.peak, 32, 0)) if self.peak >= 0 else self.held()
 
     def ran_out(self) -> bool:
-        """True if the kernel has killed a process in it for lack of memory. The slot is then
-        replaced, so that was in its last call.
+        """True if the kernel has killed a process of the cgroup for lack of memory. It was in the
+        current call: after a call with such a kill, the slot is replaced.
         """
         return figure(os.pread(self.events, 4096, 0), b"oom_kill ") > 0
 
     def seconds(self) -> float:
-        """CPU time of all processes that ever ran in it, in seconds."""
+        """CPU time of all processes that ever ran in the cgroup, in seconds."""
         return figure(os.pread(self.cpu, 4096, 0), b"usage_usec ") / 1e6
 
     def is_frozen(self) -> bool:
@@ -286,7 +287,7 @@ class CallTree(Tree):
         """Make a tree. `before`: `seconds` of the group when the first process was made."""
         super().__init__(proc, pid)
         self._group, self._before = group, before
-        self.several = True  # so that its CPU time is checked
+        self.several = True  # a tree of several processes has its CPU time checked
 
     def look(self, until: float) -> tuple[int, float]:
         self.peak = max(self.peak, self._group.most())

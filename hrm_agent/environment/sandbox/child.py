@@ -1,5 +1,5 @@
-"""Process of a call or session: its state in the slot, and its own code from the first moment
-on.
+"""Process of a call or session: what its slot knows about it, and the code that runs in it before
+the snippet does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 CODE, PROC, CHANNEL, REQUESTS = 4, 6, 7, 9
-"""File descriptors of a slot. A session's process reports the end of a call on CHANNEL; the next
-request is written to REQUESTS.
+"""File descriptors of a slot. From CHANNEL the slot reads the report of a session's process that a
+call has ended. To REQUESTS it writes the next request.
 """
 _ANSWERS, _ASKED = CODE + 1, CODE + 2
 """Other ends of CHANNEL and REQUESTS, in a session's process."""
@@ -44,7 +44,7 @@ class Child:
     def __init__(self, pid: int, pidfd: int, memory_bytes: int, tree: Tree) -> None:
         self.pid, self.pidfd, self.memory_bytes, self.tree = pid, pidfd, memory_bytes, tree
         self.seen_seconds = 0.0
-        """CPU time of its tree at the last check."""
+        """CPU time of the process tree at the last check."""
         self.is_session = False
 
     def cpu_seconds(self) -> float:
@@ -57,12 +57,14 @@ class Child:
             return 0.0
 
     def used_seconds(self, until: float) -> float:
-        """CPU time so far of its whole tree, or of the process if it is alone."""
+        """CPU time so far of the whole process tree, or of the process if it is alone."""
         own = self.cpu_seconds()
         return max(own, self.tree.look(until)[1]) if self.tree.several else own
 
     def has_spoken(self) -> bool:
-        """True if a session's process has sent data without a request, or has closed its end."""
+        """True if a session's process has sent data without a request, or has closed its end of the
+        pipe.
+        """
         try:
             os.read(CHANNEL, 1)
         except BlockingIOError:
@@ -92,14 +94,16 @@ class Inside:
         return self._base_bytes
 
     def begin(self, request: Request, channel: tuple[int, ...]) -> NoReturn:
-        """Drop everything of the slot, then run the code. Never returns into the slot's frames."""
+        """Give up the slot's rights and descriptors, then run the code. Never returns into the
+        slot's frames.
+        """
         try:
             kernel.die_with_parent()
             if self._isolated:
                 kernel.drop_capabilities()
                 if self._grouped:
                     seccomp.give_up_spawning()
-            else:  # in one pid namespace with the slot, which it could signal
+            else:  # the child shares a pid namespace with the slot, and could signal the slot
                 with suppress(OSError):
                     landlock.scope()
             os.setsid()
@@ -118,7 +122,9 @@ class Inside:
             os._exit(1)
 
     def run_alone(self, source: str, seed: int, value_bytes: int) -> NoReturn:
-        """Run a stateless call, after everything of the slot was dropped and the code was read."""
+        """Run a stateless call, after the slot's rights and descriptors were given up and the code
+        was read.
+        """
         code = 1
         try:
             if snippet.may_draw(source):
@@ -148,7 +154,7 @@ def _keep_channel(channel: tuple[int, ...]) -> None:
 
 def serve_session(source: str, module: ModuleType, value_bytes: int) -> None:
     """Run calls one after the other in one module until the slot closes the pipe. `source`: code of
-    the first.
+    the first call.
     """
     while True:
         os.write(_ANSWERS, bytes([snippet.run(source, module, value_bytes)]))

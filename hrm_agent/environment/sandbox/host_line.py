@@ -19,8 +19,8 @@ class HostLine:
     def __init__(self, host: socket.socket, supervisor: Supervisor | None) -> None:
         self._host, self._supervisor = host, supervisor
         self.own_seconds = 0.0
-        """CPU time of the slot for the current call, without the supervisor's. A snippet determines
-        how much there is to check and to clean up.
+        """CPU time of the slot for the current call, without the supervisor's. It is charged to the
+        call, since the snippet determines how much the slot has to check and to clean up.
         """
 
     @property
@@ -36,7 +36,9 @@ class HostLine:
         return Request(*REQUEST.unpack(data)) if len(data) == REQUEST.size else None
 
     def send(self, reply: Reply) -> None:
-        """Send the counts of refused system calls, then the reply. Reset all for the next call."""
+        """Send the counts of refused system calls, then the reply. Resets the counts and the CPU
+        time for the next call.
+        """
         if self._supervisor is not None and self._supervisor.refused:
             most = sorted(self._supervisor.refused.items(), key=lambda item: -item[1])[
                 :REFUSED_KINDS

@@ -1,11 +1,15 @@
 """Linux calls that Python 3.11 has no function for, and the steps of isolation made of them.
 
-`enter_namespaces` and `build_root` run once, in the zygote: own mounts and process ids, and a root
-of read-only binds (the interpreter, the system's libraries and programs, the packages that snippets
-may import). `enter_slot` runs once in each slot: an empty network, own IPC and host name, a /tmp in
-memory, an own user id, and finally a user namespace, so that privileges that a child might gain
-there do not count in the other namespaces. Each call only needs `clone` into a new pid namespace,
-where the death of the child ends everything it started.
+`enter_namespaces` and `build_root` run once, in the zygote. They give it its own mounts and process
+ids, and a root of read-only binds (the interpreter, the system's libraries and programs, the
+packages that snippets may import).
+
+`enter_slot` runs once in each slot. It gives the slot an empty network, its own IPC and host name,
+a /tmp in memory and its own user id. Last comes a user namespace: privileges that a child might
+gain in it do not count in the other namespaces.
+
+Each call only needs `clone` into a new pid namespace, where the death of the child kills everything
+that the child has started.
 """
 
 from __future__ import annotations
@@ -38,18 +42,18 @@ __all__ = [
 ]
 
 SLOT_ID = 0x70000000
-"""Base of the user and group ids of slots if the host is root: slot n has this plus n. No account
-has such ids.
+"""Base of the user and group ids of slots if the host is root: the ids of slot n are this number
+plus n. No account has such ids.
 """
 INSIDE_ID = 1000
 MAX_PROCESSES = 32
 MAX_DESCRIPTORS = 128
-"""Most descriptors of a process. Data in sockets between processes is memory that no limit
-counts.
+"""Maximum number of descriptors of a process. They are limited because data in sockets between
+processes is memory that no other limit counts.
 """
 MAX_SIGNALS = 1024
-"""Most pending signals, including timers. If the host is an ordinary user, they count against that
-user's limit in the kernel.
+"""Maximum number of pending signals, including timers. They are limited because they count against
+the kernel's limit for the user, which is the host's user if the host is not root.
 """
 NO_CORE = 1
 """Limit of core dumps in bytes. With 0 the kernel would still send a dump to the host's dump
@@ -84,7 +88,7 @@ SYS_CLONE, SYS_CLONE3, SYS_MOUNT_SETATTR = (220 if _MACHINE == "aarch64" else 56
 SIGKILL, SIGCHLD = 9, 17
 CAPABILITY_VERSION_3 = 0x20080522
 
-# PyDLL keeps the interpreter lock: after a clone without the lock the child would not have it.
+# PyDLL keeps the interpreter lock. A child that is cloned without the lock would lack it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.argtypes = [ctypes.c_long] * 6
 _libc.syscall.restype = ctypes.c_long
@@ -96,13 +100,14 @@ _tid = ctypes.c_void_p(0)
 
 
 def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
-    """Fork, into a new pid namespace if isolated: (pid, pidfd) in the parent, (0, -1) in the child.
+    """Fork, into a new pid namespace if isolated. Returns (pid, pidfd) in the parent and (0, -1) in
+    the child.
 
     `into`: descriptor of the cgroup that the child starts in (-1 for this process's).
 
-    `os.fork` is not used, because its hooks would touch many shared pages of memory. A slot has one
-    thread; the one step of libc's fork that such a process needs is done here: its thread id is
-    stored where libc reads it.
+    `os.fork` is not used, because its hooks would touch many shared pages of memory. A process with
+    one thread, such as a slot, needs only one step of libc's fork, which the flags below request:
+    the child's thread id is stored where libc reads it.
     """
     flags = SIGCHLD | CLONE_PIDFD | (CLONE_NEWPID if isolated else 0)
     if not _tid.value:
@@ -142,8 +147,8 @@ def enter_namespaces() -> None:
 def build_root(packages: dict[str, str]) -> tuple[int, bool]:
     """Replace / by read-only binds. `packages`: path -> name under /site.
 
-    Returns a descriptor of /proc, which is not mounted in the new root, and True if it shows the
-    new pid namespace.
+    Returns a descriptor of a /proc, which is not mounted in the new root, and whether this /proc
+    shows the new pid namespace.
     """
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     proc, fresh = _open_proc()
@@ -154,7 +159,7 @@ def build_root(packages: dict[str, str]) -> tuple[int, bool]:
     for path, name in packages.items():
         _bind(path, f"{root}/site/{name}")
     os.mkdir(f"{root}/tmp")
-    # folder for semaphores of the C library; emptied and limited like /tmp
+    # the C library keeps semaphores in /dev/shm: the link makes them emptied and limited as in /tmp
     os.symlink("/tmp", f"{root}/dev/shm")
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     path = ctypes.c_char_p(root.encode())
@@ -172,8 +177,8 @@ def build_root(packages: dict[str, str]) -> tuple[int, bool]:
 
 
 def _open_proc() -> tuple[int, bool]:
-    """Pair (descriptor of /proc, True if it is of the new pid namespace). If that cannot be mounted
-    (a masked /proc in a container), the old one is used.
+    """Pair (descriptor of a /proc, True if it shows the new pid namespace). If a new /proc cannot
+    be mounted, as in a container with a masked /proc, the old /proc is used.
     """
     fresh = True
     try:
@@ -199,8 +204,8 @@ def _bind(path: str, target: str) -> None:
 
 
 def enter_slot(proc: int, number: int) -> None:
-    """Enter the slot's namespaces, once per slot: own network, IPC, host name, mounts, /tmp, user,
-    and finally a user namespace in which no others can be made.
+    """Enter the slot's namespaces, once per slot: its own network, IPC, host name, mounts, /tmp and
+    user. Last comes a user namespace inside which no further ones can be made.
     """
     _check(_libc.unshare(SLOT_NAMESPACES), "unshare")
     socket.sethostname("sandbox")
@@ -214,8 +219,8 @@ def enter_slot(proc: int, number: int) -> None:
 
 
 def give_up_root(number: int) -> None:
-    """Become the user of slot `number`, if root. The process stays dumpable, so that it can write
-    its id map.
+    """Become the user of slot `number` if this process is root. It stays dumpable, so that it can
+    write its id map.
     """
     if os.getuid() == 0:
         own = SLOT_ID + number
@@ -226,7 +231,7 @@ def give_up_root(number: int) -> None:
 
 
 def seal() -> None:
-    """Set no_new_privs: programs started from here on gain no privileges."""
+    """Set no_new_privs: programs that this process starts from now on gain no privileges."""
     _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
@@ -251,11 +256,11 @@ def address_space(proc: int) -> int:
 
 
 def gather_pages(proc: int) -> None:
-    """Move the private memory of this process into huge pages, if the kernel can (Linux 6.1): a
-    fork copies an entry per page.
+    """Move the private memory of this process into huge pages, if the kernel can (Linux 6.1). Forks
+    become faster, since a fork copies an entry per page.
 
-    It is done in the zygote, so that its slots share them. A slot that writes gets a small page of
-    its own, as it would anyway.
+    The zygote calls this function, so that its slots share the huge pages. A slot that writes to
+    one gets a small page of its own, as it would without them.
     """
     descriptor = os.open("self/maps", os.O_RDONLY, dir_fd=proc)
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as maps:
@@ -269,8 +274,8 @@ def gather_pages(proc: int) -> None:
 
 
 def own_descriptors(proc: int, descriptors: list[int]) -> None:
-    """Open these files again, and /dev/null as stdin: locks, flags and offsets of shared ones would
-    outlive a call.
+    """Open these files again, and /dev/null as stdin. Locks, flags and offsets of open files shared
+    with the slot would outlive a call.
     """
     for descriptor in descriptors:
         _replace(descriptor, os.open(f"self/fd/{descriptor}", os.O_RDWR, dir_fd=proc))
@@ -290,15 +295,15 @@ def die_with_parent() -> None:
 
 
 def as_subreaper() -> None:
-    """Make orphans below this process its children, for systems without a pid namespace that ends
+    """Make orphans below this process its children. It is needed where no pid namespace kills
     them.
     """
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")
 
 
 def limit_slot(*, count_processes: bool) -> None:
-    """Set hard limits that are the same for every call. `count_processes`: the user is used by this
-    slot only.
+    """Set hard limits that are the same for every call. `count_processes`: also limit the processes
+    of the user, which only this slot uses.
     """
     limits = {
         resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
@@ -312,8 +317,8 @@ def limit_slot(*, count_processes: bool) -> None:
 
 
 def limit_child(memory_bytes: int, file_bytes: int, cpu_seconds: float | None) -> None:
-    """Set the hard limits of one call, which the process cannot raise. The slot measures time more
-    exactly.
+    """Set the hard limits of one call, which the process cannot raise. The limit of CPU time is
+    rounded up to whole seconds: the slot measures it more exactly.
     """
     _set_limit(resource.RLIMIT_AS, memory_bytes)
     _set_limit(resource.RLIMIT_FSIZE, file_bytes)

@@ -4,10 +4,10 @@ lifted.
 Namespaces hide the machine. Landlock protects it a second time, by another part of the kernel and
 without privileges: it refuses files outside the given folders, all TCP, and, from ABI 6 on,
 abstract Unix sockets and signals to processes outside. Without namespaces it is the layer that
-protects the user's files. A nested domain cannot have rights that its parent lacks; there may be
-sixteen levels. Within a domain, nothing can be mounted.
+protects the user's files. A nested domain cannot have rights that its parent lacks, and there are
+at most sixteen levels. Within a domain, nothing can be mounted.
 
-Not covered: Unix sockets with a path, UDP, and descriptors that were open before.
+It does not restrict Unix sockets with a path, UDP, and descriptors that were open before.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _version() -> int:
 
 
 def _rights(version: int) -> int:
-    """File access rights known to the kernel. Rights that are not listed when a domain is made stay
-    allowed in it.
+    """File access rights that the kernel knows. All are listed when a domain is made: a right that
+    is not listed stays allowed in the domain.
     """
     since = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
     return _OLDEST | sum(right for first, right in since.items() if version >= first)

@@ -13,11 +13,11 @@ from contextlib import suppress
 __all__ = ["Tree", "figure", "kill_orphans"]
 
 SLOW_SECONDS = 0.05
-"""Duration of a look from which the tree is stopped in the next one: a process cannot be inspected
-while it forks, and processes that run meanwhile prolong that.
+"""Duration in seconds of a look beyond which the tree is stopped during the next look. A process
+cannot be inspected while it forks, and other processes that run meanwhile prolong the wait.
 """
 STOP_LOOKS = 20
-"""Checks after SIGSTOP for processes that were forked meanwhile."""
+"""Number of checks after SIGSTOP for processes that were forked meanwhile."""
 _SHORTLY = 0.001
 _KIB = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -25,7 +25,7 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Tree:
-    """Process and its descendants. Without a /proc that shows them, only the process."""
+    """Process and its descendants. Without a /proc that shows the descendants, only the process."""
 
     __slots__ = (
         "_adopter",
@@ -44,20 +44,20 @@ class Tree:
     def __init__(
         self, proc: int | None, pid: int, adopter: int | None = None, *, confined: bool = False
     ) -> None:
-        """Make a tree. `adopter`: this process, if orphans of the tree become its children; it has
-        no others. `confined`: signals of this process reach only the tree.
+        """Make a tree. `adopter`: pid of this process if orphans of the tree become its children
+        and it has no other children. `confined`: signals of this process reach only the tree.
         """
         self._proc, self._pid, self._adopter, self._confined = proc, pid, adopter, confined
         self._buried_seconds = 0.0
         self._status: int | None = None
         self.several = False
-        """True once it was seen to have more than one process."""
+        """True once the tree was seen to have more than one process."""
         self._slow = False
         self.stopped = False
         self.peak = 0
         """Largest memory seen, in bytes."""
         self.threads = 0
-        """Threads of all its processes at the last look."""
+        """Number of threads of all processes of the tree at the last look."""
 
     def members(self) -> list[int]:
         """Process ids, parents before children."""
@@ -80,11 +80,12 @@ class Tree:
         return list(self._children_of(self._pid))
 
     def look(self, until: float) -> tuple[int, float]:
-        """Bytes and CPU seconds of a tree of several processes. Shared memory counts once, and
-        ended processes still count.
+        """Pair (bytes, CPU seconds) of a tree of several processes. Shared memory counts once. CPU
+        time of ended processes still counts.
 
-        A single process has its own limits: 0 and 0. `until`: time, by the monotonic clock, at
-        which the look ends; a larger tree is measured only in part.
+        Returns 0 and 0 for a single process, which the kernel's limits suffice for. `until`: time,
+        by the monotonic clock, at which the look ends; of a tree that takes longer, only a part is
+        measured.
         """
         began, members = time.monotonic(), self.members()
         if len(members) < 2 and not self._buried_seconds:
@@ -105,8 +106,8 @@ class Tree:
         return held, seconds
 
     def peak_bytes(self) -> int:
-        """Largest resident memory of the first process so far, or of the tree if that was seen to
-        be larger.
+        """Largest resident memory so far in bytes: of the first process, or of the whole tree if
+        the tree was seen to be larger.
         """
         if self._proc is None:
             return self.peak
@@ -121,8 +122,11 @@ class Tree:
         return self.peak
 
     def signal(self, number: int, *, itself: bool = True) -> None:
-        """Send a signal to every process of the tree, including those that are made meanwhile."""
-        # to all at once: a chain of processes that fork and exit is faster than any list of them
+        """Send a signal to every process of the tree, including processes that are made while this
+        method runs.
+        """
+        # pid -1 signals all processes at once: processes that fork and exit in a chain would be
+        # faster than a list of them could be made
         if self._confined:
             with suppress(ProcessLookupError):
                 os.kill(-1, number)
@@ -140,8 +144,8 @@ class Tree:
         self.stopped = True
 
     def stays_stopped(self) -> bool:
-        """True if the tree stays stopped after `stop`, for trees whose processes are not kept from
-        making others, each of which may be gone when it is inspected.
+        """True if the tree stays stopped after `stop`. For trees whose processes may still make
+        others: a new process may be missed, since its parent can be gone when it is inspected.
         """
         for _ in range(STOP_LOOKS):
             time.sleep(_SHORTLY)
@@ -153,11 +157,11 @@ class Tree:
         return True
 
     def is_still(self) -> bool:
-        """True if all threads of a stopped tree are stopped. The first thread of a process may have
-        ended before the others.
+        """True if all threads of a stopped tree are stopped. All are looked at, since the first
+        thread of a process may end before the others.
 
-        A thread that waits in the kernel (D) for a stopped child after a vfork counts, since it is
-        stopped as soon as it wakes.
+        A thread that waits in the kernel (D) for a stopped child after a vfork counts as stopped,
+        since it stops as soon as it wakes.
         """
         threads = (
             f"{pid}/task/{thread}/stat" for pid in self.members() for thread in self._threads(pid)
@@ -177,7 +181,9 @@ class Tree:
             self._status = None
 
     def _bury(self, pid: int) -> bool:
-        """Reap an adopted process if it has ended, and keep its CPU time; True if it is gone."""
+        """Reap an adopted process if it has ended, and keep its CPU time. True if the process is
+        gone.
+        """
         try:
             ended, _, usage = os.wait4(pid, os.WNOHANG)
         except ChildProcessError:
@@ -201,11 +207,11 @@ class Tree:
         return []
 
     def _held_bytes(self, pid: int) -> int:
-        """Memory of a process, with its part of shared memory; its whole resident memory if it
-        forbids inspection.
+        """Memory of a process in bytes, with its part of shared memory. If the process forbids
+        inspection, its whole resident memory.
 
-        It is read from the first thread that has memory: a process lives on when its main thread
-        has ended.
+        The memory is read from the first thread that has any, since a process lives on when its
+        main thread has ended.
         """
         if found := figure(self._read(f"{pid}/smaps_rollup"), b"Pss:"):
             return found * _KIB
@@ -220,7 +226,7 @@ class Tree:
         return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else 0
 
     def _cpu_seconds(self, pid: int) -> float:
-        """CPU time of a process, and of children that it has waited for."""
+        """CPU seconds of a process and of children that it has waited for."""
         fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
         return sum(map(int, fields[11:15])) / _TICKS_A_SECOND
 
@@ -235,8 +241,8 @@ class Tree:
 
 
 def kill_orphans(proc: int | None, *, confined: bool) -> None:
-    """Kill all processes below this one, a subreaper: without a pid namespace they outlive the
-    call.
+    """Kill all descendants of this process, a subreaper. Without a pid namespace they would outlive
+    the call.
     """
     below = Tree(proc, os.getpid(), confined=confined)
     for _ in range(100):

@@ -3,7 +3,7 @@ this process.
 
 Prints one JSON object, layer -> `LayerProbe`. Runs like the other sandbox processes, in a bare
 interpreter without threads, so that the fork of a small process is measured. Leaves nothing behind.
-`argv`: a delegated cgroup, or nothing for this process's own, if that was delegated.
+`sys.argv`: a delegated cgroup. Without it, the cgroup of this process is tried.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ _MS_REC_PRIVATE, _MS_NOSUID_NODEV = 0x44000, 0x6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _python_libc = ctypes.PyDLL(None, use_errno=True)
-"""C library that keeps the interpreter's lock, which a child would otherwise lack."""
+"""C library whose calls keep the interpreter's lock. A child made without the lock would lack it.
+"""
 
 
 class LayerProbe(TypedDict):
     """Result for one layer."""
 
     missing: str
-    """Reason why it is missing (empty if it is available)."""
+    """Reason why the layer is missing (empty if it is available)."""
     slot_us: float | None
-    """Microseconds per slot (None if it costs nothing there)."""
+    """Microseconds per slot (None if the layer costs nothing per slot)."""
     call_us: float | None
-    """Microseconds per call or per sample (None if it costs nothing there)."""
+    """Microseconds per call or per sample (None if the layer costs nothing per call)."""
     detail: str
     """Details of the layer, such as a version (may be empty)."""
 
@@ -103,7 +104,7 @@ def _sampling() -> LayerProbe:
         )
     except OSError as error:
         return LayerProbe(
-            missing=f"the memory of a process is not told: {error}",
+            missing=f"the memory of a process cannot be read: {error}",
             slot_us=None,
             call_us=None,
             detail="",
@@ -154,8 +155,8 @@ def _try_group(group: cgroup.SlotGroup) -> None:
 
 
 def _enter() -> None:
-    """Enter the namespaces of a slot, and mount in them: some systems give a namespace without
-    rights in it.
+    """Enter the namespaces of a slot, and mount a file system in them: some systems allow
+    namespaces, but give no rights in them.
     """
     uid = os.getuid()
     _check(_libc.unshare(_NAMESPACES), "unshare")
@@ -196,8 +197,8 @@ def _measure(
     step: Callable[[], object], fork: Callable[[], int] = os.fork
 ) -> tuple[str, float | None]:
     """Pair (reason why `step` fails, its cost in microseconds). The cost is the difference between
-    a child that does it and one that does not. Of each the fastest of several alternating runs
-    counts, since other load only adds time.
+    a child that does `step` and a child that does nothing. Both are run several times in turn, and
+    the fastest run of each counts, since other load only adds time.
     """
     bare, full = list[float](), list[float]()
     for _ in range(REPEATS):
@@ -226,7 +227,7 @@ def _child(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tup
 def _take(step: Callable[[], object], theirs: int) -> int:
     try:
         step()
-    # AttributeError: a C library without the function
+    # AttributeError means that the C library lacks the function
     except (OSError, ValueError, AttributeError) as error:
         text = error.strerror if isinstance(error, OSError) else str(error)
         os.write(theirs, f"{text or error}".encode())
@@ -240,7 +241,7 @@ def _within(enter: Callable[[], None], measure: Callable[[], float | None]) -> f
     ours, theirs = os.pipe()
     if (pid := os.fork()) == 0:
         enter()
-        # the first process of the namespace has to live for as long as it is used
+        # the first process of a pid namespace has to live as long as the namespace is used
         if os.fork() == 0:
             os.write(theirs, json.dumps(measure()).encode())
             os._exit(0)
@@ -253,8 +254,8 @@ def _within(enter: Callable[[], None], measure: Callable[[], float | None]) -> f
 
 
 def _fork_as_first() -> int:
-    """Fork a child that is the first process of a new pid namespace. It must not use Python's fork
-    handling, which is bypassed.
+    """Fork a child that is the first process of a new pid namespace. Python's handling of forks is
+    bypassed, so the child must not depend on it.
     """
     number = ctypes.c_long(seccomp.number_of("clone"))
     pid = int(

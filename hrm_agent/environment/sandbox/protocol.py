@@ -1,9 +1,9 @@
 """Messages between the host and a slot: fixed-size structs, one per packet of a socket.
 
-Data of variable length and data written by a snippet do not pass here: code, output and value are
-in memory files that host and slot share. So zygote and slots, whose memory every child inherits,
-never hold data of one call that another could read, and there is no format that a snippet could
-forge.
+Data of variable length and data written by a snippet are not in these messages: code, output and
+value are in memory files that host and slot share. Every child inherits the memory of zygote and
+slot, and this memory never holds data of one call that another call could read. There is also no
+message that a snippet could forge.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ zygote's first packet has the same size.
 SNIPPET = "<snippet>"
 """File name of model-written code in tracebacks."""
 MEMORY_ERROR = b"MemoryError"
-"""Content of the value file if a snippet ended with a MemoryError. Like a value it is only claimed
-by the snippet. An exit code would not identify it, since programs use exit codes for other
-purposes.
+"""Content of the value file if a snippet ended with a MemoryError. Like a value, it is only the
+snippet's claim. An exit code would be ambiguous, since programs use exit codes for other purposes.
 """
 
 
@@ -61,9 +60,11 @@ class Operation(IntEnum):
     RUN = 1
     """Run the code in the slot's memory file."""
     KILL = 2
-    """Kill the call of that number, if it is still running."""
+    """Kill the call with the number in the request, if the call is still running."""
     END_SESSION = 3
-    """End the session. Answered once its processes are gone, even if they were gone before."""
+    """End the session. The slot answers once the session's processes are gone, even if they were
+    gone before.
+    """
 
 
 class Request(NamedTuple):
@@ -74,10 +75,12 @@ class Request(NamedTuple):
     call: int
     """Number of the call given by the host, repeated in the reply."""
     session: bool = False
-    """True if the call runs in a process that is kept, false for a process of its own."""
+    """True if the call runs in a session's process, which is kept; false if it runs in a process of
+    its own.
+    """
     fresh: bool = False
-    """True to start a new process for the session, false to use the existing one. If that is gone,
-    the call is not started.
+    """True to start a new process for the session, false to use the existing one. If the existing
+    process is gone, the call is not started.
     """
     wall_seconds: float = 0.0
     """Wall-clock limit in seconds."""
@@ -92,8 +95,8 @@ class Request(NamedTuple):
     seed: int = 0
     """Seed of the snippet's random generators."""
     crowded: bool = False
-    """True if many slots are busy: this one waits longer before it makes the child of its next call
-    in advance.
+    """True if many slots are busy. The slot then waits longer before it makes, in advance, the
+    child of its next call.
     """
 
 
@@ -107,12 +110,12 @@ class Ended(IntEnum):
     KILLED = 3
     """The call or session was killed on request of the host."""
     ANSWERED = 4
-    """The process of a session finished the call and is alive; `status` is what an exit would have
-    given.
+    """The process of a session finished the call and is alive. `status` is the status that an exit
+    would have had.
     """
     OUT_OF_MEMORY = 5
-    """The call was killed for the memory of its process tree, by the slot or by the kernel in its
-    cgroup.
+    """The call was killed because its process tree used too much memory: by the slot, or by the
+    kernel in the call's cgroup.
     """
     BROKEN = 6
     """The process of a session sent data without a request, and was killed."""
@@ -123,24 +126,26 @@ class Ended(IntEnum):
     yet.
     """
     TOO_MANY = 9
-    """The call was killed for too many threads of its processes."""
+    """The call was killed because its processes had too many threads."""
     DENIED = 10
-    """The call was killed for system calls of another architecture."""
+    """The call was killed because it made a system call of another architecture."""
     UNWATCHED = 11
     """The call was killed because the slot could no longer inspect its processes."""
 
 
 class Handed(IntEnum):
-    """State in which the compiled body leaves the process of a call to the slot."""
+    """State of a call's process at the moment when the compiled body (`_serve.c`) hands it over to
+    `slot.py`.
+    """
 
     AT_WORK = 0
     """The call has not ended."""
     IDLE = 1
-    """Process of a session, whose call has ended and was answered."""
+    """Session's process. Its call has ended and was answered."""
     RESTLESS = 2
-    """Process of a session, which has to be stopped."""
+    """Session's process that `slot.py` has to stop."""
     STOPPED = 3
-    """Process of a session, which is stopped."""
+    """Session's process that is stopped."""
 
 
 class Reply(NamedTuple):
@@ -149,7 +154,7 @@ class Reply(NamedTuple):
     """
 
     call: int
-    """Number of the request."""
+    """Number of the call, from the request."""
     ended: int
     """Value of `Ended`."""
     status: int = 0

@@ -2,22 +2,28 @@
 refuses all others.
 
 The allowed calls were recorded with the standard library's tests, typical uses of numpy and sympy,
-and a shell and its programs (`docs/environment.md`). If the number does not suffice, arguments are
-checked. A refused call fails with EPERM, as it would without the privilege, and the snippet goes
-on. A call of a newer kernel than this file does not exist for a snippet. A call with the numbers of
-another architecture ends the snippet's call, since only an attack uses them.
+and a shell and its programs (`docs/environment.md`). If the number of a call does not suffice for a
+decision, its arguments are checked. A refused call fails with EPERM, as if the process lacked the
+privilege, and the snippet goes on. A call that is newer than this file fails with ENOSYS, as if the
+kernel did not have it. A call with the numbers of another architecture kills the snippet, since
+only an attack uses them.
 
-With a listener, every refused call is reported to the slot (`supervisor`), which counts and answers
-it. Some calls are decided by the slot: a new process (an idle session makes none), a new socket
-(its buffers are memory that no limit counts), the handling of a child's death (CPU time of a child
-without a wait is not counted), a lock on a file (most files are shared with others), the signal of
-a timer (it could wake an idle session). The slot is under its own filter and has no supervisor: its
-calls have to be allowed outright.
+With a listener, the slot's `supervisor` counts and answers every refused call. It also decides
+these calls:
+
+* a new process, since an idle session may make none
+* a new socket, since its buffers are memory that no limit counts
+* the handling of a child's death, since a child's CPU time is only counted if it is waited for
+* a lock on a file, since most files are shared with other slots and the host
+* the signal of a timer, since it could wake an idle session
+
+The slot is under its own filter, and no supervisor answers its calls: they have to be allowed
+outright.
 
 The filter is installed once, in a slot's process, and inherited by its children. Numbers are found
 by binary search in about seven comparisons. The kernel caches the result of calls that are always
-allowed: read or write do not run the filter at all. Of arguments the lower 32 bits are compared,
-which is all that the kernel uses of them, except for pointers.
+allowed: read or write do not run the filter at all. The filter compares the lower 32 bits of an
+argument. The kernel uses no others, except of pointers.
 """
 
 from __future__ import annotations
@@ -72,7 +78,7 @@ rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo sigaltstack pidfd_open pidfd_s
 set_robust_list get_robust_list rseq futex futex_waitv getrandom arch_prctl sched_yield sched_getaffinity
 sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min sched_rr_get_interval sched_getattr
 getpriority getcpu
-# who and what one is
+# identity and state of the process
 getpid gettid getppid getpgid setpgid getpgrp getsid setsid getuid geteuid getgid getegid getresuid getresgid
 getgroups capget capset getrlimit getrusage times uname gettimeofday time clock_gettime
 clock_getres get_mempolicy
@@ -81,29 +87,30 @@ bind listen accept accept4 connect getsockname getpeername shutdown sendto recvf
 # giving up more
 landlock_create_ruleset landlock_restrict_self
 """
-"""System calls that are allowed with any arguments. capset: a child drops its capabilities.
-arch_prctl: sets its own registers. sysinfo is missing: free memory and the number of processes
-would be a channel between calls. Landlock rules are missing: tens of thousands of them fit into
-each descriptor, and they are memory that no limit counts.
+"""System calls that are allowed with any arguments. capset is needed by a child to drop its
+capabilities. arch_prctl sets only the caller's registers. sysinfo is refused: free memory and the
+number of processes would be a channel between calls. landlock_add_rule is refused: tens of
+thousands of rules fit into each descriptor, and they are memory that no limit counts.
 """
 _PRETENDED = "sync syncfs fsync fdatasync sync_file_range mlock mlock2 munlock munlockall fadvise64"
-"""Calls that do nothing and succeed: a snippet has no disk, and would make the host write to its
-own or read from it again.
+"""Calls that do nothing and succeed. A snippet has no disk, and by a real call it would make the
+host write to the host's disk or read from it again.
 """
 _METADATA = """
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 """
-"""Calls that are allowed in namespaces. Without them they do nothing and succeed, since the host's
-files that the user owns are not protected from them. The slot could then not open a folder without
-permissions either, so such folders cannot be made.
+"""Calls that are allowed in namespaces. Without namespaces they do nothing and succeed, since
+nothing else would protect the user's files on the host from them. The slot, under the same filter,
+could then not open a folder that lacks its owner's permissions, so mkdir and umask are refused if
+they would lead to such a folder.
 """
 _UNKNOWN = "clone3"
 """Call that does not exist for snippets: its flags are in memory, where filters cannot see them.
 The C library falls back to `clone`.
 """
 _SPAWNING = "clone3 seccomp"
-"""Calls allowed to a slot that clones into a cgroup, which takes clone3. Its child gives both up by
-a second filter.
+"""Calls allowed to a slot that clones into a cgroup, which takes clone3. The slot's child gives up
+both calls by a second filter.
 """
 _LOOKED_AT = """
 clone fork vfork socket socketpair setsockopt getsockopt ioctl fcntl prctl personality mmap madvise rt_sigaction
@@ -114,15 +121,15 @@ X32_BIT = 0x40000000
 _ALLOW, _ERROR, _TELL, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 
 _CLONE_VM, _CLONE_FILES, _CLONE_VFORK = 0x00000100, 0x00000400, 0x00004000
-"""Flags of shared memory, shared descriptors and a waiting parent (vfork). A process with one
-thread has its descriptors for itself.
+"""Flags of shared memory, shared descriptors and a waiting parent (vfork). Processes may not share
+descriptors, so in a process with one thread nothing else changes them.
 """
 _CLONE_PARENT, _CLONE_THREAD = 0x00008000, 0x00010000
-"""Flags of a sibling and of a thread. A sibling of the snippet would be a child of the slot, which
-would not end it.
+"""Flags of a sibling and of a thread. A sibling of the snippet would be a child of the slot, and
+the slot would not kill it.
 """
 _CLONE_NEWPID = 0x20000000
-"""Flag that only the slot uses. A snippet lacks the capability, and the kernel refuses it."""
+"""Flag that only the slot uses. The kernel refuses it to a snippet, which lacks the capability."""
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x40000000
 """Flags for mount, cgroup, uts, ipc, user and network namespaces."""
 _IOCTLS = (
@@ -153,9 +160,9 @@ GET_TID_ADDRESS, THP_DISABLE, CAP_AMBIENT, SET_VMA.
 _ADVICES = (0, 1, 2, 3, 4, 8, 10, 11, 15, 16, 17, 18, 19, 22, 23)
 """Advice values except REMOVE, MERGEABLE, COLLAPSE and the poisons."""
 _IDLE_ADVICES = (14, 20, 21)
-"""Advice values that do nothing and succeed. HUGEPAGE: a pipe would hold a whole huge page; numpy
-asks for them without depending on them. COLD and PAGEOUT: other readers of a file would notice
-dropped pages.
+"""Advice values that do nothing and succeed. HUGEPAGE would make a pipe hold a whole huge page;
+numpy asks for huge pages, but does not depend on them. COLD and PAGEOUT would drop pages of a file,
+which other readers of the file would notice.
 """
 _SOL_SOCKET, _BUFFER_SIZES, _SOCKET_PROGRAMS = 1, (7, 8), (26, 27)
 """SNDBUF, RCVBUF; ATTACH_FILTER, DETACH_FILTER."""
@@ -170,16 +177,17 @@ _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCKET_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 0xF, 1, 2, 5
 _UNIX_KINDS = {_SOCK_STREAM: (0,), _SOCK_DGRAM: (0,), _SOCK_SEQPACKET: (0,)}
 _INTERNET_KINDS = {_SOCK_STREAM: (0, 6), _SOCK_DGRAM: (0, 17)}
-"""Protocols by socket type: the family's own, TCP, UDP. For a missing protocol the kernel would
-start a program of the host, as root, to load it: CPU time that is not counted.
+"""Allowed protocols by socket type: the family's default (0), TCP (6) and UDP (17). For a protocol
+that is not loaded, the kernel would start a program of the host, as root, to load it. The CPU time
+of this program is not counted.
 """
 _MAP_ANONYMOUS, _MAP_TYPE, _MAP_SHARED, _MAP_SHARED_VALIDATE = 0x20, 0xF, 0x1, 0x3
-"""Flags of shared memory without a file. Its content stays when it is removed from the page tables
-of every process.
+"""Flags of shared memory without a file. Such memory stays in use after it was removed from the
+page tables of every process, where it would be counted.
 """
 _MAP_HUGETLB = 0x40000
-"""Flag of pages that the host has reserved for other purposes, and that do not count as memory of a
-process.
+"""Flag of huge pages, which the host has reserved for other purposes and which do not count as
+memory of a process.
 """
 _OWNERS_MODE = 0o700
 _RLIMIT_CORE = 4
@@ -198,10 +206,11 @@ def install(*, listener: bool = False, isolated: bool = True, spawning: bool = F
     """Filter this process with all its threads and future children; sets no_new_privs.
 
     `listener`: report refused calls and calls that need permission; returns the descriptor for
-    these reports, else -1. The process may then have only one thread. `isolated`: in its own
-    namespaces. Otherwise the only sockets are pairs, and a new process needs no permission, which
-    the slot itself could not get. `spawning`: this process clones into cgroups, and its children
-    call `give_up_spawning`. Raises OSError.
+    these reports, else -1. With a listener, the process may have only one thread. `isolated`: the
+    process is in its own namespaces. If it is not, it can make no sockets but pairs, and new
+    processes need no permission: the slot, which forks too, has no supervisor that could permit it.
+    `spawning`: this process clones into cgroups, and its children call `give_up_spawning`. Raises
+    OSError.
     """
     program = filter_program(
         os.uname().machine, listener=listener, isolated=isolated, spawning=spawning
@@ -244,8 +253,8 @@ def _add(program: bytes, flags: int) -> int:
 def filter_program(
     machine: str, *, listener: bool = False, isolated: bool = True, spawning: bool = False
 ) -> bytes:
-    """Classic BPF for `machine` (as in `os.uname`). Cached, so that a fork server makes it once for
-    all its slots.
+    """Classic BPF program for `machine` (as in `os.uname`). It is cached, so that a fork server
+    makes it once for all its slots.
 
     Raises OSError for an unknown machine.
     """
@@ -383,8 +392,8 @@ def _look_at_controls(program: Program) -> None:
 
 
 def _look_at_limits(program: Program, *, isolated: bool) -> None:
-    """Check calls that set limits. If other processes are visible, a process may change only
-    itself: the kernel only requires the same user.
+    """Check calls that set limits. Without namespaces other processes are visible, and the kernel
+    would let a process change all those of its user. So it may change only itself.
     """
     for name in ("prlimit64", "sched_setaffinity"):
         program.mark(name)
@@ -402,7 +411,8 @@ def _look_at_limits(program: Program, *, isolated: bool) -> None:
     program.add(IF_EQUAL, _RLIMIT_CORE, no="allow")
     program.no_pointer(2, yes="allow", no="dump")
     program.mark("dump")
-    program.no_pointer(3, yes="done", no="refuse")  # the old limit, which could not be returned
+    # refused if the caller also asks for the old limit: a call that is not made cannot return it
+    program.no_pointer(3, yes="done", no="refuse")
     program.mark("setrlimit")
     program.add(LOAD, ARGUMENT[0])
     program.add(IF_EQUAL, _RLIMIT_CORE, yes="done", no="allow")

@@ -1,14 +1,14 @@
 """Slot: runs one call after another. It is confined once, and watches each call from outside the
 call's process.
 
-A slot sees neither code nor output. It clones a child, measures its time and memory, kills its
-whole tree and reports what the kernel reported. The child reads the code from a memory file and
-closes that before any code of the snippet runs.
+A slot sees neither code nor output. It clones a child, measures the child's time and memory, kills
+the child's whole process tree, and reports what the kernel reported. The child reads the code from
+a memory file and closes the file before any code of the snippet runs.
 
-A session is a child that is kept. Its next calls reach it through a pipe. The end of a call is
-reported by one byte on another pipe, which is the snippet's claim, like its exit code. An idle
-session is stopped after a while, and the filter's notifications about it are not answered
-(`supervisor`): so it cannot make processes that would have to be stopped too.
+A session is a child that is kept. Its next calls reach it through a pipe. The child reports the end
+of a call by one byte on another pipe, which is the snippet's claim, like its exit code. An idle
+session is stopped (parked) after a while. The filter's notifications about it are then not answered
+(`supervisor`), so it cannot make processes that would have to be stopped too.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ try:
     from . import _serve  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 except ImportError:
     _serve = None
-"""The compiled body: answers the plain calls, and leaves all others to what is written here (see
-`_serve.c`).
+"""Compiled body (`_serve.c`, None if it was not built). It answers plain calls, and leaves all
+others to this module.
 """
 
 __all__ = ["GROUP", "HOST", "LISTENER", "PROC", "Slot"]
 
 HOST, LISTENER = 5, 8
-"""File descriptors in a slot. 0 to 3 are null, stdout, stderr and value; `child` defines the
-others.
+"""File descriptors in a slot. Descriptors 0 to 3 are null, stdout, stderr and value. `child`
+defines the others.
 """
 GROUP = CHANNEL
-"""Descriptor, until the slot is made, of the environment's cgroup, below which the slot makes its
-own.
+"""Descriptor of the environment's cgroup, below which the slot makes its own cgroups. It is only
+valid until `Slot` is made, which uses the number for CHANNEL.
 """
 TICK_SECONDS = 0.05
 """Seconds between two samples of a process tree's memory."""
@@ -57,8 +57,8 @@ SHORTEST_LOOK = 0.001
 PARK_SECONDS = 0.2
 """Idle time in seconds after which a session's processes are stopped."""
 FIRST_LOOK_SECONDS, PARKED_LOOK_SECONDS = 0.01, 5.0
-"""First and longest interval in seconds between checks that a parked session is still stopped;
-doubled each time.
+"""First and longest interval in seconds between checks that a parked session is still stopped. The
+interval is doubled after each check.
 """
 
 
@@ -79,10 +79,10 @@ class Slot:
         supervised: bool,
         group: SlotGroup | None,
     ) -> None:
-        """Make a slot. `confined`: it is not isolated, but its signals reach only its children.
-        `sampled`: the /proc at descriptor `PROC` shows them. `compiled`: use the compiled body, if
-        it exists. `supervised`: the filter reports refused calls on `LISTENER`. `group`: the cgroup
-        of its calls, if they have one.
+        """Make a slot. `confined`: the slot is not isolated, but its signals reach only its
+        children. `sampled`: the /proc at descriptor `PROC` shows its children. `compiled`: use the
+        compiled body, if it exists. `supervised`: the filter reports refused calls on `LISTENER`.
+        `group`: the cgroup of the slot's calls (None without cgroups).
         """
         self._isolated, self._confined = isolated, confined
         self._proc = PROC if sampled else None
@@ -92,7 +92,7 @@ class Slot:
         self._session: Child | None = None
         self._group = group
         self._spent = 0.0
-        """CPU time of its calls before the current one, if they have a cgroup."""
+        """CPU time of the slot's calls before the current one, if they have a cgroup."""
         reserve_channel()
         self._poll = select.poll()
         self._poll.register(HOST, select.POLLIN)
@@ -126,7 +126,7 @@ class Slot:
             if self._session is not None:
                 try:
                     asked = self._is_asked(self._session)
-                except Exception:  # whatever its processes do
+                except Exception:  # the session's processes may have caused any error
                     asked = self._break_off(self._session, Ended.UNWATCHED)
                 if asked:
                     return self._line.receive()
@@ -136,8 +136,8 @@ class Slot:
                 return request
 
     def _is_asked(self, child: Child) -> bool:
-        """Watch an idle session until the host sends a request, and stop it after a while; False if
-        it has ended.
+        """Watch an idle session until the host sends a request, and stop the session after a while.
+        False if the session has ended.
         """
         park_at, look = time.monotonic() + PARK_SECONDS, FIRST_LOOK_SECONDS
         while self._session is not None:
@@ -159,30 +159,30 @@ class Slot:
                 self._line.send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
             elif any(descriptor == HOST for descriptor, _ in events):
                 return True
-            else:  # it sent data without a request, or has closed its end
+            else:  # the process sent data without a request, or has closed its end of the pipe
                 self._break_off(child, Ended.BROKEN)
         return False
 
     def _break_off(self, child: Child, ended: Ended) -> bool:
-        """End an idle session. Returns False, since it takes no more requests."""
+        """End an idle session. Returns False, since the session takes no more requests."""
         self._reap(child, kill=True)
         self._line.send(Reply(0, ended, last=not self._tidy() or ended is Ended.UNWATCHED))
         return False
 
     def _stop(self, child: Child) -> None:
-        """Park an idle session. If that fails it is ended now, so that no call is sent to a dying
-        process.
+        """Park an idle session. If parking fails, the session is ended now, so that no call is sent
+        to a dying process.
         """
         if not self._park(child):
             status, _, _ = self._reap(child, kill=True)
             self._line.send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
 
     def _next_unusual(self) -> Request | None:
-        """First request that the compiled body does not answer. A call that it has started and not
-        ended is ended here.
+        """First request that the compiled body does not answer. A call that the body has started
+        and not finished is finished by this method.
 
-        None if the host is gone, the slot has to end, or a session is left, whose first call the
-        body has started.
+        None if the host is gone, if the slot has to end, or if a session remains whose first call
+        the body has started.
         """
         while self._body is not None and self._session is None:
             listener = LISTENER if self._supervisor is not None else -1
@@ -223,8 +223,8 @@ class Slot:
         return True
 
     def _park(self, child: Child) -> bool:
-        """Stop an idle session; False if it cannot be stopped, or its processes exceed their memory
-        limit.
+        """Stop an idle session. False if it cannot be stopped, or if its processes exceed their
+        memory limit.
         """
         self._supervise(on=False)
         child.tree.stop()
@@ -244,7 +244,7 @@ class Slot:
                 )
 
     def _answered(self, events: Sequence[tuple[int, int]]) -> bool:
-        """Answer the filter's notification, if there is one; True if there was."""
+        """Answer the filter's notification, if there is one. True if there was a notification."""
         told = self._supervisor is not None and any(
             descriptor == LISTENER for descriptor, _ in events
         )
@@ -259,7 +259,7 @@ class Slot:
         """Run a call; False if the slot has to end."""
         started = time.monotonic()
         child = self._session
-        # it died before the host knew
+        # the session's process has died, and the host did not know yet
         if child is None and request.session and not request.fresh:
             self._line.send(Reply(request.call, Ended.GONE))
             return True
@@ -293,11 +293,11 @@ class Slot:
         before: float = 0.0,
         ended: Ended | None = None,
     ) -> bool:
-        """Watch a call until it ends, unless it has `ended`, and send its reply; False if the slot
-        has to end.
+        """Watch a call until it ends, and send its reply. False if the slot has to end. `ended`:
+        how the call has ended, if it already has.
 
-        Any failure to inspect the processes of a snippet is caused by the snippet, and ends only
-        its call.
+        If the processes of a snippet cannot be inspected, the snippet has caused this, and only its
+        call ends.
         """
         try:
             ended = ended or self._watch(child, request, started, before)
@@ -321,7 +321,9 @@ class Slot:
         return clean
 
     def _pass_on(self, child: Child, request: Request, started: float, before: float) -> bool:
-        """Send the reply for a session's process; False if it has sent more than one byte."""
+        """Send the reply for a call of a session. False if the session's process has sent more than
+        one byte.
+        """
         seconds = time.monotonic() - started
         byte = os.read(CHANNEL, 1)
         if child.has_spoken():
@@ -359,7 +361,7 @@ class Slot:
         return child
 
     def _keep(self, child: Child, answers: int, requests: int) -> None:
-        """Keep a child as the session; `answers` and `requests` are the slot's ends of its
+        """Keep a child as the session. `answers`, `requests`: the slot's ends of the child's
         pipes.
         """
         for own, given in ((CHANNEL, answers), (REQUESTS, requests)):
@@ -373,11 +375,11 @@ class Slot:
         if child.tree.stopped:
             self._supervise(on=True)
             child.tree.go_on()
-        with suppress(OSError):  # its process is dying, which is noticed next
+        with suppress(OSError):  # the session's process is dying, which `_watch` will notice
             os.write(REQUESTS, REQUEST.pack(*request))
 
     def _watch(self, child: Child, request: Request, started: float, before: float) -> Ended:
-        """Watch a call until it ends by itself, or has to be ended."""
+        """Watch a call until it ends by itself or has to be killed."""
         deadline = started + request.wall_seconds
         look = min(deadline, started + TICK_SECONDS, started + request.cpu_seconds)
         while True:
@@ -398,12 +400,13 @@ class Slot:
                 return Ended.TIMEOUT
             if held > child.memory_bytes:
                 return Ended.OUT_OF_MEMORY
-            if child.tree.threads > kernel.MAX_PROCESSES:  # elsewhere the kernel limits them
+            # only counted where the kernel does not limit the number of processes itself
+            if child.tree.threads > kernel.MAX_PROCESSES:
                 return Ended.TOO_MANY
             look = min(deadline, now + TICK_SECONDS, now + max(cpu_left, SHORTEST_LOOK))
 
     def _look(self, child: Child, deadline: float) -> int:
-        """Memory of its tree in bytes. CPU time is stored in `seen_seconds`."""
+        """Memory of the child's process tree in bytes. Its CPU time is stored in `seen_seconds`."""
         began = time.thread_time()
         held, seconds = child.tree.look(deadline)
         child.seen_seconds = max(child.seen_seconds, child.cpu_seconds(), seconds)
@@ -426,7 +429,7 @@ class Slot:
         elif event & select.POLLIN:
             return Ended.ANSWERED
         else:
-            # it has closed its end; its death follows, or the time limit
+            # the session's process has closed its end: it dies next, or the time limit kills it
             self._poll.unregister(CHANNEL)
         return None
 
@@ -438,7 +441,9 @@ class Slot:
         )
 
     def _reap(self, child: Child, *, kill: bool) -> tuple[int, float, int]:
-        """End a child with its whole tree: (wait status, CPU seconds, largest resident memory)."""
+        """End a child with its whole tree. Returns (wait status, CPU seconds, largest resident
+        memory).
+        """
         if kill:
             with suppress(OSError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
@@ -462,7 +467,7 @@ class Slot:
         return status, used, max(usage.ru_maxrss * 1024, child.tree.peak)
 
     def _tidy(self) -> bool:
-        """Clean up after a call; False if files stay, or sockets that are held in each other's
+        """Clean up after a call. False if files are left, or sockets that are held in each other's
         buffers.
         """
         began = time.thread_time()

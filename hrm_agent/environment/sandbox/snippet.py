@@ -1,8 +1,8 @@
 """Runs one snippet in the current process, like a cell of a notebook. The snippet can change
 everything here.
 
-The process belongs to the snippet once it runs: data on descriptors 1, 2 and 3 (stdout, stderr,
-value) is claimed by the snippet. The start, end and duration of the call are observed by the slot
+Once the snippet runs, it controls the process: data on descriptors 1, 2 and 3 (stdout, stderr,
+value) is only the snippet's claim. The start, end and duration of the call are observed by the slot
 and the host.
 """
 
@@ -41,23 +41,23 @@ VALUE_DESCRIPTOR = 3
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 """Types whose values are also written as JSON."""
 _TRANSPARENT = {"numpy", "sympy"}
-"""Packages that, like the standard library, lead to random generators only by the words of
-`may_draw`.
+"""Packages whose random generators, like the standard library's, are only reached by names that
+contain a word of `may_draw`.
 """
 _REHEARSAL = "n = 1\nprint(n, 'x')"
-"""Snippet for `rehearse`. It does only what every snippet does: additional memory written would
-cost every call.
+"""Snippet for `rehearse`. It does only what every snippet does: if it wrote to more memory, every
+call would pay for the copy.
 """
 _NO_EXPRESSION = " \t\f#)]}\"'"
-"""Characters at the start of a line that is not tried as an expression alone: most such lines end a
-longer one.
+"""Characters at the start of a last line that is not tried as an expression by itself: most lines
+that begin so are the end of a longer expression.
 """
 _opaque: set[str] = set()
 _opened: dict[str, io.TextIOWrapper] = {}
 
 
 def read_code(descriptor: int) -> str:
-    """Read the whole code. The host detects by the file offset that it was read."""
+    """Read the whole code. The host sees from the file offset that the code was read."""
     parts: list[bytes] = []
     while part := os.read(descriptor, 1 << 16):
         parts.append(part)
@@ -68,7 +68,8 @@ def open_streams() -> None:
     """Open text streams over descriptors 0 to 2, line buffered, so that output is not lost when the
     process is killed.
 
-    They are opened once, in the slot. A session's snippet may have replaced or closed them.
+    They are opened once, in the slot. Before each later call of a session, streams that a snippet
+    has replaced or closed are restored.
     """
     for name, descriptor in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         if _opened.get(name) is None or _opened[name].closed:
@@ -85,8 +86,8 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
 
 
 def reseed(seed: int) -> None:
-    """Seed random generators that were imported before the fork: otherwise every call would draw
-    the same numbers.
+    """Seed random generators that were imported before the fork. Without new seeds every call would
+    draw the same numbers.
     """
     if (random := sys.modules.get("random")) is not None:
         random.seed(seed)
@@ -95,8 +96,8 @@ def reseed(seed: int) -> None:
 
 
 def may_draw(source: str) -> bool:
-    """False if no word of a snippet leads to a generator that `reseed` seeds. Seeding costs a good
-    part of a short snippet's time.
+    """False if no word of a snippet leads to a generator that `reseed` seeds. Seeding is then
+    skipped, since it costs a good part of a short snippet's time.
 
     A snippet that hides the word, as in `getattr(numpy, "ran" + "dom")`, draws the same numbers in
     each call.
@@ -105,8 +106,8 @@ def may_draw(source: str) -> bool:
 
 
 def may_draw_unseen(packages: list[str]) -> None:
-    """Note packages that snippets may import: unknown ones may draw random numbers behind other
-    words.
+    """Note the packages that the zygote has imported. Those outside of `_TRANSPARENT` may draw
+    random numbers without any word that `may_draw` knows.
     """
     _opaque.update(set(packages) - _TRANSPARENT)
 
@@ -119,8 +120,8 @@ def new_module() -> ModuleType:
 
 
 def rehearse() -> None:
-    """Do what every snippet does, so that a child gets its own copy of the memory written by that
-    before a request arrives.
+    """Do what every snippet does, before a request arrives. So the child already has its own copy
+    of the memory that a snippet writes to.
 
     Output and value are written to descriptors 1 to 3.
     """
@@ -228,7 +229,7 @@ def _report(error: BaseException) -> int:
     except BaseException:
         text = f"{type(error).__name__}\n"
     _flush()  # the traceback comes after what the snippet printed
-    with suppress(OSError):  # the snippet has closed it
+    with suppress(OSError):  # the snippet has closed the descriptor
         if exhausted:
             os.write(VALUE_DESCRIPTOR, MEMORY_ERROR)
     os.write(2, text.encode("utf-8", "backslashreplace"))

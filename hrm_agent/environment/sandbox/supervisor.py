@@ -2,11 +2,12 @@
 more than numbers and arguments.
 
 The calling process waits for the answer, and the slot answers between its other checks. While a
-session is parked nothing is answered: its processes cannot make others, so all can be stopped.
+session is parked (stopped), no call is answered. So its processes cannot make others, and all of
+them can be stopped.
 
 Data cannot change after it was checked. Arguments are in registers. A structure in memory, or the
-descriptor of a file to be locked, is only accepted from a process with one thread that shares
-neither with another.
+descriptor of a file to be locked, is only accepted from a process that has one thread and shares
+neither memory nor descriptors with another process.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from .system_calls import ARCHITECTURES
 __all__ = ["MAX_SOCKETS", "Supervisor"]
 
 MAX_SOCKETS = 64
-"""Most sockets of all processes of a slot, including those in flight between them: the memory of
-their buffers is not counted. Processes that ask at the same moment may get some more.
+"""Maximum number of sockets of all processes of a slot, including those in flight between the
+processes. They are limited because the memory of their buffers is not counted. Processes that ask
+at the same moment may get some more.
 """
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
@@ -82,8 +84,9 @@ class Supervisor:
     )
 
     def __init__(self, listener: int, proc: int, folder: str, *, isolated: bool) -> None:
-        """Make a supervisor. `proc`: a /proc that shows the slot's processes. `folder`: the slot's.
-        `isolated`: in namespaces, where calls need permission and the folder is a separate device.
+        """Make a supervisor. `proc`: descriptor of a /proc that shows the slot's processes.
+        `folder`: the slot's working folder. `isolated`: the slot is in namespaces, where new
+        processes and sockets need permission and the folder is a separate device.
         """
         self._listener, self._proc = listener, proc
         self._device = os.stat(folder).st_dev if isolated else None  # noqa: PTH116
@@ -95,12 +98,12 @@ class Supervisor:
         self._forks = _numbers("clone", "fork", "vfork") if isolated else set[int]()
         self._sockets = _numbers("socket", "socketpair") if isolated else set[int]()
         self._lent_on = False
-        """True if memory may be shared by processes without one waiting for the other."""
+        """True if two processes may share memory while neither waits for the other."""
         self._at_rest = self._open_sockets("self")
         self._architecture = ARCHITECTURES[os.uname().machine][0]
         self.foreign = False
-        """True if a call of another architecture was made. It is not answered, and its tree has to
-        be ended.
+        """True if a call of another architecture was made. The call is not answered, and the
+        snippet's process tree has to be killed.
         """
         self.refused: dict[int, int] = {}
         """Refused system calls since the last reset: number -> count."""
@@ -129,7 +132,7 @@ class Supervisor:
 
     def end(self) -> bool:
         """Reset after all processes are gone. False if there are more sockets than before the first
-        call: the kernel frees sockets that only hold each other at some later close.
+        call: sockets that only hold each other are freed by the kernel at some later close.
         """
         self._lent_on = False
         return self._device is None or self._open_sockets("self") <= self._at_rest
@@ -166,7 +169,9 @@ class Supervisor:
         )
 
     def _ignores_children(self, pid: int) -> bool:
-        """True if a process ignores the death of children: their CPU time would not be counted."""
+        """True if a process ignores the death of its children, whose CPU time would then not be
+        counted.
+        """
         ignored = re.search(rb"^SigIgn:\s*([0-9a-f]+)", self._read(pid, "status"), re.MULTILINE)
         return ignored is None or bool(int(ignored[1], 16) >> (SIGCHLD - 1) & 1)
 
@@ -209,7 +214,7 @@ class Supervisor:
         return b""
 
     def _is_in_own_folder(self, pid: int, descriptor: int) -> bool:
-        """True if a file is not visible to other calls, and is gone with its locks when this one
+        """True if a file is not visible to other calls, and is gone with its locks when this call
         has ended.
 
         The answer is only true for a process with one thread: another thread could replace the
@@ -223,8 +228,8 @@ class Supervisor:
 
     def _lends_on(self, pid: int) -> bool:
         """True if a process that makes another may live in memory lent by its parent (vfork). The
-        parent would continue as soon as this process is dead, although the new one still lives
-        there.
+        parent would continue as soon as this process is dead, while the new process still uses the
+        same memory.
         """
         parent, flags = self._parent_and_flags(pid)
         if not flags & _PF_FORKNOEXEC or parent == os.getpid():
@@ -245,15 +250,15 @@ class Supervisor:
         return any(state not in ([b"S"], [b"T"]) for state in states)
 
     def _parent_and_flags(self, pid: int) -> tuple[int, int]:
-        """Parent and flags of a process. If it is gone, no parent and the flag of a forked
-        process.
+        """Pair (parent, flags) of a process. For a process that is gone: 0, and the flag of a
+        forked process.
         """
         fields = self._read(pid, "stat").rpartition(b")")[2].split()
         return (int(fields[1]), int(fields[6])) if len(fields) > 6 else (0, _PF_FORKNOEXEC)
 
     def _has_company(self, pid: int) -> bool:
-        """True if another thread may write to its memory: one of its own or, after a vfork, one of
-        its parent's.
+        """True if another thread may write to the memory of a process: a thread of the process or,
+        after a vfork, of its parent.
         """
         while b"\nThreads:\t1\n" in self._read(pid, "status"):
             parent, flags = self._parent_and_flags(pid)

@@ -70,7 +70,7 @@ memfd_secret:447:447 process_mrelease:448:448 futex_waitv:449:449 set_mempolicy_
 fchmodat2:452:452 map_shadow_stack:453:453 futex_wake:454:454 futex_wait:455:455 futex_requeue:456:456
 """
 NUMBERS: dict[str, tuple[int | None, int | None]] = {}
-"""Numbers by name: on x86_64, on aarch64 (None if it does not exist there)."""
+"""System calls by name: (number on x86_64, number on aarch64), None for a missing call."""
 for _entry in _TABLE.split():
     _name, *_numbers = _entry.split(":")
     NUMBERS[_name] = (

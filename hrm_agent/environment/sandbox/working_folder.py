@@ -28,7 +28,7 @@ class WorkingFolder:
             os.chmod(self.path, self.mode)
         if os.listdir(self.path):
             _empty(self.path)
-        # if the host is an ordinary user, a snippet may have set any other time
+        # reset the times: if the host is an ordinary user, a snippet may have set them
         os.utime(self.path)
         return not os.listdir(self.path)
 

@@ -76,7 +76,7 @@ class Zygote:
         data, descriptors, _, _ = socket.recv_fds(self._control, NEW_SLOT.size, 5)
         if len(data) < NEW_SLOT.size:
             return False
-        # the machine has no room for it: the host notices that the slot's socket is closed
+        # if the machine has no room for a slot, the host notices that the slot's socket is closed
         with suppress(OSError):
             self._fork_slot(NEW_SLOT.unpack(data)[0], descriptors)
         for descriptor in descriptors:
@@ -97,15 +97,17 @@ class Zygote:
         self._poll.register(pidfd, select.POLLIN)
 
     def _reap(self, pidfd: int) -> None:
-        """Clean up after the end of a slot. Its child is now a child of this process, and is ended
-        too.
+        """Clean up after the end of a slot. The slot's child has become a child of this process,
+        and is killed too.
         """
         self._poll.unregister(pidfd)
         os.close(pidfd)
         pid, number = self._slots.pop(pidfd)
-        with suppress(ChildProcessError):  # waited for as an orphan, below
+        # an earlier call may have waited for this slot already, when it waited for orphans
+        with suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        # the orphan dies with its slot, and is not visible here
+        # without a /proc of this namespace, orphans cannot be listed; they have died with their
+        # slot
         if self._layers.isolated and not self._layers.sampled:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -121,7 +123,7 @@ class Zygote:
 
 
 class Layers:
-    """Isolation layers of this zygote's snippets, and reasons for missing ones."""
+    """Isolation layers of this zygote's snippets, and the reasons why some are missing."""
 
     def __init__(self, *, isolated: bool, folder: str, compiled: bool, groups: str) -> None:
         self.isolated = isolated
@@ -137,12 +139,12 @@ class Layers:
         self.proc = -1
         """Descriptor of a /proc."""
         self.sampled = True
-        """True if that /proc shows the processes of this pid namespace."""
+        """True if the /proc of `proc` shows the processes of this pid namespace."""
         self._folder = folder
         """Parent of working folders if there is no mount namespace to hold them."""
 
     def isolate(self, packages: dict[str, str]) -> None:
-        """Enter the namespaces, and continue in a fork that is process 1 of a new one."""
+        """Enter the namespaces, and continue in a fork that is process 1 of a new pid namespace."""
         if not self.isolated:
             self.proc = _moved_up(os.open("/proc", os.O_PATH | os.O_DIRECTORY))
             kernel.die_with_parent()
@@ -158,7 +160,7 @@ class Layers:
         kernel.die_with_parent()
         if not self.sampled:
             self.missing["memory sampling"] = (
-                "no /proc of an own process-id namespace can be mounted here"
+                "no /proc of a new pid namespace can be mounted on this machine"
             )
 
     def become_slot(self, number: int, descriptors: list[int]) -> NoReturn:
@@ -221,7 +223,7 @@ class Layers:
         if listener not in (LISTENER, -1):
             os.dup2(listener, LISTENER)
             os.close(listener)
-        self._supervised = seen  # otherwise the calling processes could not be inspected
+        self._supervised = seen  # a supervisor has to inspect the calling processes
 
     def _restrict(self, folder: str) -> None:
         places = {
@@ -296,7 +298,9 @@ def _warm_up(imports: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the zygote. `argv`: descriptor of the control socket, and JSON from `ZygoteProcess`."""
+    """Run the zygote. `sys.argv`: descriptor of the control socket, and JSON from
+    `ZygoteProcess`.
+    """
     control = socket.socket(fileno=_moved_up(int(sys.argv[1])))
     given = json.loads(sys.argv[2])
     sys.argv[:], sys.orig_argv[:] = [""], []  # hide the host's paths

@@ -267,11 +267,11 @@ def test_the_default_isolation_is_not_spoken_of(parrot: str, hrm: Command) -> No
     [
         (
             ("--isolation", "L9"),
-            "'L9' is not a level of isolation. L3, L2 (the default), L1 or L0.",
+            "'L9' is not a level of isolation. Name L3, L2 (the default), L1 or L0.",
         ),
         (
             ("--environment", "example.org"),
-            "'example.org' is not an environment. Nothing for this machine",
+            "'example.org' is not an environment. Name http:",
         ),
         (("--environment", "unix:"), "'unix:' is not an environment"),
     ],

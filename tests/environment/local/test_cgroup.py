@@ -296,10 +296,11 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_that_is_no_cgroup(mounted: Path) -> None:
     with pytest.raises(
-        HrmError, match=r"is no cgroup of version 2\.\s+L3 needs a cgroup .*systemd-run.*--cgroup"
+        HrmError,
+        match=r"is not a cgroup of version 2\.\s+L3 needs a cgroup .*systemd-run.*--cgroup",
     ):
         LocalEnvironment(slots=1, cgroup=mounted)
-    with pytest.raises(HrmError, match="is no cgroup of version 2"):
+    with pytest.raises(HrmError, match="is not a cgroup of version 2"):
         LocalEnvironment(slots=1, isolation=Isolation.L3)
 
 
@@ -318,7 +319,8 @@ def test_a_cgroup_that_is_somebody_elses(mounted: Path, monkeypatch: pytest.Monk
         cgroup.os, "access", lambda path, mode: not str(path).endswith("subtree_control")
     )
     with pytest.raises(
-        OSError, match=r"subtree_control may not be written by this user: nobody has delegated it"
+        OSError,
+        match=r"subtree_control may not be written by this user: the cgroup was not delegated",
     ):
         cgroup.delegated(str(folder))
 
@@ -326,9 +328,7 @@ def test_a_cgroup_that_is_somebody_elses(mounted: Path, monkeypatch: pytest.Monk
 def test_a_cgroup_with_others_in_it(mounted: Path) -> None:
     folder = a_cgroup(mounted / "own")
     (folder / "cgroup.procs").write_text(f"{os.getpid()}\n1\n")
-    with pytest.raises(
-        OSError, match=r"other processes are in .*own, and it was delegated to nobody"
-    ):
+    with pytest.raises(OSError, match=r"other processes are in .*own, which was not delegated"):
         cgroup.delegated(str(folder))
     (folder / "cgroup.procs").write_text(f"{os.getpid()}\n")
     assert cgroup.delegated(str(folder)) == str(folder)

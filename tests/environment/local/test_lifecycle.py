@@ -417,7 +417,7 @@ def test_what_is_less_than_asked_for_is_refused() -> None:
     """
     (line,) = run_as_ordinary_user(code)
     assert re.fullmatch(
-        r"HrmError .*cannot be isolated.*unshare: Operation not permitted.*doctor.*--isolation"
+        r"HrmError .*cannot isolate.*unshare: Operation not permitted.*doctor.*--isolation"
         r" L1.*",
         line,
     )
