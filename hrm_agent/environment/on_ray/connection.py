@@ -16,26 +16,29 @@ _REACH_SECONDS = 5.0
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _lock = threading.Lock()
 _open = 0
-"""Number of users of a connection made here. The last one ends it."""
+"""Number of users of the connection that this module has made (0 if it has made none). The last
+user ends it.
+"""
 _START = (
-    "Start one with `ray start --head`, or give no address: then one is started on this machine."
+    "Start a cluster with `ray start --head`. Without an address, a cluster is started on this"
+    " machine."
 )
 
 
 def connect(address: str | None) -> tuple[Any, bool]:
     """Return Ray, and True if `release` has to be called.
 
-    `address`: as for `RayEnvironment`; None takes RAY_ADDRESS, else `local`. A Ray that is already
-    initialized in this process is used whatever the address. Raises HrmError if Ray is not
-    installed or unreachable.
+    `address`: as for `RayEnvironment` (None: the variable RAY_ADDRESS, else `local`). If Ray is
+    already initialized in this process, that connection is used and `address` is ignored. Raises
+    HrmError if Ray is not installed or unreachable.
     """
     global _open
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     with _lock:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address == "local" or address.rpartition(":")[0] in _LOOPBACK:
-            # Otherwise Ray replaces loopback by the machine's outer address. The variable is named
-            # after the platforms where loopback is the default.
+            # Without this variable, Ray replaces loopback by the machine's outer address. It is
+            # named after the platforms where Ray keeps loopback by default.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         try:
             ray: Any = import_module("ray")
@@ -50,7 +53,7 @@ def connect(address: str | None) -> tuple[Any, bool]:
 
 
 def release(ray: Any) -> None:
-    """Release the connection; the last user ends it."""
+    """Release the connection. It ends with its last user."""
     global _open
     with _lock:
         _open -= 1
@@ -60,7 +63,7 @@ def release(ray: Any) -> None:
 
 def _init(ray: Any, address: str) -> None:
     if address not in {"local", "auto"}:
-        # Ray would wait forever if nothing listened at the address
+        # checked first, since Ray would wait forever if nothing listened at the address
         host, _, port = address.rpartition(":")
         if "//" in host or not host or not port.isdigit():
             where = (
@@ -78,9 +81,9 @@ def _init(ray: Any, address: str) -> None:
             address, include_dashboard=False, log_to_driver=False, logging_level="WARNING", **here
         )
     except Exception as error:  # Ray raises many kinds
-        raise HrmError(f"No connection to Ray at {address}: {line_of(error)}", _START) from error
+        raise HrmError(f"Cannot connect to Ray at {address}: {line_of(error)}", _START) from error
 
 
 def line_of(error: object) -> str:
-    """First line of an error of Ray, whose messages are long."""
+    """First line of an error by Ray, since Ray's messages are long."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,8 +1,9 @@
 """Actor on a node of a Ray cluster: runs works in the node's slots and returns their outcomes.
 
-Ray pickles its messages, but only between two of our own processes; output of model-written code is
-sent as text in an outcome, never as an object. A message that fails is not sent again. If the actor
-or its node failed, the driver (`workers`) gives the node up. Otherwise only that work fails.
+Ray pickles its messages. This is safe, since both sides are processes of this package, and output
+of model-written code is sent as text in an outcome, never as an object. A message that fails is not
+sent again. If the actor or its node has failed, the driver (`workers`) gives the node up. If only a
+message has failed, only its work fails.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def given_of(work: Work) -> Given:
 
 
 class RayNode:
-    """Actor of a node. Its methods run on one event loop. Only the `done` callbacks of works and
-    `_died` are called from other threads.
+    """Actor of a node. Its methods run on one event loop, except `_died` and the `done` callbacks
+    of works, which other threads call.
     """
 
     def __init__(self, make: Callable[[], Workers]) -> None:
@@ -43,23 +44,23 @@ class RayNode:
         self._killed: set[int] = set()
         """Numbers of works killed before they arrived."""
         self._dead: set[int] = set()
-        """Sessions whose process is gone, which the driver does not know yet."""
+        """Sessions whose process is gone, of which the driver was not told yet."""
         try:
             self._workers = make()
-        except HrmError as error:  # if raised, it would look like the death of the actor
+        except HrmError as error:  # a raised error would look like the death of the actor
             self._refusal = str(error)
         else:
             self._workers.on_session_death(self._died)
 
     async def hello(self) -> tuple[str, int, str]:
-        """Tuple (isolation level, number of slots, reason if there are none)."""
+        """Tuple (isolation level, number of slots, reason if there are no slots)."""
         if self._refusal:
             return "", 0, self._refusal
         self._loop = asyncio.get_running_loop()
         return str(self._workers.isolation), self._workers.slots, ""
 
     async def run(self, number: int, given: Given) -> tuple[ExecutionResult, bool, bool]:
-        """Run a work once a slot is free. Tuple (outcome, True if it was lost, True if its
+        """Run a work once a slot is free. Returns (outcome, True if the work was lost, True if its
         session's process is gone).
         """
         ended: asyncio.Future[tuple[ExecutionResult, bool]] = self._loop.create_future()
@@ -83,7 +84,7 @@ class RayNode:
         return result, lost, died
 
     async def kill(self, number: int) -> None:
-        """Kill a work, which runs, waits, or is on its way."""
+        """Kill a work that is running, is waiting for a slot, or has not arrived yet."""
         if number in self._running:
             self._workers.kill(self._running[number])
         elif number in self._waiting:
@@ -97,7 +98,7 @@ class RayNode:
 
     async def check(self) -> tuple[list[int], int]:
         """Idle sessions whose process is gone, and the number of slots that died so far. Raises
-        HrmError if the thread of the slots does not respond: the driver gives the node up.
+        HrmError if the thread of the slots does not respond. The driver then gives the node up.
         """
         asked = call_in_thread(partial(self._workers.responds, RESPONSE_SECONDS))
         if not await asyncio.wrap_future(asked):
@@ -107,7 +108,7 @@ class RayNode:
         return list(idle), self._workers.slot_deaths
 
     async def close(self) -> None:
-        """Kill all that still runs."""
+        """Kill all processes of the node's workers."""
         if not self._refusal:
             await asyncio.to_thread(self._workers.close)
 

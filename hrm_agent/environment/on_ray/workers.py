@@ -1,17 +1,18 @@
 """`Workers` over the slots of all nodes of a Ray cluster.
 
 Each node has one actor, and each work is one Ray call. A work goes to the node with the fewest open
-works for its slots. Works of a session go to the node that has its process. A node gets more works
-than it has slots (`overhang`), or slots would be idle for the time of a message.
+works per slot. Works of a session go to the node that has the session's process. A node gets more
+works than it has slots (`overhang`). Without that, a slot would be idle for the time of a message
+between two works.
 
-The cluster is checked every few seconds. So new nodes are found, nodes that came back, and live
+The cluster is checked every few seconds. The check finds new nodes, nodes that came back, and live
 nodes whose actor died. A node that isolates less than accepted is left out, with a warning. A node
-without CPUs in Ray's view is left out silently: that is how the head node is excluded. An actor
-uses no CPUs in Ray's accounting.
+that has no CPUs in Ray's view is left out without a warning, which is the way to exclude the head
+node. An actor uses no CPUs in Ray's accounting.
 
-A node that died or does not respond is given up and its actor killed, so that no two processes run
-the same work. Its works are `lost`: all their effects were in processes of that node. The scheduler
-runs them again once, and rebuilds sessions from their cells.
+A node that died or does not respond is given up, and its actor is killed, so that no two processes
+run the same work. The node's works are `lost`: all their effects were in processes of the node. The
+scheduler runs them again once, and rebuilds sessions from their cells.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ __all__ = ["RayWorkers"]
 
 _LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
-"""Seconds between two checks of the cluster's nodes, and of each of them."""
+"""Seconds between two checks of the cluster's list of nodes, and between two checks of each node.
+"""
 SILENCE_SECONDS = RESPONSE_SECONDS + 30.0
 """Seconds without a response to a check after which a node is given up."""
 START_SECONDS = 120.0
@@ -49,8 +51,8 @@ START_SECONDS = 120.0
 REST_SECONDS = 15.0
 """Seconds until a node whose actor did not start is tried again."""
 NOBODY_SECONDS = 60.0
-"""Seconds without any node after which calls end with status `infrastructure`. Until then they wait
-for one.
+"""Seconds without any node after which calls end with status `infrastructure`. Until then the calls
+wait for a node.
 """
 _MAX_CONCURRENCY = 100_000
 
@@ -68,19 +70,19 @@ class _Node:
     isolation: str
     """Isolation level of the node, `L3` to `L0`."""
     slots: int
-    """Calls that it runs at a time."""
+    """Number of calls that the node runs at a time."""
     open: dict[Work, int] = field(default_factory=dict[Work, int])
-    """Works sent to it, with their numbers."""
+    """Works sent to the node and not ended, with their numbers."""
     sessions: set[int] = field(default_factory=set[int])
-    """Numbers of sessions whose process is on it."""
+    """Numbers of sessions whose process is on the node."""
     works: int = 0
-    """Number of works assigned to it so far."""
+    """Number of works sent to the node so far."""
     slot_deaths: int = 0
-    """Number of slots that died there so far."""
+    """Number of slots that died on the node so far."""
 
     @property
     def load(self) -> tuple[float, int, int]:
-        """Sort key: the node with the smallest gets the next work."""
+        """Sort key. The node with the smallest key gets the next work."""
         return len(self.open) / self.slots, len(self.sessions), self.works
 
 
@@ -92,20 +94,20 @@ class RayWorkers:
     def __init__(
         self, ray: Any, make: Callable[[], Workers], least: Isolation, overhang: int
     ) -> None:
-        """Connect to the nodes. `make`: makes a node's workers, on the node. `overhang`: works that
-        a node is given, per slot.
+        """Connect to the nodes. `make`: makes a node's workers, on the node. `overhang`: number of
+        works sent to a node, per slot.
 
         Raises HrmError if no node can be used.
         """
         self._ray, self._make, self._least, self._overhang = ray, make, least, overhang
         self.isolation = ""
-        """Weakest isolation level of the nodes. Each outcome has its own node's level."""
+        """Weakest isolation level of all nodes. Each outcome carries the level of its node."""
         self.slots = self.slot_deaths = self.faults = 0
         self.grew: Callable[[], None] = lambda: None
         """Callback for an increase of `slots`."""
         self._nodes: dict[str, _Node] = {}
         self._left_out: dict[str, tuple[str, float]] = {}
-        """Other nodes: id -> (reason, time of the next try)."""
+        """Nodes that are not used: id -> (reason, time of the next try)."""
         self._of_session: dict[int, _Node] = {}
         self._of_work: dict[Work, _Node] = {}
         self._numbers = count(1)
@@ -122,7 +124,7 @@ class RayWorkers:
             self.close()
             raise
 
-    # interface of the scheduler
+    # methods that the scheduler calls
 
     def start(self, work: Work) -> None:
         self._post(lambda: self._start(work))
@@ -153,7 +155,7 @@ class RayWorkers:
     # works
 
     def _post(self, change: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # closed: every work has its outcome
+        with suppress(RuntimeError):  # the loop is closed, and every work has its outcome
             self._loop.call_soon_threadsafe(self._guard.call, change)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -195,7 +197,8 @@ class RayWorkers:
             result, lost, died = await answer
         except Exception as error:  # Ray raises many kinds
             kinds = self._ray.exceptions
-            # raised by the actor's method, or by the reading of its outcome: the node is alive
+            # these kinds come from the actor's method or from reading its outcome: the node is
+            # alive
             of_work = isinstance(error, kinds.RayTaskError | kinds.RaySystemError)
             if isinstance(error, kinds.RayError) and not of_work:
                 self._lose(node, error)
@@ -240,19 +243,19 @@ class RayWorkers:
             reasons = "; ".join(reason for reason, _ in self._left_out.values()) or "none has CPUs"
             raise HrmError(
                 f"No node of the Ray cluster can run calls: {reasons.rstrip('.')}.",
-                "`ray status` shows its nodes.",
+                "`ray status` shows the cluster's nodes.",
             )
         self._spawn(self._watch())
 
     async def _watch(self) -> None:
-        """Look for nodes forever."""
+        """Check the cluster's list of nodes forever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             with self._guard:
                 try:
                     await self._look()
                 except Exception as error:  # Ray raises many kinds
-                    _LOG.warning("Ray does not say which nodes there are: %s", line_of(error))
+                    _LOG.warning("Ray could not list the cluster's nodes: %s", line_of(error))
 
     async def _look(self) -> list[asyncio.Task[None]]:
         """Give up nodes that are gone, and return tasks that begin to use new ones."""
@@ -292,8 +295,8 @@ class RayWorkers:
             isolation, slots, refusal = await _answer_of(actor.hello.remote(), START_SECONDS)
             if not refusal and not Isolation(isolation).holds(self._least):
                 refusal = (
-                    f"it isolates at {isolation}, less than {self._least}, the least that is"
-                    " accepted"
+                    f"it isolates at level {isolation}, less than the accepted minimum"
+                    f" {self._least}"
                 )
             if not refusal:
                 self._left_out.pop(id_, None)
@@ -334,7 +337,7 @@ class RayWorkers:
         self._lost_nodes += 1
         self._count_slots()
         _LOG.warning(
-            "The node %s is lost, with %d calls under way: %s",
+            "The node %s is lost, with %d open calls: %s",
             node.name,
             len(node.open),
             line_of(why),
@@ -356,15 +359,15 @@ class RayWorkers:
             self._loop.call_later(NOBODY_SECONDS, self._give_up, self._lost_nodes)
 
     def _give_up(self, lost_nodes: int) -> None:
-        """Let waiting calls fail if there has been no node for long: with one slot they are
-        started, and `_place` reports the failure.
+        """Let waiting calls fail if there has been no node for long. One slot is claimed, so that
+        the scheduler starts the calls, and `_place` lets each fail.
         """
         if not self._nodes and lost_nodes == self._lost_nodes:
             self.slots = 1
             self.grew()
 
     async def _end(self, actor: Any, seconds: float = 0.0) -> None:
-        """End an actor, with `seconds` for it to end its works."""
+        """End an actor. It first has `seconds` to end its works."""
         if seconds:
             with suppress(Exception):
                 await _answer_of(actor.close.remote(), seconds)

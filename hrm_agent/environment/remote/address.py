@@ -1,8 +1,8 @@
 """Address of a served environment, and identification of its server.
 
 The first request to a server is made without an event loop. So the constructor of
-`RemoteEnvironment` fails at once if nothing listens, the token is wrong, or the server isolates
-less than accepted.
+`RemoteEnvironment` can fail at once if nothing listens, if the token is wrong, or if the server
+isolates less than accepted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 TOKEN_VARIABLE = "HRM_AGENT_ENVIRONMENT_TOKEN"
 _SECONDS = 10.0
 _ATTEMPTS, _FIRST_SECONDS, _LONGEST_SECONDS = 5, 0.1, 1.0
-"""Attempts per request, and the pauses between them in seconds."""
+"""Attempts per request, and the first and the longest pause between attempts in seconds."""
 _MAX_ANSWER = 16 * 1024 * 1024
 
 
@@ -61,8 +61,8 @@ class _Unwell(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. It holds no token, so it may
-    be shown and stored.
+    """Address `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. It contains no token, so it
+    may be shown and stored.
     """
 
     scheme: str
@@ -72,7 +72,7 @@ class Address:
     port: int = 0
     """TCP port (0 for a socket)."""
     path: str = ""
-    """Path of the socket, or of the folder under which a reverse proxy has put the server."""
+    """Path of the socket, or path under which a reverse proxy serves the environment."""
 
     def __str__(self) -> str:
         if self.scheme == "unix":
@@ -82,7 +82,7 @@ class Address:
 
     @property
     def is_near(self) -> bool:
-        """True if the name of the host is this machine's."""
+        """True if the address is obviously on this machine: a socket or a loopback host."""
         return self.scheme == "unix" or self.host in ("localhost", "127.0.0.1", "::1")
 
     @property
@@ -100,9 +100,9 @@ class About:
     isolation: str
     """Isolation level of the server, `L3` to `L0`."""
     request_bytes: int
-    """Largest message in bytes that it accepts."""
+    """Size in bytes of the largest message that the server accepts."""
     slots: int | None
-    """Calls that it runs at a time (None if unknown)."""
+    """Number of calls that the server runs at a time (None if unknown)."""
     version: str
     """Version of hrm-agent on the server."""
 
@@ -116,23 +116,23 @@ def parse_address(url: str) -> Address:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
         raise ConfigError(
-            "That is not the address of an environment.",
-            "http://HOST:PORT, https://HOST:PORT, unix:PATH.",
+            "The URL is not the address of an environment.",
+            "Use http://HOST:PORT, https://HOST:PORT or unix:PATH.",
         ) from None
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
-            f"The address of {parts.hostname} has more than a scheme, a host and a port.",
-            f"A token goes into {TOKEN_VARIABLE} or a file, never into an address.",
+            f"The address of {parts.hostname} has a user name, a password, a query or a fragment.",
+            f"Remove it. If it is a token, put it into {TOKEN_VARIABLE} or a file.",
         )
     if not parts.hostname:
         raise ConfigError(
-            f"{url!r} names no host.", "http://HOST:PORT, https://HOST:PORT, unix:PATH."
+            f"{url!r} names no host.", "Use http://HOST:PORT, https://HOST:PORT or unix:PATH."
         )
     return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
 
 
 def kept_token_file() -> Path:
-    """File for the token that a server generates if it was given none, per user."""
+    """File of this user for the token that a server generates if it was given none."""
     return (
         Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         / "hrm-agent"
@@ -141,8 +141,8 @@ def kept_token_file() -> Path:
 
 
 def token_for(address: Address, token: str | None) -> str:
-    """Return `token`, else the environment variable's, else the kept one for a server on this
-    machine. Raises HrmError if there is none or it is invalid.
+    """Return `token`, else the token in the environment variable, else, for a server on this
+    machine, the token in `kept_token_file`. Raises HrmError if there is no valid token.
     """
     if token is None and not os.environ.get(TOKEN_VARIABLE) and address.is_near:
         with suppress(OSError, UnicodeDecodeError):
@@ -151,13 +151,13 @@ def token_for(address: Address, token: str | None) -> str:
 
 
 def token_or_variable(token: str | None) -> str:
-    """Return `token`, else the environment variable's. Raises HrmError if there is none, or it is
-    not valid in a header.
+    """Return `token`, else the token in the environment variable. Raises HrmError if there is no
+    token, or if it is not valid in a header.
     """
     found = (token or os.environ.get(TOKEN_VARIABLE, "")).strip()
     if not found:
         raise HrmError(
-            "There is no token for the environment's server.", f"It goes into {TOKEN_VARIABLE}."
+            "There is no token for the environment's server.", f"Put it into {TOKEN_VARIABLE}."
         )
     if not (found.isascii() and found.isprintable()):
         raise HrmError(
@@ -197,8 +197,8 @@ def ask(address: Address, path: str, token: str) -> str:
 
 
 def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
-    """Response to a request. Retried if the server resets the connection: it may do so before it
-    has read the token if many clients connect at once.
+    """Response to a request. The request is sent again if the server resets the connection, which
+    may happen if many clients connect at once.
     """
     for attempt in range(_ATTEMPTS - 1):
         with suppress(ConnectionResetError, BrokenPipeError):
@@ -254,8 +254,10 @@ def about_of(text: str, address: Address, least: Isolation) -> About:
         raise stranger(address) from None
     if not level.holds(least):
         raise HrmError(
-            f"{address} isolates at {about.isolation}, and at least {least} is required.",
-            "`hrm-agent doctor environment` there shows what is missing; --isolation accepts less.",
+            f"{address} isolates at level {about.isolation}, which is less than the required"
+            f" {least}.",
+            "Run `hrm-agent doctor environment` on the server to see what is missing, or accept"
+            " less with --isolation.",
         )
     return about
 
@@ -269,6 +271,6 @@ def stranger(address: Address) -> HrmError:
 def wrong_token(address: Address) -> HrmError:
     return HrmError(
         f"{address} refuses the token.",
-        "At its start the server said where its token is, or that each client has one. It goes"
-        f" into {TOKEN_VARIABLE}.",
+        f"Put the right token into {TOKEN_VARIABLE}. When the server started, it said where its"
+        " token is, or that each client has its own.",
     )

@@ -1,5 +1,5 @@
-"""Calls of a server's clients to its environment: quotas, deadlines, and draining when the server
-shuts down.
+"""Calls of a server's clients to its environment: quotas, deadlines, and waiting for open calls
+when the server shuts down (draining).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["Calls", "answer_or_error"]
 
 _NO_WAIT = 0.001
-"""Seconds of waiting that do not count."""
+"""Seconds of waiting that are not subtracted from a deadline."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -47,18 +47,19 @@ class Calls:
             self._idle.set()
 
     async def outcome(self, client: Client, submission: Submission) -> ExecutionResult:
-        """Run a call, which waits while its client has too many open. Raises HrmError if the
+        """Run a call. It waits while its client has too many open calls. Raises HrmError if the
         environment cannot run it.
         """
         self.opened()
         began, seconds = time.monotonic(), submission.deadline_seconds
-        # the environment refuses any other value
+        # an invalid deadline is passed on, so that the environment refuses the call
         bounded = seconds is not None and 0 <= seconds <= MOST_WAIT
         try:
             async with client.call(seconds if bounded else None):
                 held = time.monotonic() - began
                 left = seconds
-                # else the outcome names the deadline of the caller
+                # after no real wait the deadline is unchanged, so that the outcome names the
+                # caller's number
                 if seconds is not None and bounded and held > _NO_WAIT:
                     left = max(0.0, seconds - held)
                 own = replace(
@@ -77,8 +78,8 @@ class Calls:
     async def answer(
         self, client: Client, submission: Submission, held_since: float | None = None
     ) -> dict[str, Any]:
-        """Result of a call as a record, else its error. `held_since`: start of the wait, in seconds
-        of the monotonic clock.
+        """Result of a call as a record, else its error. `held_since`: time from which the call was
+        held, by the monotonic clock (None if it was not held).
         """
 
         async def work() -> dict[str, Any]:
@@ -112,19 +113,19 @@ class Calls:
     async def fork_session(
         self, client: Client, *, source: str, target: str, run: str = ""
     ) -> None:
-        """Fork a session; counts as a call of the client. Raises HrmError if the environment cannot
-        do it.
+        """Fork a session. It counts as a call of the client. Raises HrmError if the environment
+        cannot fork the session.
         """
         async with client.call():
             await self.environment.fork_session(source, target, run=client.own(run))
 
     async def end_session(self, client: Client, *, session: str, run: str = "") -> None:
-        """End a session. Raises HrmError if the environment cannot do it."""
+        """End a session. Raises HrmError if the environment cannot end it."""
         await self.environment.end_session(session, run=client.own(run))
 
     async def drain(self, seconds: float) -> None:
-        """Wait until no call is open, for at most `seconds`. `draining` is set: no new call may
-        begin.
+        """Set `draining`, so that no new call may begin, and wait until no call is open, for at
+        most `seconds`.
         """
         self.draining = True
         with suppress(TimeoutError):
@@ -137,7 +138,8 @@ async def answer_or_error(
 ) -> dict[str, Any]:
     """Result of `work`, else its error as a record.
 
-    A task that is cancelled before its first step starts no work.
+    `work` is a function, not a coroutine: if this task is cancelled before its first step, no
+    coroutine was made that nobody awaits.
     """
     try:
         return await work()

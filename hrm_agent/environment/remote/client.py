@@ -1,23 +1,25 @@
-"""Environment on a server (`hrm-agent environment serve`), used like one on this machine.
+"""Environment on a server (`hrm-agent environment serve`), used like an environment on this
+machine.
 
 All calls of one event loop share one connection, a WebSocket. Calls that are submitted while the
-loop is busy go out in one message, and so do outcomes that are ready together. A slow call delays
-no other.
+loop is busy are sent in one message. Outcomes that are ready together also share a message. A slow
+call delays no other call.
 
-Failures of the server or the network:
+Failures of the server or the network have these consequences:
 
 * A call is submitted again under its id as soon as the server is back, at most
-  `client_channel.MAX_ATTEMPTS` times. The same server knows the id and returns the first outcome.
-  A restarted server runs the call (again): *at least once*.
-* Cells of a session: a server notices that its client has gone, ends the call and the session's
-  process, and rebuilds the session from its cells. A restarted server knows no cells and is sent
-  them: the `history` given by the caller, else the cells that this object has seen. If cells are
-  missing (the session was begun by another client, is too large to be remembered, or had several
-  calls in flight) the cell ends with status `infrastructure` and is not run. So a cell runs *at
-  most once*, except cells whose history is known.
+  `client_channel.MAX_ATTEMPTS` times. If the server is still the same, it knows the id and returns
+  the first outcome. A restarted server runs the call again. So a call runs *at least once*.
+* When a client is gone, the server ends the client's running call and the session's process, and
+  later rebuilds the session from its cells. A restarted server knows no cells, so the client sends
+  them: the `history` given by the caller, else the cells that this object has seen.
+* If the client does not know all cells of a session, its call is not run on a restarted server, and
+  ends with status `infrastructure`. Cells are unknown if another client began the session, if the
+  session is too large to be remembered, or if several of its calls were running. Such a call runs
+  *at most once*.
 * Calls that wait for an absent server for `patience_seconds` end with status `infrastructure`. So
-  does a call without an answer within its longest duration: its time in the queue, its session's
-  cells, its limits.
+  does a call that has no answer within its longest duration, which is computed from its deadline,
+  its session's cells and its limits.
 * A peer that is silent for 15 s, even to pings, counts as dead.
 
 A session belongs to one `RemoteEnvironment`, which remembers only the calls made through itself.
@@ -61,10 +63,10 @@ class RemoteEnvironment(Environment):
     ) -> None:
         """Connect to a server.
 
-        `url`: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. `token`: None takes the
-        variable HRM_AGENT_ENVIRONMENT_TOKEN, else the kept token of a server on this machine.
-        `least`: the isolation level that the server has to provide. Raises HrmError if the server
-        isolates less, nothing listens, or it is not an hrm-agent environment.
+        `url`: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. `token`: bearer token (None:
+        the variable HRM_AGENT_ENVIRONMENT_TOKEN, else the kept token of a server on this machine).
+        `least`: the least isolation level that is accepted. Raises HrmError if the server isolates
+        less, if nothing listens, or if the server is not an hrm-agent environment.
         """
         address = parse_address(url)
         token = token_for(address, token)

@@ -1,10 +1,10 @@
 """Requests of one event loop to a served environment: waiting calls, and the connection that they
 are sent on.
 
-A call is in one of three places: in `_waiting`, in `open` of a link, or answered. A link that
-breaks puts its calls back to the head of `_waiting`. A link whose server shuts down keeps the calls
-that have begun there, while others go to the next link. `client` describes what a broken connection
-means for a call.
+A call is in one of three states: in `_waiting`, in `open` of a link, or answered. When a link
+breaks, its calls are put back at the head of `_waiting`. When a link's server shuts down, the link
+keeps the calls that have begun on the server, and the other calls go to the next link. `client`
+describes what a broken connection means for a call.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ try:
     import aiohttp
 except ImportError as error:
     raise HrmError(
-        "A served environment is used with aiohttp.", f"Run `{to_install('service')}`."
+        "aiohttp is not installed, and an environment on a server needs it.",
+        f"Run `{to_install('service')}`.",
     ) from error
 
 __all__ = ["MAX_ATTEMPTS", "Channel", "Peer", "RemoteCall"]
 
 MAX_ATTEMPTS = 5
-"""Most attempts of a call. If its connection breaks so often, it ends with status `infrastructure`:
-the call itself may be what kills the server.
+"""Maximum number of attempts of a call. If the connection breaks in each, the call ends with status
+`infrastructure`: the call itself may be what kills the server.
 """
 _HELLO_SECONDS = 10.0
 _CLOSING = aiohttp.ClientWSTimeout(ws_close=2.0)  # pyright: ignore[reportCallIssue] - made by attrs
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
-"""Pauses in seconds between attempts to reach a server that is away."""
+"""First and longest pause in seconds between attempts to reach an absent server."""
 _PING_SECONDS, _PINGS = 5.0, 3
-"""Seconds between pings, and unanswered pings after which a peer counts as dead."""
+"""Seconds between pings, and number of unanswered pings after which a peer counts as dead."""
 _MAX_CANCELLED = 1000
-"""Most cancellations in one message."""
+"""Maximum number of cancellations in one message."""
 _GONE = (aiohttp.ClientError, OSError, TimeoutError)
 _GUARD = LoopGuard("environment-client", rests=False)
 _LOG = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ class RemoteCall:
     """One request to the server."""
 
     message: dict[str, Any]
-    """Message to send (empty for a submission, whose message depends on the server that gets
-    it).
+    """Message to send. It is empty for a submission, whose message depends on the server that it is
+    sent to.
     """
     submission: Submission | None
     """Submission to run (None for other requests, such as a fork or the end of a session)."""
@@ -92,11 +93,13 @@ class RemoteCall:
     waits_since: float
     """Start of the wait for a connection, by the monotonic clock."""
     sent: int = 0
-    """Number of times that it was sent."""
+    """Number of times that the request was sent."""
     key: int = 0
-    """Number under which it was sent last, repeated in the server's reply (0 if not sent yet)."""
+    """Number under which the request was sent last (0 if it was not sent yet). The server's answer
+    repeats the number.
+    """
     link: Link | None = None
-    """Connection that it was sent on (None while it waits or once it is answered)."""
+    """Connection that the request was sent on (None while it waits, and once it is answered)."""
 
     def answer(self, /, **answer: Any) -> None:
         if not self.future.done():
@@ -119,8 +122,8 @@ class Link:
         self.closing: asyncio.Task[bool] | None = None
 
     async def watch(self) -> None:
-        """Close the connection if the peer is dead. A pause of our own loop counts as one missed
-        ping, however long.
+        """Close the connection if the peer is dead. If this process's own event loop pauses, that
+        counts as one missed ping, however long the pause was.
         """
         silent = 0
         with suppress(*_GONE):
@@ -148,10 +151,12 @@ class Channel:
             aiohttp.UnixConnector(peer.address.path) if peer.address.scheme == "unix" else None
         )
         timeout = aiohttp.ClientTimeout(total=_HELLO_SECONDS)
-        # without proxies and netrc of environment variables
+        # `trust_env=False`: no proxies from environment variables, and no password from a netrc
+        # file
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
         self._keeper = self._keep()
-        # runs to its yield; a loop that shuts down closes the generators started on it
+        # This runs `_keep` to its yield. When a loop shuts down, it closes the async generators
+        # that were started on it, and so this channel.
         with suppress(StopIteration):
             self._keeper.__anext__().__await__().send(None)
 
@@ -164,8 +169,8 @@ class Channel:
     async def ask(
         self, message: dict[str, Any], submission: Submission | None, seconds: float
     ) -> tuple[RemoteCall, Any]:
-        """Send a request and wait; returns the call and its answer (`failed` if there is none
-        within `seconds`).
+        """Send a request and wait for the answer. Returns the call and its answer (`failed` if
+        there is no answer within `seconds`).
         """
         now = time.monotonic()
         call = RemoteCall(message, submission, self.loop.create_future(), now, now)
@@ -180,11 +185,11 @@ class Channel:
             timer.cancel()
             link = call.link
             if link is not None and link.open.pop(call.key, None) is not None:
-                link.cancelled.append(call.key)  # it is still open on the server
+                link.cancelled.append(call.key)  # the call is still open on the server
                 link.ready.set()
 
     async def close(self) -> None:
-        """Close all connections. Open calls fail, here and on the server."""
+        """Close all connections. Open calls fail, and the server ends them."""
         if not self._session.closed:
             tasks = [task for task in (self._connecting, *self._links.values()) if task is not None]
             self._abandon()
@@ -203,7 +208,7 @@ class Channel:
         self._waiting.clear()
 
     def _go_on(self) -> None:
-        """Send waiting calls, or connect first."""
+        """Send the waiting calls. If there is no connection, connect first."""
         if self._link is not None:
             self._link.ready.set()
         elif self._connecting is None and self._waiting and not self.closed:
@@ -222,7 +227,7 @@ class Channel:
             self._connecting = None
 
     async def _try(self) -> bool:
-        """Try to connect; False if the server is away."""
+        """Try to connect. False if the server cannot be reached."""
         try:
             link = await self._open()
         except HrmError as error:
@@ -268,7 +273,7 @@ class Channel:
         try:
             hello = await socket.receive(timeout=_HELLO_SECONDS)
             if socket.closed:
-                raise ConnectionResetError("the connection broke before the server said what it is")
+                raise ConnectionResetError("the connection broke before the server's first message")
             peer.about = about_of(str(hello.data), peer.address, peer.least)
         except BaseException:
             await socket.close()
@@ -277,7 +282,7 @@ class Channel:
 
     async def _serve(self, link: Link) -> None:
         helpers = [self.loop.create_task(link.watch()), self.loop.create_task(self._write(link))]
-        for helper in helpers:  # without either of them calls would wait forever
+        for helper in helpers:  # if one of them ended, calls would wait forever
             helper.add_done_callback(partial(self._unhelped, link))
         try:
             await self._read(link)
@@ -291,8 +296,8 @@ class Channel:
             await link.socket.close()
 
     def _unhelped(self, link: Link, helper: asyncio.Task[None]) -> None:
-        """Close the connection after the end of a helper task, for any reason. Its calls are sent
-        on another.
+        """Close the connection after a helper task has ended, for any reason. The connection's
+        calls are sent again on another one.
         """
         if helper.cancelled():
             return
@@ -309,7 +314,7 @@ class Channel:
                         for answer in from_json(message.data):
                             self._take(link, answer)
                     except Exception as error:
-                        _LOG.warning("%s sent what is no answer: %r", self._peer.address, error)
+                        _LOG.warning("%s sent an invalid answer: %r", self._peer.address, error)
                         return
                 elif message.type is aiohttp.WSMsgType.PING:
                     await link.socket.pong(message.data)
@@ -319,7 +324,7 @@ class Channel:
         if call is None:  # cancelled meanwhile
             return
         call.link = None
-        if "away" in answer:  # it has not begun on the server
+        if "away" in answer:  # the server is shutting down, and the call has not begun there
             if self._link is link:
                 self._link = None
             call.sent -= 1
@@ -337,7 +342,7 @@ class Channel:
             await link.socket.close()
 
     def _frame(self, link: Link) -> str | None:
-        """Next message: as many waiting calls as fit (None if there are none)."""
+        """Next message, with as many waiting calls as fit (None if there is nothing to send)."""
         parts = [f'{{"key":{key},"cancel":true}}' for key in link.cancelled[:_MAX_CANCELLED]]
         del link.cancelled[:_MAX_CANCELLED]
         size = sum(map(len, parts)) + len(parts)
@@ -382,7 +387,7 @@ class Channel:
         submission, memory = call.submission, self._peer.session_memory
         if submission is None:
             if "fork" in call.message and memory.gone(call.message["fork"]["source"], boot):
-                # only the cells remembered here are left of it, and the caller copies them
+                # only the cells in `memory` are left of the session, and the caller copies them
                 call.answer(done=True)
                 return None
             return call.message

@@ -6,7 +6,8 @@
 
 Runs, sessions and repeated calls of a client are separate from those of other clients: sessions and
 ids belong to runs, and `Client.own` prefixes the run of a request with the client's name. A server
-without such a file has one client, the holder of its one token, without name and quota.
+without such a file has a single token. Its holder is the server's only client, without a name and a
+quota.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 MOST_UNREAD = 256 * 1024 * 1024
-"""Most characters of unread answers on all connections of a client."""
+"""Maximum number of characters of unread answers on all connections of a client."""
 _LARGE = 64 * 1024
 """Size in bytes from which a message counts as large."""
 _PAUSES = 4.0
@@ -61,14 +62,14 @@ _FILE = TypeAdapter(dict[str, _Section])
 
 
 class HeldTooLongError(Exception):
-    """Error for a call whose deadline passed while its client had too many open."""
+    """Error for a call whose deadline passed while its client had too many open calls."""
 
 
 class UnreadAnswers(Protocol):
     """Connection with several calls."""
 
     unread: int
-    """Characters of its unread answers."""
+    """Number of characters of its unread answers."""
     abort: Callable[[], None]
     """Function that ends the connection."""
 
@@ -77,8 +78,8 @@ class Client:
     """Holder of a token."""
 
     def __init__(self, name: str = "", calls: int | None = None) -> None:
-        """Make a client. `calls`: most calls in the queue or running. Further calls are held back,
-        first in, first out.
+        """Make a client. `calls`: maximum number of its calls in the queue or running. Further
+        calls are held back, first in, first out (None: no maximum).
         """
         self.name = name
         """Name in the clients file (empty for a server with a single token)."""
@@ -86,12 +87,12 @@ class Client:
         self.exchanges = set[UnreadAnswers]()
         """Connections with several calls each."""
         self.unread = 0
-        """Characters of unread answers on all these connections."""
+        """Number of characters of unread answers on all these connections."""
         self._reading = asyncio.Lock()
 
     def kept(self, characters: int) -> None:
-        """Count `characters` of new unread answers. If there are too many, the connection with the
-        most is aborted.
+        """Count `characters` of new unread answers. If the client has too many, its connection with
+        the most is aborted.
         """
         self.unread += characters
         if self.unread > MOST_UNREAD and self.exchanges:
@@ -116,8 +117,8 @@ class Client:
 
     @asynccontextmanager
     async def call(self, seconds: float | None = None) -> AsyncGenerator[None]:
-        """Hold one place of the quota inside the block. Raises HeldTooLongError if none is free
-        within `seconds`.
+        """Hold one place of the quota inside the block. Raises HeldTooLongError if no place becomes
+        free within `seconds`.
         """
         if self._room is None:
             yield
@@ -134,7 +135,9 @@ class Client:
 
 
 class Clients:
-    """Clients by the hash of their token, so that response times reveal nothing about tokens."""
+    """Clients by the hash of their token. Hashes are looked up, not tokens, so that response times
+    reveal nothing about tokens.
+    """
 
     def __init__(self, clients: Iterable[tuple[str, Client]]) -> None:
         """Index pairs of (hash of the token, client)."""
@@ -144,7 +147,9 @@ class Clients:
     def of_token(cls, token: str) -> Clients:
         """Return clients with one client, without a name. Raises HrmError for an empty token."""
         if not token:
-            raise HrmError("A server without a token would answer anybody.", "Give it a token.")
+            raise HrmError(
+                "The token is empty, so the server would answer anybody.", "Give a token."
+            )
         return cls([(hash_of(token.encode()), Client())])
 
     def find(self, token: bytes) -> Client | None:
@@ -164,7 +169,7 @@ def read_clients(path: Path) -> Clients:
     sections = _sections(path)
     hashes = [section.token_sha256 for section in sections.values()]
     if not sections or len(set(hashes)) < len(hashes):
-        what = "two clients have one token" if sections else "there is no client"
+        what = "two clients have the same token" if sections else "the file has no client"
         raise ConfigError(f"{path}: {what}.", _HINT)
     return Clients(
         (found.token_sha256, Client(name, found.calls)) for name, found in sections.items()
@@ -221,7 +226,7 @@ def _sections(path: Path) -> dict[str, _Section]:
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(
             f"{path}: {where}: {first['msg']}.",
-            "A client has token_sha256 and, for a quota, calls.",
+            "A client's section has the key token_sha256 and, for a quota, the key calls.",
         ) from error
     for name in sections:
         _check_name(name)

@@ -2,14 +2,14 @@
 room by reading.
 
 The memory of one connection is bounded: a call is started only if all unread answers, and the space
-reserved for running calls, fit into `MOST_KEPT`. The reserved space is the output limit of a call,
-at most `MOST_RESERVED`. A call that prints more exceeds the bound by the excess. Further calls are
-held, each as a small object without a task, and `room` is cleared when no more are accepted. Other
-requests are never held.
+reserved for running calls, fit into `MOST_KEPT`. The space reserved for a call is its output limit,
+at most `MOST_RESERVED`. A call that prints more than its reserved space exceeds the bound by the
+difference. Calls that do not fit are held, each as a small object without a task. The event `room`
+is cleared while no more requests are accepted. Requests that are not calls are never held.
 
-All connections of a client together may keep `clients.MOST_UNREAD`; beyond that the one with the
-most is aborted. Its calls end with it. The environment keeps outcomes of finished calls, within its
-own bound, for clients that submit them again.
+All connections of a client together may keep `clients.MOST_UNREAD` characters. Beyond that, the
+connection with the most is aborted, and its calls end. The environment keeps outcomes of finished
+calls, within its own bound, for clients that submit the calls again.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ __all__ = [
 
 _MIB = 1024 * 1024
 MOST_KEPT = 64 * _MIB
-"""Bound of the characters of unread answers and the bytes reserved for running calls."""
+"""Maximum of the characters of unread answers plus the bytes reserved for running calls."""
 MOST_RESERVED = _MIB
-"""Most bytes reserved for the output of one running call. A call with a higher limit rarely prints
-so much; its actual output counts in full once it is answered.
+"""Maximum number of bytes reserved for the output of one running call. A call with a higher limit
+rarely prints so much. Its actual output counts in full once the call is answered.
 """
 MOST_UNREAD = 8 * _MIB
-"""Characters of unread answers above which no more requests are accepted."""
+"""Number of characters of unread answers above which no more requests are accepted."""
 MOST_HELD, MOST_HELD_CHARACTERS = 10_000, 8 * _MIB
-"""Bounds from which no more requests are accepted: held or running calls, and characters of code of
-the held ones.
+"""Number of held calls, or of running calls, and characters of the held calls' code. From these
+numbers on, no more requests are accepted.
 """
 _STREAMS = 2
-"""Number of streams, stdout and stderr, that the output limit of a call applies to."""
+"""Number of streams (stdout and stderr). The output limit of a call applies to each."""
 _ENVELOPE = 4096
-"""Approximate characters of an answer besides its output."""
+"""Approximate number of characters of an answer besides its output."""
 
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -62,10 +62,10 @@ Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 class _Held:
     work: Work
     room: int
-    """Bytes that its answer may take."""
+    """Bytes reserved for the answer."""
     characters: int = 0
     timer: asyncio.TimerHandle | None = None
-    """Timer of its deadline."""
+    """Timer of the call's deadline."""
 
 
 class Exchange:
@@ -74,18 +74,22 @@ class Exchange:
     def __init__(
         self, calls: Calls, client: Client, form: Callable[[int, dict[str, Any]], str]
     ) -> None:
-        """Make an exchange. `form`: formats a key and its answer as sent to the client."""
+        """Make an exchange. `form`: makes the text that is sent to the client from a key and its
+        answer.
+        """
         self._calls, self._client, self._form = calls, client, form
         self._held: OrderedDict[int, _Held] = OrderedDict()
         self._held_characters = 0
         self._tasks: dict[int, tuple[asyncio.Task[dict[str, Any]], int]] = {}
-        """Running calls: key -> (task, bytes that its answer may take)."""
+        """Running calls: key -> (task, bytes reserved for the answer)."""
         self._kept = 0
         self._answers: deque[str] = deque()
         self.unread = 0
         """Characters of unread answers, including those being sent."""
         self.ready, self.room = asyncio.Event(), asyncio.Event()
-        """Events: an answer is ready to be sent or all is done; there is room for more requests."""
+        """Events. `ready`: an answer can be sent, or all requests are done. `room`: more requests
+        are accepted.
+        """
         self.room.set()
         client.exchanges.add(self)
         self._closed = False
@@ -121,7 +125,8 @@ class Exchange:
         self._look()
         arrived, seconds = time.monotonic(), submission.deadline_seconds
         held.work = partial(self._calls.answer, self._client, submission, arrived)
-        if seconds is not None and 0 <= seconds <= MOST_WAIT:  # else the environment refuses it
+        # an invalid deadline has no timer: the environment refuses the call
+        if seconds is not None and 0 <= seconds <= MOST_WAIT:
 
             def late() -> None:
                 self._unhold(key)
@@ -131,15 +136,15 @@ class Exchange:
             held.timer = asyncio.get_running_loop().call_later(seconds, late)
 
     def take_work(self, key: int, work: Work) -> None:
-        """Start a request that is not a call. It starts at once, since it prints nothing, and held
-        calls must not delay it.
+        """Start a request that is not a call. It starts at once: it needs no room for output, and
+        held calls must not delay it.
         """
         self._calls.opened()
         self._begin(key, _Held(work, _ENVELOPE))
         self._look()
 
     def cancel(self, key: int) -> None:
-        """Cancel a request. An unknown key is no error."""
+        """Cancel a request. An unknown key is ignored."""
         if key in self._tasks:
             self._tasks[key][0].cancel()
         elif key in self._held:
@@ -153,7 +158,7 @@ class Exchange:
             return
         try:
             text = self._form(key, answer)
-        except HrmError as error:  # its numbers have no JSON form
+        except HrmError as error:  # a number in the answer has no JSON form
             text = self._form(key, {"error": error.message, "hint": error.hint})
         self._answers.append(text)
         self._kept += len(text)
@@ -163,14 +168,14 @@ class Exchange:
         self._client.kept(len(text))
 
     def next(self) -> str:
-        """Oldest answer that is not sent yet (empty if there is none). `was_read` has to be called
-        once it was sent.
+        """Oldest answer that is not sent yet (empty if there is none). The caller has to call
+        `was_read` once the answer was sent.
         """
         return self._answers.popleft() if self._answers else ""
 
     def was_read(self, characters: int) -> None:
         """Count `characters` returned by `next` as sent."""
-        if self._closed:  # its counts were dropped already
+        if self._closed:  # `close` has reset the counts
             return
         self._kept -= characters
         self.unread -= characters
@@ -223,7 +228,7 @@ class Exchange:
         return held
 
     def _look(self) -> None:
-        """Update `room`."""
+        """Set or clear `room`."""
         full = (
             max(len(self._held), len(self._tasks)) >= MOST_HELD
             or self._held_characters > MOST_HELD_CHARACTERS

@@ -2,12 +2,12 @@
 
 Any holder of a token may send messages, so they are read strictly: an unknown key, a wrong type, a
 missing field or a number out of bounds is refused, and the error names the field. Data is never
-unpickled. The limits of a call are not checked here but by the environment, which reports them in a
+unpickled. The limits of a call are checked by the environment, which reports an invalid limit in a
 typed outcome.
 
-Messages are pydantic TypedDicts, not BaseModels: missing keys stay missing, so that defaults are
-defined only in `environment.base`. Fields at their default are not sent: a call costs 150 bytes and
-its code.
+Messages are pydantic TypedDicts, not BaseModels. So missing keys stay missing, and defaults are
+defined only in `environment.base`. A field with its default value is not sent, so a call takes 150
+bytes plus its code.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ PROTOCOL = 2
 """Protocol version, raised with every change that an older client or server would misread."""
 
 MAX_CALLS = 10_000
-"""Most items of one batch or stream message, and most earlier cells of one session."""
+"""Maximum number of items of one batch or stream message, and of earlier cells of one session."""
 MOST_WAIT = 7 * 86400.0
-"""Longest deadline in seconds. A longer one is not shortened by waiting, so that the environment
-refuses it.
+"""Longest deadline in seconds. From a longer one, time spent waiting is not subtracted, so that it
+stays invalid and the environment refuses it.
 """
 _AT_ONCE = 128
-"""Calls that are parsed before other tasks get a turn."""
+"""Number of calls that are parsed before other tasks get a turn."""
 _HUGE = 2**60
 _SHOWN = 100
-"""Most characters of an unknown key in an error message."""
+"""Maximum number of characters of an unknown key in an error message."""
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _UNKNOWN, _UNTRUE = "unknown_field", "not_true"
 _SAID = {
@@ -87,8 +87,8 @@ _SAID = {
 """Error messages by pydantic error type, for users who do not write Python."""
 _Fields = TypeVar("_Fields")
 _FirstError = Field(fail_fast=True)
-"""Setting for lists that stops at the first error: half a million errors would take seconds and
-half a GiB.
+"""Setting for lists: pydantic stops at the first error. Half a million errors would take seconds
+and half a GiB.
 """
 _Number = Annotated[float, Field(ge=-_HUGE, le=_HUGE)]
 _Whole = Annotated[int, Field(ge=-_HUGE, le=_HUGE)]
@@ -105,8 +105,8 @@ _True = Annotated[bool, AfterValidator(_has_to_be_true)]
 
 
 def _only(fields: Collection[str]) -> BeforeValidator:
-    """Validator that refuses the first key of an object that is not in `fields`. pydantic would
-    make an error of each.
+    """Validator that stops at the first key of an object that is not in `fields`. pydantic would
+    make an error for each unknown key.
     """
 
     def check(value: object) -> object:
@@ -206,11 +206,11 @@ class StreamMessage(TypedDict, total=False):
     cancel.
     """
     run: Any
-    """Submission, parsed when it is started: an invalid one is refused alone, without closing the
-    stream.
+    """Submission. It is parsed when it is started, so that an invalid submission is refused alone
+    and the stream stays open.
     """
     cancel: _True
-    """True cancels the request of this key."""
+    """True cancels the request with this `key`."""
     fork: Annotated[ForkFields, _only(ForkFields.__annotations__)]
     """Copy a session."""
     end: Annotated[_EndFields, _only(_EndFields.__annotations__)]
@@ -255,7 +255,7 @@ def parse_submission(value: Any) -> Submission:
 
 
 async def parse_batch(value: Any) -> list[Submission]:
-    """Calls of `{"calls": [...]}`. Other tasks get their turns meanwhile. Raises HrmError."""
+    """Calls of `{"calls": [...]}`. Other tasks get turns during the parsing. Raises HrmError."""
     given, calls = _read(_BATCH, value)["calls"], list[Submission]()
     for first in range(0, len(given), _AT_ONCE):
         calls += map(_submission, _read(_CALLS, given[first : first + _AT_ONCE], "calls", first))
@@ -274,7 +274,9 @@ def listed(value: Any) -> list[Any]:
 
 
 def parse_stream(value: list[Any], first: int = 0) -> list[StreamMessage]:
-    """Parse messages of one frame. `first`: number of messages before them. Raises HrmError."""
+    """Parse messages of one frame. `first`: number of messages of the frame that come before them.
+    Raises HrmError.
+    """
     return _read(_STREAM, value, first=first)
 
 
@@ -293,8 +295,8 @@ def _submission(fields: _SubmissionFields) -> Submission:
 
 
 def _read(reader: TypeAdapter[_Fields], value: Any, within: str = "", first: int = 0) -> _Fields:
-    """Validate a value. `first`: index of its first item, if it is a part of a list. Raises
-    HrmError for the first problem, without the content of the message.
+    """Validate a value. `first`: index of the value's first item, if the value is a part of a list.
+    Raises HrmError for the first problem. The error does not contain values of the message.
     """
     try:
         return reader.validate_python(value)

@@ -13,15 +13,16 @@
 client and server together; a shared message costs 100 to 300 us per call. The other routes are for
 curl, scrapers and clients in other languages.
 
-A token allows running code in the sandbox, and nothing else; `http_server` describes which requests
-are refused before. If a caller disconnects, its calls end and their slots are free at once. During
-shutdown (`drain`) running calls are finished. New calls are refused as not begun, and clients
-submit them elsewhere.
+A token allows running code in the sandbox, and nothing else. `http_server` describes which requests
+are refused before their token is checked. If a caller disconnects, its calls end and their slots
+are free at once. During shutdown (`drain`) running calls are finished. New calls are refused as not
+begun, so clients can submit them to another server.
 
-Each client may have its own token (`clients`). It has no access to sessions and calls of other
-clients, but all clients share the metrics.
+Each client may have its own token (`clients`). A client has no access to sessions and calls of
+other clients, but all clients share the metrics.
 
-Not covered: TLS. Use a reverse proxy: without one the token crosses the network in the clear.
+The server has no TLS. Put it behind a reverse proxy with TLS: without one, the token crosses the
+network unencrypted.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ try:
     from hrm_agent.environment.remote.server_stream import Stream
 except ImportError as error:
     raise HrmError(
-        "An environment is served with aiohttp.", f"Run `{to_install('service')}`."
+        "aiohttp is not installed, and serving an environment needs it.",
+        f"Run `{to_install('service')}`.",
     ) from error
 
 __all__ = ["MAX_REQUEST_BYTES", "Service", "serving"]
@@ -76,11 +78,11 @@ __all__ = ["MAX_REQUEST_BYTES", "Service", "serving"]
 _LOG = logging.getLogger(__name__)
 _WHILE_DRAINING = ("/health", "/metrics")
 _AT_ONCE = 64
-"""Calls of a batch that are accepted before other tasks get a turn."""
+"""Number of calls of a batch that are accepted before other tasks get a turn."""
 _HEALTH_SECONDS = 3.0
 """Seconds within which each loop that serves all calls has to respond."""
 _HEALTH_KEPT_SECONDS = 1.0
-"""Seconds for which one check answers all requests to /health."""
+"""Seconds for which the result of one check answers all requests to /health."""
 
 
 class Service:
@@ -95,8 +97,8 @@ class Service:
         slots: int | None = None,
         request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
-        """Make the application. `hosts`: accepted Host headers; any if empty. `slots`: only
-        reported to clients.
+        """Make the application. `hosts`: accepted Host headers (empty: all are accepted). `slots`:
+        number that is reported to clients.
         """
         self._calls = Calls(environment)
         self._request_bytes = request_bytes
@@ -148,7 +150,7 @@ class Service:
         why = await asyncio.shield(self._checking)
         if not why:
             return json_answer(self.about)
-        hint = "See the server's log; start it anew if this lasts."
+        hint = "See the server's log. If this lasts, restart the server."
         return json_answer(
             {**self.about, "error": f"The environment does not serve: {why}.", "hint": hint}, 503
         )
@@ -157,7 +159,7 @@ class Service:
         try:
             return await self._calls.environment.check_health(_HEALTH_SECONDS)
         except Exception as error:
-            _LOG.exception("the environment could not be asked")
+            _LOG.exception("the health check of the environment failed")
             return f"{type(error).__name__}: {error}"
         finally:
             self._checked_until = time.monotonic() + _HEALTH_KEPT_SECONDS
@@ -218,10 +220,10 @@ class Service:
         )
         try:
             await websocket.prepare(request)
-        # UnicodeError: aiohttp fails to quote a header that is not text
+        # aiohttp raises UnicodeError if it has to quote a header that is not text
         except (web.HTTPBadRequest, UnicodeError):
             raise BadRequestError(
-                400, "A stream begins with the handshake of a WebSocket."
+                400, "The request is not the handshake of a WebSocket, with which a stream begins."
             ) from None
         stream = Stream(self._calls, _client(request), websocket, request.transport)
         self._streams.add(stream)
@@ -244,7 +246,7 @@ def _client(request: web.Request) -> Client:
 
 
 def _refusal(error: Exception, request: web.Request) -> web.Response:
-    """Error response. An unexpected error is logged, and its traceback is not sent."""
+    """Error response. An unexpected error is logged, and the client does not get its traceback."""
     match error:
         case BadRequestError():
             refused = error
@@ -276,8 +278,8 @@ async def serving(
     drain_seconds: float = 30.0,
     request_bytes: int = MAX_REQUEST_BYTES,
 ) -> AsyncGenerator[Service]:
-    """Serve inside the block. Leaving it drains the server. `listener` is closed, `environment` is
-    not.
+    """Serve inside the block. When the block ends, the server is drained and `listener` is closed.
+    `environment` stays open.
     """
     service = Service(environment, clients, hosts=hosts, slots=slots, request_bytes=request_bytes)
     async with listening(service.app, listener, lambda: service.drain(drain_seconds)):

@@ -7,10 +7,10 @@ A client sends lists of messages, each with a key that it chooses:
     {"key": 2, "fork": {"source": NAME, "target": NAME, "run": RUN}}
     {"key": 3, "end": {"session": NAME, "run": RUN}}
 
-It gets lists of answers with these keys, in the order in which they are ready: "result"; "text"
-(metrics); "done"; "refused" for an invalid submission; "error" if the environment cannot run it;
-"away" if the server is shutting down and the request has not begun. When a connection ends, its
-calls end.
+It gets lists of answers, in the order in which they are ready. An answer has the key of its
+request, and one of these fields: "result"; "text" (metrics); "done"; "refused" for an invalid
+submission; "error" if the environment cannot run the request; "away" if the server is shutting down
+and the request has not begun. When a connection ends, its calls end.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from hrm_agent.errors import HrmError
 __all__ = ["Stream"]
 
 _FRAME_CHARACTERS = 1024 * 1024
-"""Approximate most characters of outcomes in one message."""
+"""Approximate maximum number of characters of outcomes in one message."""
 _MANY, _GATHERING_SECONDS = 32, 0.005
 """Number of running calls from which outcomes are gathered into shared messages, and the seconds of
-gathering. That many calls wait for each other far longer than this.
+gathering. Among so many calls, each waits for others far longer than these seconds.
 """
 _AT_ONCE = 64
-"""Requests of a message that are accepted before other tasks get a turn."""
+"""Number of requests of a message that are accepted before other tasks get a turn."""
 _SIGN_SECONDS = 3.0
-"""Seconds between pings to a client whose messages are not read at the moment. Less than the
-interval of the client's own pings.
+"""Seconds between pings to a client whose messages are not read at the moment. It is less than the
+interval between the client's own pings.
 """
 _LEAVE_SECONDS = 5.0
 """Timeout in seconds for sending the last answers when the server shuts down."""
@@ -63,8 +63,8 @@ class Stream:
         socket: web.WebSocketResponse,
         transport: asyncio.BaseTransport | None,
     ) -> None:
-        """Make a stream. `transport`: of `socket`, to abort it (None if the client has already
-        disconnected).
+        """Make a stream. `transport`: transport of `socket`, by which the connection is aborted
+        (None if the client has already disconnected).
         """
         self._calls, self._client = calls, client
         self._socket, self._transport = socket, transport
@@ -90,15 +90,15 @@ class Stream:
             await self._socket.close(
                 code=WSCloseCode.POLICY_VIOLATION, message=error.message.encode()[:100]
             )
-        except ConnectionError:  # it disconnected while its messages were not read
+        except ConnectionError:  # the client disconnected while its messages were not read
             pass
         finally:
             writer.cancel()
             self._exchange.close()
 
     async def leave(self) -> None:
-        """Send the answers that are ready and close. Aborts the connection if the client does not
-        read.
+        """Send the answers that are ready, and close the connection. If the client does not read,
+        the connection is aborted.
         """
         with suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
@@ -122,8 +122,8 @@ class Stream:
             self._transport.abort()
 
     async def _take(self, data: str) -> None:
-        """Start the requests of a message. Raises HrmError if it is malformed; no more is read
-        then.
+        """Start the requests of a message. Raises HrmError if the message is malformed. The rest of
+        it is not read then.
         """
         messages = listed(await self._client.read(data))
         for first in range(0, len(messages), _AT_ONCE):
@@ -134,9 +134,12 @@ class Stream:
                 self._begin(message)
 
     async def _until_room(self) -> None:
-        """Wait until more requests may be accepted. Meanwhile messages are not read and the
-        client's pings are not answered. So it is pinged, or it would consider the connection dead
-        and send all its calls again. Raises ConnectionError if it has disconnected.
+        """Wait until more requests may be accepted. Raises ConnectionError if the client has
+        disconnected.
+
+        During the wait, messages are not read, so the client's pings are not answered. The server
+        sends pings of its own instead: without them, the client would consider the connection dead
+        and send all its calls again.
         """
         while not self._room.is_set():
             with suppress(TimeoutError):
@@ -150,7 +153,7 @@ class Stream:
         if "cancel" in message:
             self._exchange.cancel(key)
         elif key in self._exchange:
-            raise HrmError("key: in use.")
+            raise HrmError("key: an open request has this key already.")
         elif self._calls.draining:
             self._exchange.answer(key, {"away": True})
         elif "run" not in message:
@@ -173,15 +176,15 @@ class Stream:
         return {"done": True}
 
     async def _write(self) -> None:
-        with suppress(ConnectionError):  # the client has gone: the reader sees that too
+        with suppress(ConnectionError):  # the client has gone, which the reader notices too
             while await self._exchange.ready.wait():
                 await self._flush()
                 if self._exchange.under_way >= _MANY:
                     await asyncio.sleep(_GATHERING_SECONDS)
 
     async def _flush(self) -> None:
-        """Send all answers that are ready in shared messages. More become ready while a slow reader
-        delays them.
+        """Send all ready answers, in shared messages. While a slow reader delays a message, more
+        answers become ready.
         """
         exchange = self._exchange
         exchange.ready.clear()

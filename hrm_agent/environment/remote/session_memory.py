@@ -1,6 +1,6 @@
-"""Client's memory of its sessions, enough for a restarted server to rebuild them.
+"""Client's memory of its sessions, by which a restarted server can rebuild them.
 
-The server has a better memory; this one is only used if the server's is lost.
+The server's own memory is more complete. The client's memory is only used if the server's is lost.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["SessionMemory"]
 _SESSIONS = 10_000
 _CELLS = 2000
 _CHARACTERS = 4 * 1024 * 1024
-"""Most characters of one session's cells. Beyond `_CELLS` or these it is forgotten."""
+"""Maximum number of characters of one session's cells. The cells of a session with more than
+`_CELLS` cells or more characters are forgotten.
+"""
 _DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
-"""Outcomes that kill the process. Such cells are dropped from the history."""
+"""Statuses of cells that have killed their process. Such cells are left out of the history."""
 
 
 @dataclass(slots=True)
 class _Log:
     boot: str = ""
-    """Id of the server whose session is in the state after `cells` (empty before its first
-    answer).
-    """
+    """Id of the server process whose session has run `cells` (empty before its first answer)."""
     cells: list[Cell] | None = field(default_factory=list[Cell])
     """Known cells (None if some are unknown)."""
     open: int = 0
@@ -56,8 +56,8 @@ class SessionMemory:
             self._logs[session] = log
 
     def history(self, submission: Submission, boot: str) -> tuple[Cell, ...] | None:
-        """History to send along with a call to the server `boot` (None if it is not needed). Raises
-        HrmError if the server needs a history that is incomplete here.
+        """History to send with a call to the server process `boot` (None if the server needs none).
+        Raises HrmError if the server needs the history and this memory does not have all of it.
         """
         if submission.history is not None or submission.session is None:
             return submission.history
@@ -76,7 +76,9 @@ class SessionMemory:
             return tuple(log.cells)
 
     def ended(self, submission: Submission, result: ExecutionResult | None, boot: str) -> None:
-        """Note the end of a call on the server `boot`, without a result if its caller is gone."""
+        """Note the end of a call on the server process `boot`. `result`: None if the caller is
+        gone.
+        """
         with self._lock:
             log = self._logs.get(submission.session or "")
             if log is None:
@@ -88,14 +90,16 @@ class SessionMemory:
                 log.cells = list(submission.history)
             elif result.session is SessionState.NEW:
                 log.cells = []
-            elif not log.boot:  # our first call found cells of another client
+            elif not log.boot:  # this client's first call found cells of another client
                 log.cells = None
             log.boot = boot
             if result.status not in _DEADLY:
                 log.add(Cell(submission.code, result.digest))
 
     def gone(self, session: str, boot: str) -> bool:
-        """True if the server `boot` does not know the session, but its cells are known here."""
+        """True if the server process `boot` does not know the session, but this memory has its
+        cells.
+        """
         with self._lock:
             log = self._logs.get(session)
             return log is not None and log.boot not in ("", boot) and log.cells is not None

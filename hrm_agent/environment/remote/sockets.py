@@ -1,5 +1,5 @@
-"""Sockets to serve an environment on: loopback or a file. Other network addresses must be allowed
-explicitly.
+"""Sockets to serve an environment on: a loopback address or a file. The caller has to allow other
+network addresses explicitly.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from hrm_agent.errors import ConfigError, HrmError
 __all__ = ["listen_tcp", "listen_unix"]
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""Keep-alive options. A client whose machine is down is noticed within 25 s, and its calls end.
-Linux passes the options on to accepted sockets. The kernel responds for a client that is only busy.
+"""Keep-alive options. If a client's machine is down, the server notices within 25 s, and the
+client's calls end. For a client that is only busy, its kernel responds. Linux passes the options on
+to accepted sockets.
 """
 _CONNECT_SECONDS = 2.0
 _BACKLOG = 1024
-"""Connections that the kernel queues while the server warms up."""
+"""Number of connections that the kernel queues while the server warms up."""
 
 
 def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
-    """Listening TCP socket; port 0 takes any free port. Raises HrmError."""
+    """Listening TCP socket. `port`: 0 takes any free port. Raises HrmError."""
     try:
         family, _, _, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -38,7 +39,8 @@ def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.so
         raise ConfigError(
             f"{host} can be reached from other machines, and the token crosses the network"
             " unencrypted.",
-            "Give --allow-remote if you mean it; on an open network put a TLS proxy in front.",
+            "Give --allow-remote to listen there all the same. On an open network, put a TLS proxy"
+            " in front of the server.",
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,7 +84,7 @@ def _clear(path: str) -> None:
             ) from None
     raise ConfigError(
         f"A server listens at {path} already.",
-        f"`hrm-agent environment status unix:{path}` asks it.",
+        f"`hrm-agent environment status unix:{path}` shows its state.",
     )
 
 
@@ -92,6 +94,6 @@ def _bound(listener: socket.socket, where: object, name: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise HrmError(
-            f"Nothing can listen at {name}: {error.strerror or error}.", "Name another."
+            f"Cannot listen at {name}: {error.strerror or error}.", "Name another address."
         ) from None
     return listener

@@ -14,13 +14,13 @@ QUEUE_LIMIT = 100_000
 _MEGABYTE = 1024 * 1024
 _HUGE = 10**18
 _MAX_UTF8 = 4
-"""Most bytes of a character."""
+"""Maximum number of bytes of a character in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of an environment. A submission beyond one ends with status `invalid_call`; kept data
-    beyond one is dropped, oldest first.
+    """Bounds of an environment. A submission that exceeds a bound ends with status `invalid_call`.
+    If kept data exceeds a bound, the oldest is dropped.
     """
 
     code_bytes: int = _MEGABYTE
@@ -40,9 +40,9 @@ class Bounds:
     deadline_seconds: float = 7 * 86400.0
     """Longest deadline in seconds from now, a week. The shortest is 0."""
     queue: int = QUEUE_LIMIT
-    """Number of calls that have not begun."""
+    """Number of calls that wait in the queue."""
     answers: int = 10_000
-    """Number of outcomes kept for calls that are submitted again under their id."""
+    """Number of outcomes kept, by the id of the call, for calls that are submitted again."""
     answers_bytes: int = 64 * _MEGABYTE
     """Size of all kept outcomes together, in bytes."""
     sessions: int = 10_000
@@ -94,8 +94,8 @@ def _faulty_history(
 
 
 def _shown(number: float) -> str:
-    """Number as text. One with thousands of digits is only described: Python refuses to format
-    it.
+    """Number as text. A number with more than 18 digits is only described, since Python refuses to
+    format numbers with thousands of digits.
     """
     return (
         str(number)

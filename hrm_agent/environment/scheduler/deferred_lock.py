@@ -2,7 +2,7 @@
 
 The state of a scheduler is plain data under one lock. Actions that follow from a change (start a
 call, kill it, notify a caller) run after the lock is released, on the same thread and in order. So
-a slow start delays no other call, callbacks may call back at once, and no two locks are ever held
+a slow start delays no other call, a callback may call the scheduler, and no two locks are ever held
 together.
 """
 
@@ -25,8 +25,8 @@ _T = TypeVar("_T")
 
 
 class DeferredLock:
-    """Lock with deferred actions. `change` and `wait` are called without the lock, `later` with
-    it.
+    """Lock with deferred actions. The lock must not be held when `change` or `wait` is called, and
+    must be held when `later` is called.
     """
 
     def __init__(self, settle: Callable[[], None]) -> None:
@@ -67,8 +67,8 @@ class DeferredLock:
         self._todo.append(partial(function, *args, **options))
 
     def wait(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Wait for `until`, which is checked after each `wake`; False if it is not met within
-        `seconds`.
+        """Wait until `until` returns true, which is checked after each `wake`. False if this takes
+        longer than `seconds`.
         """
         with self._condition:
             return self._condition.wait_for(until, seconds)
@@ -89,7 +89,7 @@ class DeferredLock:
         return taken
 
     def _do(self, todo: list[Callable[[], object]]) -> None:
-        """Run actions. Those that are added by an action run after it, not on top of its stack."""
+        """Run actions. Further actions that an action adds run after it, not inside it."""
         under_way: deque[Callable[[], object]] | None = getattr(self._thread, "todo", None)
         if under_way is not None:
             under_way.extend(todo)
@@ -98,10 +98,10 @@ class DeferredLock:
         interrupts: list[BaseException] = []
         while under_way:
             try:
-                # the actions mostly have nothing to do with the caller on this thread
+                # errors are not raised here: most actions concern other callers than this thread's
                 with self._guard:
                     under_way.popleft()()
-            except BaseException as error:  # the actions of other callers have to run too
+            except BaseException as error:  # an interrupt waits until the other actions have run
                 interrupts.append(error)
         self._thread.todo = None
         if interrupts:

@@ -1,8 +1,8 @@
 """Dispatch of calls from the queue through the workers to their outcomes: slots, second attempts,
 rebuilt sessions.
 
-The thread that frees a slot also starts the next call in it; there is no scheduling thread. A slot
-is taken until the workers are done with its work, even if the callers have left.
+The thread that frees a slot also starts the next call in it. There is no scheduling thread. A slot
+stays taken until the workers are done with its work, even if the callers have left.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["Dispatch"]
 
 MAX_ATTEMPTS = 2
-"""Most attempts of a call. One that the infrastructure lost is run once more; a call of a session
-only if its code had not begun to act.
+"""Maximum number of attempts of a call. A call that the infrastructure lost is run once more. A
+call of a session is only run again if its code had not begun to act.
 """
 
 
 class Dispatch:
-    """Dispatcher of calls. Its methods are called with the guard's lock held, except where
-    noted.
+    """Dispatcher of calls. Its methods are called with the guard's lock held, unless their
+    docstrings say otherwise.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Dispatch:
         self._queue: FairQueue[ScheduledCall] = FairQueue()
         self.sessions = SessionTable(max(max_sessions, workers.slots), bounds)
         self.waiting = 0
-        """Calls in the queue, and calls behind an earlier call of their session."""
+        """Number of calls in the queue, or behind an earlier call of their session."""
         self.busy = 0
-        """Slots in use."""
+        """Number of slots in use."""
         self.ended: Callable[[ScheduledCall, ExecutionResult], None] = lambda call, result: None
-        """Callback for each call that gets its outcome here."""
+        """Callback for each call that gets its outcome from this object."""
         workers.on_session_death(lambda number: guard.change(self.sessions.died, number))
 
     def result(self, status: ToolStatus, why: str) -> ExecutionResult:
-        """Outcome made by the scheduler instead of the workers. (With or without the lock.)"""
+        """Outcome made by the scheduler instead of the workers. The lock need not be held."""
         return ExecutionResult(status, stderr=why, isolation=self._workers.isolation)
 
     def place(self, call: ScheduledCall) -> None:
@@ -128,7 +128,7 @@ class Dispatch:
 
     def fork_session(self, source: str, target: str, run: str, copied: Future[None]) -> None:
         """Copy a session. `copied` is resolved when `target` exists. Raises HrmError if there is no
-        `source`, or one of the two belongs to another run.
+        `source`, or if one of the two sessions belongs to another run.
         """
         session = self.sessions.get(source)
         if session is None:
@@ -140,8 +140,8 @@ class Dispatch:
             self._copy(session)
 
     def end_session(self, name: str, run: str) -> None:
-        """End a session; its open calls end with status `infrastructure`. Raises HrmError if it
-        belongs to another run.
+        """End a session. Its open calls end with status `infrastructure`. Raises HrmError if the
+        session belongs to another run.
         """
         self._refuse_others(name, run)
         session = self.sessions.end(name)
@@ -166,8 +166,8 @@ class Dispatch:
         self._queue.push(call)
 
     def _step(self, call: ScheduledCall) -> None:
-        """Start the next work of a call: a cell of its session if that is being rebuilt, else its
-        own code.
+        """Start the next work of a call: the call's own code, or before that, while its session is
+        being rebuilt, a cell of the session.
         """
         self._end_processes()
         visit, session, submission = call.visit, call.session, call.submission
@@ -188,17 +188,18 @@ class Dispatch:
         self._guard.later(self._start, call, work)
 
     def _start(self, call: ScheduledCall, work: SlotJob) -> None:
-        """Hand a work to the workers. (Without the lock.)"""
+        """Hand a work to the workers. The lock must not be held."""
         try:
             self._workers.start(work)
-        # whatever is raised, the call has to get an outcome and its slot has to become free
+        # for any error, the call has to get an outcome and its slot has to become free
         except Exception as error:
             work.done(
                 self.result(ToolStatus.INFRASTRUCTURE, f"The call could not be started: {error}"),
                 True,
             )
         else:
-            # set before `unwanted` is read: `_kill` uses the opposite order
+            # `handed` is set before `unwanted` is read, and `_kill` uses the opposite order: so at
+            # least one of the two sees that the work has to be killed
             work.handed = True
             if call.unwanted:
                 self._guard.change(self._kill, call)
@@ -209,7 +210,7 @@ class Dispatch:
             self._guard.later(self._workers.kill, call.work)
 
     def _done(self, call: ScheduledCall, step: int, result: ExecutionResult, lost: bool) -> None:
-        """Handle the end of a work. (Without the lock.)"""
+        """Handle the end of a work. The lock must not be held."""
         self._guard.change(self._stepped, call, step, result, lost)
 
     def _stepped(self, call: ScheduledCall, step: int, result: ExecutionResult, lost: bool) -> None:
@@ -223,7 +224,7 @@ class Dispatch:
             self._surprised(call, error)
 
     def _go_on(self, call: ScheduledCall, result: ExecutionResult, *, lost: bool) -> None:
-        alive = False  # True if the process of the call's session lives and is in its state
+        alive = False  # True if the session's process lives and has its variables
         if call.session is not None:
             alive = self.sessions.survived(call.session, result) and call.stage is not Stage.ENDED
             if not alive:
@@ -276,7 +277,9 @@ class Dispatch:
         self._queue.release(call.submission)
 
     def _next_of(self, session: Session) -> None:
-        """Start the next call of a session after its first one has ended."""
+        """Put the next call of a session into the queue, after the session's first call has
+        ended.
+        """
         self._copy(session)
         session.head = session.line.pop() if session.line else None
         if session.head is not None:

@@ -1,16 +1,17 @@
 """Queue of an environment: selects the next call when a slot is free.
 
-First the client is selected (`Submission.client`; all calls of one process are of one client): the
-one that holds the fewest slots, among equals the one whose last turn was longest ago. Of its calls,
-the highest priority goes first. Among the runs of that priority, the run is selected like the
-client. Within a run, calls go in order of arrival. So a run with ten thousand waiting calls and a
-run with a single call get one slot each. Shares count slots held, not calls started: calls of five
-seconds and of five milliseconds get equal shares of the machine. A priority orders only the calls
-of its client.
+First a client is selected (`Submission.client`): the client that holds the fewest slots, and among
+equals the client whose last turn was longest ago. Calls of this process itself belong to one
+client. Next comes the highest priority among the client's waiting calls. Among the runs with calls
+of this priority, a run is selected like the client. Within the run, calls go in order of arrival.
 
-The thread that frees a slot takes the next call while it still holds the lock: slots are handed
-over without a race, so a releasing thread cannot overtake a waiting call. Every operation costs
-O(1), or O(log n) for the n waiting calls of one run.
+So a run with ten thousand waiting calls and a run with a single call get one slot each. Shares
+count slots held, not calls started: calls of five seconds and calls of five milliseconds get equal
+shares of the machine. A priority orders only the calls of its own client.
+
+The thread that frees a slot takes the next call while it still holds the lock. So slots are handed
+over without a race, and the thread cannot overtake a waiting call. Every operation costs O(1), or
+O(log n) for the n waiting calls of one run.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from hrm_agent.environment.base import Submission
 __all__ = ["ArrivalQueue", "FairQueue", "Waiting"]
 
 _KEPT_GONE = 32
-"""Minimum number of discarded calls that a line keeps before it is compacted. It may also keep as
-many as are waiting.
+"""Number of discarded calls that an `ArrivalQueue` may keep, in addition to one per waiting call,
+before they are removed.
 """
 
 
@@ -47,8 +48,8 @@ _T = TypeVar("_T", bound=Waiting)
 
 
 class ArrivalQueue(Generic[_T]):
-    """Queue in order of arrival. A call that returns (its first attempt was lost) gets its old
-    place. Discarded calls are skipped.
+    """Queue in order of arrival. A call that is queued again, because its first attempt was lost,
+    gets its old place. Discarded calls are skipped.
     """
 
     __slots__ = ("_gone", "_heap")
@@ -81,8 +82,8 @@ class ArrivalQueue(Generic[_T]):
 
 
 class _ByShare:
-    """Names by the number of slots that each holds; among equals, the longest waiting first. The
-    dict has at most one entry more than there are slots.
+    """Names by the number of slots that each holds. Among equal numbers, the name that waits
+    longest comes first. The dict has at most one entry more than there are slots.
     """
 
     __slots__ = ("_by_share",)
@@ -158,8 +159,8 @@ class FairQueue(Generic[_T]):
         self._length += 1
 
     def pop(self) -> _T:
-        """Remove and return the next call; its run is counted as holding a slot. Raises IndexError
-        if none waits.
+        """Remove and return the next call, and count its run as holding a slot. Raises IndexError
+        if no call waits.
         """
         client = self._clients.next()
         lane = self._lanes[client, -self._order[client][0]]

@@ -1,7 +1,7 @@
 """Counts and times of an environment, in the text format of Prometheus (0.0.4).
 
-The format is a few lines per metric. `prometheus_client` would add a lock per increment, although
-the counts are already under the scheduler's lock.
+The format is a few lines per metric. `prometheus_client` is not used: it would add a lock per
+increment, although the counts are already under the scheduler's lock.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ _GAUGES = {
     "slots": "Calls that may run at once.",
     "slot_deaths": "Slots that died and were replaced.",
     "worker_faults": (
-        "Surprises of the thread that serves the slots, each of which ended one call or one slot."
+        "Unexpected errors of the thread that serves the slots, each of which ended one call or one"
+        " slot."
     ),
     "running": "Slots in use.",
-    "waiting": "Calls in the queue, those that wait for an earlier call of their session included.",
+    "waiting": "Calls in the queue, including those that wait for a call of their session.",
     "outside": "Calls that wait for room in the queue.",
     "sessions_living": "Sessions with a process.",
-    "sessions_known": "Sessions whose cells are remembered, the living ones included.",
+    "sessions_known": "Sessions whose cells are remembered, including those with a process.",
     "answers": "Outcomes kept for calls that are submitted again.",
 }
 _COUNTERS = {
@@ -134,16 +135,13 @@ class Metrics:
             "session_calls_total", help_text, "state", self.sessions, list(SessionState)
         )
         help_text = (
-            "System calls that snippets asked for and were refused, of each call the sixteen most"
-            " frequent."
+            "System calls that were refused to snippets. Of each snippet, the sixteen most frequent"
+            " are counted."
         )
         yield from _labelled(
             "refused_total", help_text, "system_call", self.refused, sorted(self.refused)
         )
-        help_text = (
-            "Turns of loops that serve all calls which raised an error that nobody expected; see"
-            " the log."
-        )
+        help_text = "Unexpected errors in loops that serve all calls. The log has their tracebacks."
         found = surprises()
         yield from _labelled("loop_errors_total", help_text, "loop", found, sorted(found))
         for name, text in _COUNTERS.items():

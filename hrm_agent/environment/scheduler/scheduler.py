@@ -1,9 +1,9 @@
 """Scheduler of sandbox calls: queue, sessions, ids, deadlines, one retry.
 
-A caller is a function that is called with the outcome (`enter`), so threads and event loops are
-served alike. `submit` turns that into a `concurrent.futures.Future`. `ScheduledEnvironment` turns
-it into an asyncio future, without a second future and its locks in between. `fair_queue` selects
-the next call, `dispatch` runs it, `deferred_lock` synchronizes threads.
+`enter` takes a callback for the outcome, so that threads and event loops are served alike. `submit`
+makes a `concurrent.futures.Future` of the callback. `ScheduledEnvironment` makes an asyncio future
+of it directly, which saves the locks of a second future. `fair_queue` selects the next call,
+`dispatch` runs it, `deferred_lock` synchronizes threads.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = ["Deadlines", "ResultCache", "ScheduledEnvironment", "Scheduler", "not
 
 _Kept = tuple[bytes, ExecutionResult]
 _ENTRY_BYTES = 1000
-"""Size of an outcome without its texts, and of its entry."""
+"""Approximate bytes of a kept outcome and its entry, without the outcome's texts."""
 
 
 class ResultCache:
     """Cache of the latest outcomes by run and id, for calls that are submitted again. Not
     thread-safe.
 
-    No run gets the outcome of another. Outcomes with status `infrastructure` are not kept, since a
-    caller that submits such a call again wants it to be run.
+    No run gets an outcome of another run. Outcomes with status `infrastructure` are not kept, since
+    a caller that submits such a call again wants it to be run.
     """
 
     def __init__(self, bounds: Bounds) -> None:
@@ -57,7 +57,9 @@ class ResultCache:
         return len(self._kept)
 
     def find(self, submission: Submission) -> tuple[bool, ExecutionResult] | None:
-        """Pair of (True if it was the same call, its outcome), or None if the id is unknown."""
+        """Pair (True if the id was given to the same call, outcome of that call), or None if the id
+        is unknown.
+        """
         found = self._kept.get((submission.run, submission.id or ""))
         return None if found is None else (found[0] == _fingerprint(submission), found[1])
 
@@ -85,18 +87,19 @@ def _size(kept: _Kept) -> int:
 
 _FEW = 1024
 _LONGEST_SLEEP = 3600.0
-"""Longest sleep in seconds. A condition's timeout is limited."""
+"""Longest sleep in seconds, since the timeout of a `Condition` is limited."""
 
 
 class Deadlines:
-    """Deadlines of waiting calls, reported on time and not only when a slot is free. Thread-safe.
+    """Deadlines of waiting calls. A passed deadline is reported at once, even while no slot is
+    free. Thread-safe.
 
-    One thread, started with the first deadline, sleeps until the earliest.
+    One thread, started with the first deadline, sleeps until the earliest deadline.
     """
 
     def __init__(self, passed: Callable[[ScheduledCall], None]) -> None:
-        """Make an empty set. `passed`: called with each call whose deadline is over, whether it has
-        begun or not.
+        """Make an empty set. `passed`: called with each call whose deadline is over, whether the
+        call has begun or not.
         """
         self._passed = passed
         self._changed = threading.Condition()
@@ -113,7 +116,7 @@ class Deadlines:
             self._number += 1
             heappush(self._heap, (when, self._number, call))
             if len(self._heap) > self._most:
-                # a call may end in milliseconds with a deadline minutes away
+                # remove calls that have ended: most end long before their deadlines
                 self._heap = [entry for entry in self._heap if entry[2].stage is not Stage.ENDED]
                 heapify(self._heap)
                 self._most = max(_FEW, 2 * len(self._heap))
@@ -126,7 +129,7 @@ class Deadlines:
                 self._changed.notify()
 
     def responds(self, seconds: float) -> bool:
-        """True if the thread responds, or is not started yet or closed."""
+        """True if the thread responds within `seconds`, was not started yet, or was closed."""
         return self._thread is None or self._closed or self._guard.responds(seconds)
 
     def close(self) -> None:
@@ -161,8 +164,8 @@ class Scheduler:
     def __init__(
         self, workers: Workers, *, max_sessions: int = 64, bounds: Bounds | None = None
     ) -> None:
-        """Make a scheduler. `max_sessions`: processes of sessions, at least one per slot. The
-        process that was idle longest makes room for a new one.
+        """Make a scheduler. `max_sessions`: maximum number of sessions with a process, at least the
+        number of slots. Beyond it, the session that was idle longest loses its process.
         """
         self._workers = workers
         self._bounds = bounds or Bounds()
@@ -183,11 +186,12 @@ class Scheduler:
 
     @property
     def is_ours(self) -> bool:
-        """False in a forked child of the process that made it, where it cannot be used."""
+        """False in a forked child of the process that made the scheduler: it is unusable there."""
         return self._guard.is_ours
 
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
-        """Run one call. Cancelling the future kills it, unless another caller waits for it too.
+        """Run one call. Cancelling the future kills the call, unless another caller also waits for
+        it.
 
         Raises QueueFullError if the queue is full, and HrmError if the environment is closed or
         shutting down.
@@ -208,29 +212,29 @@ class Scheduler:
     def enter(
         self, submission: Submission, waiter: Waiter, *, patient: bool = False
     ) -> ScheduledCall | None:
-        """Accept a call; `waiter` is called with its outcome. Returns None if the outcome is
+        """Accept a call. `waiter` is called with its outcome. Returns None if the outcome is
         already known.
 
-        `patient`: if the queue is full, wait for room, first in, first out. Otherwise raises
-        QueueFullError.
+        `patient`: if the queue is full, the call waits for room, first in, first out. Without it,
+        a full queue raises QueueFullError.
         """
         wrong = refusal(submission, self._bounds)
         return self._guard.change(self._enter, submission, waiter, wrong, patient)
 
     def leave(self, call: ScheduledCall, waiter: Waiter) -> None:
-        """Remove `waiter` from a call, and kill the call if it has no other. Harmless once it has
-        ended.
+        """Remove `waiter` from a call, and kill the call if it has no other waiter. Harmless once
+        the call has ended.
         """
         self._guard.change(self._leave, call, waiter)
 
     def fork_session(self, source: str, target: str, run: str = "") -> Future[None]:
         """Copy session `source` to `target` when its running call has ended.
 
-        Raises HrmError if there is no `source`, or one of the two belongs to another run.
+        Raises HrmError if there is no `source`, or if one of the two belongs to another run.
 
-        Only the cells are copied: the first call of `target` runs them again in a new process. A
-        forked process would share state outside its memory with the original: /tmp, open files, and
-        child processes, all within reach of both.
+        Only the cells are copied: the first call of `target` runs them again in a new process. The
+        process is not forked, since a forked process would share with the original what is outside
+        of its memory: /tmp, open files and child processes.
         """
         copied: Future[None] = Future()
         copied.set_running_or_notify_cancel()
@@ -238,10 +242,10 @@ class Scheduler:
         return copied
 
     def end_session(self, name: str, run: str = "") -> None:
-        """End a session; its open calls end with status `infrastructure`. An unknown one is no
-        error.
+        """End a session. Its open calls end with status `infrastructure`. An unknown session is
+        ignored.
 
-        Raises HrmError if it belongs to another run.
+        Raises HrmError if the session belongs to another run.
         """
         self._guard.change(self._dispatch.end_session, name, run)
 
@@ -254,7 +258,7 @@ class Scheduler:
         (empty if all respond). Blocks.
         """
         if not self._guard.responds(seconds):
-            return f"the queue's lock could not be had within {seconds:g} s"
+            return f"the queue's lock could not be acquired within {seconds:g} s"
         if not self._deadlines.responds(seconds):
             return f"the thread of the deadlines has not answered within {seconds:g} s"
         if not self._workers.responds(seconds):
@@ -262,18 +266,18 @@ class Scheduler:
         return ""
 
     def settle(self) -> None:
-        """Start calls in new slots of the workers."""
+        """Start waiting calls after the workers have got more slots."""
         self._guard.change(lambda: None)
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, and wait for the open ones; False if some are still open after
+        """Accept no more calls, and wait for the open ones. False if calls are still open after
         `seconds`.
         """
         self._guard.change(self._refuse, "it is being shut down")
         return self._guard.wait(lambda: not self._open, seconds)
 
     def close(self) -> None:
-        """Kill all running calls; open calls end with status `infrastructure`. Harmless a second
+        """Kill all running calls. Open calls end with status `infrastructure`. Harmless a second
         time.
         """
         self._guard.change(self._close)
@@ -281,8 +285,8 @@ class Scheduler:
         self._workers.close()
 
     def _settle(self) -> None:
-        """Start calls in free slots, and move waiting calls into the room that this makes in the
-        queue.
+        """Start calls in free slots. Each makes room in the queue for a call that waits outside of
+        it.
         """
         while not self._closed:
             self._dispatch.fill()
@@ -314,7 +318,7 @@ class Scheduler:
         if outside and not patient:
             waiting = f"{self._dispatch.waiting:,} calls are waiting"
             raise QueueFullError(
-                f"The queue is full: {waiting}.", "Submit again when some have ended."
+                f"The queue is full: {waiting}.", "Submit again when some of them have ended."
             )
         call = ScheduledCall(submission, next(self._sequence), time.monotonic(), waiters=[waiter])
         self._open.add(call)
@@ -331,8 +335,8 @@ class Scheduler:
         return call
 
     def _under_id(self, submission: Submission) -> ScheduledCall | ExecutionResult | None:
-        """Open call with this id, or the outcome of an ended one (None if the id is new).
-        `invalid_call` if another call had the id.
+        """Open call with this id, or the outcome of an ended call with this id (None if the id is
+        new). If the id was given to a different call, the outcome is `invalid_call`.
         """
         if submission.id is None:
             return None
@@ -381,7 +385,7 @@ class Scheduler:
         if submission.id is not None:
             del self._by_id[submission.run, submission.id]
             self._answers.keep(submission, result)
-        if call.waiters:  # else it was cancelled, and counted as that
+        if call.waiters:  # a call without waiters was cancelled, and counted as cancelled
             self._metrics.count(result)
         for waiter in call.waiters:
             self._guard.later(waiter, result)
@@ -438,7 +442,7 @@ class ScheduledEnvironment(Environment):
         await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
 
     async def end_session(self, session: str, *, run: str = "") -> None:
-        """End a session; its open calls end with status `infrastructure`."""
+        """End a session. Its open calls end with status `infrastructure`."""
         self._scheduler.end_session(session, run)
 
     async def metrics(self) -> str:
@@ -453,7 +457,7 @@ class ScheduledEnvironment(Environment):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Close without an event loop."""
+        """Close the environment without an event loop."""
 
 
 def notify(

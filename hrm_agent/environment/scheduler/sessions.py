@@ -1,14 +1,14 @@
 """Sessions: calls that share their variables, their processes, and rebuilding of lost processes.
 
-A session *is* its cells, the code of its calls that left the process alive. The process is only the
-fast way to their variables. It may be gone (killed by a call's time limit, or to make room for
-another session), or may have run other cells than a call's history. Then the cells are run again in
-a new process, and each must have its previous result.
+A session *is* its cells: the code of its calls that left the process alive. The process is only the
+fast way to the cells' variables. It may be gone (killed by a call's time limit, or to make room for
+another session), or may have run other cells than those in a call's history. Then the cells are run
+again in a new process, and the new results are compared with the previous ones.
 
-A cell that ends its process is left out of the next try, and tries are bounded. So the code always
-runs, and the outcome describes the session's state. If a cell had another status, output or value,
-the session `differs`, and the outcome lists these cells. If a cell was fatal and had not been fatal
-in the same way before, it is `lost`.
+A cell that ends its process is left out of the next try, and the number of tries is limited. So the
+call's own code always runs in the end, and the outcome describes the session's state. If a cell had
+a different status, output or value, the session `differs`, and the outcome lists these cells. If a
+cell ended the process and its result was different before, the session is `lost`.
 
 The module also defines calls on their way through the scheduler, and the seeds of snippets' random
 generators.
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 MOST_CHANGED = 16
-"""Most changed cells that are reported to the model."""
+"""Maximum number of changed cells that are reported to the model."""
 MAX_REBUILDS = 2
 """Number of times that a rebuild starts over without a cell that ended its process. After that, no
 cell is run again.
@@ -63,17 +63,17 @@ class Session:
     name: str
     """Name used in submissions."""
     run: str
-    """Run that made it. Other runs are denied access."""
+    """Run that made the session. Other runs are denied access."""
     seed: int
-    """Seed of each of its processes, so that a cell that draws random numbers has the same result
-    when run again.
+    """Seed of each of the session's processes, so that a cell that draws random numbers has the
+    same result when it is run again.
     """
     number: int = 0
-    """Number of its living process (0 if it has none)."""
+    """Number of the session's live process (0 for none)."""
     cells: list[Cell] = field(default_factory=list[Cell])
     """Cells run so far, in order."""
     complete: bool = True
-    """False if there were more cells than are remembered; then none are kept."""
+    """False if there were more cells than the bounds allow. No cells are kept then."""
     size: int = 0
     """Characters of the cells together."""
     head: ScheduledCall | None = None
@@ -81,7 +81,7 @@ class Session:
     line: ArrivalQueue[ScheduledCall] = field(default_factory=ArrivalQueue["ScheduledCall"])
     """Other open calls, in order of arrival."""
     copies: list[tuple[str, Future[None]]] = field(default_factory=list[tuple[str, "Future[None]"]])
-    """Copies to be made when its running call has ended: (name, future)."""
+    """Copies to be made when the session's running call has ended: (name, future)."""
     ended: bool = False
     """True if the session was ended and only its running call is still open."""
 
@@ -108,13 +108,13 @@ class Visit:
     cells: list[Cell] = field(default_factory=list[Cell])
     """Cells to be run again before the call's own code."""
     fresh: bool = False
-    """True until a work is to start the process."""
+    """True if the next work has to start a new process."""
     index: int = 0
-    """Index in `cells` of the next one to be run again."""
+    """Index in `cells` of the next cell to be run again."""
     numbers: list[int] = field(default_factory=list[int])
     """Numbers of `cells` among the session's cells, from 1."""
     changed: set[int] = field(default_factory=set[int])
-    """Numbers of the cells that had another result."""
+    """Numbers of the cells whose result was different from the previous one."""
     rebuilds: int = 0
     """Number of times that the rebuild has started over."""
 
@@ -126,8 +126,8 @@ class Visit:
         return self.index < len(self.cells)
 
     def replayed(self, result: ExecutionResult, *, alive: bool) -> None:
-        """Process the result of a cell that was run again. If it ended the process, the other cells
-        are to be run in a new one.
+        """Process the result of a cell that was run again. If the cell ended the process, the other
+        cells are to be run in a new process.
         """
         cell = self.cells[self.index]
         as_before = cell.digest == result.digest
@@ -149,8 +149,8 @@ class Visit:
 
 
 class SessionTable:
-    """Sessions by name. Does not start or end processes itself: it lists those to be ended. Not
-    thread-safe.
+    """Sessions by name. The table starts and ends no processes: `unwanted` lists those to be ended.
+    Not thread-safe.
     """
 
     def __init__(self, most_living: int, bounds: Bounds) -> None:
@@ -166,9 +166,9 @@ class SessionTable:
         self._asleep = BoundedMap[str, Session](
             bounds.sessions, lambda session: session.size, bounds.sessions_bytes
         )
-        """Sessions without a process and an open call, longest idle first."""
+        """Sessions without a process and without an open call, longest idle first."""
         self.unwanted: list[int] = []
-        """Numbers of processes to be ended; the caller removes them."""
+        """Numbers of processes to be ended. The caller ends them and empties the list."""
 
     @property
     def living(self) -> int:
@@ -182,7 +182,7 @@ class SessionTable:
         return self._named.get(name)
 
     def enter(self, name: str, run: str, seed: int) -> Session:
-        """Return the session of that name for a new call. If it is new, it belongs to `run`."""
+        """Return the session `name` for a new call. A new session belongs to `run`."""
         session = self._named.get(name)
         if session is None:
             session = self._named[name] = Session(name, run, seed)
@@ -191,8 +191,8 @@ class SessionTable:
         return session
 
     def visit(self, session: Session, history: tuple[Cell, ...] | None) -> Visit:
-        """Return a visit for a call that starts now: with the session's process if that is in its
-        state, else with one to be rebuilt.
+        """Return a visit for a call that starts now. It uses the session's process if the process
+        has run exactly the session's cells, else a new process in which they are run again.
         """
         self._queued.pop(session.number, None)
         if history is not None and not _same(session, history):
@@ -201,8 +201,8 @@ class SessionTable:
         if session.number:
             first = session.complete and not session.cells
             return Visit(session, SessionState.NEW if first else SessionState.KEPT)
-        # Idle processes make room first, then of sessions with waiting calls the latest, whose turn
-        # is likely to be last.
+        # Idle processes make room first. If there are none, the process of the session that was
+        # queued last makes room, since its call probably has its turn last.
         while len(self._living) >= self._most_living and (self._idle or self._queued):
             self.kill(
                 next(iter(self._idle.values()))
@@ -225,13 +225,13 @@ class SessionTable:
         return bool(session.number) and result.status not in _DEADLY
 
     def kill(self, session: Session) -> None:
-        """Mark the process of a session as to be ended."""
+        """Put the process of a session on the list of those to be ended."""
         if session.number:
             self.unwanted.append(session.number)
             self.died(session.number)
 
     def died(self, number: int) -> None:
-        """Note the end of a process; an unknown number is no error."""
+        """Note the end of a process. An unknown number is ignored."""
         session = self._living.pop(number, None)
         if session is None:
             return
@@ -261,14 +261,15 @@ class SessionTable:
         another run.
         """
         old = self._named.get(target)
-        if old is not None and old.run != source.run:  # it was made while the source's call ran
+        # another run may have made `target` while the call of `source` ran
+        if old is not None and old.run != source.run:
             raise HrmError(
                 f"The session {target!r} belongs to another run.",
                 "Choose another name for the copy.",
             )
         if old is not None and old.head is not None:
             raise HrmError(
-                f"The session {target!r} has calls under way: it cannot become a copy of"
+                f"The session {target!r} has open calls, so it cannot be replaced by a copy of"
                 f" {source.name!r}."
             )
         self.end(target)
@@ -291,7 +292,7 @@ class SessionTable:
         return session
 
     def _wake(self, session: Session) -> bool:
-        """Take a session out of the idle ones; False if it was not idle."""
+        """Remove a session from the idle ones. False if it was not idle."""
         return (
             self._asleep.pop(session.name, None) is not None
             or self._idle.pop(session.number, None) is not None
@@ -316,10 +317,12 @@ def _same(session: Session, history: tuple[Cell, ...]) -> bool:
 
 
 Waiter = Callable[[ExecutionResult], None]
-"""Callback for the outcome, called once, on any thread. Must be quick and must not raise."""
+"""Callback for the outcome, called once, on any thread. It must be quick and must not raise."""
 _SEED_BITS = 32
 _random = random.Random()
-"""Separate generator: the global one may be seeded by a trainer and must not be drawn from."""
+"""Separate generator. A trainer may have seeded the global generator, and a draw from it would
+change the trainer's numbers.
+"""
 
 
 class Stage(Enum):
@@ -330,7 +333,9 @@ class Stage(Enum):
     RUNNING = 2
     """The call has a slot."""
     ENDED = 3
-    """The callers have the outcome, or left. The slot is taken until the workers are done."""
+    """The callers have the outcome, or have left. The call keeps its slot until the workers are
+    done.
+    """
 
 
 class Queue(Protocol):
@@ -341,7 +346,7 @@ class Queue(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SlotJob(Work):
-    """Work that may be killed once it was handed to the workers."""
+    """Work that can be killed as soon as the workers have it."""
 
     handed: bool = False
     """True once the workers have accepted it."""
@@ -358,29 +363,29 @@ class ScheduledCall:
     arrived: float
     """Time of arrival, by the monotonic clock."""
     deadline: float | None = None
-    """Latest start, by the monotonic clock (None waits as long as it takes)."""
+    """Latest start, by the monotonic clock (None: the call waits without limit)."""
     waiters: list[Waiter] = field(default_factory=list[Waiter])
-    """Callbacks for the outcome; several if one id was submitted again."""
+    """Callbacks for the outcome. There are several if the call's id was submitted again."""
     stage: Stage = Stage.WAITING
     """Stage of the call."""
     queue: Queue | None = None
-    """Queue that it waits in (None once it has begun)."""
+    """Queue that the call waits in (None once the call has begun)."""
     session: Session | None = None
-    """Session that it belongs to (None outside sessions)."""
+    """Session that the call belongs to (None outside sessions)."""
     visit: Visit | None = None
-    """Use of the session's process (None until it begins, and outside sessions)."""
+    """Use of the session's process (None until the call begins, and outside sessions)."""
     holds: bool = False
-    """True while it holds a slot."""
+    """True while the call holds a slot."""
     attempt: int = 0
-    """Number of the attempt, from 1, counted when it gets a slot."""
+    """Number of the attempt, from 1, counted when the call gets a slot (0 before)."""
     begun: float = 0.0
-    """Start of its own code, by the monotonic clock."""
+    """Start of the call's own code, by the monotonic clock."""
     step: int = 0
-    """Number of its latest work. Rebuilding a session may take many before the call's own code is
-    run.
+    """Number of the latest work. A call may need many works, since each cell of a session that is
+    rebuilt is a work.
     """
     work: SlotJob | None = None
-    """Current work (None while it has none)."""
+    """Current work (None while the workers have none of this call)."""
     unwanted: bool = False
     """True if the work is to be killed as soon as possible."""
 
@@ -392,8 +397,8 @@ class ScheduledCall:
 def seed_of(name: str | None) -> int:
     """Seed for a session or call name, equal in every process (random if `name` is None).
 
-    The part after a `~` is ignored: the session of a fork runs the cells of another session again
-    and needs the same numbers.
+    The part after a `~` is ignored, so that the session of a fork has the seed of the session whose
+    cells it runs again.
     """
     if name is None:
         return _random.getrandbits(_SEED_BITS)

@@ -22,27 +22,27 @@ class Work:
     limits: Limits
     """Resource limits of the code."""
     done: Callable[[ExecutionResult, bool], None]
-    """Callback, called once from any thread, with the outcome and True if the call was lost: the
-    infrastructure failed before the code had begun to act. The caller sets `queued_seconds`,
-    `attempt` and `session` of the outcome.
+    """Callback with two arguments: the outcome, and True if the call was lost, which means that the
+    infrastructure failed before the code had begun to act. It is called once, from any thread. The
+    callback's owner sets `queued_seconds`, `attempt` and `session` of the outcome.
     """
     session: int = 0
-    """Number of the session whose process runs it (0 for a fresh process)."""
+    """Number of the session whose process runs the code (0 for a fresh process)."""
     fresh: bool = False
-    """True if the session's process is to be started by this call. If it is false and the process
-    is gone, the call is lost.
+    """True if this work starts the session's process. If it is false and the process is gone, the
+    call is lost.
     """
     seed: int = 0
     """Seed of the snippet's random generators. In a session, the seed of its first call counts."""
     again: bool = False
-    """True if the call was lost before. It gets a new slot, since existing ones may be dying
+    """True if the call was lost before. It then gets a new slot, since existing slots may be dying
     too.
     """
 
 
 class Workers(Protocol):
-    """Processes that run snippets. Thread-safe. Never blocks longer than the start of a process
-    takes.
+    """Processes that run snippets. Thread-safe. No method but `responds` and `close` blocks longer
+    than the start of a process takes.
     """
 
     @property
@@ -58,19 +58,19 @@ class Workers(Protocol):
         ...
 
     slots: int
-    """Number of works that may run at once, which the caller must not exceed. Idle sessions do not
-    count.
+    """Number of works that may run at once. The caller must not start more. Idle sessions do not
+    count as works.
     """
     slot_deaths: int
     """Number of slots that died and were replaced so far."""
 
     def start(self, work: Work) -> None:
-        """Start `work`; one at a time per session."""
+        """Start `work`. A session may have only one work at a time."""
         ...
 
     def kill(self, work: Work) -> None:
-        """Kill a work that was started; `done` is called with `infrastructure`. Harmless if it has
-        ended.
+        """Kill a work that was started. Its `done` is called with status `infrastructure`. Harmless
+        if the work has ended.
         """
         ...
 
@@ -79,17 +79,17 @@ class Workers(Protocol):
         ...
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
-        """Set a callback for the end of a session's process. It is called before `done` if a call
-        ended the process.
+        """Set a callback for the end of a session's process. If a work ended the process, the
+        callback is called before `done` of the work.
         """
         ...
 
     def responds(self, seconds: float) -> bool:
-        """True if the serving thread responds within `seconds`; blocks until then. False once it is
-        closed.
+        """True if the serving thread responds within `seconds`. Blocks until it does. False once
+        the workers are closed.
         """
         ...
 
     def close(self) -> None:
-        """Kill all that still runs; every open work ends with status `infrastructure`."""
+        """Kill all processes. Every open work ends with status `infrastructure`."""
         ...

@@ -130,7 +130,7 @@ def test_mistakes_are_told(hrm: Command, flags: tuple[str, ...], said: str) -> N
 def test_a_port_that_is_taken(hrm: Command, serve: Serve) -> None:
     _, (line,) = serve("--port", "0", "--json")
     outcome = hrm("environment", "serve", "--port", json.loads(line)["url"].rpartition(":")[2])
-    assert outcome.code == 2 and "Nothing can listen" in outcome.err
+    assert outcome.code == 2 and "Cannot listen" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ async def test_the_level_is_the_weakest_node_s_and_one_below_the_least_is_left_o
     with caplog.at_level(logging.WARNING):
         strong = RayEnvironment(factory=workers, isolation=Isolation.L2)
     assert (strong.isolation, len(by_node(strong, "slots"))) == ("L3", 1)
-    assert "is left out: it isolates at L1, less than L2" in caplog.text
+    assert "is left out: it isolates at level L1, less than the accepted minimum L2" in caplog.text
     await strong.close()
 
     def none() -> ThreadWorkers:

@@ -129,7 +129,7 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "there is no client"),
+        ("", "the file has no client"),
         ("[a", "is not TOML"),
         ("[a]", "a.token_sha256: Field required"),
         ("[a]\ntoken_sha256 = 'x'", "a.token_sha256"),
@@ -138,7 +138,7 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
         (f"['a/b']\ntoken_sha256 = '{'0' * 64}'", "'a/b' cannot be the name"),
         (
             f"[a]\ntoken_sha256 = '{'0' * 64}'\n[b]\ntoken_sha256 = '{'0' * 64}'",
-            "two clients have one token",
+            "two clients have the same token",
         ),
     ],
 )

@@ -394,7 +394,7 @@ async def test_what_is_not_what_it_should_be(
     assert RemoteEnvironment(http_.url).isolation == http_.local.isolation
     with pytest.raises(HrmError, match="no token"):  # another machine is not told this one's
         token_for(parse_address("http://192.0.2.1:8742"), None)
-    with pytest.raises(HrmError, match="at least L3 is required"):
+    with pytest.raises(HrmError, match="less than the required L3"):
         RemoteEnvironment(http_.url, token=TOKEN, least=_above(http_.local.isolation))
     assert TOKEN not in repr(RemoteEnvironment(http_.url, token=TOKEN))
 
