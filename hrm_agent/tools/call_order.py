@@ -1,8 +1,8 @@
 """Order of calls that share a resource: one at a time, first come, first served.
 
 The order holds across event loops and threads. LangGraph runs the calls of a message in parallel,
-in tasks of one loop or in threads, and they arrive in any order. So a call waits briefly for the
-calls before it in its message.
+in tasks of one loop or in threads, so they arrive in any order. To keep their order in the message,
+a call waits briefly until the calls before it have arrived.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hrm_agent.langgraph_format import READ
 __all__ = ["OrderedAccess", "calls_before"]
 
 SECONDS_TO_COME = 0.25
-"""Longest wait in seconds for earlier calls. A call that was refused, or ended before a crash,
-never arrives.
+"""Longest wait in seconds for earlier calls. The wait is limited because an earlier call may never
+arrive: it was refused, or it ended before a crash.
 """
 SECONDS_BETWEEN_LOOKS = 0.002
 _REMEMBERED = 1024
@@ -45,7 +45,7 @@ class OrderedAccess:
         self, shared: tuple[str, ...], step: tuple[str, ...], call_id: str, before: Collection[str]
     ) -> AsyncGenerator[None]:
         """Hold the resource `shared` inside the block. `before`: ids of the calls of the same
-        `step` that have it first.
+        `step` that get the resource first.
         """
         for _ in range(int(SECONDS_TO_COME / SECONDS_BETWEEN_LOOKS)):
             with self._lock:
@@ -70,18 +70,18 @@ class OrderedAccess:
 
 
 def _admit(queue: deque[Future[None]]) -> None:
-    """Admit the first call of a queue. A cancelled call leaves the queue itself and admits the
-    next.
+    """Admit the first call of a queue. A cancelled call is not admitted: it leaves the queue by
+    itself, and then admits the next.
     """
     if queue and not queue[0].done() and queue[0].set_running_or_notify_cancel():
         queue[0].set_result(None)
 
 
 def calls_before(tool_call_id: str, name: str, config: RunnableConfig) -> Sequence[str]:
-    """Ids of the calls of the tool `name` before a call in its message. Empty if the message is not
-    available.
+    """Ids of the calls of the tool `name` that come before a call in its message (empty if the
+    message is not available).
 
-    LangGraph lets every node read its graph's state, for conditional edges.
+    The message is in the graph's state, which LangGraph lets every node read for conditional edges.
     """
     read: Any = config.get("configurable", {}).get(READ)
     try:

@@ -1,16 +1,16 @@
-"""Recording of tools that are unaware of it: each call runs once, and is then answered from its
+"""Recording of tools that do not know of it: each call runs once, and is then answered from its
 record.
 
 A plain LangChain tool is run by LangGraph's prebuilt ToolNode or by a node itself. Inside a
 recording, the call is written before it runs, and again with its whole output when it has ended. A
-node that runs again after a crash gets that output, and the effects of the call on the graph are
+node that runs again after a crash gets this output, and the call's effects on the graph are
 repeated (`hrm_agent.tools.graph_effects`). A call is run again if it raised, or if its output
 cannot be stored (`hrm_agent.tools.output_codec`). A typed failure (`hrm_agent.tools.failures`) is
 an output, which the model is shown.
 
 `BaseTool.run` and `arun` are wrapped once per process. The wrappers do nothing outside of a
-recording, or for tools that record themselves or are recorded by `run_tool_calls`. Tools that are
-not LangChain tools are not recorded.
+recording, for tools that record themselves, and for calls that `run_tool_calls` records. Tools that
+are not LangChain tools are not recorded.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _by_caller: ContextVar[str | None] = ContextVar("hrm_agent_recorded_tool_call", 
 
 @functools.cache
 def record_external_tools() -> None:
-    """Record tools that are run inside a recording, from now on. It takes effect once per
-    process.
+    """Record, from now on, the calls of tools inside a recording. Further calls of this function
+    change nothing.
     """
     tool: Any = BaseTool
     inner_run, inner_arun = tool.run, tool.arun
@@ -86,7 +86,7 @@ def record_external_tools() -> None:
         recording, call = _call(self, tool_input, options, config)
         if recording is None or call is None:
             return await inner_arun(self, tool_input, *args, **options)
-        while not acquire(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
+        while not acquire(recording, call):  # noqa: ASYNC110  # the key's holder may run on another loop
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         with holding(recording, call):
             run = _ExternalRun(recording, call, self, options.get("tool_call_id"), config)
@@ -101,8 +101,8 @@ def record_external_tools() -> None:
 
 @contextmanager
 def recorded_by_caller(tool_call_id: str) -> Generator[None]:
-    """Do not record the call with this id inside the block, as the caller records it. Calls that it
-    makes itself are recorded.
+    """Do not record the call with this id inside the block, since the caller records it. Further
+    calls that the tool makes are recorded.
     """
     token = _by_caller.set(tool_call_id)
     try:
@@ -114,7 +114,9 @@ def recorded_by_caller(tool_call_id: str) -> Generator[None]:
 def _call(
     tool: BaseTool, given: Any, options: dict[str, Any], config: RunnableConfig
 ) -> tuple[Recording | None, ToolCall | None]:
-    """Recording of a call, and the call (both None if it is recorded elsewhere, or not at all)."""
+    """Pair (recording, call) for a call to be recorded by the wrapper. Both are None if the call is
+    recorded elsewhere, or not at all.
+    """
     recording, metadata = open_recording(), config.get("metadata")
     tool_call_id = options.get("tool_call_id")
     by_caller = tool_call_id is not None and tool_call_id == _by_caller.get()
@@ -137,11 +139,11 @@ def _call(
 
 
 class _ExternalRun:
-    """One call of an external tool. It returns a recorded output, or writes the record when the
-    call ends.
+    """One call of an external tool. The output comes from the record of an earlier run. If there is
+    none, the tool runs, and the record is written when the call ends.
 
-    An error that is not the tool's fault leaves the call running on record. A typed failure answers
-    a model's call, which has an id. If a node called the tool itself, the failure is raised.
+    An error that is not the tool's fault leaves the record unfinished. A typed failure answers a
+    model's call, which has an id. If a node called the tool itself, the failure is raised.
     """
 
     def __init__(
@@ -179,22 +181,22 @@ class _ExternalRun:
         return False
 
     def _read(self, call: ToolCall) -> str:
-        """Read the output, or in a replay the error. Returns the reason if it cannot be read, else
-        an empty text.
+        """Read the recorded output, or in a replay the recorded error. Returns the reason if it
+        cannot be read (empty if it can).
         """
         record, output = self._begun, self._begun.output or {}
         if is_answer(output):
             try:
                 self.output = _for_call(self._codec.unpack(output), call)
                 return ""
-            except Exception as error:  # a type that was moved since
+            except Exception as error:  # a type may have been moved since
                 output = {"reason": str(error)}
         if self._recording.replaying and "raised" in output:
             self._error = raised(output)
             if isinstance(self._error, ToolFailure) and record.status is not None:
                 self._error.status = record.status
             return ""
-        # better than a second effect
+        # the text alone is given back: another run of the tool would repeat its external effect
         if call.idempotency_key is not None and record.status is ToolStatus.OK:
             self.output = ToolMessage(
                 record.content, name=call.name, tool_call_id=call.tool_call_id
@@ -220,7 +222,7 @@ class _ExternalRun:
             )
         elif isinstance(error, ToolFailure) and self._answers is None:
             self._end(error.status, str(error), pack_error(error))
-        elif isinstance(error, ToolFailure):  # the model is shown it
+        elif isinstance(error, ToolFailure):  # the failure becomes a message for the model
             self.output = ToolMessage(
                 str(error),
                 name=self._begun.name,
@@ -246,7 +248,9 @@ class _ExternalRun:
 
 
 def _for_call(output: Any, call: ToolCall) -> Any:
-    """Output as the answer to this call, if an idempotency key found it under another call's id."""
+    """Output as the answer to `call`. An output that was found by its idempotency key may have the
+    id of another call, which is replaced.
+    """
     if isinstance(output, ToolMessage) and output.tool_call_id != call.tool_call_id:
         return output.model_copy(update={"tool_call_id": call.tool_call_id, "id": None})
     return output

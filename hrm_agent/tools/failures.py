@@ -47,8 +47,9 @@ class ToolFailure(Exception):
 def limited(*, seconds: float) -> Callable[[_Tool], _Tool]:
     """Limit the time of each call of a tool. A call that exceeds it ends as `timeout`.
 
-    An async tool is cancelled. A thread cannot be: the result of a late sync tool is dropped, and
-    its late effects are not on record. Such a tool should have its own time limit for waiting.
+    A late async tool is cancelled. A late sync tool cannot be cancelled, since it runs in a thread:
+    its result is dropped, and its late effects are not on record. A sync tool should limit its own
+    waits as well.
     """
 
     def declare(tool: _Tool) -> _Tool:
@@ -91,7 +92,7 @@ def _in_thread(function: Callable[..., _Result], seconds: float) -> Callable[...
         try:
             return future.result(seconds)
         except FutureTimeoutError as error:
-            if future.done():  # raised by the tool itself
+            if future.done():  # the tool itself raised this error
                 raise
             raise _late(seconds) from error
 

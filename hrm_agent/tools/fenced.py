@@ -1,13 +1,13 @@
 """Tool calls of models that cannot call tools: the Python in their fenced blocks is the call.
 
-A block becomes a call of the tool. Its id is made from the id of the model's call and the block's
-position. So it has the same typed outcome and record as any call, and resumed runs and replays find
-it. The message itself is recorded as the model wrote it: text, whose tokens are trained like any
-other.
+A block becomes a call of the tool. The call's id is made from the id of the model's call and the
+block's position, so resumed runs and replays find its record. It has a typed outcome and a record
+like any other call. The message itself is recorded as the model wrote it: as text, whose tokens are
+trained like any others.
 
 The results go back as one plain user message, which every chat template supports. Each result is in
-a fence that is longer than any fence in it. Tags with a meaning in a model's answer are written as
-`&lt;answer>`.
+a fence that is longer than any fence in the result. Tags with a meaning in a model's answer are
+escaped in it, as in `&lt;answer>`.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def fenced_calls(message: AIMessage, tool: str) -> list[AIMessage]:
 async def run_fenced_blocks(
     message: AIMessage, tool: BaseTool, config: RunnableConfig
 ) -> HumanMessage:
-    """Run the blocks of `message` in order, up to the first that fails. Later blocks were written
-    for its success.
+    """Run the blocks of `message` in order, up to the first that fails. The blocks after it are not
+    run, since the model wrote them for the case that it succeeds.
 
-    The text for the model is bounded by the tool's own limit and the number of blocks. The metadata
-    has the start and end time of the tool's work.
+    The length of the text for the model is limited by the tool's own limit and the number of
+    blocks. The message's metadata has the start and end time of the tool's work.
     """
     calls, results = fenced_calls(message, tool.name), list[ToolMessage]()
     for call in calls:

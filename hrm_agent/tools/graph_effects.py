@@ -1,13 +1,14 @@
 """Effects of a tool on the graph around it, besides its result: recorded while it runs, repeated
 from the record.
 
-A tool asks the user (`interrupt`), streams events, puts items into the graph's store, and runs
-subgraphs and functional tasks. LangGraph counts some of this within the task around the tool: an
-answer belongs to a question by its number. So a call that is answered from the record has to repeat
-its effects. Otherwise the node's next question would get this one's answer.
+A tool may ask the user (`interrupt`), stream events, put items into the graph's store, and run
+subgraphs and functional tasks. LangGraph numbers some of this within the task around the tool. For
+example, an answer belongs to the question with its number. So a call that is answered from the
+record has to repeat its effects: without its question, the node's next question would get the
+answer to it.
 
 Events of subgraphs that a tool runs are not recorded, as their steps are checkpoints. Writes to a
-store outside of the process are not recorded either, as it still has them.
+store outside of the process are not recorded either, as the store still has them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from hrm_agent.trajectory.recording import TaskQuestions
 __all__ = ["GraphEffects", "repeat_effects"]
 
 MOST_EVENTS = 1000
-"""Most recorded events of one call. Events are only shown again and affect nothing."""
+"""Maximum number of recorded events of one call. Later events can be left out, since events are
+only shown again and affect nothing.
+"""
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
@@ -51,7 +54,9 @@ class GraphEffects:
         codec: OutputCodec,
         drawn: Sequence[int] = (),
     ) -> None:
-        """`drawn`: numbers of questions that the call already has. It gets these first."""
+        """`drawn`: numbers of questions that an earlier run of the call has asked. The call's first
+        questions get these numbers again.
+        """
         self._pad: Any = (config.get("configurable") or {}).get(SCRATCHPAD)
         self._recording, self._identity = recording, identity
         self._codec, self._drawn = codec, [*drawn]
@@ -69,7 +74,9 @@ class GraphEffects:
         """Config to run the tool with."""
 
     def arguments(self, given: Any) -> Any:
-        """Arguments of the tool, with injected ones (runtime, store) observed."""
+        """Arguments of the tool. Injected ones (runtime, store) are replaced by objects that record
+        their use.
+        """
         if self._pad is None or not isinstance(given, dict):
             return given
         arguments = cast("dict[str, Any]", given)
@@ -92,10 +99,10 @@ class GraphEffects:
         return tuple(question["number"] for question in self._questions)
 
     def ask(self, effect: Mapping[str, Any]) -> bool:
-        """Ask a recorded question again. True if its answer is the recorded one.
+        """Ask a recorded question again. True if the answer is the recorded one.
 
-        Also true if the call ended without an answer, as it then caught its interrupt. Raises
-        LangGraph's `GraphInterrupt` while the answer is missing.
+        Also true if neither this question nor the recorded one got an answer: the tool had caught
+        the interrupt. Raises LangGraph's `GraphInterrupt` while a recorded answer is missing now.
         """
         self._wanted = effect["number"]
         schema = {"response_schema": effect["schema"]} if "schema" in effect else {}
@@ -142,8 +149,8 @@ class GraphEffects:
                     self._recording.not_run(self._identity, name, counters[name]())
 
     def _take(self, number: int) -> int:
-        """Draw the number that a question had. Lower ones are kept for the parallel calls that will
-        ask for them.
+        """Draw the number that a question had. Lower numbers drawn on the way are kept for the
+        parallel calls that will ask for them.
         """
         with suppress(ValueError):
             self._of_task.passed.remove(number)
@@ -166,14 +173,14 @@ class GraphEffects:
         observed: dict[str, Any] = {SCRATCHPAD: replace(self._pad, **counters)}
         if SEND in given:
             observed[SEND] = self._sending(given[SEND])
-        if CALL in given:  # it draws from the task's own counter, not the observed one
+        if CALL in given:  # this function draws from the task's own counter, not the observed one
             observed[CALL] = self._counting("tasks", given[CALL])
         if (runtime := given.get(RUNTIME)) is not None:
             observed[RUNTIME] = runtime.override(**self._observers(runtime))
         return {**config, "configurable": {**given, **observed}}
 
     def _injected(self, value: Any) -> Any:
-        if type(value).__module__ == "builtins":  # as from a model
+        if type(value).__module__ == "builtins":  # an argument from a model, not an injected one
             return value
         if isinstance(value, BaseStore):
             return self._keeping(value)
@@ -205,8 +212,8 @@ class GraphEffects:
         return number
 
     def _next_number(self) -> int:
-        """Number of the next question: one that this call already has, one that a parallel call
-        skipped, or a new one.
+        """Number of the next question: a number that an earlier run of this call had, one that a
+        parallel call has skipped, or a new one.
         """
         if (wanted := self._wanted) is not None:
             self._wanted = None
@@ -233,8 +240,8 @@ class GraphEffects:
         return sent
 
     def _says_less(self, channel: str, value: Any) -> bool:
-        """True if there are fewer answers than were written before. LangGraph would keep these, as
-        the last ones written.
+        """True if a write of answers has fewer of them than an earlier write. It has to be dropped,
+        since LangGraph keeps the last write.
         """
         if channel != RESUME:
             return False
@@ -254,8 +261,8 @@ class GraphEffects:
         return told
 
     def _keeping(self, store: Any) -> Any:
-        """Observe a store in memory, which is empty in another process. Other stores keep their
-        items.
+        """Wrap a store in memory, so that its writes are recorded: in another process it is empty.
+        Other stores keep their items and are unchanged.
         """
         return _ObservedStore(store, self._kept) if isinstance(store, InMemoryStore) else store
 
@@ -266,7 +273,7 @@ class GraphEffects:
 
 
 class _ObservedStore(BaseStore):
-    """LangGraph store whose writes are recorded. It appears as an instance of the wrapped store's
+    """LangGraph store whose writes are recorded. To `isinstance` it is of the wrapped store's
     class.
     """
 
@@ -303,10 +310,10 @@ def repeat_effects(
 ) -> tuple[int, ...] | None:
     """Repeat the effects of the call `ended` on the graph, for the call `asked`.
 
-    Returns None on success. Otherwise the call has to be run again, as a question now has another
-    answer or something could not be stored. The numbers of its questions are then returned. A call
-    with an idempotency key that ended well is never run again. Raises LangGraph's `GraphInterrupt`
-    while an answer is missing.
+    Returns None if the record can answer the call. If a question now has a different answer, or if
+    an effect could not be stored, the call has to be run again, and the numbers of its questions
+    are returned. A call with an idempotency key that ended well is never run again. Raises
+    LangGraph's `GraphInterrupt` while an answer is missing.
     """
     configurable: dict[str, Any] = config.get("configurable") or {}
     if not ended.graph_effects or SCRATCHPAD not in configurable:

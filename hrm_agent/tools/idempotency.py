@@ -5,9 +5,10 @@
     def pay(order_id: str, amount: float) -> str:
         return httpx.post(URL, headers={"Idempotency-Key": idempotency_key()}, ...).text
 
-If a call with the same key ended well in the same thread, its record answers the call, from any
-task or branch. No record can show whether an interrupted call had its effect. It is run again under
-the same key, so a backend that is given the key can recognise it.
+If an earlier call of the same thread has the same key and ended well, its record answers the call,
+whatever task or branch it was in. After an interrupted call, no record can show whether the call
+had its effect. Such a call is run again under the same key, so a backend that is given the key can
+recognise it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ __all__ = ["idempotency_key", "idempotent", "key_of", "under_way"]
 
 _Tool = TypeVar("_Tool", bound=BaseTool)
 _KEY = "hrm_agent_idempotency_key"
-"""Key in a tool's metadata for the name of an argument, or a function of the arguments."""
+"""Key in a tool's metadata. Its value is the name of an argument, or a function of the arguments.
+"""
 _under_way: ContextVar[str | None] = ContextVar("hrm_agent_tool_call", default=None)
 
 
@@ -48,21 +50,21 @@ def idempotent(key: str | Callable[[Mapping[str, Any]], str]) -> Callable[[_Tool
 
 
 def idempotency_key() -> str:
-    """Key of the call that is running, the same on every attempt. It is the call's own id if the
-    tool declares no key.
+    """Key of the running call, the same on every attempt. If the tool declares no key, it is the
+    call's own id.
 
     Raises `ConfigError` outside of a recorded call.
     """
     key = _under_way.get()
     if key is None:
         raise ConfigError(
-            "No recorded tool call is under way.", "Call the tool from a graph, in a recorded run."
+            "No recorded tool call is running.", "Call the tool from a graph, in a recorded run."
         )
     return key
 
 
 def key_of(tool: BaseTool, arguments: Mapping[str, Any] | str) -> str | None:
-    """Key of a call of `tool` (None if it declares none). Tools do not share keys."""
+    """Key of a call of `tool` (None if the tool declares none). Tools do not share keys."""
     declared: Any = (tool.metadata or {}).get(_KEY)
     if declared is None or isinstance(arguments, str):
         return None
@@ -73,7 +75,7 @@ def key_of(tool: BaseTool, arguments: Mapping[str, Any] | str) -> str | None:
 
 @contextmanager
 def under_way(call: ToolCall) -> Generator[None]:
-    """Set the key that `idempotency_key` returns to that of `call` inside the block."""
+    """Make `idempotency_key` return the key of `call` inside the block."""
     token = _under_way.set(call.idempotency_key or call.id)
     try:
         yield

@@ -1,8 +1,8 @@
 """Custom tools, as objects or by name: LangChain tools, retrievers, or lists of these.
 
-A retriever becomes a tool with one argument, `query`, that returns its documents. Its name and
-description come from its class. For better ones, make the tool with `create_retriever_tool` of
-langchain-core.
+A retriever becomes a tool with one argument, `query`, that returns the retriever's documents. The
+tool's name and description are made from the name of the retriever's class. To choose them, make
+the tool with `create_retriever_tool` of langchain-core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load_tools(names: str | Sequence[str]) -> tuple[BaseTool, ...]:
 
 def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
     """Convert tools and retrievers to tools with distinct names. Raises `ConfigError` for invalid
-    ones, and for injected arguments.
+    or equal names, for other objects, and for arguments that only a ToolNode fills in.
     """
     tools = list[BaseTool]()
     for one in given:
@@ -66,7 +66,8 @@ def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
     for name in names:
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"{name!r} is no name for a tool.", "Use at most 64 letters, digits, `_` and `-`."
+                f"{name!r} is not a valid name of a tool.",
+                "Use at most 64 letters, digits, `_` and `-`.",
             )
         if names.count(name) > 1:
             raise ConfigError(
@@ -75,16 +76,16 @@ def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
     for tool in tools:
         if injected := _injected(tool):
             raise ConfigError(
-                f"The argument {injected!r} of the tool {tool.name!r} is filled in by LangGraph's"
-                " ToolNode, not here.",
-                "Give it a default, or make a tool without it.",
+                f"The argument {injected!r} of the tool {tool.name!r} is required, and only"
+                " LangGraph's ToolNode would fill it in, which does not run this tool.",
+                "Give the argument a default, or make a tool without it.",
             )
     return tuple(tools)
 
 
 def _injected(tool: BaseTool) -> str:
-    """Name of a required argument that only a ToolNode would fill in (empty if there is none). The
-    id of the call is exempt, as every tool gets it.
+    """Name of a required argument that only a ToolNode would fill in (empty if there is none). An
+    argument for the call's id is allowed, as every tool gets the id.
     """
     fields: dict[str, FieldInfo] = getattr(tool.get_input_schema(), "model_fields", {})
     for name, field in fields.items():

@@ -6,8 +6,8 @@ text files.
 
 It answers the part of MediaWiki's API that `hrm_agent.tools.mediawiki` uses, and shows its pages to
 a browser. The title of a page is the heading `# Title` in its first line, or else its file name.
-`#REDIRECT [[Title]]` is a redirect. Files are read again for each request. The revision of a page
-is made from its text, and older revisions are not kept.
+`#REDIRECT [[Title]]` is a redirect. Files are read again for each request. The revision number of a
+page is made from its text, and older revisions are not kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class LocalWiki:
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise RetrievalError(
-                f"{folder} is not a folder.", "A local wiki serves the .md and .txt files in one."
+                f"{folder} is not a folder.",
+                "Name a folder. A local wiki serves the .md and .txt files in it.",
             )
         try:
             self._server = _Server(
@@ -82,7 +83,7 @@ class LocalWiki:
         for file in sorted(self._folder.rglob("*")):
             if file.suffix not in (".md", ".txt"):
                 continue
-            with suppress(OSError):  # a folder, or not readable, or deleted meanwhile
+            with suppress(OSError):  # the path is a folder, is unreadable, or was just deleted
                 text = file.read_text(encoding="utf-8", errors="replace").strip()
                 name = str(file.relative_to(self._folder).with_suffix(""))
                 if text.startswith("# "):
@@ -194,7 +195,9 @@ def _title(name: str) -> str:
 
 
 def _followed(pages: dict[str, _LocalPage], title: str, passed: dict[str, str]) -> str:
-    """Title after redirects, which are added to `passed`. If they form a cycle, one title of it."""
+    """Title after following redirects, which are added to `passed`. If the redirects form a cycle,
+    any title of the cycle.
+    """
     while title in pages and title not in passed and (to := _REDIRECT.match(pages[title].text)):
         passed[title] = _title(to[1])
         title = passed[title]
@@ -202,8 +205,8 @@ def _followed(pages: dict[str, _LocalPage], title: str, passed: dict[str, str]) 
 
 
 def _found(pages: dict[str, _LocalPage], asked: dict[str, str]) -> list[dict[str, Any]]:
-    """Hits for a search: pages that have all the words, highest share of the text first. With
-    `nearmatch`, it is the page with this title.
+    """Hits for a search: pages that have all the words. Pages where the words are the largest share
+    of the text come first. With `srwhat=nearmatch`, the only hit is the page with this title.
     """
     query, words = _title(asked.get("srsearch", "")).casefold(), set[str]()
     found = [page for page in pages.values() if page.title.casefold() == query]

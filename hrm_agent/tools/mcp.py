@@ -3,10 +3,10 @@
     TOOLS = mcp_tools("uvx mcp-server-time")
     TOOLS = mcp_tools("https://example.org/mcp", listing="tools.json")
 
-Requires the extra `mcp`. Each call opens a session of its own and closes it. So a server with a
-command is started for each call, keeps nothing between calls, and leaves no process behind. A
-server's text is untrusted: each description is cut to one line, and users of its answers must treat
-them as data.
+Requires the extra `mcp`. Each call opens a session of its own and closes it. So a server that is
+given by a command is started for each call, keeps nothing between calls, and leaves no process
+behind. A server's text is untrusted: each description is cut to one line, and code that uses the
+server's answers must treat them as data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["mcp_tools"]
 
 MAX_DESCRIPTION = 1000
-"""Most characters in the description of a tool, and of each of its arguments."""
+"""Maximum number of characters of the description of a tool, and of each of its arguments."""
 _WORDS = {"$comment", "description", "title"}
 _VALUES = {"const", "default", "enum", "examples"}
 _BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
-"""Keys of a JSON schema: its texts, its literal values, and its schemas by name (a name may equal
-any of these words).
+"""Keys of a JSON schema: for texts, for literal values, and for dicts of schemas by name. In such a
+dict a name may equal any of these words.
 """
 
 
@@ -46,13 +46,13 @@ def mcp_tools(
     listing: str | Path | None = None,
     seconds: float = 30.0,
 ) -> list[BaseTool]:
-    """Tools of a server, as LangChain tools. Raises `ConfigError` if it does not answer.
+    """Tools of a server, as LangChain tools. Raises `ConfigError` if the server does not answer.
 
     `server`: a command with its arguments, a URL (streamable HTTP), or a connection of
     langchain-mcp-adapters, such as
     `{"transport": "stdio", "command": "npx", "args": [...], "env": {...}}`. `only`: names of the
-    wanted tools. `listing`: file for the list of tools. With it, the server is asked for the list
-    once, and a replay needs no server. `seconds`: time limit for listing the tools.
+    wanted tools. `listing`: file for the list of tools. If it is given, the server is asked for the
+    list only once, and a replay needs no server. `seconds`: time limit for listing the tools.
     """
     if isinstance(server, Mapping):
         given = server.get("args", [])
@@ -60,8 +60,8 @@ def mcp_tools(
             isinstance(word, str) for word in cast("list[Any]", given)
         ):
             raise ConfigError(
-                f"args of the MCP server's connection is {given!r}.",
-                'Give a list of words: ["-m", "x"].',
+                f"`args` of the MCP server's connection is {given!r}, not a list of texts.",
+                'Give a list such as ["-m", "x"].',
             )
         connection = dict(server)
     elif server.startswith(("http://", "https://")):
@@ -71,7 +71,7 @@ def mcp_tools(
             command, *arguments = shlex.split(server)
         except ValueError:  # an empty command, or an unclosed quotation mark
             raise ConfigError(
-                f"{server!r} is no command.", "Give a command with its arguments, or a URL."
+                f"{server!r} is not a command.", "Give a command with its arguments, or a URL."
             ) from None
         connection = {"transport": "stdio", "command": command, "args": arguments}
     file = None if listing is None else Path(listing)
@@ -80,7 +80,8 @@ def mcp_tools(
             described = [dict(one) for one in json.loads(file.read_text(encoding="utf-8"))]
         except (ValueError, TypeError):
             raise ConfigError(
-                f"{file} is no list of tools.", "Delete it; the server is asked again then."
+                f"{file} does not contain a list of tools.",
+                "Delete it. The server is then asked for the list again.",
             ) from None
     else:
         described = run_sync(_described(connection, seconds))
@@ -113,8 +114,8 @@ async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict
         shown = connection["url"] if "url" in connection else " ".join(map(str, words))
         raise ConfigError(
             f"The MCP server {shown!r} does not answer: {_reason(error)}.",
-            "Try it by itself; a command has to speak MCP on its standard output, and nothing"
-            " else.",
+            "Start it by hand to see why. A command may write nothing but MCP messages to its"
+            " standard output.",
         ) from error
 
 
@@ -158,8 +159,8 @@ def _bound_descriptions(schema: Any) -> None:
 
 
 def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Raise typed failures. A lost server is an infrastructure failure. Complaints of the tool
-    itself are shown to the model.
+    """Wrap a call so that it raises typed failures. A lost server is an infrastructure failure.
+    Errors that the tool itself reports are shown to the model.
     """
 
     @functools.wraps(call)
@@ -176,8 +177,8 @@ def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]
 
 
 def _is_of_the_call(error: Exception) -> bool:
-    """True if the server refused the arguments, or its answer is of a kind that no model can be
-    shown.
+    """True if the server refused the arguments, or if its answer is of a kind that cannot be shown
+    to a model.
     """
     from mcp import McpError
     from mcp.types import INVALID_PARAMS
@@ -188,7 +189,7 @@ def _is_of_the_call(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """First cause within groups of exceptions, in one line."""
+    """First exception within nested groups of exceptions, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -200,6 +201,7 @@ def _library() -> tuple[Any, Any]:
         from langchain_mcp_adapters.tools import convert_mcp_tool_to_langchain_tool
     except ImportError as error:
         raise ConfigError(
-            "MCP servers need a package.", f"Install it: `{to_install('mcp')}`."
+            "langchain-mcp-adapters is not installed, and MCP servers need it.",
+            f"Run `{to_install('mcp')}`.",
         ) from error
     return create_session, convert_mcp_tool_to_langchain_tool

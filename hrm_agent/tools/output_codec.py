@@ -1,10 +1,11 @@
 """Stored form of the values that external tools return.
 
-A message is kept as its JSON dump, if that loses nothing (an artifact may be any object). Any other
-value is kept as in the store's checkpoints: of plain types, of types that the store allows, and of
-those in the tool's return annotation. A value that would come back changed, or not at all, is
-marked as lost, with the reason. Its call is run again, on resume and in a replay. A call that
-raised is run again on resume, as an exception is not an answer. A replay raises it.
+A message is kept as its JSON dump, if the dump loses nothing (an artifact may be any object). Any
+other value is kept as in the store's checkpoints. It may be of plain types, of types that the store
+allows, and of the types in the tool's return annotation. A value that would come back changed, or
+not at all, is marked as lost, with the reason. Its call is run again, on resume and in a replay. A
+call that raised is run again on resume, as an exception is not an answer. In a replay, the
+exception is raised again.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ __all__ = ["OutputCodec", "edit_packed", "is_answer", "pack_error", "raised", "w
 T = TypeVar("T")
 R = TypeVar("R")
 _MOST_REASON = 300
-"""Most characters of a reason."""
+"""Maximum number of characters of a reason."""
 _packing = threading.local()
-"""Thread-local flag `now`: True while refused types are reported here, so LangGraph does not log
-them.
+"""Thread-local flag `now`: True while this module reports refused types, so that LangGraph's log of
+them is dropped.
 """
 
 
 class OutputCodec:
-    """Converter of values to `ToolCall.output` and back, with the types of a store and of a
-    tool.
+    """Converter of values to `ToolCall.output` and back. It allows the types of a store and of a
+    tool's return annotation.
     """
 
     def __init__(self, journal: Journal | None = None, tool: BaseTool | None = None) -> None:
@@ -133,7 +134,9 @@ def _declared(tool: BaseTool | None) -> frozenset[tuple[str, ...]]:
 
 
 def _quietly(convert: Callable[[T], R], value: T) -> R:
-    """Convert without LangGraph's log of refused types, as its remedy does not apply here."""
+    """Convert without LangGraph's log of refused types, since the remedy in it does not help with a
+    tool's output.
+    """
     before, _packing.now = getattr(_packing, "now", False), True
     try:
         return convert(value)

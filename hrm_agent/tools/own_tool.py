@@ -1,7 +1,7 @@
 """Custom tool as a part of an agent, with limits, and with its results as documents.
 
-The inner tool answers the same call under the same id, so the call is recorded once, with the text
-that the model is shown.
+The wrapper passes its call to the inner tool under the same id. So the call is recorded once, with
+the text that the model is shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ __all__ = ["LIMIT_REACHED", "own_tool"]
 
 LIMIT_REACHED = "The limit for this is reached. End with what you have found."
 MAX_FAILURE, MAX_ARGUMENTS = 2000, 200
-"""Most characters of a failure, and of a call's arguments in the title of its result."""
+"""Maximum number of characters of a failure, and of a call's arguments in the title of its
+result.
+"""
 ShowDocuments = Callable[[Sequence[Document]], tuple[str, Any]]
 """Function from a tool's documents to the text for the model and the message's artifact."""
 
@@ -36,7 +38,8 @@ ShowDocuments = Callable[[Sequence[Document]], tuple[str, Any]]
 def own_tool(
     tool: BaseTool, show: ShowDocuments, seconds: float, refused: bool = False
 ) -> BaseTool:
-    """Wrap a tool to answer a model. A tool that records itself, such as `python`, is unchanged.
+    """Wrap a tool to answer a model. A tool that records itself, such as `python`, is returned
+    unchanged.
 
     `seconds`: time limit of one call. A late sync tool continues in a thread, and its result is
     dropped. `refused`: calls are denied with `LIMIT_REACHED`.
@@ -82,7 +85,7 @@ class _OwnTool(BaseTool):
         except GraphBubbleUp:
             raise
         except Exception as error:
-            # a missing or locked index does not end a run
+            # a missing or locked index is an outcome of the call and does not end the run
             unread = isinstance(error, RetrievalError)
             if isinstance(error, HrmError) and not unread:
                 raise
@@ -130,7 +133,7 @@ def _is_sync(tool: BaseTool) -> bool:
         return kind._arun is BaseTool._arun  # pyright: ignore[reportPrivateUsage]
     if not inspect.isfunction(tool.coroutine):
         return tool.coroutine is None
-    # as made by `create_retriever_tool`
+    # a tool made by `create_retriever_tool` has its retriever in the closure
     held = inspect.getclosurevars(tool.coroutine).nonlocals.get("retriever")
     asked = type(held)._aget_relevant_documents if isinstance(held, BaseRetriever) else None  # pyright: ignore[reportPrivateUsage]
     return tool.func is not None and asked is BaseRetriever._aget_relevant_documents  # pyright: ignore[reportPrivateUsage]
@@ -140,7 +143,7 @@ async def _in_own_thread(call: Callable[[], Any]) -> Any:
     def called() -> Any:
         try:
             return call()
-        except StopIteration as error:  # a future cannot hold it
+        except StopIteration as error:  # a future cannot hold this exception
             raise RuntimeError(f"StopIteration: {error}") from error
 
     return await asyncio.wrap_future(call_in_thread(called))

@@ -1,17 +1,17 @@
 """Python tools: model-written code, run in the active environment, with recorded calls.
 
-`python` is a session: names that an agent's calls define remain between them
-(`hrm_agent.tools.sessions`). It needs a thread, in a graph or by
+`python` runs the calls of an agent in a session, so that names remain defined from call to call
+(`hrm_agent.tools.sessions`). A session needs a thread, in a graph or by
 `{"configurable": {"thread_id": ...}}`. Without a thread, each call runs in a fresh interpreter, as
 with `python_stateless`.
 
-Each is one LangChain tool for both ways of calling it: `run_tool_calls` in this package's own loop,
-and LangGraph's prebuilt ToolNode in a user's graph that is unaware of records. The text for the
-model is short and regular, as a small policy has to learn from it: the output as a notebook shows
-it, or the end of the traceback, whose last line names the error.
+Both tools are LangChain tools that can be called in two ways: by `run_tool_calls` in this package's
+own loop, and by LangGraph's prebuilt ToolNode in a user's graph. The text for the model is short
+and regular, as a small policy has to learn from it. It is the output as a notebook shows it, or the
+end of the traceback, whose last line names the error.
 
-No annotation here is a string: LangChain resolves those of `_arun` three times per call, and
-compiles strings each time.
+Annotations in this module are not strings (no `from __future__ import annotations`): LangChain
+resolves the annotations of `_arun` three times per call, and would compile strings each time.
 """
 
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -35,7 +35,7 @@ from hrm_agent.trajectory.identity import graph_identity
 __all__ = ["PythonTool", "python", "python_stateless", "tool_content"]
 
 MAX_CONTENT = 4000
-"""Most characters of one call that the model is shown."""
+"""Maximum number of characters of one call's result that the model is shown."""
 TRACEBACK_LINES = 3
 """Lines of a traceback to show: the position, the failing line, and the error."""
 NO_OUTPUT = "(no output)"
@@ -67,7 +67,9 @@ class PythonTool(BaseTool):
     """
 
     records_itself: ClassVar[bool] = True
-    """True as this tool records itself. The recording of other LangChain tools skips it."""
+    """True: this tool records its calls itself, and the recording of other LangChain tools skips
+    it.
+    """
 
     name: str = "python"
     """Name by which the model calls it."""
@@ -77,15 +79,15 @@ class PythonTool(BaseTool):
     )
     """Description for the model."""
     args_schema: Any = PythonArguments
-    """Schema of its arguments."""
+    """Schema of the tool's arguments."""
     response_format: Any = "content_and_artifact"
-    """Format of its results: the text for the model, and the message's artifact."""
+    """Format of results in LangChain: the text for the model, and the message's artifact."""
     stateless: bool = False
     """True to run each call in a fresh interpreter."""
     limits: Limits = Limits()
-    """Limits of each call. A session's memory limit is that of its first call."""
+    """Limits of each call. A session keeps the memory limit of its first call."""
     variables: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Initial variables of each of its sessions: JSON values by name."""
+    """Initial variables of each session of the tool: JSON values by name."""
 
     async def _arun(
         self, code: str, tool_call_id: str, config: RunnableConfig
@@ -109,7 +111,7 @@ class PythonTool(BaseTool):
                 execute=execute,
                 repeatable=True,
             )
-        message = as_message(record)  # as a message, because a failed call's carries status="error"
+        message = as_message(record)  # a text could not carry the status "error" of a failed call
         return message, message.artifact
 
     def _run(
@@ -164,8 +166,8 @@ class _Execution:
     async def _run(
         self, session: str | None = None, history: tuple[Cell, ...] | None = None
     ) -> ExecutionResult:
-        """Run the code. The id lets a service that outlived this process repeat the first answer,
-        as LangGraph's ids are unique.
+        """Run the code. The submission has an id made from LangGraph's unique ids. By it, a service
+        that outlived this process recognises the call and repeats its first answer.
         """
         asked = Submission(
             self._code,
@@ -193,7 +195,7 @@ def tool_content(result: ExecutionResult) -> str:
             shown += ("\n" if shown and not shown.endswith("\n") else "") + result.value
         return _shorten(shown.strip("\n"), MAX_CONTENT) or NO_OUTPUT
     failure = _FAILURES.get(result.status)
-    if not failure:  # the end of the traceback, without lines that only underline
+    if not failure:  # show the end of the traceback, without lines that only underline
         lines = [line for line in result.stderr.splitlines() if line.strip(" ~^")]
         last = "\n".join(lines[-TRACEBACK_LINES:]).lstrip()
         failure = _shorten(last, MAX_CONTENT // 2) or "Error: the code failed without a message"

@@ -2,13 +2,13 @@
 ended. A finished call is never run twice.
 
 A node that runs again after a crash asks for the same tool calls. A finished call is answered from
-its record. An unfinished one runs again under the same record. So a tool runs at least once, and
+its record. An unfinished call runs again under the same record. So a tool runs at least once, and
 never again once its outcome is on record. A stored `status` of None means that the process died or
 was cancelled during the call.
 
-The effect of a call with an idempotency key is wanted once per thread, from any task or branch. If
-a call under the key ended well before, its record answers the call. Two calls at once wait for each
-other.
+A call with an idempotency key must have its effect only once per thread, whatever task or branch it
+is in. If an earlier call with the key ended well, its record answers the call. Of two calls with
+the key at the same time, the second waits for the first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MEASURED = tuple(
 )
 """Fields that `ExecutionResult` and `ToolCall` share. Other fields of a result are not stored."""
 SECONDS_BETWEEN_LOOKS = 0.01
-"""Interval in seconds between checks if another call under the same key has ended."""
+"""Interval in seconds between checks whether another call with the same key has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ToolOutcome:
     stderr: str = ""
     """Error text of a tool that runs no code."""
     duration_seconds: float | None = None
-    """Duration in seconds of a tool that runs no code (None to measure it around the call)."""
+    """Duration in seconds of a tool that runs no code (None: it is measured around the call)."""
     graph_effects: tuple[dict[str, Any], ...] = ()
     """Effects on the graph (`ToolCall.graph_effects`)."""
 
@@ -91,11 +91,12 @@ async def record_tool_call(
     key: str | None = None,
     repeatable: bool = False,
 ) -> ToolCall:
-    """Run `execute` under a record, or return the record of the same call if it has finished
-    before.
+    """Run `execute` under a record. If the same call has finished before, return its record
+    instead.
 
     The effects of a finished call on the graph are repeated (`hrm_agent.tools.graph_effects`). If
-    that is impossible, `execute` gets the numbers of the questions that the call has asked.
+    they cannot be repeated, the call is run again, and `execute` gets the numbers of the questions
+    that the call has asked.
 
     Cancellation, LangGraph's control flow and `HrmError` pass through and leave the record
     unfinished. Any other exception of `execute` is recorded as an infrastructure failure. For
@@ -106,7 +107,7 @@ async def record_tool_call(
         new_tool_call(identity, tool_call_id, name, arguments, key),
         active_recording(),
     )
-    while not acquire(recording, started):  # noqa: ASYNC110  # the other call may be another event loop's
+    while not acquire(recording, started):  # noqa: ASYNC110  # the key's holder may run on another loop
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     with holding(recording, started):
         begun = await recording.apart(begin_tool_call, recording, started, repeatable)
@@ -139,15 +140,15 @@ def as_message(record: ToolCall) -> ToolMessage:
     """Message that answers a finished call. The tool's own artifact, if any, is under `artifact` in
     the message's artifact.
 
-    Its metadata has the start and end time of the tool's work, as a model's answer has those of the
-    model's.
+    Its metadata has the start and end time of the tool's work, as the metadata of a model's answer
+    has the times of the model's work.
     """
     times: dict[str, Any] = {}
     if record.ended_at is not None:
         started_at = record.ended_at - record.duration_seconds
         times = {STARTED_AT: started_at, ENDED_AT: record.ended_at}
         thread = record.identity.thread_id
-        # without a thread, the call's id is used for it
+        # a call without a thread has its own id in place of the thread's
         if record.identity.checkpoint_ns and thread != record.tool_call_id:
             times[THREAD_ID] = thread
     told = {"status": str(record.status), "record": record.id}
@@ -199,7 +200,9 @@ def holding(recording: Recording, started: ToolCall) -> Generator[None]:
 
 
 def begin_tool_call(recording: Recording, started: ToolCall, repeatable: bool = False) -> ToolCall:
-    """Finished record if one answers this call, else the call written as running."""
+    """Finished record that answers this call. If there is none, the call is written as running, and
+    its new record is returned.
+    """
     earlier = recording.claim_tool_call(started)
     if earlier is not None:
         return earlier
@@ -225,8 +228,8 @@ def finish_tool_call(
     elapsed: float,
     repeatable: bool = False,
 ) -> ToolCall:
-    """Write the outcome of a call. Returns the stored record, which is another run's if that ended
-    the call first.
+    """Write the outcome of a call. Returns the stored record, which may have the outcome of another
+    run that ended the call first.
     """
     measured: dict[str, Any] = {"stderr": outcome.stderr, "duration_seconds": elapsed}
     if outcome.execution is not None:
@@ -244,5 +247,5 @@ def _written(recording: Recording, tool_call: ToolCall, repeatable: bool) -> Too
     standing = recording.write_tool_call(tool_call, repeatable=repeatable)
     if (standing.name, standing.arguments) == (tool_call.name, tool_call.arguments):
         return standing
-    # the record is of another call to which the model gave the same id
+    # the stored record belongs to another call, to which the model gave the same id
     return recording.write_tool_call(tool_call, again=True)

@@ -1,7 +1,8 @@
 """Running of all tool calls of a message in parallel, each with a recorded and typed outcome.
 
-A call that cannot be run is also an outcome: text that is not a call, an unknown tool, invalid
-arguments. The policy is shown the reason, and the record has the status `invalid_call`.
+A call that cannot be run also gets an outcome: text that is not a call, a call of an unknown tool,
+or a call with invalid arguments. The policy is shown the reason, and the record has the status
+`invalid_call`.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ __all__ = ["run_tool_calls"]
 async def run_tool_calls(
     message: AIMessage, tools: Sequence[BaseTool], config: RunnableConfig
 ) -> list[ToolMessage]:
-    """One message per call of `message`: the decoded calls in order, then the ones that could not
-    be decoded.
+    """Run the calls of `message`. Returns one message per call: first for the decoded calls in
+    order, then for calls that could not be decoded.
 
-    All calls run to their end before an exception is raised (a tool's interrupt, or an `HrmError`).
-    So nothing runs twice when the node runs again.
+    If a call raises (a tool's interrupt, or an `HrmError`), the exception is raised after all calls
+    have ended. So all other calls are on record, and do not run twice when the node runs again.
     """
     by_name = {tool.name: tool for tool in tools}
     _tell(message)
@@ -57,8 +58,8 @@ async def run_tool_calls(
 
 
 def _tell(message: AIMessage) -> None:
-    """Stream the calls that are about to run as `custom` events, as the answers arrive all
-    together.
+    """Stream the calls that are about to run as `custom` events. A user then sees them at once,
+    while the answers only arrive all together.
     """
     try:
         write = get_stream_writer()
@@ -110,8 +111,8 @@ async def _refuse(
 
 
 def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
-    """Error in the arguments, in one line (empty if they are valid). A plain JSON schema is left to
-    the tool.
+    """Errors in the arguments, in one line (empty if they are valid). Arguments of a tool with a
+    plain JSON schema are not checked here, but by the tool.
     """
     schema = tool.tool_call_schema
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
@@ -126,7 +127,9 @@ def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
 def _external_tool(
     tool: BaseTool, call: ToolCall, config: RunnableConfig
 ) -> Callable[..., Awaitable[ToolOutcome]]:
-    """Function that runs a tool which is unaware of records. Its exceptions become its outcome."""
+    """Function that runs a tool that does not record itself. The tool's exceptions become its
+    outcome.
+    """
 
     async def execute(drawn: Sequence[int] = ()) -> ToolOutcome:
         recording, identity = (
@@ -157,7 +160,8 @@ async def _invoke(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Too
     message = await tool.ainvoke(call, config)
     if not isinstance(message, ToolMessage):
         raise GraphError(
-            f"The tool {tool.name!r} returned {type(message).__name__}, which steers the graph.",
-            "Run it in langgraph.prebuilt.ToolNode instead of run_tool_calls.",
+            f"The tool {tool.name!r} returned {type(message).__name__}, which run_tool_calls cannot"
+            " pass to the graph.",
+            "Run the tool in langgraph.prebuilt.ToolNode.",
         )
     return message

@@ -1,10 +1,10 @@
 """Initial variables of a Python session: values of the task, which code can use without copying
 them.
 
-They are part of a session's definition, like its recorded calls. But they are not a call, as no
-model asked for them, so they have no record and are not counted. A cell before all others sets
-them, whenever the session is built. They follow from the tool, which a graph makes from its state.
-So a resumed run and a fork start with the same variables.
+The variables are part of a session's definition, like its recorded calls. A cell before all others
+sets them whenever the session is built. This cell is not a call, as no model asked for it, so it
+has no record and is not counted. The values are given by the tool, which a graph makes from its
+state. So a resumed run and a fork start with the same variables.
 
 The values come from tasks and from models. They reach the session as one JSON text inside one
 string literal, never as code, and their size is bounded.
@@ -32,9 +32,11 @@ __all__ = [
 ]
 
 MAX_BYTES = 512 * 1024
-"""Most bytes of all variables of a session together, as ASCII JSON."""
+"""Maximum number of bytes of all variables of a session together, as ASCII JSON."""
 MAX_DATA_BYTES = 256 * 1024
-"""Most bytes of a task's data. It leaves room for the task's text and for results."""
+"""Maximum number of bytes of a task's data. The rest of `MAX_BYTES` is room for the task's text and
+for results.
+"""
 
 
 _SILENT = ExecutionResult(ToolStatus.OK).digest
@@ -59,16 +61,16 @@ def refuse_large(variables: Mapping[str, Any], most: int = MAX_BYTES) -> str:
     if len(text) > most:
         sizes = ", ".join(f"{name} {len(json.dumps(value)):,}" for name, value in variables.items())
         raise ConfigError(
-            f"A session's variables take {len(text):,} bytes as JSON ({sizes}); {most:,} is the"
-            " most.",
+            f"A session's variables take {len(text):,} bytes as JSON ({sizes}), more than the"
+            f" maximum of {most:,}.",
             "Give the task less data.",
         )
     return text
 
 
 def without_variables(result: ExecutionResult, *, first: bool) -> ExecutionResult:
-    """Result of a call without the cell of variables, so that only the session's calls count.
-    `first`: it is the first call.
+    """Result of a call in which the cell of variables is not counted, but only the session's calls.
+    `first`: the call is the session's first.
     """
     changed = tuple(number - 1 for number in result.changed_cells if number > 1)
     found = result.session

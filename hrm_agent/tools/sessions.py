@@ -5,15 +5,17 @@ around the calling node. Two tool nodes of one loop share their variables. Two p
 not.
 
 The content of a session follows from the record, not from running processes. Its cells are read
-from the journal, in the order in which they ran. They are those of earlier steps (a fork has the
-ones that it inherited, a branch those of its own ancestors) and the finished ones of this step. The
-environment keeps the process that ran exactly these cells, or runs them again in another. Outside
-of a recording only the environment keeps them. Without a thread there is no session, and each call
-gets a fresh interpreter.
+from the journal, in the order in which they ran: first the cells of earlier steps, then the
+finished cells of this step. Earlier steps are those in the lineage of the current checkpoint, so a
+fork has the cells that it inherited, and a branch has the cells of its own ancestors.
 
-LangGraph's checkpoints may be in another saver than the journal's store, or be written only after
-the next step begins (`durability="exit"`). The calls of a thread then count as one line, ordered by
-the times in their ids.
+The environment keeps a process that has run exactly these cells, or runs them again in a new one.
+Outside of a recording, only the environment keeps the cells. Without a thread there is no session,
+and each call gets a fresh interpreter.
+
+LangGraph's checkpoints may be missing in the journal's store, because they are in another saver or
+are written only later (`durability="exit"`). All calls of the thread then count as one lineage,
+ordered by the times in their ids.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ from hrm_agent.trajectory import (
 __all__ = ["RecordingSessions", "SessionPlace", "end_sessions", "sessions_of"]
 
 SECONDS_TO_APPEAR = 0.05
-"""Longest wait in seconds for a checkpoint that LangGraph is still writing. If none is found, the
-thread's later calls do not wait.
+"""Longest wait in seconds for a checkpoint that LangGraph is still writing. If a thread's
+checkpoint does not appear, its later calls do not wait.
 """
 SECONDS_BETWEEN_LOOKS = 0.002
 SECONDS_TO_END = 5.0
 """Longest wait in seconds for an environment to end its sessions after an episode."""
 _LIVED_ON = (ToolStatus.OK, ToolStatus.ERROR, ToolStatus.OUTPUT_LIMIT)
-"""Outcomes after which the session's process is alive. After any other it is gone, with the effects
-of the call.
+"""Statuses after which the session's process is alive. After any other status, the process and the
+effects of the call are gone.
 """
 _processes: dict[int, str] = {}
 
@@ -59,9 +61,9 @@ class SessionPlace:
     """Session of a call."""
 
     name: str
-    """Environment's name of the session."""
+    """Name of the session in the environment."""
     history: tuple[Cell, ...] | None
-    """Cells that led here, in order (None to use the environment's own memory of them)."""
+    """Earlier cells of the session, in order (None: those that the environment remembers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class _Ran:
     scope: str
     """Namespace around the calling node, which identifies the agent."""
     checkpoint_id: str
-    """Checkpoint of the outermost graph that its step started from."""
+    """Checkpoint of the agent's graph from which the call's step started."""
     started_at: float
     """Unix time in seconds."""
     cell: Cell | None
@@ -79,8 +81,8 @@ class _Ran:
 
 
 class RecordingSessions:
-    """Sessions of one recording. Methods take the recording as an argument, so that this object is
-    freed with it.
+    """Sessions of one recording. This object does not hold the recording, which its methods take as
+    an argument, so that both can be freed.
     """
 
     def __init__(self) -> None:
@@ -90,23 +92,28 @@ class RecordingSessions:
         """Names of the sessions whose initial variables were set."""
         self.turns = OrderedAccess()
         self._ran: dict[str, _Ran | None] = {}
-        """Calls by record id (None for a call without a session). Finished calls do not change."""
+        """Finished calls by record id, which do not change any more (None for a call without a
+        session).
+        """
         self._without_line: set[str] = set()
         """Threads whose checkpoints do not appear in the journal's store."""
 
     async def place(
         self, recording: Recording, identity: GraphIdentity, record_id: str
     ) -> SessionPlace:
-        """Name and cells of the session for a call. To be called when it is the call's turn."""
+        """Name and cells of the session for a call. The caller must have waited for the call's turn
+        (`turns`).
+        """
         own = identity.thread_id, identity.scope
         if open_recording() is None:
             place = SessionPlace(content_hash("session", _this_process(), *own), None)
         else:
             line = await self._line(recording, identity)
             ran = await recording.apart(self._before, recording, identity, line)
-            # The id of the first call distinguishes threads of the same name in two runs or stores:
-            # LangGraph's ids are unique. It also seeds the session's random numbers. A fork that
-            # runs its cells again has to draw the same ones.
+            # The name begins with the id of the session's first call. It distinguishes threads of
+            # the same name in two runs or stores, since LangGraph's ids are unique. It also seeds
+            # the session's random numbers, so that a fork draws the same numbers when it runs the
+            # inherited cells again.
             first = ran[0][0] if ran else record_id
             name = content_hash("session", *own, "" if identity.checkpoint_ns else _this_process())
             place = SessionPlace(
@@ -116,7 +123,7 @@ class RecordingSessions:
         return place
 
     async def _line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
-        """Steps that led here."""
+        """Steps that led to the current step of a thread."""
         thread, journal = identity.thread_id, recording.journal
         patience = (
             0.0 if thread in self._without_line or not journal.is_blocking else SECONDS_TO_APPEAR
@@ -177,8 +184,8 @@ def sessions_of(recording: Recording) -> RecordingSessions:
 
 
 async def end_sessions(recording: Recording, environment: Environment) -> None:
-    """End the sessions of a recording in an environment. An unreachable environment ends them later
-    by itself.
+    """End the sessions of a recording in an environment. If the environment is unreachable, it ends
+    them later by itself.
     """
     sessions = sessions_of(recording)
     names = sessions.names
@@ -191,7 +198,7 @@ async def end_sessions(recording: Recording, environment: Environment) -> None:
 
 
 def _this_process() -> str:
-    """Random id of this process. Ids of calls outside of a graph are unique only within a
-    process.
+    """Random id of this process. It is a part of session names outside of graphs, where ids of
+    calls are unique only within a process.
     """
     return _processes.setdefault(os.getpid(), uuid4().hex)

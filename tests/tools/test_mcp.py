@@ -119,10 +119,10 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path) -> None
             mcp_tools(server, seconds=seconds)
         assert "\n" not in str(caught.value)
     for server in ("", "python 'never closed"):
-        with pytest.raises(ConfigError, match="is no command"):
+        with pytest.raises(ConfigError, match="is not a command"):
             mcp_tools(server)
     (tmp_path / "tools.json").write_text(json.dumps({"no": "list"}))
-    with pytest.raises(ConfigError, match="is no list of tools"):
+    with pytest.raises(ConfigError, match="does not contain a list of tools"):
         mcp_tools(COMMAND, listing=tmp_path / "tools.json")
 
 

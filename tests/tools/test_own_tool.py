@@ -133,7 +133,7 @@ def without_node(
 def test_a_tool_that_a_graph_would_inject_into_is_refused(given: BaseTool, name: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=f"The argument '{name}' of the tool 'with_{name}' is filled in by LangGraph",
+        match=f"The argument '{name}' of the tool 'with_{name}' is required, and only LangGraph",
     ):
         as_tools([given])
 

@@ -3,8 +3,8 @@
     wiki = open_wiki("en", user_agent="whales/1.0 (ann@example.org)", cache="runs/wiki")
     page = wiki.page("Blue whale")
 
-`open_wiki` takes the URL of an `api.php`, or a language for its Wikipedia. Threads and event loops
-may share its result. Every method has an async twin with the same implementation.
+`open_wiki` takes the URL of an `api.php`, or the language of a Wikipedia. Threads and event loops
+may share its result. `search` and `page` have async versions, `asearch` and `apage`.
 """
 
 from hrm_agent.tools.mediawiki.client import MediaWiki, open_wiki

@@ -1,7 +1,7 @@
 """Schema of the parts of a MediaWiki's answers (formatversion 2) that are read.
 
-A wiki's answers are untrusted, and this is where they are checked. Invalid titles, URLs and numbers
-are refused.
+A wiki's answers are untrusted, and this module checks them: invalid titles, URLs and numbers are
+refused.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["ApiRow", "PageRow", "Parsed", "Query", "QueryReply", "in_shape"]
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 _LONGEST_TITLE = 512
-"""Most characters of a title. A title has 255 bytes, and a namespace before it."""
+"""Maximum number of characters of a title. MediaWiki allows 255 bytes after the namespace."""
 _LONGEST_URL = 8_192
 _NOT_IN_A_URL = re.compile(r'[ <>"\\^`{|}]')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that break lines or control a terminal. Joiners are allowed, as Persian titles have
-them.
+"""Characters that break lines or control a terminal. Zero-width joiners are allowed, as Persian
+titles contain them.
 """
 
 
@@ -129,7 +129,7 @@ class QueryReply(BaseModel):
     query: Query = Query()
     """Query result. Empty if nothing was found."""
     more: dict[str, str | int] | None = Field(default=None, alias="continue")
-    """Parameters that request the missing rest (None if the answer is complete)."""
+    """Parameters that request the rest of the result (None if the answer is complete)."""
 
 
 class _Parse(BaseModel):

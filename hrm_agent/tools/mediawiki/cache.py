@@ -1,11 +1,11 @@
 """Disk cache for the answers of a wiki, shared by processes.
 
-A folder that others may write to must not give access to this process. So only JSON is read, and
-only the cache's own files are removed. (diskcache itself unpickles a row that is marked as a
-pickle, even with its JSONDisk, and removes any file that a row names.) An author of such a row can
-still forge answers of the wiki: keep the cache with your other data.
+If others may write to the cache's folder, this must not give them access to this process. So only
+JSON is read, and only the cache's own files are removed. (diskcache itself unpickles a row that is
+marked as a pickle, even with its JSONDisk, and removes any file that a row names.) Whoever can
+write to the folder can still forge answers of the wiki, so keep the cache with your private data.
 
-A cache that is damaged, locked or full never costs an answer: the wiki is asked again.
+If the cache is damaged, locked or full, the wiki is asked again, and no answer is lost.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ _DAMAGE = (OSError, sqlite3.Error, Timeout, zlib.error, ValueError, TypeError, R
 
 
 class _OnlyJSON(JSONDisk):
-    """Disk format that reads JSONDisk's rows, and accesses no other files."""
+    """Disk format that reads only JSON rows, and accesses only files with the names of cached
+    values.
+    """
 
     def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
         if mode == _MODE_PICKLE or not (filename is None or _FILE.fullmatch(str(filename))):
-            raise ValueError("a row of the cache is none that was put there")
+            raise ValueError("a row of the cache was not written by this cache")
         return super().fetch(mode, filename, value, read)
 
     def get(self, key: Any, raw: Any) -> Any:
         if not raw:
-            raise ValueError("a key of the cache is none that was put there")
+            raise ValueError("a key of the cache was not written by this cache")
         return super().get(key, raw)
 
     def remove(self, file_path: Any) -> None:
@@ -53,7 +55,7 @@ class _OnlyJSON(JSONDisk):
 
 
 class AnswerCache:
-    """Cache of JSON objects by key, for `seconds` each. At 256 MiB the oldest are dropped."""
+    """Cache of JSON objects by key, for `seconds` each. Beyond 256 MiB the oldest are dropped."""
 
     def __init__(self, folder: Path | str, seconds: float) -> None:
         self._seconds, self._warned = seconds, False
@@ -63,7 +65,7 @@ class AnswerCache:
             )
         except _DAMAGE as error:
             raise ConfigError(
-                f"{folder} cannot hold the answers of a wiki: {error}",
+                f"{folder} cannot be used as a cache of a wiki's answers: {error}",
                 "Name an empty folder that you may write to.",
             ) from error
 
@@ -79,7 +81,9 @@ class AnswerCache:
         self._cache.close()
 
     async def _try(self, step: Callable[[], Any]) -> Any:
-        """Run a step in a thread, as a lock on the disk must not block other requests."""
+        """Run a step in a thread, so that waiting for a lock on the disk does not block other
+        requests. None if the cache cannot be used.
+        """
         try:
             return await asyncio.to_thread(step)
         except _DAMAGE as error:

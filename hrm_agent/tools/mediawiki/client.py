@@ -1,13 +1,13 @@
 """Client of one wiki: search, and read.
 
-The API gives a page's own title behind redirects, its canonical URL, its newest revision, and its
-text by the extension TextExtracts, which leaves out tables and notes. If the extension is missing
-or returns nothing, the text is made from the page's HTML. Only whole answers without an error are
+For a page, the API gives the title after redirects, the canonical URL, the newest revision and,
+with the extension TextExtracts, the text without tables and notes. If the extension is missing or
+returns nothing, the text is made from the page's HTML. Only complete answers without an error are
 cached.
 
-`wiki_tools` makes a wiki into two tools for a model. A page can be longer than a conversation, so
-it is shown in parts, with an outline of the rest. The artifact of each answer has the shown part as
-JSON, for a graph that cites.
+`wiki_tools` makes two tools for a model of a wiki. A page can be longer than a conversation, so the
+tool shows one part of it, with an outline of the rest. The artifact of each answer has the position
+of the shown part as JSON, for a graph that cites.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ __all__ = ["MediaWiki", "open_wiki", "wiki_tools"]
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 _MOST_FOUND = 50
-"""Most hits in one answer of a wiki."""
+"""Maximum number of hits in one answer of a wiki."""
 _LONGEST_QUERY = 300
-"""Most characters of a query, as in Wikipedia's search."""
+"""Maximum number of characters of a query, as in Wikipedia's search."""
 _CONTINUED = 10
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,12})*|simple")
 _HOST = re.compile(r"[\w.:-]+")
@@ -58,8 +58,8 @@ _HEADING = re.compile(r"<(/?)h([2-6])(\b[^<>]*)>", re.IGNORECASE)
 
 
 class MediaWiki:
-    """Client of the API of one wiki. Threads and event loops may share it. Every method has an
-    async twin.
+    """Client of the API of one wiki. Threads and event loops may share it. `asearch` and `apage`
+    are the async versions of `search` and `page`.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class MediaWiki:
         attempts: int = 4,
         patience: float = 60.0,
     ) -> None:
-        """`url` is that of `api.php`. `timeout` is in seconds for one request, `patience` for all
-        attempts with their waits.
-
-        `tables`: always read pages from their HTML, including tables and notes.
+        """`url`: URL of `api.php`. `cache`: folder of cached answers, each for `cache_seconds`.
+        `tables`: always read pages from their HTML, including tables and notes. `timeout`: limit in
+        seconds for one request. `patience`: limit in seconds for all attempts and the waits between
+        them.
         """
         if not any(mark in user_agent for mark in ("@", "://")):
             raise ConfigError(
-                f"The user agent {user_agent!r} names no contact.",
-                'Wikis ask for a contact: user_agent="name/1.0 (you@example.org)".',
+                f"The user agent {user_agent!r} names no contact, which wikis ask for.",
+                'Name one, as in user_agent="name/1.0 (you@example.org)".',
             )
         if not (user_agent.isascii() and user_agent.isprintable()):
             raise ConfigError(
-                f"The user agent {user_agent!r} is not all printable ASCII.",
-                "HTTP headers have to be printable ASCII.",
+                f"The user agent {user_agent!r} has characters that an HTTP header cannot have.",
+                "Use printable ASCII.",
             )
         self.url, self._tables = url, tables
         self._asker = Asker(
@@ -99,7 +99,8 @@ class MediaWiki:
                 from hrm_agent.tools.mediawiki.cache import AnswerCache
             except ImportError as error:
                 raise ConfigError(
-                    f"A cache of answers needs {error.name}.", f"Run `{to_install('retrieval')}`."
+                    f"{error.name} is not installed, and a cache of answers needs it.",
+                    f"Run `{to_install('retrieval')}`.",
                 ) from error
             self._cache = AnswerCache(cache, cache_seconds)
 
@@ -109,7 +110,7 @@ class MediaWiki:
         if not _LANGUAGE.fullmatch(language):
             raise ConfigError(
                 f"{language!r} is not a language of a Wikipedia.",
-                "Languages are en, de, simple or zh-yue, for example.",
+                "Name one, for example en, de, simple or zh-yue.",
             )
         return cls(f"https://{language}.wikipedia.org/w/api.php", **options)
 
@@ -120,10 +121,10 @@ class MediaWiki:
             self._cache.close()
 
     def search(self, query: str, limit: int = 5) -> list[SearchHit]:
-        """Pages whose text has the words, or else whose title nearly matches the query, best first
-        (empty if there are none).
+        """Pages whose text has the words, best first. If there are none, pages whose title nearly
+        matches the query (empty if there are none either).
 
-        `limit` is at most 50.
+        `limit`: maximum number of pages, at most 50.
         """
         return the_loop().run(self.asearch(query, limit))
 
@@ -159,13 +160,13 @@ class MediaWiki:
     async def _search(self, words: str, limit: int) -> list[SearchHit]:
         asked = _searching(words, limit)
         rows = (await self._query(asked | {"srwhat": "text"})).search
-        # MediaWiki's built-in search finds titles only in a title search.
+        # MediaWiki's built-in search finds words of a title only in a title search.
         rows = rows or (await self._query(asked | {"srwhat": "nearmatch"})).search
         return await self._described(rows[:limit]) if rows else []
 
     async def _described(self, rows: list[ApiRow]) -> list[SearchHit]:
-        """Rows with the URLs and introductions of their pages, one per page even if several
-        redirects to it were found.
+        """Hits with the URLs and introductions of their pages. If several redirects to one page
+        were found, the page is only in the first hit.
         """
         asked = {
             "action": "query",
@@ -224,7 +225,7 @@ class MediaWiki:
         return Page(page.title, page.canonicalurl, page.lastrevid, text)
 
     async def _advice(self, title: str) -> str:
-        """Advice for a missing page. Titles that differ only in case are easily confused."""
+        """Advice for a missing page: a title that nearly matches, such as one with another case."""
         with suppress(ToolFailure):
             near = await self._query(
                 _searching(title[:_LONGEST_QUERY], 1) | {"srwhat": "nearmatch"}
@@ -265,7 +266,7 @@ class MediaWiki:
 def open_wiki(wiki: str, user_agent: str, cache: str | None = None) -> MediaWiki:
     """Wiki at the URL of its `api.php`, or the Wikipedia in a language ("en").
 
-    The same arguments give the same wiki throughout a process, with its connections.
+    Within a process, equal arguments return the same object, with its open connections.
     """
     return _opened(wiki.strip(), user_agent, cache)
 
@@ -295,15 +296,17 @@ def _api(url: str) -> httpx.URL:
         or api.query
     ):
         raise ConfigError(
-            f"{url!r} is not an API of a MediaWiki.",
-            "It ends in api.php: https://en.wikipedia.org/w/api.php; the page Special:Version of a"
-            " wiki names it.",
+            f"{url!r} is not the URL of a MediaWiki's API.",
+            "The URL ends in api.php, as in https://en.wikipedia.org/w/api.php. The page"
+            " Special:Version of a wiki shows it.",
         )
     return api.copy_with(fragment=None)
 
 
 def _cannot_be_sent(text: str) -> bool:
-    """True if a text has NUL or lone surrogates, which a model may write and no URL can contain."""
+    """True if a text has NUL or lone surrogates. A model may write these characters, but no URL can
+    contain them.
+    """
     return "\0" in text or find_surrogate(text) is not None
 
 
@@ -325,7 +328,9 @@ def _end_of(title: str, redirects: dict[str, str]) -> str:
 
 
 def _add(whole: Query, part: Query) -> None:
-    """Add a part of a result. Each part lists all pages, and only adds missing extracts."""
+    """Add a part of a result. Every part lists all pages, so only extracts that are still missing
+    are added.
+    """
     for row in part.pages:
         for page in whole.pages:
             if page.title == row.title and page.extract is None:
@@ -333,7 +338,7 @@ def _add(whole: Query, part: Query) -> None:
 
 
 def _marked(tag: re.Match[str]) -> str:
-    """Heading in HTML with the signs that it has in an extract."""
+    """Tag of a heading in HTML, with the `==` signs that the heading has in an extract."""
     signs = "=" * int(tag[2])
     return f" {signs}{tag[0]}" if tag[1] else f"{tag[0]}{signs} "
 

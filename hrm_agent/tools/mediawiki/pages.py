@@ -14,8 +14,8 @@ __all__ = ["Page", "Passage", "SearchHit", "Section"]
 
 _HEADING = re.compile(r"^(={2,6})([^=\n].*)\1$", re.MULTILINE)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
-"""Words of a text. Chinese and Japanese are written without spaces, so each of their signs is a
-word.
+"""Words of a text. Chinese and Japanese are written without spaces, so each of their characters
+counts as a word.
 """
 
 
@@ -93,8 +93,8 @@ class Page:
         ]
 
     def passage(self, words: str, size: int = 600) -> Passage:
-        """Passage of at most about `size` characters with most of the `words`. It is the start of
-        the page if no word occurs.
+        """Passage of at most about `size` characters that has as many of the `words` as possible.
+        If none occurs, it is the start of the page.
 
         `words`: a query, or the snippet of a search. The passage ends at the end of a word.
         """
@@ -102,7 +102,7 @@ class Page:
         places = [(m.start(), m.group().casefold()) for m in _WORD.finditer(self.text)]
         hits = [(at, word) for at, word in places if word in wanted]
         first, last = _densest(hits, size)
-        # from the start of the line to the end of the section, if there is room
+        # the passage begins at the start of the line and ends with the section, if there is room
         spare = max(0, size - (last - first)) // 2
         start = max(self.text.rfind("\n", 0, first) + 1, _at_space(self.text, first - spare, -1))
         heading, room = _HEADING.search(self.text, last), start + max(size, last - start)
@@ -112,7 +112,9 @@ class Page:
 
 
 def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
-    """Start and end of the shortest span with most different words within `size` characters."""
+    """Start and end of the span that has the most different words within `size` characters. Among
+    equals it is the shortest.
+    """
     best, where, window, counts = (0, 0), (0, 0), deque[tuple[int, str]](), Counter[str]()
     for at, word in hits:
         window.append((at, word))
@@ -128,8 +130,8 @@ def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
 
 
 def _at_space(text: str, at: int, step: int) -> int:
-    """Position of the next word edge in direction `step`, at most 40 characters away. Not every
-    script has spaces.
+    """Position of the next word edge in direction `step`. If there is none within 40 characters,
+    which is usual in scripts without spaces, `at` itself.
     """
     at = min(max(at, 0), len(text))
     for moved in range(at, at + 40 * step, step):

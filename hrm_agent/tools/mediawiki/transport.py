@@ -1,16 +1,17 @@
 """HTTP requests to a wiki, within its operators' rules.
 
 Each request identifies its sender and a contact. This process makes at most three requests to a
-host at a time, none while the wiki lags (`maxlag`), and none during its `Retry-After`. Waits
+host at a time, none while the wiki lags (`maxlag`), and none during the wiki's `Retry-After`. Waits
 between attempts grow, with jitter.
 
 A redirect is followed only on the same host, and never from https to http: a wiki must not choose
-an address inside this machine's network. Nothing takes longer than `patience`, including the wait
-for a turn. A slow wiki is an `infrastructure` failure, not a `timeout`, which would blame the
-model's request.
+an address inside this machine's network. No question takes longer than `patience`, including the
+wait for a turn. A slow wiki is an `infrastructure` failure. A `timeout` would blame the model's
+request.
 
-A MediaWiki returns errors as HTTP 200 with an `error` in the JSON. Proxies before it answer in
-HTML. Another service may answer in foreign JSON, which must not be taken for "nothing found".
+A MediaWiki returns errors as HTTP 200 with an `error` in the JSON. A proxy in front of it answers
+in HTML. A different service at the address may answer in JSON of its own, which must not be taken
+for "nothing found".
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ __all__ = ["Asker", "the_loop"]
 _INFRASTRUCTURE = ToolStatus.INFRASTRUCTURE
 _MAX_BYTES = 32 * 2**20
 _LONGEST_PAUSE = 3600.0
-"""Longest pause in seconds. A wiki that asks for more is asked once an hour, as a longer pause is
-usually a mistake.
+"""Longest pause in seconds. If a wiki asks for a longer one, which is usually a mistake, it is
+still asked once an hour.
 """
 _SHOWN = 300
-"""Most characters of a wiki's own words in a failure."""
+"""Maximum number of characters of a wiki's own words in a failure."""
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _FORBIDDEN = (401, 403)
 _TOO_LONG = (413, 414, 431)
@@ -58,7 +59,7 @@ _LAG_SECONDS = 5
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 8.0
 _REDIRECTS = 5
 _now, _sleep = time.monotonic, asyncio.sleep
-"""Clock of all pauses. Tests replace both by a clock that only sleeping advances."""
+"""Clock of all pauses. Tests replace both functions by a clock that advances only by sleeping."""
 
 
 class RetryLater(Exception):
@@ -89,8 +90,9 @@ _loop: BackgroundLoop | None = None
 def the_loop() -> BackgroundLoop:
     """Event loop of all connections to wikis, started on first use.
 
-    A connection and a queue for it belong to the event loop on which they were created. On one
-    loop, threads and other event loops share both. A cancelled caller leaves the queue at once.
+    A connection, and the queue of callers that wait for it, belong to the event loop on which they
+    were created. By using this one loop, all threads and other event loops share them. A cancelled
+    caller leaves the queue at once.
     """
     global _loop
     with _lock:
@@ -100,7 +102,7 @@ def the_loop() -> BackgroundLoop:
 
 
 def _forget() -> None:
-    """Reset loop and hosts in a forked child, which has only its own thread."""
+    """Reset loop and hosts in a forked child, in which the loop's thread does not exist."""
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
     _hosts.clear()
@@ -110,7 +112,9 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class Asker:
-    """Client of one API, on the loop of `the_loop`. Its connections are opened on demand."""
+    """Client of one API, for use on the event loop of `the_loop`. Its connections are opened on
+    demand.
+    """
 
     def __init__(
         self, url: httpx.URL, user_agent: str, *, timeout: float, attempts: int, patience: float
@@ -122,8 +126,8 @@ class Asker:
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     async def ask(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """One answer. It retries until one arrives, the attempts are used up, or the wait would
-        exceed the patience.
+        """Answer of the API to a request. The request is repeated until an answer arrives, the
+        attempts are used up, or the next wait would exceed the patience.
 
         Raises `ToolFailure`.
         """
@@ -154,7 +158,9 @@ class Asker:
 
     @asynccontextmanager
     async def _turn(self, host: _Host, deadline: float) -> AsyncGenerator[None]:
-        """Hold one of the three places, at a time when the wiki may be asked."""
+        """Hold one of the host's places for parallel requests, and wait until the wiki may be
+        asked.
+        """
         try:
             async with asyncio.timeout(deadline - _now()):
                 await host.turns.acquire()
@@ -186,7 +192,7 @@ class Asker:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             text = f"{self.shown} cannot be reached: {error or type(error).__name__}"
             failure = ToolFailure(text, _INFRASTRUCTURE)
-            # A wrong certificate does not change with a retry.
+            # a wrong certificate would not change with another attempt
             raise (failure if "SSL" in str(error) else RetryLater(failure)) from error
         return _meaning(self.shown, status, headers, body)
 
@@ -216,14 +222,16 @@ class Asker:
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """TLS context with all certificate authorities, cached as reading them takes longer than a
-    request.
+    """TLS context with all certificate authorities. It is cached, as reading the certificates takes
+    longer than a request.
     """
     return httpx.create_ssl_context()
 
 
 async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Pieces of the body, decompressed here. httpx would decompress before the size is checked."""
+    """Pieces of the body, decompressed with a size limit. httpx itself would decompress without
+    one.
+    """
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", ""):
         raise ToolFailure(
@@ -262,7 +270,9 @@ def _next(url: httpx.URL, location: str) -> httpx.URL:
 
 
 def _meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-    """Object of the API. Raises `RetryLater` or `ToolFailure` if there is none."""
+    """JSON object that the API has answered. Raises `RetryLater` or `ToolFailure` for any other
+    answer.
+    """
     later = retry_after(headers.get("Retry-After"), _LONGEST_PAUSE)
     if status in _PASSING:
         raise RetryLater(
@@ -275,7 +285,8 @@ def _meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> 
             f"The question is too long for {url} (HTTP {status}).", ToolStatus.INVALID_CALL
         )
     try:
-        # Strict about Unicode and depth, unlike `json`: lone surrogates cannot be stored.
+        # unlike `json`, this parser refuses deep nesting and lone surrogates, which cannot be
+        # stored
         parsed: Any = from_json(body, allow_inf_nan=False)
     except ValueError:
         parsed = None

@@ -160,7 +160,7 @@ def test_folders_that_cannot_be_a_cache(tmp_path: Path) -> None:
         "no database, but something that is long enough to be one" * 99
     )
     for name in ("file", "file/below", "used"):
-        with pytest.raises(ConfigError, match="cannot hold the answers of a wiki"):
+        with pytest.raises(ConfigError, match="cannot be used as a cache of a wiki"):
             open_wiki("en", AGENT, str(tmp_path / name))
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -171,13 +171,13 @@ def test_folders_that_cannot_be_a_cache(tmp_path: Path) -> None:
         ("", "is not a wiki"),
         ("English!", "is not a wiki"),
         ("en.evil.example/#", "is not a wiki"),
-        ("https://en.wikipedia.org", "is not an API"),
-        ("https://en.wikipedia.org/wiki/Whale", "is not an API"),
-        ("ftp://host/api.php", "is not an API"),
-        ("file:///w/api.php", "is not an API"),
-        ("https:///w/api.php", "is not an API"),
-        ("https://host/api.php?action=edit", "is not an API"),
-        ("https://[/api.php", "is not an API"),
+        ("https://en.wikipedia.org", "is not the URL of a MediaWiki"),
+        ("https://en.wikipedia.org/wiki/Whale", "is not the URL of a MediaWiki"),
+        ("ftp://host/api.php", "is not the URL of a MediaWiki"),
+        ("file:///w/api.php", "is not the URL of a MediaWiki"),
+        ("https:///w/api.php", "is not the URL of a MediaWiki"),
+        ("https://host/api.php?action=edit", "is not the URL of a MediaWiki"),
+        ("https://[/api.php", "is not the URL of a MediaWiki"),
         ("https://host\n/api.php", "is not a URL"),
     ],
 )
