@@ -1,7 +1,7 @@
-"""Parsing of a model's text: its final answer, JSON in it, subgoals of a plan, and equality of two
+"""Parsing of a model's text (final answer, code, JSON, subgoals of a plan), and equality of two
 answers.
 
-This is a package of the core, not part of `graphs/parts`, since answers are read outside graphs
-too: by the selection among runs, the chat server (which may import no agent), the command line and
-the evaluation.
+The package is a part of the core, not of `graphs/parts`, since answers are also read outside of
+graphs: by the selection among runs, the chat server (which must not import agents), the command
+line and the evaluation.
 """

@@ -1,8 +1,9 @@
 r"""Normal form of answers, and the most frequent answer of several runs.
 
-The content of the last `\boxed{}` in `<answer>` is compared, or the whole own text if there is
-none. Case and space do not count, and a number is its value: `42`, `42.0` and `+42.00` are one
-answer, as are `1,200 L` and `1200 l`, and `0.5` and `1/2`.
+The content of the last `\boxed{}` in `<answer>` is compared. If there is none, the whole text
+outside of reasoning and tool calls is compared (`own_text`). Differences in case and white space do
+not count, and numbers are compared by value: `42`, `42.0` and `+42.00` are the same answer, as are
+`1,200 L` and `1200 l`, and `0.5` and `1/2`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from hrm_agent.answers.final_answer import final_answer, own_text
 __all__ = ["most_frequent", "normalize_answer"]
 
 MAX_DIGITS = 40
-"""Most digits of a number that is compared by value. A longer one is compared as text: its value
-would take too much time.
+"""Maximum number of digits of a number that is compared by value. A longer number is compared as
+text, since computing its value would take too much time.
 """
 MAX_CHARACTERS = 2**14
-"""Longest text whose numbers are compared by value. A megabyte of numbers would take half a
-minute.
+"""Maximum length of a text whose numbers are compared by value. A megabyte of numbers would take
+half a minute.
 """
 _NUMBER = re.compile(
     rf"(?<![\w.])[+-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,{MAX_DIGITS}}})?(?:\.\d{{1,{MAX_DIGITS}}}|(?<=\d))"

@@ -1,13 +1,13 @@
 r"""Exact equality of two answers.
 
 Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field,
-accepts 100005 for 100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`;
-`1\frac{1}{2}` (a mixed number) and `1.5`. Not equal are 0.333 and 1/3.
+would accept 100005 for 100000. These texts are equal: `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`;
+`1,000` and `1000`; `1\frac{1}{2}` (a mixed number) and `1.5`. But 0.333 and 1/3 are not equal.
 
-Units are one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power), and a
-leading currency sign. A unit is ignored if only one side has one (`18` for `\$18`, `50\%` for `50`)
-and must agree if both have one. So `%` never divides by 100. Words that scale (`\text{ million}`)
-are not units: such a text is not read as a number.
+A unit is one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power), or a leading
+currency sign. If only one side has a unit, it is ignored (`18` for `\$18`, `50\%` for `50`). If
+both sides have one, the units must be equal. So `%` never divides by 100. A text with a word that
+scales (`\text{ million}`) is not read as a number.
 
 A text that is not a number is compared as text without surrounding white space. So is a number
 beyond the bounds below: a policy may send a million digits or `1e999999999`, and neither may cost
@@ -57,8 +57,8 @@ def number(text: str) -> Fraction | None:
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
-    """Number in `text` and its unit without white space, empty if there is none (None if it is not
-    a number or exceeds the bounds).
+    """Pair (number in `text`, its unit without white space). The unit is empty if there is none.
+    Returns None if `text` is not a number or exceeds the bounds.
     """
     if len(text) > MAX_NUMBER_CHARACTERS:
         return None

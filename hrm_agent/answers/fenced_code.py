@@ -1,9 +1,10 @@
 """Python in fenced blocks of a model's answer, for models that cannot call tools.
 
 Fences are those of CommonMark: three or more backticks or tildes at the beginning of a line, closed
-by a line of at least as many. The content of a fence of another language is text, including fences
-in it. So are the model's reasoning, and tool calls and tool responses that it writes as text. A
-message with an `<answer>` outside its blocks is final: the answer is read, and no block is run.
+by a line of at least as many. The content of a fence of another language is not searched for
+blocks. Neither are the model's reasoning, and tool calls and tool responses that the model writes
+as text. A message with an `<answer>` outside its blocks is final: the answer is read, and no block
+is run.
 
 The text is read in one pass: it comes from a model and may be of any size.
 """
@@ -19,9 +20,11 @@ from hrm_agent.answers.final_answer import HIDDEN_TAGS
 __all__ = ["MAX_BLOCKS", "FencedBlock", "block_ids", "python_blocks"]
 
 MAX_BLOCKS = 8
-"""Most blocks of one message that are run. One block beyond them is returned as refused."""
+"""Maximum number of blocks of one message that are run. One more block is returned, as refused."""
 LANGUAGES = ("python", "py", "python3")
-"""First words behind a fence that mark it as Python. A fence without a word is text."""
+"""First words behind a fence that mark its content as Python. A fence without a word is no
+block.
+"""
 
 _TAGS = "|".join(HIDDEN_TAGS)
 _MARK = re.compile(
@@ -40,12 +43,14 @@ class FencedBlock:
     code: str
     """Python source, up to the end of the message if the block is not closed."""
     problem: str = ""
-    """Reason why it cannot be run, as shown to the model (empty if it can)."""
+    """Reason why the block cannot be run, as shown to the model (empty if it can be run)."""
 
 
 @lru_cache(maxsize=4096)
 def block_ids(call_id: str) -> tuple[str, ...]:
-    """Ids of the tool calls by the blocks of a model's call, as many as it can have."""
+    """Ids of the tool calls that the blocks of a model's call become, for the maximum number of
+    blocks.
+    """
     return tuple(f"{call_id[:16]}-block{number}" for number in range(1, MAX_BLOCKS + 2))
 
 
@@ -59,7 +64,7 @@ def python_blocks(text: str) -> list[FencedBlock]:
         if mark["fence"]:
             block, position = _read_block(text, mark)
             blocks += [block] if block is not None else []
-        elif mark["closes"]:  # the chat template itself has opened the reasoning
+        elif mark["closes"]:  # the chat template has opened the reasoning, so all before is hidden
             blocks, outside, position = [], [], mark.end()
         else:
             closing = f"</{mark['tag']}>"
@@ -93,7 +98,7 @@ def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, 
         code = re.sub(rf"^ {{1,{len(opening['indent'])}}}", "", code, flags=re.MULTILINE)
     if closing is None:
         return FencedBlock(code, f"the block is not closed by a line {fence}"), after
-    # the model may have meant it as code or as reasoning
+    # the model may have meant the tag as code, or as the begin or end of its reasoning
     if tag := _HIDDEN_TAG.search(code):
         return (
             FencedBlock(

@@ -1,10 +1,9 @@
 r"""Extraction of the answer from a policy's own text.
 
-The text that counts is selected first, because that is where rewards are hacked. Only the model's
-final message is read, and only its parts outside `<reason>`, `<think>`, `<tool_call>` and
-`<tool_response>`: a `\boxed{}` in the reasoning, printed by a tool or written into a forged tool
-response is not an answer. `final_answer` then takes the last `\boxed{}` of the last
-`<answer>...</answer>`.
+The text that counts is selected first, since a policy could hack its reward by other text. Only the
+model's final message is read, and only its parts outside `<reason>`, `<think>`, `<tool_call>` and
+`<tool_response>`. So a `\boxed{}` in the reasoning, in a tool's output or in a forged tool response
+is not an answer. `final_answer` then takes the last `\boxed{}` of the last `<answer>...</answer>`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from collections import deque
 __all__ = ["HIDDEN_TAGS", "final_answer", "own_text", "stated_value"]
 
 MAX_BOXED_CHARACTERS = 2**16
-"""Most characters of a box. A longer one, or one that is not closed, is not an answer."""
+"""Maximum number of characters of a box. A longer box, or a box that is not closed, is not an
+answer.
+"""
 
 HIDDEN_TAGS = ("reason", "think", "tool_call", "tool_response")
 """Tags whose content does not count as the model's own text."""
@@ -27,8 +28,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 def own_text(text: str) -> str:
     """`text` without reasoning, tool calls and (forged) tool responses.
 
-    A tag that is never closed hides all that follows. A closing tag without an opening one hides
-    all before it: the chat template itself may have opened `<reason>`.
+    A tag that is never closed hides all text after it. A closing tag without an opening tag hides
+    all text before it, since the chat template itself may have opened `<reason>`.
     """
     parts: list[str] = []
     hidden_by, start = "", 0
@@ -60,7 +61,7 @@ def final_answer(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    boxes = deque(_BOXED.finditer(text), maxlen=1)  # a hostile text has 100,000 of them
+    boxes = deque(_BOXED.finditer(text), maxlen=1)  # a hostile text may have 100,000 boxes
     if not boxes:
         return None
     start, depth = boxes[-1].end(), 1
@@ -75,7 +76,7 @@ def stated_value(text: str) -> str | None:
     r"""Value that a solver gives for its subgoal: the final answer, else the last `\boxed{}`, else
     the content of the last `<answer>` (None if there is none).
 
-    It need not be strict, since it is not rewarded.
+    It reads more forms than `final_answer`, since no reward depends on it.
     """
     visible = own_text(text)
     before, _, _ = visible.rpartition("</answer>")

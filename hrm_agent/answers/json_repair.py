@@ -5,10 +5,10 @@ single quotes or Python literals, add commas, or are cut off by a token limit. `
 every value that can be read from such a text, best reading first: values of strict JSON, then those
 of `_Lenient`. The caller's validation selects among them.
 
-Libraries that repair JSON (json-repair was tried) look back and ahead without bounds: 8 KB of
-braces kept one busy for over a minute. A model's text is hostile input, and parsing it blocks an
-event loop. So the lenient reader makes one pass without backtracking, to a bounded depth, over a
-bounded text.
+Libraries that repair JSON look back and ahead without bounds: 8 KB of braces kept json-repair busy
+for over a minute. A model's text is hostile input, and parsing it blocks an event loop. So the
+lenient reader makes one pass without backtracking, and bounds limit the depth of nesting and the
+length of the text.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from hrm_agent.basics.unicode import without_surrogates
 __all__ = ["json_values"]
 
 MAX_CHARACTERS = 2**16
-"""Characters of a text that are read."""
+"""Maximum number of characters of a text that are read."""
 MAX_DEPTH = 32
-"""Depth of nesting. A deeper value is read as text."""
+"""Maximum depth of nesting. A deeper value is read as text."""
 MAX_STARTS = 16
-"""Most positions at which a value is looked for."""
+"""Maximum number of positions at which a value is looked for."""
 MAX_STEPS = 2**14
-"""Most steps of the lenient reader over one text. A plan of fifty subgoals takes a thousand."""
+"""Maximum number of steps of the lenient reader over one text. A plan of fifty subgoals takes a
+thousand.
+"""
 
 _OPENING = re.compile(r"[{\[]")
 _SPACE = re.compile(r"(?:\s+|//[^\n]*)*")
@@ -43,19 +45,20 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""Escape that may be a lone surrogate, which can be neither stored nor shown."""
+"""Escape that may stand for a lone surrogate, which can be neither stored nor shown."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _DECODER = json.JSONDecoder(strict=False)
 
 
 def json_values(text: str) -> Iterator[Any]:
-    """Objects and arrays in the model's own text: valid JSON, last one first, then lenient
-    readings.
+    """Objects and arrays in the model's own text: values of valid JSON in reverse order, then
+    lenient readings.
 
-    The last one comes first because a model that weighs several options ends with its choice.
+    The last value comes first because a model that weighs several options ends with its choice.
     """
     text = without_surrogates(own_text(text[: 16 * MAX_CHARACTERS]))[:MAX_CHARACTERS]
-    if not _HALF.search(text):  # left to the lenient reader, which removes lone surrogates
+    # a text with a lone surrogate is left to the lenient reader, which removes surrogates
+    if not _HALF.search(text):
         values, after = list[Any](), 0
         for start in _starts(text):
             if start >= after:
@@ -74,8 +77,8 @@ def _starts(text: str) -> Iterator[int]:
 
 
 class _Lenient:
-    """Reader of one pass over a text. Every method leaves the position behind the text that it has
-    read. The end of the text closes all open values.
+    """Lenient reader of values in one pass over a text. Every method leaves the position behind the
+    text that it has read. The end of the text closes all open values.
     """
 
     def __init__(self, text: str) -> None:
@@ -99,7 +102,7 @@ class _Lenient:
         if word.lower() in _WORDS:
             return _WORDS[word.lower()]
         try:
-            return int(word) if len(word) < 20 else word  # a longer one takes too much time
+            return int(word) if len(word) < 20 else word  # a longer number takes too much time
         except ValueError:
             return word
 
@@ -135,8 +138,8 @@ class _Lenient:
         return found
 
     def _string(self) -> str:
-        """Read a string. A quote ends it only if the text behind could follow a string, so that
-        `"he said "no" to it"` and `'it's'` are read.
+        """Read a string. A quote ends the string only if the text after the quote could follow a
+        string. So `"he said "no" to it"` and `'it's'` are each read as one string.
         """
         closing, parts = _QUOTES[self._text[self._at]], list[str]()
         self._at += 1

@@ -1,20 +1,22 @@
 """Extraction of the program from a model's answer, with fences as models write them.
 
-The program is the last block of Python. The first word behind a fence marks Python, in any case:
-`python`, `python3`, `py`, `{.python}`. If no block has such a word, blocks without a word (or with
-`code`) are taken. Fences are those of CommonMark (three or more backticks or tildes, closed by a
-line of at least as many). They may also be in a list or a quote, at any indentation, directly
-behind `<answer>`, and, with a word of Python, behind other text. A closing fence is at most three
-columns deeper than the opening one. Backticks outside strings end a block too, since they are not
-Python; a fence within a docstring does not.
+The program is the last block of Python. A block is marked as Python by the first word behind its
+fence, in upper or lower case: `python`, `python3`, `py`, `{.python}`. If no block is marked, blocks
+without a word (or with the word `code`) are taken.
 
-Transcripts (`>>> f(2)`) are not taken. Blocks that end within a bracket or a string, or that do
-nothing (a constant, a name, a comment), are not taken if an earlier one is complete. A last block
-without an end is taken if it is complete. A text without any fence outside its strings is the
-program itself.
+Fences are those of CommonMark: three or more backticks or tildes, closed by a line of at least as
+many. A fence may also be in a list or a quote, at any indentation, or directly behind `<answer>`. A
+fence that is marked as Python may be behind any text. A closing fence is at most three columns
+deeper than the opening one. Backticks outside strings end a block too, since they are not Python. A
+fence within a docstring does not end a block.
 
-There is one pass over the end of the text, one over its blocks, and a few over blocks that end
-within a string: the text comes from a model and may be of any size.
+Transcripts (`>>> f(2)`) are not taken. A block is incomplete if it ends within a bracket or a
+string. An incomplete block, or a block that does nothing (a constant, a name, a comment), is not
+taken if an earlier block is complete. A last block without a closing fence is taken if it is
+complete. A text without any fence outside its strings is the program itself.
+
+The text comes from a model and may be of any size. So there is one pass over the end of the text,
+one over its blocks, and a limited number over blocks that end within a string.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ from hrm_agent.answers.final_answer import own_text
 __all__ = ["MAX_CHARACTERS", "code_in"]
 
 MAX_CHARACTERS = 2**20
-"""Characters at the end of the text that are read. The sandbox accepts no longer program."""
+"""Number of characters at the end of the text that are read. The sandbox accepts no longer
+program.
+"""
 MAX_WORD = 100
-"""Characters behind a fence in which the name of a language is looked for."""
+"""Number of characters behind a fence in which the name of a language is looked for."""
 MAX_LOOKS = 8
-"""Most searches for a later end of a block that ends within a string."""
+"""Maximum number of searches for a later end of a block that ends within a string."""
 MAX_DEEPER = 3
-"""Most columns by which a closing fence may be deeper than its opening one, as in CommonMark."""
+"""Maximum number of columns by which a closing fence may be deeper than its opening one, as in
+CommonMark.
+"""
 
 _FENCE = re.compile(
     r"^(?:(?P<before>[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]+)*(?:<answer>["
@@ -61,7 +67,7 @@ _QUOTED = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """Result of a scan: code up to backticks that are not Python."""
+    """Result of a scan of code up to backticks that are not Python."""
 
     end: int
     """Index of these backticks, or the length of the code."""
@@ -101,8 +107,8 @@ def _is_program(text: str) -> bool:
 
 
 def _best(blocks: list[_Block]) -> str | None:
-    """Code of the last complete block that does something, else of the last complete one, else of
-    the last closed one.
+    """Code of the last complete block that does something, else of the last complete block, else of
+    the last block with a closing fence.
     """
     whole = [block for block in blocks if block.scan.whole]
     acting = [block for block in whole if block.scan.acts]
@@ -111,7 +117,7 @@ def _best(blocks: list[_Block]) -> str | None:
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """Blocks that are marked as Python or have no word."""
+    """Blocks that are marked as Python, or are not marked at all."""
     position, looks = 0, MAX_LOOKS
     while (opening := _FENCE.search(text, position)) is not None:
         position = opening.end()
@@ -128,8 +134,8 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def _later(text: str, opening: re.Match[str], position: int) -> tuple[_Block, int] | None:
-    """Block with a later end at which it is complete, and the position behind it (None if there is
-    none).
+    """Pair (block, position behind it) for the first later closing fence at which the block is
+    complete (None if there is none).
     """
     for closing in islice(_closings(text, opening, position, MAX_CHARACTERS), MAX_LOOKS):
         block = _block(text, opening, closing.start(), closed=True)

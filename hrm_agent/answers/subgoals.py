@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# typing.TypedDict does not suffice for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, LangGraph cannot make JSON schemas of typing.TypedDict
 from typing_extensions import TypedDict
 
 __all__ = ["Subgoal", "dependents"]
@@ -14,11 +14,11 @@ class Subgoal(TypedDict):
     """Subgoal of a plan."""
 
     name: str
-    """Python identifier. Later subgoals and the critic refer to the value by it."""
+    """Python identifier by which later subgoals and the critic refer to the subgoal's value."""
     goal: str
     """Goal of the subgoal, in words."""
     needs: list[str]
-    """Names of subgoals whose values this one needs."""
+    """Names of the subgoals whose values this subgoal needs."""
 
 
 def dependents(plan: Iterable[Subgoal], name: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""Parsing of a model's reply as JSON of a given form, and text of a model made safe for a line of a
-prompt.
+"""Parsing of a model's reply as JSON of a given form, and conversion of a model's text to one safe
+line of a prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hrm_agent.answers.json_repair import json_values
 __all__ = ["UnparsableAnswer", "one_line", "read_as"]
 
 _SHORT = 64
-"""Most characters of a short answer."""
+"""Maximum number of characters of a short answer."""
 
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -25,8 +25,8 @@ class UnparsableAnswer(ValueError):
 
 
 def read_as(form: type[Form], text: str) -> Form:
-    """First reading of `text` as JSON that fits `form`. Raises `UnparsableAnswer` with the problem
-    of the likeliest reading.
+    """First reading of `text` as JSON that fits `form`. If none fits, raises `UnparsableAnswer`
+    with the problem of the first reading, which is the likeliest.
     """
     complaint = ""
     for value in _readings(text):
@@ -53,7 +53,7 @@ def _readings(text: str) -> Iterator[Any]:
 
 
 def one_line(text: str, limit: int) -> str:
-    """`text` without line breaks, cut to `limit` characters: it cannot forge a line of the
+    """`text` without line breaks, cut to `limit` characters, so that it cannot forge a line of a
     prompt.
     """
     return " ".join(text[: 4 * limit].split())[:limit]
