@@ -1,14 +1,14 @@
-"""Calls of libraries and patterns on a policy's text within limits of the kernel, since they are
-not made for hostile texts.
+"""Calls of libraries and patterns on a policy's text within limits of the kernel, since neither are
+made for hostile texts.
 
-They run in a separate process: a grandchild of this one, outside of the environment for
+The calls run in a separate process: a grandchild of this one, outside of the environment for
 model-written code, connected by a private socket. It receives a function's name and arguments, and
 returns JSON. It ends when this process does.
 
-Each call runs in a fork, which the kernel ends at its limits. Then the text is the cause, and
-`ExceededError` names the limit. CPU time counts, so that a busy machine changes nothing. Any other
-failure (a process that cannot be started or is gone, a call that got no processor) is a
-`RuntimeError`, which is not the text's fault.
+Each call runs in a fork of that process, which the kernel kills at a limit. Then the text is the
+cause, and `ExceededError` names the limit. The limit of time is one of CPU time, so that a busy
+machine changes nothing. Any other failure (a process that cannot be started or is gone, a call that
+got no processor) is a `RuntimeError`, which is not the text's fault.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from hrm_agent.basics.worker_process import FrameSocket, parent_socket, start_mo
 __all__ = ["MAX_CPU_SECONDS", "CallRaisedError", "ExceededError", "bounded_call"]
 
 MAX_CPU_SECONDS = 2.0
-"""Maximum CPU time of one call, in seconds. Right answers take some tenths."""
+"""Maximum CPU time of one call, in seconds. Right answers take some tenths of a second."""
 MAX_WALL_SECONDS = 60
-"""Maximum wall-clock time of one call, in seconds, for calls that get too little CPU time."""
+"""Maximum wall-clock time of one call, in seconds. It ends calls that get too little CPU time."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 
 
@@ -45,8 +45,8 @@ class CallRaisedError(Exception):
 
 
 def bounded_call(function: str, *arguments: Any, imports: Sequence[str] = ()) -> Any:
-    """Call `function`, given as `module:name`. Its result has to be JSON. `imports`: modules that
-    it needs, if installed.
+    """Call `function`, given as `module:name`. Its result has to be JSON. `imports`: modules to
+    import before, if they are installed.
 
     Raises `ExceededError`, `CallRaisedError`, and RuntimeError if the process was lost twice.
     """
@@ -79,13 +79,15 @@ class _Server:
         with self._lock:
             for _ in range(2):
                 if self._connection is None:
-                    # Ctrl+C is for this process only, which may still make calls
+                    # The process is in a group of its own, so that Ctrl+C does not end it: this
+                    # process may still make calls.
                     process, line = start_module(
                         "hrm_agent.rewards.bounded_call",
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
                     )
-                    # its child does the serving: reward processes are checked for remaining children
+                    # The started process forks the server and ends. So the server is no child of
+                    # this process, which may be checked for children that a function left behind.
                     process.wait()
                     self._connection = FrameSocket(line)
                 connection = self._connection
@@ -101,7 +103,7 @@ class _Server:
 
 
 _servers: dict[int, _Server] = {}
-"""Servers by process id, since a fork may not use its parent's."""
+"""Servers by process id, since a forked process must not use its parent's server."""
 
 
 def _serve(connection: FrameSocket) -> None:

@@ -1,8 +1,8 @@
 """Calls of reward functions in the current process. Every failure becomes a typed fault.
 
-An async function is cancelled at its timeout. A synchronous one runs in a thread, which cannot be
-ended, so it is abandoned at its timeout. `hrm_agent.rewards.pool` calls named rubrics in a process
-that can be ended.
+An async function is cancelled at its timeout. A synchronous function runs in a thread, which cannot
+be killed, so the thread is abandoned at the timeout. `hrm_agent.rewards.pool` calls the functions
+of named rubrics in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _threads = ReusedThreads()
 
 
 class JudgeError(Exception):
-    """A judge gave no readable answer. Reward functions raise it, and it becomes a typed fault."""
+    """A judge gave no readable answer. Reward functions raise this error, and it becomes a typed
+    fault.
+    """
 
     def __init__(self, message: str, calls: Sequence[JudgeCall] = ()) -> None:
         """`calls`: requests to the judge so far, with their answers."""
@@ -47,8 +49,8 @@ def fault_score(
 async def scores_of(
     rubric: Rubric, reward: Reward, rollouts: Sequence[Rollout]
 ) -> list[RewardScore]:
-    """Scores of rollouts by one function, which is called for each of them, or once if it compares
-    them. Raises `HrmError` for a function that cannot work for any rollout.
+    """Scores of rollouts by one function. It is called for each rollout, or once if it compares
+    rollouts. Raises `HrmError` for a function that cannot work for any rollout.
     """
     if reward.compares:
         return await _group_scores(rubric, reward, rollouts)
@@ -105,7 +107,7 @@ async def _outcome_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]
         raise
     except TimeoutError:
         spent = time.monotonic() - began
-        if spent < reward.timeout_seconds:  # raised by the function itself
+        if spent < reward.timeout_seconds:  # the function itself raised the error
             return fault_score(reward, RewardFault.RAISED, "TimeoutError", spent)
         return fault_score(
             reward, RewardFault.TIMEOUT, f"not done after {reward.timeout_seconds:g} s", spent
@@ -126,7 +128,7 @@ async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) ->
     def call() -> Any:
         try:
             return function(**arguments)
-        # these would end more than the function
+        # raised as they are, these exceptions would end more than the function
         except (StopIteration, SystemExit, KeyboardInterrupt) as error:
             raise RuntimeError(type(error).__name__) from error
 

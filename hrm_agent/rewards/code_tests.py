@@ -47,18 +47,21 @@ __all__ = ["code_in", "passes_tests"]
 
 MAX_TESTS = 200
 MAX_TIMEOUTS = 5
-"""Maximum number of programs per answer that may time out. Then the remaining tests fail, too."""
+"""Maximum number of programs per answer that may time out. After these, the remaining tests fail
+without being run.
+"""
 LONGEST_SECONDS = 86_400.0
-"""Wall-clock timeout of a reward, in seconds. The program's time is limited separately. The rest is
-waiting for others, and only an environment that does not answer takes this long.
+"""Wall-clock timeout of a reward, in seconds. The program's time is limited separately, and the
+rest of the time is spent waiting for other calls. So only an environment that does not answer
+exceeds this timeout.
 """
 MAX_PROGRAMS = 16
-"""Maximum number of programs under test in parallel. An environment has 64 sessions, including
-those of its tools.
+"""Maximum number of programs under test in parallel. Each has a session, and an environment has
+only 64, which tools need too.
 """
 MAX_PROGRAM_BYTES = 2**18
-"""Maximum size of a program. A longer one is wrong, since with a test it has to fit into one call
-of the environment.
+"""Maximum size of a program. It has to fit into one call of the environment, together with a test.
+A longer program counts as wrong.
 """
 MAX_TEST_BYTES = 5 * 2**17
 """Maximum size of a test's input to a program, in bytes as sent."""
@@ -67,18 +70,20 @@ PACKED_CHARACTERS = 2**16
 LEAST_OUTPUT_BYTES = 2**14
 """Minimum number of bytes kept of a program's output, however short the right answer is."""
 OUTPUT_FACTOR = 8
-"""Maximum output relative to the size of the right answer. A longer output is wrong."""
+"""Maximum output, as a multiple of the size of the right answer. A longer output is wrong."""
 PROMPT_BYTES = 2**6
-"""Bytes for a prompt of `input` and its place in the output."""
+"""Number of bytes added to the limit of output for each prompt of `input` and its offsets."""
 MAX_OUTPUT_BYTES = 2**25
 MAX_ENDED = 16
 """Maximum number of processes that the calls of one program may end. Later calls fail."""
 MAX_REBUILT = 64
-"""Maximum number of processes that the environment may restart for a program, even for its own
-reasons, since a call may end one unnoticed.
+"""Maximum number of processes that the environment may restart for a program. Restarts for the
+environment's own reasons count too, since a call may end a process unnoticed.
 """
 MAX_TOGETHER = 40
-"""Total time of a program's tests, as a multiple of the time of one. Later tests fail."""
+"""Maximum total time of a program's tests, as a multiple of the time of one test. Later tests
+fail.
+"""
 SHOWN_CHARACTERS = 200
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -94,10 +99,10 @@ def passes_tests(
 ) -> Reward:
     """Reward that is 1 if the code in the final text passes all tests of the task, else 0.
 
-    `tests`: key of the tests in the task's metadata. `partial`: the value is the share of passed
-    tests; otherwise testing stops at the first failure. `seconds`: wall-clock time of one program,
-    and of all calls together. All programs of a text have 40 times as long. No opinion (None) if
-    the task has no tests.
+    `tests`: key of the tests in the task's metadata. `read`: finds the code in the text. `partial`:
+    the value is the share of passed tests; without it, testing stops at the first failure.
+    `seconds`: wall-clock time of one program, and of all calls together. All programs of a text
+    together have 40 times as long. The value is None (no opinion) if the task has no tests.
     """
 
     async def correct(text: str, task: TaskRef) -> Scored:
@@ -110,7 +115,7 @@ def passes_tests(
             return Scored(0.0, "no code was found in the final text")
         if len(repr(code).encode()) > MAX_PROGRAM_BYTES:
             return Scored(0.0, f"the code is longer than {MAX_PROGRAM_BYTES:,} bytes")
-        failures: list[str] = []  # reasons in the order of the tests, empty for a passed one
+        failures: list[str] = []  # reasons in the order of the tests (empty for a passed test)
         output_bytes = max(test.output_bytes for test in wanted)
         gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_PROGRAMS))
         async with (
@@ -133,8 +138,8 @@ def passes_tests(
 
 
 def _test(given: Any) -> CodeTest:
-    """Parse a test. Raises ValueError for an invalid one: a mistake in the task, reported as the
-    reward's fault.
+    """Parse a test. Raises ValueError for an invalid test. That is a mistake in the task, and is
+    reported as the reward's fault.
     """
     row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     if isinstance(given, str):
@@ -142,7 +147,7 @@ def _test(given: Any) -> CodeTest:
             case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
                 test = CodeTest(call=ast.unparse(left), equals=_literal(right))
             case _:
-                raise ValueError(f"{given[:200]!r} is no `assert CALL == LITERAL`")
+                raise ValueError(f"{given[:200]!r} is not of the form `assert CALL == LITERAL`")
     elif "stdin" in row or "stdout" in row:
         test = CodeTest(stdin=str(row.get("stdin", "")), stdout=str(row.get("stdout", "")))
     elif isinstance(row.get("call"), str) and ("equals" in row or "equals_literal" in row):
@@ -154,12 +159,13 @@ def _test(given: Any) -> CodeTest:
         test = CodeTest(call=ast.unparse(ast.parse(row["call"], mode="eval")), equals=equals)
     else:
         raise ValueError(
-            f"{str(given)[:200]!r} is no test: write call and equals, stdin and stdout, or an"
+            f"{str(given)[:200]!r} is not a test: write call and equals, stdin and stdout, or an"
             " assert"
         )
     if (size := len(test.handed.encode())) > MAX_TEST_BYTES:
         raise ValueError(
-            f"a test hands {size:,} bytes to the program, and the sandbox takes {MAX_TEST_BYTES:,}"
+            f"a test passes {size:,} bytes to the program, more than the maximum of"
+            f" {MAX_TEST_BYTES:,}"
         )
     return test
 
@@ -202,8 +208,8 @@ class CodeTest:
 
     @property
     def output_bytes(self) -> int:
-        """Output limit. Enough for a right answer, with a prompt for each line of input and a file
-        with the input, since the environment limits all of it together.
+        """Output limit in bytes. It suffices for a right answer, a prompt for each line of input,
+        and a file with the input, since the environment applies one limit to all of these.
         """
         said = OUTPUT_FACTOR * _told_bytes(self.equals if self.call else self.stdout)
         fed = len(self.stdin.encode()) // 16 + PROMPT_BYTES * self.stdin.count("\n")
@@ -218,8 +224,9 @@ class TestedProgram:
     def __init__(
         self, environment: Environment, code: str, seconds: float, output_bytes: int
     ) -> None:
-        """`seconds`: wall-clock and CPU time, for each program and for all calls together. All
-        programs together have MAX_TOGETHER times as many. `output_bytes`: bytes kept of the output.
+        """`seconds`: limit of wall-clock and of CPU time, for each program and for all calls
+        together. All programs together have MAX_TOGETHER times as long. `output_bytes`: number of
+        bytes that are kept of the output.
         """
         self._environment, self._code = environment, code
         self._seconds = self._left = seconds
@@ -290,7 +297,7 @@ class TestedProgram:
     async def _end_calls(self) -> None:
         session, self._session = self._session, ""
         if session:
-            with suppress(HrmError):  # unreachable: the environment drops the session by itself
+            with suppress(HrmError):  # an unreachable environment drops the session by itself
                 await self._environment.end_session(session)
 
     def _within(self, seconds: float) -> Limits:
@@ -307,13 +314,13 @@ class TestedProgram:
 
 
 def _seconds_of(result: ExecutionResult) -> float:
-    """Time that the program took, without waiting."""
+    """Seconds that the program took, without time in the queue."""
     return max(result.duration_seconds, result.cpu_seconds)
 
 
 def _told_bytes(value: Any) -> int:
-    """Approximate size of a value as JSON. Long integers have no decimal text, and equal parts
-    count each time.
+    """Approximate size of a value as JSON. It is not measured by writing the JSON: long integers
+    have no decimal text, and a part that occurs several times counts each time.
     """
     size, left = 0, [value]
     while left:
@@ -331,7 +338,9 @@ def _told_bytes(value: Any) -> int:
 
 
 def _decoded(result: ExecutionResult) -> Any:
-    """Reported value, which may be any claim (None if it is not JSON or too large)."""
+    """Value that the code under test reported, which may be any claim (None if it is not JSON or is
+    too large).
+    """
     try:
         return json.loads(result.value_json or "null")
     except (ValueError, RecursionError):

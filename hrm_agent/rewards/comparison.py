@@ -32,11 +32,11 @@ Comparison = Callable[[str, str], bool]
 MAX_EXPRESSION_CHARACTERS = 512
 """Maximum length of texts that are parsed as mathematics."""
 LEAST_SET_CHARACTERS, SET_FACTOR = 4096, 16
-"""A set is unequal if its text is longer than the first number and longer than the second number
-times the reference's text.
+"""Limits of a set's text: a number of characters, and a multiple of the length of the reference's
+text. A set whose text exceeds both is unequal.
 """
 BOUNDED_SECONDS = 600.0
-"""Timeout of a reward in seconds. Its single calls are limited, but wait for each other."""
+"""Timeout of a reward in seconds. It is long, since bounded calls wait for each other."""
 
 
 def answer_is(
@@ -49,7 +49,7 @@ def answer_is(
     """Reward that is 1 if the answer that `reader` finds in the final text is the task's reference
     answer, else 0.
 
-    No opinion (None) if the task has no reference answer.
+    The value is None (no opinion) if the task has no reference answer.
     """
     read, equal = reader_of(reader), comparison_of(compare)
 
@@ -75,11 +75,12 @@ def comparison_of(spec: str | Comparison) -> Comparison:
         text = rest or "1e-6"
         tolerance = number(text)
         if tolerance is None or tolerance < 0:
-            raise ConfigError(f"{text!r} is no tolerance.", "Write numeric:1e-6.")
+            raise ConfigError(f"{text!r} is not a tolerance.", "Write numeric:1e-6.")
         return partial(_numeric, tolerance)
     if name == "symbolic" and find_spec("math_verify") is None:
         raise ConfigError(
-            "The comparison `symbolic` needs math-verify.", f"Run `{to_install('math')}`."
+            "math-verify is not installed, and the comparison `symbolic` needs it.",
+            f"Run `{to_install('math')}`.",
         )
     if name in _BY_NAME and not rest:
         return _BY_NAME[name]
@@ -111,8 +112,8 @@ def _set(answer: str, reference: str) -> bool:
 class _Elements:
     """Set of elements, parsed from text. A comma between groups of three digits is not a separator.
 
-    Elements that `exact_equal` finds equal are one. Each is parsed once and looked up by its
-    number, since a policy may write any number of them.
+    Elements that `exact_equal` finds equal count as one. Each is parsed once and looked up by its
+    number, not compared with all others, since a policy may write very many elements.
     """
 
     def __init__(self, text: str) -> None:
@@ -140,9 +141,9 @@ def _symbolic(answer: str, reference: str) -> bool:
 
 
 def _why_not_symbolic(answer: str, reference: str) -> str:
-    """Reason why an answer is not equal to the reference (empty if it is).
+    """Reason why an answer is not equal to the reference (empty if it is equal).
 
-    Expensive algebra is the answer's fault. So is a text that the algebra cannot parse.
+    An answer is also unequal if the algebra takes too long for it or cannot parse it.
     """
     if exact_equal(answer, reference):
         return ""

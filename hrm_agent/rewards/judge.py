@@ -1,14 +1,14 @@
 """Judge models: they score one answer against criteria, or rank the rollouts of a group.
 
 The judged text was written by a policy that is rewarded for it. So it is sent as JSON strings,
-which cannot break out of their place, and the prompt marks them as data. That makes injected
-instructions harder, not impossible: combine it with a reward that does not read text.
+which cannot break out of their place, and the prompt marks them as data. That makes it harder to
+inject instructions, but not impossible: combine a judge with a reward that does not read text.
 
-The judge answers in JSON. If an answer cannot be read, or names other candidates than given, it is
-requested once more, with the mistake. A second failure is a fault (`RewardFault.JUDGE`), and so is
-a model that does not answer. Candidates of a ranking are in a random order seeded by the task,
-since judges prefer the first. Every request, its answer, and the reported tokens and cost are
-recorded with the score.
+The judge answers in JSON. If an answer cannot be read, or names other candidates than those given,
+the judge is told the mistake and asked once more. A second failure is a fault
+(`RewardFault.JUDGE`), and so is a model that does not answer. The candidates of a ranking are in a
+random order seeded by the task, since judges prefer the first. Every request, its answer, and the
+reported tokens and cost are recorded with the score.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def ranked(
 def _judge(model: str | BaseChatModel) -> BaseChatModel:
     if isinstance(model, str) and not model:
         raise ConfigError(
-            "A judge needs a model.", "Name one as in --policy, such as openai:gpt-5-mini."
+            "The name of the judge's model is empty.",
+            "Name a model as in --policy, such as openai:gpt-5-mini.",
         )
     return PolicyModel(model=model, temperature=0.0) if isinstance(model, str) else model
 
@@ -181,7 +182,7 @@ async def _ask(
     fault_of: Callable[[Form], str],
     calls: list[JudgeCall],
 ) -> Form:
-    """The judge's answer in `form`. Requests and answers are added to `calls`. Raises
+    """Ask the judge for an answer in `form`. Requests and answers are added to `calls`. Raises
     `JudgeError`.
     """
     messages = list(asked)
@@ -189,7 +190,7 @@ async def _ask(
         began = time.monotonic()
         try:
             reply = await judge.ainvoke(list(messages))
-        except Exception as error:  # every provider has its own errors
+        except Exception as error:  # every provider raises errors of its own
             raise JudgeError(
                 f"the judge did not answer: {type(error).__name__}: {error}", calls
             ) from error

@@ -1,4 +1,4 @@
-"""Rubrics from one string: a user's own, and those that need no code.
+"""Rubrics from one string: rubrics of a user's own functions, and rubrics that need no code.
 
 | string | rubric |
 |---|---|
@@ -27,8 +27,8 @@ _WRITE = "Write package.module:attribute, ./file.py:attribute, or answer:last_nu
 
 
 def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
-    """Load the rubric that `spec` names, with a digest of its source (empty if that cannot be
-    read).
+    """Load the rubric that `spec` names. Returns the rubric and a digest of its source (empty if
+    the source cannot be read).
 
     `folder`: base of relative names (None: the working directory). Raises `ConfigError`.
     """

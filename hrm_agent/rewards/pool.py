@@ -1,12 +1,14 @@
-"""Processes that run the functions of a named rubric, and the handling of functions that hang in
-one or end it.
+"""Processes that run the functions of a named rubric, and the handling of functions that hang in a
+process or end it.
 
 A reward function is a user's code on a policy's text: it may loop, sleep, fork, or end its process.
-The caller must not be blocked, and must know which function is at fault. Each process reports which
-function it begins. If a function has not answered long after its timeout, the process is ended with
-all its children. The function at fault cannot be identified among those that ran there in parallel.
-So each is called once more in a separate process, and a failure there is its own fault. A process
-in which a function has left a thread or a child behind gets no further work.
+The caller must not be blocked, and must know which function is at fault.
+
+Each process reports which function it begins. If a function has not answered some time after its
+timeout, the process is killed with all its children. Several functions may have run in it in
+parallel, and the one at fault cannot be identified. So each of these functions is called once more,
+alone in a process of its own, where a failure is its own fault. A process in which a function has
+left a thread or a child behind gets no further work.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ from hrm_agent.trajectory import RewardFault, RewardScore
 __all__ = ["RewardPool"]
 
 GRACE_SECONDS = 2.0
-"""Seconds beyond a function's timeout, which the process itself enforces if it can."""
+"""Seconds after a function's timeout until its process is killed. The process itself enforces the
+timeout if it can.
+"""
 MAX_JOBS = 32
-"""Maximum number of parallel jobs of one process. A judge takes seconds, but little of this
-process.
+"""Maximum number of parallel jobs of one process. It is high, since a judge takes seconds, but
+little CPU time of the process.
 """
 _STDERR = 2
 _OPEN_SECONDS = 120.0
-"""Seconds that a process may take to start, for the import of a user's module."""
+"""Seconds that a process may take to start, including the import of a user's module."""
 
 
 @dataclass(eq=False)
@@ -50,7 +54,7 @@ class _Job:
     count: int
     """Number of rollouts."""
     names: list[str]
-    """Names of the functions without an answer yet, in order."""
+    """Names of the functions that have not answered yet, in order."""
     done: asyncio.Future[None]
     scores: dict[str, list[RewardScore]] = field(default_factory=dict[str, "list[RewardScore]"])
     began: str | None = None
@@ -114,12 +118,13 @@ class RewardPool:
             await worker.run(job)
             for _ in range(2 * len(self._rewards)):
                 if not job.names:
-                    break  # otherwise this job or another has ended the process
+                    break
+                # the process has ended, because of this job or of another job in it
                 await self._alone(job)
             if job.names:
                 raise HrmError(
-                    f"The processes that score by {self._spec!r} end as soon as they begin.",
-                    "Look at what they write to stderr, and at the memory that is left.",
+                    f"The processes that score by {self._spec!r} end before they can score.",
+                    "See what they write to stderr, and whether the machine has free memory.",
                 )
         return job.scores
 
@@ -135,7 +140,7 @@ class RewardPool:
             return free
 
     async def _open(self, *, alone: bool = False) -> _Worker:
-        if self._closed:  # a job that its run has abandoned
+        if self._closed:  # the job belongs to a run that has ended
             raise asyncio.CancelledError
         worker = _Worker(self._rewards, self._variables, alone=alone)
         self._all.add(worker)
@@ -147,7 +152,7 @@ class RewardPool:
         try:
             job.done, job.began = asyncio.get_running_loop().create_future(), None
             await worker.run(job)
-            if job.began is not None:  # nothing else ran in this process
+            if job.began is not None:  # the process has ended, and no other function ran in it
                 reason = "it ended the process that it ran in, alone"
                 _give_up(job, self._rewards, RewardFault.PROCESS_ENDED, reason)
         finally:
@@ -170,7 +175,9 @@ class _Worker:
     def __init__(
         self, rewards: Mapping[str, Reward], variables: Mapping[str, str], *, alone: bool
     ) -> None:
-        """Start the process. `alone`: it has only one job, so that its failure is that job's fault."""
+        """Start the process. `alone`: the process gets only one job, so that its failure is the
+        job's fault.
+        """
         self._rewards, self._alone = rewards, alone
         self._jobs: dict[int, _Job] = {}
         self._numbers = 0
@@ -180,7 +187,7 @@ class _Worker:
         )
         self._ended = False
         self._soiled = False
-        """True if a function has left a thread or a process behind. Then the process gets no
+        """True if a function has left a thread or a process behind. The process then gets no
         further job.
         """
 
@@ -202,9 +209,9 @@ class _Worker:
             await self.close()
             raise ConfigError(
                 f"The rubric {spec!r} was not imported within {_OPEN_SECONDS:g} s.",
-                "Import less at its top.",
+                "Move slow imports of its module into the functions that need them.",
             ) from None
-        except OSError:  # it ended before it was connected
+        except OSError:  # the process ended before it was connected
             answer = None
         if answer is None or "error" in answer:
             await self.close()
@@ -217,8 +224,8 @@ class _Worker:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     async def run(self, job: _Job) -> None:
-        """Run a job until it is done or the process has ended. `job.names` then has the functions
-        without an answer.
+        """Run a job until it is done or the process has ended. If the process has ended,
+        `job.names` has the functions without an answer.
         """
         self._numbers += 1
         number = self._numbers
@@ -235,7 +242,7 @@ class _Worker:
                 await self.close()
 
     async def _receive(self) -> dict[str, Any] | None:
-        """Next answer of the process (None at its end)."""
+        """Next answer of the process (None once the process has ended)."""
         try:
             return json.loads(await self._process.receive())
         except ValueError:
@@ -269,9 +276,7 @@ class _Worker:
                 job.done.set_result(None)
 
     async def _watch(self) -> None:
-        """End the process if a function has exceeded its timeout and the timeout has not ended
-        it.
-        """
+        """Kill the process if a function is still running `GRACE_SECONDS` after its timeout."""
         while True:
             now = time.monotonic()
             late = [
@@ -292,7 +297,7 @@ class _Worker:
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:
-        """End the process and all that its functions have started."""
+        """Kill the process and all processes that its functions have started."""
         self._ended = True
         await self._process.close()
         for task in self._tasks:

@@ -34,7 +34,7 @@ from hrm_agent.rewards.bounded_call import ExceededError, bounded_call
 __all__ = ["Reader", "last_match", "reader_of"]
 
 Reader = Callable[[str], str | None]
-"""Function from a final text to the answer in it (None if it has none)."""
+"""Function from a final text to the answer in it (None if there is no answer)."""
 
 MAX_CHARACTERS = 2**20
 """Number of characters read from the end of a text. The rest is ignored."""
@@ -77,7 +77,9 @@ def _last_number(text: str) -> str | None:
 
 def _tag(name: str) -> Reader:
     if not re.fullmatch(r"\w+", name):
-        raise ConfigError(f"{name!r} is no name of a tag.", "Write tag:answer.")
+        raise ConfigError(
+            f"{name!r} is not a valid name of a tag.", "Write tag:answer, for example."
+        )
     opening, closing = f"<{name}>", f"</{name}>"
 
     def read(text: str) -> str | None:
@@ -93,15 +95,17 @@ def _regex(pattern: str) -> Reader:
         compiled = re.compile(pattern, re.MULTILINE)
     except re.error as error:
         raise ConfigError(
-            f"regex:{pattern} is no regular expression: {error}.", "See Python's re."
+            f"regex:{pattern} is not a valid regular expression: {error}.",
+            "See the documentation of Python's `re`.",
         ) from error
 
     return partial(_found, compiled.pattern)
 
 
 def _found(pattern: str, text: str) -> str | None:
-    """Answer found by a pattern (None if there is none). A search that exceeds its limits also
-    finds none: the pattern is the same for all texts, so the text is the cause.
+    """Answer found by a pattern (None if there is none). A search that exceeds its limits finds no
+    answer. It is not a fault of the reward: the pattern is the same for all texts, so the text is
+    the cause.
     """
     with suppress(ExceededError):
         return bounded_call("hrm_agent.rewards.readers:last_match", pattern, text)
@@ -109,7 +113,9 @@ def _found(pattern: str, text: str) -> str | None:
 
 
 def last_match(pattern: str, text: str) -> str | None:
-    """First group of the last match, or the whole match. The time is not limited here."""
+    """First group of the last match, or the whole match (None if there is no match). The caller has
+    to limit the time.
+    """
     compiled = re.compile(pattern, re.MULTILINE)
     matches = deque(compiled.finditer(text), maxlen=1)
     if not matches:

@@ -1,15 +1,19 @@
 """Comparison of a call's value, as the sandbox reports it, with the value that a test expects.
 
-The reported value is a claim of the code under test in the form of
-`hrm_agent.rewards.inside.calls.data`, and may be any JSON. So it is only read along the expected
-value, and any irregularity makes it unequal.
+The reported value should be in the form of `hrm_agent.rewards.inside.calls.data`. But it is only a
+claim of the code under test, and may be any JSON. So only the parts that the expected value has are
+read, and any irregularity makes the values unequal.
 
-Values are equal if Python finds them equal, with two exceptions of JSON: types that
-`hrm_agent.rewards.inside` reports as a list (list, tuple, range, deque, UserList, array, array of
-numpy) are lists, and keys of mappings are their text. In addition, nan equals nan. True and False
-by themselves are not numbers. A number of single precision equals any float that rounds to it,
-except 0, and a fraction or decimal equals the float that it rounds to. Integers, keys, members of
-sets and numbers of half precision are compared exactly.
+Values are equal if Python finds them equal, with these exceptions:
+
+* Types that `hrm_agent.rewards.inside` reports as a list (list, tuple, range, deque, UserList,
+  array, array of numpy) count as lists, and keys of mappings also match by their text, as in JSON.
+* nan equals nan.
+* True and False by themselves are not numbers.
+* A number of single precision equals any float that rounds to it, except 0.
+* A fraction or decimal equals the float that it rounds to.
+
+Integers, keys, members of sets and numbers of half precision are compared exactly.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ def _same(shown: Any, wanted: Any) -> bool:
 
 
 def _tagged(shown: Any, tag: str) -> list[Any] | None:
-    """Items after `tag` (None if it is not the first item)."""
+    """Items of a reported list after `tag` (None if `tag` is not the first item)."""
     if isinstance(shown, list) and shown and shown[0] == tag:
         return cast("list[Any]", shown)[1:]
     return None
@@ -90,7 +94,9 @@ def _same_number(shown: Any, wanted: complex) -> bool:
 
 
 def _number(shown: Any) -> _Number | None:
-    """Reported number, True and False as 1 and 0 (None for another value)."""
+    """Reported number (None if the value is not a number). True and False are the numbers 1 and
+    0.
+    """
     if isinstance(shown, (bool, int, float)):
         return shown
     match shown:
@@ -98,7 +104,7 @@ def _number(shown: Any) -> _Number | None:
             return int(digits, 16)
         case ["f", ("inf" | "-inf" | "nan") as name]:
             return float(name)
-        case ["2" | "4", narrow]:  # size in bytes of a number of less than double precision
+        case ["2" | "4", narrow]:  # a number of half or single precision, by its size in bytes
             return _number(narrow)
         case ["q", str(above), str(below)]:
             return Fraction(int(above, 16), int(below, 16))
@@ -109,7 +115,7 @@ def _number(shown: Any) -> _Number | None:
 
 
 def _key_text(shown: Any) -> str:
-    """Text of a key, since JSON keeps only that."""
+    """Text of a reported key. In JSON, a key has no other type."""
     return shown if isinstance(shown, str) else str(_value(shown))
 
 
@@ -132,7 +138,7 @@ def _value(shown: Any) -> Any:
 
 
 def _hashable(shown: Any) -> Any:
-    """Hashable form, equal for equal members of a set."""
+    """Hashable form of a reported value. Equal members of a set have equal forms."""
     if (items := _tagged(shown, "l")) is not None:
         return ("l", *map(_hashable, items))
     if (items := _tagged(shown, "s")) is not None:

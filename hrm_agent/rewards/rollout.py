@@ -16,8 +16,8 @@ __all__ = ["Rollout", "arguments_of", "as_score", "scoring_of", "storable"]
 
 
 def storable(text: str) -> str:
-    """Replace each surrogate in `text` by a question mark. JSON can spell surrogates, but no record
-    can hold them.
+    """Replace each surrogate in `text` by a question mark. JSON can contain surrogates as escapes,
+    but no record can hold them.
     """
     return text.encode(errors="replace").decode()
 
@@ -33,7 +33,9 @@ class Rollout:
 
 
 def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> dict[str, Any]:
-    """Arguments for the function of `reward`. Raises LookupError if one is not on record."""
+    """Arguments for the function of `reward`. Raises LookupError if an argument is not on
+    record.
+    """
     trajectory = rollout.trajectory
     if STATE in reward.wants and rollout.state is None:
         raise LookupError(f"the state of thread {trajectory.thread_id!r} is not on record")
@@ -53,8 +55,8 @@ def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> 
 def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0) -> RewardScore:
     """Score for a function's value. `decides`: the reward is the rubric's outcome.
 
-    Raises `ConfigError` for a value that is not a number, since that is a mistake in the function
-    for any input.
+    Raises `ConfigError` for a value that is not a number. Such a function is wrong for every input,
+    so this is no fault of a single rollout.
     """
     scored = given if isinstance(given, Scored) else Scored(given)
     fault, reason, value = None, storable(scored.reason), scored.value
@@ -95,8 +97,8 @@ def scoring_of(
     """Scoring of one trajectory, from its scores.
 
     A truncated run is never right: its outcome is 0, and its other rewards are unchanged.
-    `keeps_truncated`: the outcome is kept as a reward, too. The run's status then shows that it is
-    not right.
+    `keeps_truncated`: the value of the outcome is kept too, for its part in the sum. Only the run's
+    status then shows that the run is not right.
     """
     cut = trajectory.status is RunStatus.TRUNCATED and not keeps_truncated
     scores = [

@@ -1,4 +1,4 @@
-"""Rubrics: named, weighted reward functions, one of which decides if the answer is right.
+"""Rubrics: named, weighted reward functions. One of them decides whether the answer is right.
 
 A reward function gets the parameters that it names:
 
@@ -12,9 +12,9 @@ A reward function gets the parameters that it names:
 | `state` | the graph's last state, by channel |
 | `group` | the trajectories of all rollouts of the task, for a reward that compares them |
 
-It may be async. It returns a number, a bool, None (no opinion: it is left out of the sum), or a
-`Scored` with a reason. A function with the parameter `group` is called once for all rollouts of a
-task, and returns a mapping from trajectory id to any of these. A list is not accepted, since a
+A reward function may be async. It returns a number, a bool, None (no opinion: left out of the sum),
+or a `Scored` with a reason. A function with the parameter `group` is called once for all rollouts
+of a task, and returns a mapping from trajectory id to such a value. A list is not accepted, since a
 wrong order would credit the wrong rollouts.
 
 An exception, a value that is not finite and a call that takes longer than `timeout_seconds` are
@@ -49,7 +49,7 @@ class Scored:
     value: float | bool | None
     """Finite value (None: no opinion)."""
     reason: str = ""
-    """Reason for people."""
+    """Reason for the value, for people to read."""
     judge_calls: tuple[JudgeCall, ...] = ()
     """Requests to a judge that the value is based on."""
 
@@ -59,13 +59,13 @@ class Reward:
     """Reward function with its name and weight. Raises `ConfigError` for an unknown parameter."""
 
     function: Callable[..., Any]
-    """Sync or async function, see the module."""
+    """Sync or async function, as described in the module's docstring."""
     name: str = ""
     """Name of the stored values (empty: the function's own name)."""
     weight: float = 1.0
     """Weight in the sum. A reward of weight 0 is only reported, and its failure is ignored."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    """Wall-clock time of one call."""
+    """Wall-clock limit in seconds of one call."""
     wants: frozenset[str] = field(init=False)
     """Names of the function's parameters."""
 
@@ -88,14 +88,19 @@ class Reward:
                 known = ", ".join(sorted(PARAMETERS))
                 hint = f"{nearest(parameter, PARAMETERS)} Known: {known}.".strip()
                 raise ConfigError(
-                    f"The reward {name!r} has a parameter {parameter!r} that it cannot be given.",
+                    f"The reward {name!r} has an unknown parameter {parameter!r}.",
                     hint,
                 )
         object.__setattr__(self, "wants", frozenset(wanted))
         if not name.isidentifier() or name == TOTAL:
-            why = "it is the sum's" if name == TOTAL else "a name is letters, digits and _"
+            why = (
+                "the weighted sum has this name"
+                if name == TOTAL
+                else "a name consists of letters, digits and _"
+            )
             raise ConfigError(
-                f"A reward cannot be called {name!r}: {why}.", "Give another: Reward(f, name=...)."
+                f"A reward cannot be called {name!r}: {why}.",
+                "Give another name: Reward(f, name=...).",
             )
         if not self.timeout_seconds > 0:
             raise ConfigError(
@@ -121,12 +126,13 @@ class Rubric:
     rewards: Sequence[Reward | Callable[..., Any]]
     """Rewards in display order."""
     outcome: str = ""
-    """Name of the reward that decides if the answer is right, in [0, 1]: above 0.5 counts as right,
-    in evaluations and for resampling on correct. A truncated run is not right. Empty: the reward
-    called `correct`, else the first one.
+    """Name of the reward that decides whether the answer is right (empty: the reward called
+    `correct`, else the first one). Its values are in [0, 1], and a value above 0.5 counts as right,
+    in evaluations and for resampling on correct. A truncated run is not right.
     """
     name: str = ""
-    """Name that identifies its scores among those of other rubrics. Set if it is loaded by a name.
+    """Name that distinguishes the rubric's scores from those of other rubrics. A rubric that is
+    loaded by a name has this name.
     """
     parts: tuple[Reward, ...] = field(init=False)
     """Rewards, each as a `Reward`."""
@@ -145,17 +151,20 @@ class Rubric:
             )
         if self.outcome not in names:
             raise ConfigError(
-                f"The rubric has no reward {self.outcome!r}, its outcome.",
+                f"The rubric names {self.outcome!r} as its outcome, but has no reward with this"
+                " name.",
                 f"It has {', '.join(names)}.",
             )
         if OUTCOME in names and self.outcome != OUTCOME:
             raise ConfigError(
-                f"The rubric has a reward called {OUTCOME!r}, and another, {self.outcome!r}, is its"
-                " outcome.",
-                f"What is right is stored as {OUTCOME!r}: call the first one otherwise.",
+                f"The rubric has a reward called {OUTCOME!r}, but its outcome is another reward,"
+                f" {self.outcome!r}.",
+                f"The outcome is stored as {OUTCOME!r}: give the reward of this name another name.",
             )
         if all(part.weight == 0 for part in parts):
-            raise ConfigError("All weights of the rubric are 0.", "Give one reward a weight.")
+            raise ConfigError(
+                "All weights of the rubric are 0.", "Give one reward a weight other than 0."
+            )
 
     @property
     def wants(self) -> frozenset[str]:
@@ -164,8 +173,8 @@ class Rubric:
 
 
 def as_rubric(found: Any, name: str) -> Rubric:
-    """Build a rubric from any accepted form, see `_SHAPES`. Raises `ConfigError` for another
-    form.
+    """Build a rubric from any of the forms in `_SHAPES`. Raises `ConfigError` for any other
+    object.
     """
     if isinstance(found, Rubric):
         return Rubric(found.parts, found.outcome, found.name or name)
@@ -173,4 +182,4 @@ def as_rubric(found: Any, name: str) -> Rubric:
         return Rubric(found, name=name)  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(found, Reward) or callable(found):
         return Rubric([found], name=name)
-    raise ConfigError(f"{name!r} is a {type(found).__name__}, which is no rubric.", _SHAPES)
+    raise ConfigError(f"{name!r} is a {type(found).__name__}, not a rubric.", _SHAPES)

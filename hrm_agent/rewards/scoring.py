@@ -67,7 +67,9 @@ class Scorer:
 
 
 class _Here:
-    """Functions called in this process, for a rubric that has no name to load it by."""
+    """Calls of functions in this process, for a rubric object. Other processes could not load it,
+    since it has no name to load it by.
+    """
 
     def __init__(self, rubric: Rubric) -> None:
         self._rubric = rubric
@@ -92,8 +94,8 @@ async def opened_scorer(
     environment: Mapping[str, str] | None = None,
     keeps_truncated: bool = False,
 ) -> AsyncGenerator[Scorer]:
-    """Scorer for a rubric. The functions of a rubric given by name run in separate processes, those
-    of a rubric object in this process.
+    """Scorer for a rubric. If the rubric is given by a name, its functions run in separate
+    processes. The functions of a rubric object run in this process.
 
     `name`: name of the stored scorings (empty: the rubric's own). `folder`: base of relative paths
     in `rubric` (None: the working directory). `environment`: variables of the processes.

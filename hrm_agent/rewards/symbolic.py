@@ -1,4 +1,4 @@
-"""Equality of two expressions by math-verify. Imported only in a bounded process, see
+"""Equality of two expressions by math-verify. The module is only imported in the process of
 `bounded_call`.
 """
 
@@ -12,7 +12,7 @@ __all__ = ["is_equal"]
 
 
 def is_equal(answer: str, reference: str) -> bool:
-    """True if math-verify finds the expressions equal. The time is not limited here."""
+    """True if math-verify finds the expressions equal. The caller has to limit the time."""
     gold, given = (
         parse(
             f"${text.strip().strip('$')}$",
@@ -23,7 +23,7 @@ def is_equal(answer: str, reference: str) -> bool:
     return bool(verify(gold, given, timeout_seconds=None))
 
 
-# it would warn that the caller has to limit the time
+# drop its warnings that the caller has to limit the time
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-# a parser is slow at its first text
+# the parser is slow with its first text, so it reads one before the first call
 is_equal(r"x(x+1) + \frac{\sqrt{2}}{2}", r"x^2 + x + \frac{1}{\sqrt{2}}")

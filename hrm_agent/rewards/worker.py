@@ -1,14 +1,15 @@
 """Process that runs a named rubric's functions: `python -m hrm_agent.rewards.worker`.
 
-The parent ends it together with everything that a reward function has started. It reads pickles,
-which only the parent can write. It answers in JSON, since a function may have changed this process
-in any way. Output of functions goes to stderr.
+The parent process kills this process together with everything that a reward function has started.
+This process unpickles requests, which only the parent can write. It answers in JSON, so that the
+parent does not have to unpickle: a function may have changed this process in any way. Output of
+functions goes to stderr.
 
 The parent sends `("open", spec, folder)` once, then
 `("score", job, rollouts, count, names, files)`. The rollouts are pickled separately, since a state
-may hold objects that cannot be read here. The answers are `{"opened": ...}`, and for every name of
-a job `{"job", "began"}` before the function is called and `{"job", "name", "scores"}` after it. So
-the parent knows which function a process hangs in or was ended by.
+may hold objects that this process cannot unpickle. The answers are `{"opened": ...}`, and for every
+name of a job `{"job", "began"}` before the function is called and `{"job", "name", "scores"}` after
+it. So the parent knows which function hangs, or has ended the process.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ async def _serve(parent: FrameSocket) -> None:
     loop, frames, owner = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]](), os.getpid()
 
     def send(answer: dict[str, Any]) -> None:
-        if os.getpid() != owner:  # a child that a function has forked
+        if os.getpid() != owner:  # a function has forked, and this is its child
             os._exit(0)
         parent.send(json.dumps(answer).encode())
 
@@ -92,7 +93,7 @@ def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]
         return pickle.loads(data)  # noqa: S301 - only the parent can write it
     except ModuleNotFoundError:
         for file in files:
-            with suppress(Exception):  # the second attempt reports the one that is needed
+            with suppress(Exception):  # the second attempt reports a missing module
                 import_by_name(file, folder)
         return pickle.loads(data)  # noqa: S301 - only the parent can write it
 
@@ -100,7 +101,7 @@ def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]
 async def _score(
     rubric: Rubric, job: int, rollouts: Sequence[Rollout], names: Sequence[str], send: _Send
 ) -> None:
-    """Call the functions one after the other, so that only one of a job runs at a time."""
+    """Call the functions one after the other, so that only one function of a job runs at a time."""
     for reward in (part for part in rubric.parts if part.name in names):
         send({"job": job, "began": reward.name})
         try:
@@ -114,8 +115,8 @@ async def _score(
 
 
 def _has_children() -> bool:
-    """True if a process that a function has started still exists. It takes one system call, however
-    many threads there are.
+    """True if a process that a function has started still exists. The check is one system call,
+    however many threads and children there are.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -264,5 +264,5 @@ async def test_a_test_that_the_sandbox_cannot_take_is_named(counting: Counting) 
             passes_tests(), [(f"```python\n{'#' * 300_000}\n```", [{"stdin": "", "stdout": ""}])]
         )
     assert found.fault is RewardFault.RAISED
-    assert "bytes to the program, and the sandbox takes" in found.reason
+    assert "bytes to the program, more than the maximum of" in found.reason
     assert (long.value, long.reason) == (0.0, "the code is longer than 262,144 bytes")

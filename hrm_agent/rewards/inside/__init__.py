@@ -1,5 +1,5 @@
-"""Sources that run in the sandbox beside the code under test. They are sent as text, not
-imported.
+"""Modules that run in the sandbox beside the code under test. Their source is sent as text, since
+the sandbox cannot import them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ def source_of(name: str) -> str:
 
 @cache
 def statement_of(name: str) -> str:
-    """Statement that has the effect of a module in this package.
+    """Statement that executes a module of this package.
 
-    It is compiled here for interpreters like this one, since compiling in each process would double
-    the cost of a short program.
+    The statement contains the module compiled for interpreters of this version, since compiling it
+    in each process would double the cost of a short program. For other interpreters it contains the
+    source.
     """
     text, kind = source_of(name), sys.implementation.cache_tag
     code = marshal.dumps(compile(text, f"<{name}>", "exec", dont_inherit=True, optimize=2))

@@ -1,7 +1,8 @@
-"""Code that runs in the sandbox: the code under test as a module, calls of it, and their values as
-plain data.
+"""Code that runs in the sandbox: loads the code under test as a module, evaluates calls of it, and
+returns their values as plain data.
 
-The code under test controls it. Its result is that code's claim, and is compared outside.
+The code under test can change this code. So the result is only a claim, and is compared outside of
+the sandbox.
 """
 
 # ruff: noqa: S102, S307, F821
@@ -26,7 +27,9 @@ def load(source, unusual):
 
 
 def returned(call):
-    """Evaluate an expression in that module: `["=", data]` of its value, or `["!", error]`."""
+    """Evaluate an expression in the loaded module. Returns `["=", data of the value]`, or
+    `["!", error]`.
+    """
     try:
         return ["=", data(eval(call, sys.modules["solution"].__dict__))]
     except BaseException as error:
@@ -34,8 +37,8 @@ def returned(call):
 
 
 def data(value):
-    """Convert `value` to JSON that `hrm_agent.rewards.returned` reads. A list begins with its type
-    mark.
+    """Convert `value` to JSON for `hrm_agent.rewards.returned`. A list in the JSON begins with a
+    mark of the value's type.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str:

@@ -1,9 +1,10 @@
 """Code that runs in the sandbox: the code under test as a program that reads its standard input, as
 `python program.py` would.
 
-The kernel's descriptor 0 is the input, so that every way of reading it works. So do its paths,
-which the sandbox may lack. At the end threads are joined, exit handlers run, and buffers are
-written. Prompts of `input` are part of the output, and their offsets are returned.
+The input is at the process's descriptor 0, so that every way of reading it works. Its paths, such
+as `/dev/stdin`, may be missing in the sandbox, so `open` is replaced. At the end threads are
+joined, exit handlers run, and buffers are written. Prompts of `input` are part of the output, and
+their offsets are returned.
 """
 
 # ruff: noqa: S102, SIM115, PTH108, PTH123
@@ -31,14 +32,14 @@ def open_input_by_path():
             else plain_os_open(path, *how, **named)
         )
 
-    # a class attribute must not bind them, as it does not bind the originals
+    # the originals are not bound as methods if they are class attributes, and neither are these
     builtins.open = io.open = staticmethod(opened)
     os.open = staticmethod(os_opened)
 
 
 def run_program(source, fed):
     """Run a program and return its prompts as pairs of offsets in the output. Everything needed
-    later is a local name.
+    after the program has run is a local name, since the program may change globals.
     """
     import builtins
     import io
@@ -72,7 +73,7 @@ def run_program(source, fed):
     open_input_by_path()
     out.reconfigure(line_buffering=False)
     sys.argv, builtins.input, builtins.exit, builtins.quit = ["program.py"], ask, sys.exit, sys.exit
-    # some frames below it are not its own
+    # allow for the frames below the program's first one
     sys.setrecursionlimit(sys.getrecursionlimit() + 20)
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     if "atexit" in sys.modules:
@@ -91,7 +92,7 @@ def run_program(source, fed):
     for stream in (sys.stdout, out):
         if not stream.closed:
             stream.flush()
-    sys.stdout = io.StringIO()  # a closed one could not be flushed after this
+    sys.stdout = io.StringIO()  # the sandbox flushes it at the end, which fails for a closed stream
     if stopped is not None and stopped.code not in (None, 0):
         raise stopped
     return prompts

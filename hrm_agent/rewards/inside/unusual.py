@@ -1,8 +1,8 @@
-"""Code that runs in the sandbox beside `calls` and shares its names: values of rare types as plain
-data.
+"""Code that runs in the sandbox beside `calls`, with the same globals: converts values of rare
+types to plain data.
 
-A module that was not imported has no values. Importing it here would take longer than most
-programs.
+Types of a module are only looked for if the program has imported the module, as there are no values
+of them before. Importing the module would take longer than most programs.
 """
 
 # ruff: noqa: F821
@@ -11,13 +11,13 @@ from _collections_abc import Mapping
 from _collections_abc import Set as AbstractSet
 
 LARGEST_EXPONENT = 5000
-NP = "num" + "py"  # as one word it would make every program run with it
+NP = "num" + "py"  # as one word it would route every program to a slot with numpy
 SEQUENCES = (("_collections", "deque"), ("collections", "UserList"), ("array", "array"))
 
 
 def data_of_others(value):
-    """Convert values of rare types: `["o", type]` for a value that cannot be compared with a
-    literal.
+    """Convert a value of a rare type. Returns `["o", type]` for a value that cannot be compared
+    with a literal.
     """
     np, dataclasses = sys.modules.get(NP), sys.modules.get("dataclasses")
     if np is not None and isinstance(value, (np.ndarray, np.generic)):
@@ -47,8 +47,8 @@ def data_of_others(value):
 
 
 def data_of_numpy(value):
-    """Convert arrays and their numbers. Less than double precision is marked: `["2", x]`, `["4",
-    x]`.
+    """Convert an array of numpy, or one of its numbers. Numbers of half and single precision are
+    marked: `["2", x]`, `["4", x]`.
     """
     single = value
     if value.ndim:
