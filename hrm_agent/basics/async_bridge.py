@@ -1,7 +1,5 @@
-"""Bridge between synchronous and asynchronous code.
-
-Run a coroutine and wait, call in a thread, keep an event loop in a thread, block for a moment in a
-loop that is watched.
+"""Bridge between synchronous and asynchronous code: run a coroutine and wait, call a function in a
+thread, keep an event loop in a thread, block for a moment in an event loop that is watched.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def may_block() -> Generator[None]:
-    """Let the code inside block for a moment, such as for a commit.
+    """Allow code inside the block to block the event loop for a moment, such as for a commit.
 
-    `langgraph dev` watches its event loop, and raises in code that blocks it.
+    `langgraph dev` watches its event loop, and raises in code that blocks the loop.
     """
     skip: Any = getattr(sys.modules.get("blockbuster.blockbuster"), "_skip", None)
     if skip is None or skip.value:
@@ -43,8 +41,8 @@ def may_block() -> Generator[None]:
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run `work` to its end, with the caller's context variables.
 
-    It runs in a thread, since the caller's thread may have a running event loop. The thread has
-    ended when this returns, also if the waiting was interrupted.
+    `work` runs in a new thread, since the caller's thread may have a running event loop. The thread
+    has ended when this function returns, even if the wait was interrupted.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="run-sync") as thread:
         return thread.submit(copy_context().run, asyncio.run, work).result()
@@ -55,8 +53,9 @@ def call_in_thread(
 ) -> Future[_Result]:
     """Call `function` in a daemon thread, which does not have to be joined.
 
-    `context`: its context variables; None copies the caller's. A future that is cancelled before
-    the thread runs keeps the function from being called, and cannot be cancelled after that.
+    `context`: context variables for the call (None: a copy of the caller's). If the future is
+    cancelled before the thread runs, the function is not called. Later the future cannot be
+    cancelled.
     """
     future: Future[_Result] = Future()
     inside = copy_context() if context is None else context
@@ -74,14 +73,16 @@ def call_in_thread(
 
 
 class ReusedThreads:
-    """Pool of daemon threads. A thread that hangs is lost; a new one is made if none is idle."""
+    """Pool of daemon threads. If no thread is idle, a new one is made. A thread that hangs is
+    lost.
+    """
 
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]] = []
 
     def call(self, function: Callable[[], _Result]) -> Future[_Result]:
-        """Call `function` in a thread of the pool, with the caller's context variables. Its future
-        cannot be cancelled.
+        """Call `function` in a thread of the pool, with the caller's context variables. The
+        returned future cannot be cancelled.
         """
         future: Future[_Result] = Future()
         future.set_running_or_notify_cancel()
@@ -103,7 +104,8 @@ class ReusedThreads:
                 result = context.run(function)
             except BaseException as raised:
                 error = raised
-            self._idle.append(asked)  # before the result is set: the waiter may call again at once
+            # before the result is set, since the waiter may call again at once
+            self._idle.append(asked)
             if error is not None:
                 future.set_exception(error)
             else:
@@ -126,19 +128,19 @@ class BackgroundLoop:
         self._thread.start()
 
     def _run(self) -> None:
-        """Run the loop until it is closed. SystemExit in one task would end the loop, and with it
-        all other tasks; here the loop goes on.
+        """Run the loop until it is closed. An error such as SystemExit in one task ends
+        `run_forever`, so it is called again for the other tasks.
         """
         while not self._over:
             with self._guard:
                 self.loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        """Start `work` on the loop. Cancelling the future cancels it."""
+        """Start `work` on the loop. Cancelling the future cancels `work`."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run `work` on the loop and wait. Interrupting the wait cancels it."""
+        """Run `work` on the loop and wait. Interrupting the wait cancels `work`."""
         future = self.submit(work)
         try:
             return future.result()

@@ -20,15 +20,15 @@ class BoundedMap(MutableMapping[_Key, _Value]):
     """Mapping of at most `most` entries, whose weights add up to at most `most_weight`. Not
     thread-safe.
 
-    An entry is as old as its key: a new value does not make it newer; a key that is removed and set
-    again is new.
+    An entry is as old as its key: a new value for a key does not make the entry newer. A key that
+    is removed and set again is new.
     """
 
     def __init__(
         self, most: int, weigh: Callable[[_Value], int] = lambda _: 0, most_weight: float = math.inf
     ) -> None:
-        """Make an empty map. `weigh`: weight of a value, which must not change while it is in the
-        map.
+        """Make an empty map. `weigh`: computes the weight of a value, which must not change while
+        the value is in the map.
         """
         self._entries: OrderedDict[_Key, _Value] = OrderedDict()
         self._most, self._weigh, self._most_weight = most, weigh, most_weight
@@ -61,7 +61,9 @@ class BoundedMap(MutableMapping[_Key, _Value]):
         return len(self._entries)
 
     def values(self) -> ValuesView[_Value]:
-        """Values of the dict itself: the inherited view looks up each key."""
+        """Values of the map. This view is faster than the inherited one, which looks up each
+        key.
+        """
         return self._entries.values()
 
 

@@ -1,8 +1,8 @@
-"""Files that are complete at any moment and written by one process at a time, and JSON that every
-reader accepts.
+"""Files that are complete at any moment, folders that are used by one process at a time, and JSON
+that every reader accepts.
 
-A file is written beside its path, then renamed over the previous one. A process that is killed
-while writing, or runs out of disk, leaves the previous file unchanged.
+A file is written beside its path, then renamed over the previous file. A process that is killed
+while it writes, or finds the disk full, leaves the previous file unchanged.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["alone_in", "json_line", "locked_folder", "read_whole", "replacing"]
 
 
 _held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
-"""Folders that this task holds the lock of."""
+"""Folders whose locks this task holds."""
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a path to write to, renamed to `path` at the end and removed on failure. Makes the
-    folder if it is missing.
+    """Yield a path to write to. At the end of the block its file is renamed to `path`, or removed
+    if the block failed. Makes the folder if it is missing.
     """
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield part
         with part.open("rb") as written:
-            # before the rename: a power cut would leave an empty file of this name
+            # without this, a power cut after the rename could leave an empty file at `path`
             os.fsync(written.fileno())
         part.replace(path)
     finally:
@@ -52,7 +52,7 @@ def read_whole(path: Path) -> str | None:
 
 
 def json_line(value: Any) -> str:
-    """One line of strict JSON. nan and infinity become null; objects that have no JSON form become
+    """One line of strict JSON. nan and infinity become null. Objects that have no JSON form become
     text.
     """
     return json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
@@ -73,10 +73,10 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def alone_in(folder: Path) -> Generator[None]:
-    """Hold the lock of a run folder: two processes in one folder would run the same threads.
+    """Hold the lock of a run folder, since two processes in one folder would run the same threads.
 
-    The lock ends with its process, however that ends. A nested block of the same task keeps the
-    lock. Raises RunError if another process holds it.
+    The lock ends with its process, however the process ends. A nested block of the same task keeps
+    the lock. Raises RunError if another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     held, place = _held.get(), folder.resolve()
@@ -88,7 +88,8 @@ def alone_in(folder: Path) -> Generator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(
-                f"Another process is at work in {folder}.", "Wait for it, or name another folder."
+                f"Another process is using {folder}.",
+                "Wait until it has ended, or name another folder.",
             ) from None
         _held.set(held | {place})
         try:
@@ -100,7 +101,7 @@ def alone_in(folder: Path) -> Generator[None]:
 @contextmanager
 def locked_folder(folder: Path, how: int = 0) -> Generator[None]:
     """Hold an exclusive lock of a folder until the block or the process ends. With `how=LOCK_NB`,
-    raises `BlockingIOError` if another process holds it.
+    raises `BlockingIOError` if another process holds the lock.
     """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

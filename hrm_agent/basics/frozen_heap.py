@@ -1,11 +1,11 @@
-"""Keeps Python's garbage collector from walking through imported modules and all that is alive when
-a long job begins.
+"""Keeps Python's garbage collector from walking through all objects that exist when a long job
+begins.
 
-Torch, transformers and LangGraph leave several hundred thousand objects behind when they are
-imported, and each full collection walks through all of them. LangGraph's tasks make enough cycles
-for a collection every few rollouts. That is a fifth of the CPU time of the thread that runs the
-graphs (docs/performance.md). The rest comes from frequent collections: rollouts are made of many
-small objects, most of which are freed without a collector.
+When torch, transformers and LangGraph are imported, they leave several hundred thousand objects,
+and each full collection walks through all of them. LangGraph's tasks make enough reference cycles
+for a full collection every few rollouts. These take a fifth of the CPU time of the thread that runs
+the graphs (docs/performance.md). Small collections cost time too: rollouts make many small objects,
+most of which are freed without a collector, so collections are also made less frequent.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from contextlib import contextmanager
 __all__ = ["begin_program", "frozen_heap"]
 
 _OBJECTS = 50_000
-"""New objects between two collections inside the block: at most some 10 MB that only a collector
-frees.
+"""Number of new objects between two collections inside the block. So at most some 10 MB wait for a
+collection.
 """
 _OF_IMPORTS = 200_000
-"""New objects between two collections of a program. torch and transformers make seven times as
-many.
+"""Number of new objects between two collections of a program. Importing torch and transformers
+makes seven times as many.
 """
 _lock = threading.Lock()
 _inside = 0
@@ -34,7 +34,7 @@ _before = gc.get_threshold()
 @contextmanager
 def frozen_heap() -> Generator[None]:
     """Exclude objects that are alive now from all collections inside the block, and collect less
-    often. Both are undone after it.
+    often. Both are undone at the end of the block.
 
     Overlapping blocks count as one, from the first start to the last end. A heap that was frozen by
     `gc.freeze` before the block stays frozen, and a higher threshold stays in force.
@@ -61,8 +61,8 @@ def frozen_heap() -> Generator[None]:
 
 
 def begin_program() -> None:
-    """Set up the garbage collector for a process that runs only our program: few collections during
-    imports, and none of live objects at exit.
+    """Set up the garbage collector for a process that runs only this program: few collections
+    during imports, and no collection of live objects at exit.
 
     That saves a third of the CPU time that a training takes to start and to end.
     """

@@ -17,8 +17,8 @@ _MOST_DOUBLINGS = 60
 
 
 def retry_after(value: str | None, longest: float) -> float | None:
-    """Seconds that a `Retry-After` header requests, as a number or a date, at most `longest` (None
-    if it is missing or invalid).
+    """Seconds that a `Retry-After` header requests, by a number or a date, at most `longest` (None
+    if the header is missing or invalid).
     """
     if value is None:
         return None
@@ -46,7 +46,9 @@ def backoff(attempt: int, first: float, longest: float) -> float:
 async def bounded_body(
     parts: AsyncIterable[bytes], most: int, too_large: Exception
 ) -> AsyncIterator[bytes]:
-    """Parts of a body; raises `too_large` once they have more than `most` bytes together."""
+    """Yield the parts of a body. Raises `too_large` once they have more than `most` bytes
+    together.
+    """
     size = 0
     async for part in parts:
         size += len(part)

@@ -1,14 +1,14 @@
 """Shared parts of the HTTP servers: an aiohttp application with limits, and middlewares for
 authentication and errors.
 
-A request needs the token, and the time of a refusal reveals nothing about it. Requests that a
-browser could be made to send are refused: an Origin, a foreign Host, any content type but JSON. A
-server with pages defines what its pages send (`hrm_agent.viewer.security`). A request is bounded in
-bytes and seconds.
+A request needs the token, and the time until a refusal reveals nothing about the token. Requests
+that a page of another site could make a browser send are refused: requests with an Origin header, a
+foreign Host, or a body that is not JSON. A server with pages of its own defines what these pages
+may send (`hrm_agent.viewer.security`). The bytes and the seconds of a request are limited.
 
-A connection that has not shown the token is a stranger. It is closed after its response or after a
-while without a request, and the oldest is closed if there are too many: strangers cannot keep out
-clients with the token. A server adds its routes and the format of its errors.
+A connection that has not shown the token is a stranger. It is closed after its response, or after a
+while without a request. If there are too many strangers, the oldest is closed, so that strangers
+cannot keep out clients with the token. A server adds its routes and the format of its errors.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ __all__ = [
 ]
 
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
-"""Largest size of a request's body, and of a message on a stream."""
+"""Maximum size in bytes of a request's body, and of a message on a stream."""
 MAX_CONNECTIONS = 1024
-"""Connections that have shown the token."""
+"""Maximum number of connections that have shown the token."""
 MAX_STRANGERS = 256
-"""Connections that have not shown the token yet."""
+"""Maximum number of connections that have not shown the token yet."""
 SECONDS_TO_ASK = 30.0
-"""Seconds for the header of a connection's first request, and for the body of each request."""
+"""Time limit in seconds for the header of a connection's first request, and for the body of each
+request.
+"""
 SECONDS_BETWEEN = 75.0
 """Seconds that a connection may be idle between two requests."""
 HOLDER = web.RequestKey("holder", object)
@@ -65,7 +67,7 @@ HEALTH = "health"
 """Name of the one route that is answered without a token."""
 _LOG = logging.getLogger(__name__)
 _SHOWN = 200
-"""Characters of a path in an error's message."""
+"""Maximum number of characters of a path in an error's message."""
 
 
 class BadRequestError(Exception):
@@ -77,8 +79,9 @@ class BadRequestError(Exception):
 
 
 class _Strangers:
-    """Connections without the token, oldest first. One that closed by itself stays here until its
-    timer ends: the timer keeps it in memory, so there are never more timers than `MAX_STRANGERS`.
+    """Connections that have not shown the token, oldest first. A connection that closed by itself
+    stays in the list until its timer ends. The timer keeps it in memory anyway, and by this there
+    are never more timers than `MAX_STRANGERS`.
     """
 
     def __init__(self) -> None:
@@ -112,7 +115,7 @@ def one_token(token: str) -> Callable[[bytes], object | None]:
     is empty.
     """
     if not token:
-        raise HrmError("A server without a token would answer anybody.", "Give it a token.")
+        raise HrmError("The token is empty, so the server would answer anybody.", "Give a token.")
     return lambda given: hmac.compare_digest(given, token.encode()) or None
 
 
@@ -127,10 +130,11 @@ def application(
 ) -> web.Application:
     """Make an application without routes.
 
-    `holder_of`: holder of a token, which becomes `request[HOLDER]` (None if the token is unknown).
-    `hosts`: accepted Host headers; any if empty. `refuse`: response to a request whose handler
-    raised. `reject`: raises for requests that another site's page could have sent; by default all
-    requests of a browser are refused. `without_token`: names of routes that need no token.
+    `holder_of`: returns the holder of a token, which becomes `request[HOLDER]` (None if the token
+    is unknown). `hosts`: accepted Host headers (empty: all are accepted). `refuse`: makes the
+    response to a request whose handler raised. `reject`: raises for requests that another site's
+    page could have sent (None: all requests of a browser are refused). `without_token`: names of
+    routes that need no token.
     """
     gate = _RequestGate(holder_of, hosts)
     reject = reject or gate.reject_browsers
@@ -143,7 +147,7 @@ def application(
             if isinstance(error, ConnectionError) and (
                 request.transport is None or request.transport.is_closing()
             ):
-                raise  # there is no client any more
+                raise  # the client has disconnected
             response = refuse(error, request)
         if request.protocol in request.app[_STRANGERS]:
             response.force_close()
@@ -163,8 +167,8 @@ def application(
 
 
 def serve_routes(app: web.Application, routes: Sequence[web.RouteDef]) -> None:
-    """Answer `routes`, and 404 for all else. `Expect` headers are not answered: aiohttp would
-    answer them before any middleware.
+    """Serve `routes`, and answer 404 for all other paths. `Expect` headers are ignored, since
+    aiohttp would answer them before any middleware.
     """
     every = (*routes, web.route("*", "/{path:(?s:.*)}", _not_there))
     quiet = {"expect_handler": _say_nothing}
@@ -191,10 +195,12 @@ class _RequestGate:
     def reject_browsers(self, request: web.Request) -> None:
         """Raise for a request that a page in a browser could have sent."""
         if "Origin" in request.headers:
-            raise BadRequestError(403, "Requests with an Origin header are refused.")
+            raise BadRequestError(
+                403, "The request has an Origin header, as requests of a browser have."
+            )
         if self._hosts and _host(request.headers.get("Host", "")) not in self._hosts:
             raise BadRequestError(
-                403, "The Host header names another server.", "Send one of the names it serves."
+                403, "The Host header names another server.", "Use one of this server's names."
             )
 
     def require_token(self, request: web.Request) -> None:
@@ -215,22 +221,22 @@ class _RequestGate:
 async def body_of(
     request: web.Request, read: Callable[[bytes], Awaitable[Any]] | None = None
 ) -> Any:
-    """JSON body of a request. `read`: parses the body, if that is not to be done at once."""
+    """JSON body of a request. `read`: parses the body (None: it is parsed at once)."""
     if request.content_type != "application/json":
-        raise BadRequestError(415, "The content type has to be application/json.")
+        raise BadRequestError(415, "The content type of the body is not application/json.")
     if "Content-Encoding" in request.headers:
-        raise BadRequestError(415, "The body has to be sent as it is, without a Content-Encoding.")
+        raise BadRequestError(415, "The body has a Content-Encoding: send it unencoded.")
     try:
         async with asyncio.timeout(SECONDS_TO_ASK):
             body = await request.read()
         return from_json(body) if read is None else await read(body)
     except TimeoutError:
         raise BadRequestError(
-            408, f"The request did not come within {SECONDS_TO_ASK:.0f} s."
+            408, f"The request's body did not arrive within {SECONDS_TO_ASK:.0f} s."
         ) from None
     except web.HTTPRequestEntityTooLarge:
         raise BadRequestError(
-            413, f"A request has at most {request.client_max_size} bytes."
+            413, f"The request's body is larger than {request.client_max_size} bytes."
         ) from None
     except web.RequestPayloadError:
         raise BadRequestError(400, "The body's chunks are malformed.") from None
@@ -248,7 +254,9 @@ def json_answer(record: Any, status: int = 200) -> web.Response:
 async def listening(
     app: web.Application, listener: socket.socket, drain: Callable[[], Awaitable[object]]
 ) -> AsyncGenerator[None]:
-    """Serve requests inside the block. Leaving it drains the server; `listener` is closed."""
+    """Serve requests inside the block. When the block ends, `listener` is closed and the server is
+    drained.
+    """
     loop = asyncio.get_running_loop()
     strangers = app[_STRANGERS]
     runner = web.AppRunner(
@@ -257,7 +265,7 @@ async def listening(
         access_log=None,
         shutdown_timeout=1.0,
         keepalive_timeout=SECONDS_BETWEEN,
-        # it would unpack a stranger's body too, to a thousand times its size
+        # decompression could blow up a stranger's body to a thousand times its size
         auto_decompress=False,
         logger=_Quiet(_LOG),
     )

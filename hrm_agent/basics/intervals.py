@@ -1,10 +1,10 @@
-"""Means with confidence intervals: numbers in, numbers out.
+"""Means with confidence intervals.
 
 Repeated measurements of one unit (a problem, a question) are not independent, so units are
-resampled, not measurements. Intervals are percentiles of the mean over units drawn with replacement
-(Efron 1979), from a seed. If all units agree, that interval has no width, and Wilson's interval
-(1927) is used instead. Two systems that were measured on the same units are compared by their
-differences per unit, which cancels the difficulty of a unit.
+resampled, not measurements. Intervals are percentiles of the mean over units that are drawn with
+replacement (Efron 1979), from a seed. If all units have the same value, such an interval has no
+width, and Wilson's interval (1927) is used instead. Two systems that were measured on the same
+units are compared by their differences per unit, which cancels the difficulty of a unit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Estimate", "bootstrapped", "wilson_interval"]
 
 _Z95 = 1.959963984540054
 _MOST_DRAWS = 2**22
-"""Largest number of values drawn at once: 32 MiB, however many units there are."""
+"""Maximum number of values drawn at once. They take 32 MiB, however many units there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class Estimate:
 def bootstrapped(
     columns_MU: Sequence[Sequence[float]], *, seed: int, resamples: int, shares: bool = True
 ) -> list[Estimate]:
-    """Mean of each of M measures over U units, with its interval; without units, nan and (0, 1).
+    """Mean of each of M measures over U units, with its interval (nan and (0, 1) without units).
 
-    All measures share the draws. The draws depend on the order of the units: sort them. `shares`:
-    the measures lie in [0, 1], so that there is an interval for units that agree.
+    All measures share the draws. The draws depend on the order of the units, so the caller should
+    sort them. `shares`: the measures are in [0, 1], so Wilson's interval is used if all units have
+    the same value.
     """
     values_MU = np.asarray(columns_MU, dtype=float)
     units = values_MU.shape[1] if values_MU.ndim == 2 else 0
@@ -66,12 +67,12 @@ def bootstrapped(
 
 
 def wilson_interval(successes: float, trials: int, z: float = _Z95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; (0, 1) without trials."""
+    """Wilson's score interval of a proportion, (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0
     share = successes / trials
     scale = 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
-    # Rounding must not leave the share outside of its own interval.
+    # by rounding, the share could lie outside of its own interval
     return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))

@@ -1,8 +1,8 @@
-"""Plots with matplotlib, which comes with the extras: without a display and without pyplot's global
-state. Panels have lines with bands (`curve`) or bars (`bars`).
+"""Plots with matplotlib, which comes with the extras. They need no display and do not use pyplot's
+global state. Panels have lines with bands (`curve`) or bars (`bars`).
 
-Lines differ in colour, in dashes and in markers, and bars in colour and hatches, so that a print in
-grey shows the same.
+Lines differ in colour, dashes and markers, and bars in colour and hatches, so that they can also be
+distinguished in a grey print.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from hrm_agent.errors import ConfigError
 __all__ = ["COLORS", "bars", "curve", "finish", "line_look", "new_figure", "save_figure"]
 
 COLORS = ("#2f7ebc", "#d1630b", "#2a8f62", "#8a63c9", "#b0477a", "#80868b")
-"""Colours distinguishable with any colour vision, each with a contrast of 3:1 against white and
-against a dark page.
+"""Colours that can be distinguished with any colour vision. Each has a contrast of 3:1 against
+white and against a dark page.
 """
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 _HATCHES = ("", "//", "..", "xx", "\\\\", "--")
 _DOTS_PER_INCH = 120
 _MANY_POINTS = 60
-"""Number of points above which only some have a marker."""
+"""Number of points above which only some of them get a marker."""
 _MANY_NAMES = 10
-"""Number of upright bars above which only some have a name."""
+"""Number of upright bars above which only some of them get a name."""
 
 
 def new_figure(width: float, height: float, title: str = "") -> Any:
-    """Empty figure; sizes in inches. Raises `ConfigError` if matplotlib is not installed."""
+    """Empty figure, with its size in inches. Raises `ConfigError` if matplotlib is not
+    installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -49,14 +51,14 @@ def new_figure(width: float, height: float, title: str = "") -> Any:
 
 
 def save_figure(figure: Any, path: Path, kind: str | None = "png") -> None:
-    """Write a figure: the same bytes for the same figure. `kind`: format; None takes the suffix of
-    `path`.
+    """Write a figure. Equal figures give equal bytes. `kind`: format of the file (None: the suffix
+    of `path`).
     """
     from matplotlib import rc_context
 
     is_svg = (kind or path.suffix.lower().removeprefix(".")) == "svg"
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "hrm-agent"}):
-        # text in a script that the font lacks
+        # the font may lack characters of a text
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(
             path, dpi=_DOTS_PER_INCH, format=kind, metadata={"Date": None} if is_svg else None
@@ -64,8 +66,8 @@ def save_figure(figure: Any, path: Path, kind: str | None = "png") -> None:
 
 
 def line_look(number: int) -> dict[str, Any]:
-    """Look of a line by its number. Colours, dashes and markers repeat after 6, 5 and 7, so 210
-    lines differ.
+    """Look of a line by its number. Colours repeat after 6 lines, dashes after 5 and markers after
+    7, so 210 lines look different.
     """
     parts = {"color": COLORS, "linestyle": _DASHES, "marker": _MARKERS}
     return {name: choices[number % len(choices)] for name, choices in parts.items()}
@@ -105,8 +107,8 @@ def bars(
     stacked: bool = True,
     texts: Sequence[str] | None = None,
 ) -> None:
-    """Draw the values of each name as bars, several series stacked or side by side, with their
-    intervals. `texts`: written at the ends of the bars.
+    """Draw the values of each name as bars with their intervals. Several series are stacked, or are
+    drawn side by side. `texts`: texts at the ends of the bars.
     """
     draw = axes.barh if horizontal else axes.bar
     breadth = 0.6 if stacked else 0.8 / len(series)
@@ -137,8 +139,8 @@ def bars(
 
 
 def finish(axes: Any, title: str, *, whole_steps: bool = False, **settings: Any) -> None:
-    """Set a panel's title, grid, and legend if something has a label. `whole_steps`: no fractions
-    on the horizontal axis. `settings`: those of `Axes.set`, such as `xlabel` and `ylim`.
+    """Set a panel's title and grid, and its legend if there are labels. `whole_steps`: no fractions
+    on the horizontal axis. `settings`: settings for `Axes.set`, such as `xlabel` and `ylim`.
     """
     axes.set(title=title, **settings)
     axes.grid(alpha=0.3)

@@ -14,7 +14,7 @@ _LARGE = 64 * 1024
 
 
 def to_json(record: Any) -> str:
-    """`record` as ASCII JSON, also if it has lone surrogates, which UTF-8 cannot encode. Raises
+    """`record` as ASCII JSON. It may contain lone surrogates, which UTF-8 cannot encode. Raises
     HrmError for nan and infinity.
     """
     try:
@@ -27,7 +27,8 @@ def from_json(data: bytes | str) -> Any:
     """Parse JSON. Raises HrmError for invalid JSON, including nan and infinity."""
     collects = len(data) > _LARGE and gc.isenabled()
     if collects:
-        # all of it is alive, and a search for garbage costs up to ten times the parsing
+        # nothing that the parser makes is garbage yet, and collections during the parsing would
+        # take up to ten times as long as the parsing itself
         gc.disable()
     try:
         return _DECODER.decode(data if isinstance(data, str) else data.decode())

@@ -1,8 +1,8 @@
 """Characters that some programs cannot handle.
 
-Lone surrogates are halves of characters. Python strings and JSON can hold them; files, tokenizers
-and URLs cannot. Control characters are commands to a terminal: text of a model or a page could
-clear the screen, or write to the clipboard.
+Lone surrogates are halves of characters. Python strings and JSON can contain them, but files,
+tokenizers and URLs cannot. Control characters are commands to a terminal: by them, the text of a
+model or a page could clear the screen or write to the clipboard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def find_surrogate(text: str) -> int | None:
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with surrogate pairs joined and lone surrogates as U+FFFD."""
+    """`text` with surrogate pairs joined and lone surrogates replaced by U+FFFD."""
     if find_surrogate(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -40,10 +40,10 @@ def text_of(value: object) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """`text` with U+FFFD for each surrogate, of the same length."""
+    """`text` with each surrogate replaced by U+FFFD. The length is unchanged."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def for_terminal(text: str) -> str:
-    """`text` with U+FFFD for each character that a terminal would obey instead of showing it."""
+    """`text` with U+FFFD in place of each character that a terminal would obey instead of show."""
     return _COMMAND.sub("\ufffd", text.replace("\r\n", "\n"))

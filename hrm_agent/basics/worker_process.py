@@ -1,10 +1,10 @@
 """Python processes of this package that exchange frames of bytes with this one.
 
-A process is started as `python -m MODULE DESCRIPTOR ...` with one end of a private socket, and leads
-a session and a process group: an interrupt from the keyboard does not reach it, and it is killed
-together with all that it has started in its group. A frame is a length and that many bytes, never
-zero. Users define the contents. Frames from a process that runs a stranger's code must not be
-unpickled.
+A process is started as `python -m MODULE DESCRIPTOR ...` with one end of a private socket. It leads
+a session and a process group of its own. So an interrupt from the keyboard does not reach it, and
+it is killed together with all processes that it has started in its group. A frame is a length and
+that many bytes, at least one. The callers define the contents. Frames from a process that runs a
+stranger's code must not be unpickled.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["FrameSocket", "WorkerProcess", "parent_socket", "signal_group", "sta
 
 _LENGTH = struct.Struct("<Q")
 _LAST_WORDS_SECONDS = 1.0
-"""Seconds to wait for the last frames of a process that has ended. The connection may stay open,
-since forked processes hold it, too.
+"""Seconds to wait for the last frames of a process that has ended. The end of the connection cannot
+be waited for, since forked processes may hold it open.
 """
 
 
@@ -61,8 +61,9 @@ class FrameSocket:
 
 
 def parent_socket() -> FrameSocket:
-    """Connection to the parent, in a process that was started with its descriptor as the first
-    argument, which is removed. Programs that it starts do not inherit the connection.
+    """Connection to the parent, in a process that was started by `start_module`. The descriptor is
+    the first argument, which is removed from `sys.argv`. Programs that the process starts do not
+    inherit the connection.
     """
     descriptor = int(sys.argv.pop(1))
     os.set_inheritable(descriptor, False)
@@ -76,8 +77,8 @@ def start_module(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a module, which can import what this process can, and return it with this end of its
-    socket.
+    """Start a module in a new process, and return the process and this process's end of the socket.
+    The new process can import what this process can.
     """
     ours, theirs = socket.socketpair()
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
@@ -95,7 +96,7 @@ def start_module(
 
 
 def signal_group(leader: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to all processes of a group. A group that is gone is no error."""
+    """Send a signal to all processes of a group. Does nothing if the group is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
@@ -110,8 +111,8 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
         stdout: int | None = None,
     ) -> None:
-        """Start the process. `stdout`: descriptor that gets its output (None for this process's
-        own).
+        """Start the process. `stdout`: descriptor that gets the process's output (None: the stdout
+        of this process).
         """
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
@@ -127,11 +128,11 @@ class WorkerProcess:
         return self._process.pid
 
     async def connect(self) -> None:
-        """Open this end of the socket, before anything is sent."""
+        """Open this end of the socket. Has to be called before anything is sent."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame. A process that has ended gets none."""
+        """Queue a frame. Does nothing if the process has ended."""
         assert self._writer is not None
         if not self._writer.is_closing():
             self._writer.write(_LENGTH.pack(len(frame)) + frame)
@@ -166,7 +167,8 @@ class WorkerProcess:
         self._disconnect()
 
     def _watch(self) -> None:
-        # its id cannot be given to another process before it is reaped
+        # the process is not reaped yet, so its id cannot belong to another process when the group
+        # is killed
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         signal_group(self.pid)
         code = self._process.wait()

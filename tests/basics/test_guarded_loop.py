@@ -247,7 +247,7 @@ async def test_after_a_surprise_the_next_caller_is_answered(
     else:
         await asyncio.to_thread(goes_on)
     assert sum(surprises().values()) > counted
-    assert "goes on after an error that nobody expected" in caplog.text
+    assert "goes on after an unexpected error" in caplog.text
 
 
 def test_works_that_answer_from_another_thread_are_not_disturbed_by_a_waiter() -> None:

@@ -200,7 +200,7 @@ def test_a_second_start_on_a_run_under_way_leaves_its_configuration(
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as another process would
         refused = hrm(*begun, *second, "--out", str(folder))
-    assert refused.code == 2 and "Another process is at work" in refused.err
+    assert refused.code == 2 and "Another process is using" in refused.err
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 

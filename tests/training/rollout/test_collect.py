@@ -44,7 +44,7 @@ def test_two_processes_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with (
             ScriptedEngine([]) as engine,
-            pytest.raises(RunError, match="Another process is at work"),
+            pytest.raises(RunError, match="Another process is using"),
         ):
             run(tmp_path, engine)
         other.kill()
