@@ -62,7 +62,7 @@ request.
 SECONDS_BETWEEN = 75.0
 """Seconds that a connection may be idle between two requests."""
 HOLDER = web.RequestKey("holder", object)
-"""Holder of a request's token, as `holder_of` returned it."""
+"""Key of a request for the holder of its token, which `holder_of` has returned."""
 HEALTH = "health"
 """Name of the one route that is answered without a token."""
 _LOG = logging.getLogger(__name__)

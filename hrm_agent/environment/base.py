@@ -44,7 +44,9 @@ class Cell:
     code: str
     """Python source."""
     digest: str = ""
-    """`ExecutionResult.digest` of its result (empty if it is unknown or not to be compared)."""
+    """`ExecutionResult.digest` of the cell's result (empty if the result is unknown, or is not to
+    be compared).
+    """
 
 
 @dataclass(frozen=True, slots=True)

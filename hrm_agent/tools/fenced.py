@@ -29,7 +29,9 @@ from hrm_agent.tools.run import run_tool_calls
 __all__ = ["RESULTS", "fenced_calls", "run_fenced_blocks"]
 
 RESULTS = "-results"
-"""Suffix of the id of a message with results, after the id of the message that asked for them."""
+"""Suffix of the id of a message with results. Before the suffix is the id of the message with the
+blocks.
+"""
 NO_CALLS = "tools cannot be called in this conversation; write the code in a block ```python"
 _TAG = re.compile(rf"<(?=/?(?:answer|{'|'.join(HIDDEN_TAGS)})\s*>)", re.IGNORECASE)
 _FENCES = re.compile(r"`{3,}")

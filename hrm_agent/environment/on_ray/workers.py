@@ -197,8 +197,8 @@ class RayWorkers:
             result, lost, died = await answer
         except Exception as error:  # Ray raises many kinds
             kinds = self._ray.exceptions
-            # these kinds come from the actor's method or from reading its outcome: the node is
-            # alive
+            # errors of these kinds come from the actor's method, or from reading its outcome, so
+            # the node is alive
             of_work = isinstance(error, kinds.RayTaskError | kinds.RaySystemError)
             if isinstance(error, kinds.RayError) and not of_work:
                 self._lose(node, error)

@@ -69,7 +69,7 @@ class UnreadAnswers(Protocol):
     """Connection with several calls."""
 
     unread: int
-    """Number of characters of its unread answers."""
+    """Number of characters of the connection's unread answers."""
     abort: Callable[[], None]
     """Function that ends the connection."""
 

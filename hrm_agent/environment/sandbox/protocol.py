@@ -106,7 +106,7 @@ class Ended(IntEnum):
     EXITED = 1
     """The process exited; `status` is the result of wait4."""
     TIMEOUT = 2
-    """The call was killed for its wall-clock or CPU time."""
+    """The call was killed because it exceeded its limit of wall-clock or CPU time."""
     KILLED = 3
     """The call or session was killed on request of the host."""
     ANSWERED = 4
@@ -166,4 +166,4 @@ class Reply(NamedTuple):
     peak_bytes: int = 0
     """Largest resident memory."""
     last: bool = False
-    """True if the slot ends, because it could not be cleaned."""
+    """True if the slot ends after this reply, because it could not be cleaned up."""

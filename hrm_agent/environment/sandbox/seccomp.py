@@ -372,7 +372,7 @@ def _look_at_processes(program: Program) -> None:
     program.add(LOAD, ARGUMENT[0])
     program.add(IF_EQUAL, _SIGCHLD, no="allow")
     program.no_pointer(1, yes="allow", no="ask")
-    program.mark("timer_create")  # its signal may wake a stopped process: see `supervisor`
+    program.mark("timer_create")  # a timer's signal may wake a stopped process: see `supervisor`
     program.no_pointer(1, yes="allow", no="refuse")
     program.mark("personality")
     program.add(LOAD, ARGUMENT[0])

@@ -56,7 +56,7 @@ _MOST_READ = 1 << 20
 paths in them.
 """
 _LOCKS = (5, 6, 7, 36, 37, 38)
-"""Commands of fcntl: F_GETLK, F_SETLK, F_SETLKW, and those of open file descriptions."""
+"""Commands of fcntl: F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW."""
 
 
 class Supervisor:
@@ -284,6 +284,6 @@ class Supervisor:
 def _numbers(*names: str) -> set[int]:
     found = set[int]()
     for name in names:
-        with suppress(OSError):  # it does not exist on this machine
+        with suppress(OSError):  # this machine does not have the call
             found.add(number_of(name))
     return found

@@ -349,7 +349,7 @@ class SlotJob(Work):
     """Work that can be killed as soon as the workers have it."""
 
     handed: bool = False
-    """True once the workers have accepted it."""
+    """True once the workers have accepted the work."""
 
 
 @dataclass(slots=True, eq=False)
