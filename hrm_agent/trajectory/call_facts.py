@@ -1,8 +1,8 @@
 """Parts of a `Call`: its place in the graph, its sampling parameters, and its usage.
 
-A call of our own engine has `Sampling`, in which every parameter has a value. A request to another
-program's model has `SentSampling`: a parameter that it did not name is None, since the provider's
-default is unknown here.
+A call of an engine of this project has `Sampling`, in which every parameter has a value. A request
+to another program's model has `SentSampling`, in which a parameter that the request did not name is
+None, since the provider's default is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class GraphIdentity(Record):
-    """Place of a call in a LangGraph run, which joins it with the checkpoint."""
+    """Place of a call in a LangGraph run. It connects the call with its checkpoint."""
 
     thread_id: str
     """Thread of the run that made the call (the call's own run id when made outside a graph)."""
@@ -45,8 +45,9 @@ class GraphIdentity(Record):
     node: str = ""
     """Name of the node that made the call, in the innermost graph; empty outside a graph."""
     path: str = ""
-    """Place of the task in its run without random parts, for seeds: `step/nodes/path`. Nodes of
-    nested subgraphs are joined by `|`; the path is LangGraph's within the step.
+    """Place of the task in its run: `step/nodes/path`. It has no random parts, so that seeds can be
+    derived from it. Nodes of nested subgraphs are joined by `|`; `path` is LangGraph's path of the
+    task within the step.
     """
     attempt: int = 1
     """Node attempt, from 1; more than 1 under a retry policy."""
@@ -58,8 +59,8 @@ class GraphIdentity(Record):
 
     @property
     def scope(self) -> str:
-        """Namespace around the calling node, which is that of its loop. Python calls of one thread
-        and scope share a session.
+        """Namespace of the graph around the calling node: that of the node's loop. Calls of the
+        Python tool from one thread and scope share a session.
         """
         return namespace_around(self.checkpoint_ns)
 
@@ -79,7 +80,9 @@ class Sampling(Record):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: share of the probability that is sampled from; 1 for all of it."""
+    """Nucleus sampling: share of the probability from which tokens are sampled; 1 for the whole
+    distribution.
+    """
     max_tokens: int = Field(default=512, ge=1)
     """Maximum number of completion tokens of this call."""
     seed: int | None = None
@@ -125,13 +128,13 @@ class SentSampling(Record):
 
 
 class RaisedError(Record):
-    """Error of a call, with all that is needed to raise it again, as its own class if that is
-    loaded.
+    """Error of a call, with the data from which it is raised again: as an error of its class if
+    that class is loaded.
     """
 
     kinds: tuple[str, ...]
-    """Class as `module:name`, then its base classes up to `builtins:Exception`; empty for a stream
-    that the program left.
+    """Class as `module:name`, then its base classes up to `builtins:Exception`. Empty if the
+    program stopped reading a stream before its end.
     """
     message: str
     """Text of the error."""
@@ -142,7 +145,7 @@ class RaisedError(Record):
 
     @property
     def name(self) -> str:
-        """Name of the class without its module; empty for a stream that the program left."""
+        """Name of the class without its module; empty for a stream that was not read to its end."""
         return self.kinds[0].rpartition(":")[2].rpartition(".")[2] if self.kinds else ""
 
     def __str__(self) -> str:
@@ -202,7 +205,9 @@ def total_usage(usages: Iterable[CallUsage | None]) -> CallUsage:
 
 
 def _detail(details: Any, name: str) -> int | None:
-    """Sum of a detail, named with or without a service tier: `priority_cache_read`."""
+    """Sum of the counts of a detail. Its name may begin with a service tier:
+    `priority_cache_read`.
+    """
     found = [
         value for key, value in _table(details).items() if key == name or key.endswith(f"_{name}")
     ]

@@ -1,9 +1,10 @@
-"""Digest of what a model sees of a conversation: basis of a call's hashes and of proofs by them.
+"""Digest of what a model sees of a conversation. A call's hashes are made from it, and with them
+the proofs of what the model was sent.
 
 A conversation is hashed twice for each call, and all but its last messages were hashed for the
-previous call. So the hash state after each message is kept, keyed by the messages up to it: a step
-costs only what it adds. A text is its own key, whose hash Python keeps with it. Mutable values are
-packed each time.
+previous call. So the hash state after each message is kept, keyed by the messages up to this one,
+and a step only hashes its new messages. A text is its own key, since Python keeps the hash of a
+string with it. Mutable values are packed into bytes each time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 __all__ = ["HashedContext", "context_hash", "context_of"]
 
 _REMEMBERED = 8192
-"""Maximum number of messages whose hash states are kept. All are dropped above it, or above
-`_REMEMBERED_BYTES`.
+"""Maximum number of messages whose hash states are kept. Above this number, or above
+`_REMEMBERED_BYTES`, all states are dropped.
 """
 _REMEMBERED_BYTES = 64 << 20
 _BYTES_OF_AN_ENTRY = 1024
@@ -35,7 +36,7 @@ _encode = json.JSONEncoder(
 
 
 def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
-    """Parts of a conversation that a model can see. Two conversations are equal if these are equal.
+    """Parts of a conversation that a model can see. Conversations with equal parts count as equal.
 
     Ids of tool calls contain the time, through LangGraph's task ids. So a result is identified by
     the number of the call that it answers.
@@ -132,8 +133,8 @@ def _remember(before: HashedContext, mark: Mark, known: HashedContext) -> None:
 
 
 def _mark(message: BaseMessage) -> Mark | None:
-    """Key of a message (None if it contains more than plain values). Packing keeps 1 and True
-    apart.
+    """Key of a message (None if it contains values that are not plain). Packed bytes distinguish 1
+    from True.
     """
     content, calls = message.content, message.tool_calls if isinstance(message, AIMessage) else ()
     answered = message.tool_call_id if isinstance(message, ToolMessage) else None

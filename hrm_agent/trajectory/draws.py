@@ -6,8 +6,8 @@ requests equal those on record. Each kind of value is kept apart, so that one mo
 clock does not shift the ids. For `random` one seed is recorded, from which the task's own
 generator draws.
 
-Beyond the recorded values a task draws new ones: a resumed task adds to its record, a replayed one
-reads a clock that continues from the last recorded time.
+When the recorded values are used up, a task draws new ones. A resumed task adds them to its record.
+A replayed task does not; its clock continues from the last recorded time.
 
 `hrm_agent.draws` redirects the functions of the standard library to this module.
 """
@@ -29,8 +29,8 @@ __all__ = ["MOST_RECORDED", "OpenDraws", "TaskDraws", "is_answered", "while_answ
 
 T = TypeVar("T")
 MOST_RECORDED = 1000
-"""Maximum number of recorded values of a kind per task: a loop that waits for a time reads the
-clock without end.
+"""Maximum number of recorded values of a kind per task. It bounds the record of a loop that reads
+the clock until a certain time.
 """
 
 
@@ -93,11 +93,11 @@ class OpenDraws:
         return bytes.fromhex(self._next("uuids", lambda: draw().hex()))
 
     def seed(self, draw: Callable[[], int]) -> int:
-        """Seed of a generator that was given none."""
+        """Seed of a generator that the code made without a seed."""
         return int(self._next("seeds", draw))
 
     def value(self, draw: Callable[[], T]) -> T:
-        """Drawn value, anything that JSON can hold."""
+        """Drawn value. JSON must be able to hold it."""
         return self._next("values", draw)
 
     def generator(self, draw_seed: Callable[[], int]) -> random.Random:
@@ -157,7 +157,7 @@ def while_answered(namespace: str) -> Generator[None]:
 
 
 def is_answered(namespace: str) -> bool:
-    """True inside a `while_answered` block of this task. A graph that a tool runs has its own
-    tasks.
+    """True inside a `while_answered` block of this task. The tasks of a graph that a tool runs have
+    other namespaces, so that it is False for them.
     """
     return _answered.get() == namespace

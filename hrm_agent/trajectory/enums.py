@@ -162,8 +162,8 @@ class LogprobKind(StrEnum):
     without top-p or schema.
     """
     SAMPLED = "sampled"
-    """Log-probs of a further restricted distribution: by top-p, a schema, or something not on
-    record.
+    """Log-probs of a distribution that was restricted further: by top-p, by a schema, or by
+    something that is not on record.
     """
     NONE = "none"
     """Engine reports no log-probs."""
@@ -185,7 +185,7 @@ class BranchReason(StrEnum):
     TOOLS = "tools"
     """Tools offered to the model changed, and with them the system turn."""
     MODEL = "model"
-    """Earlier call was made by another model, whose token ids do not apply here."""
+    """Earlier call was made by another model, whose token ids this model cannot continue."""
     NO_TOKENS = "no_tokens"
     """Model reports no token ids."""
 
@@ -217,8 +217,8 @@ class DropReason(StrEnum):
     NO_GRADIENT = "no_gradient"
     """Kept rollouts of the group contain no call that can be trained on."""
     RUN_FAILED = "run_failed"
-    """Graph raised an error on its own: not because of the policy's answer, or in every rollout of
-    the prompt.
+    """Graph raised an error that is not blamed on the policy: no answer of the policy caused it, or
+    every rollout of the prompt raised one.
     """
     TRUNCATED = "truncated"
     """Run ended at a limit, and such rollouts are left out (`truncated = "leave_out"`)."""
@@ -231,11 +231,11 @@ class DropReason(StrEnum):
     NOT_ENDED = "not_ended"
     """Run is still in progress."""
     CUT_OFF = "cut_off"
-    """Group continued without this rollout (`group_quorum`). It stays on record unchanged and can
-    be forked.
+    """Group continued without this rollout (`group_quorum`). The rollout stays on record unchanged
+    and can be forked.
     """
     TOO_OLD = "too_old"
-    """Weights that sampled it are older than the run allows (`versions_behind`)."""
+    """Weights that sampled the rollout are older than the run allows (`versions_behind`)."""
     NOT_SCORED = "not_scored"
     """Reward function failed, or none gave a value. The run has no reward, which is not a reward of
     0.

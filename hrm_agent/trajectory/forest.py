@@ -1,15 +1,15 @@
 """Message forest: links between the calls of a trajectory, as pure functions over them.
 
-    planner 1 ── planner 2                       one tree for each conversation that could be continued token by token
-    solver a1 ── solver a2 ─┬─ solver a3
-                            └─ solver a3'        two samples of one request, or a fork, share a prefix
-    solver b1 ┄┄ solver b2                       a new root: the template rewrote b1, so b2 could not extend it
+    planner 1 ── planner 2                       one tree for each conversation that could be
+    continued token by token solver a1 ── solver a2 ─┬─ solver a3 └─ solver a3'        two samples
+    of one request, or a fork, share a prefix solver b1 ┄┄ solver b2                       a new
+    root: the template rewrote b1, so b2 could not extend it
 
-A call's `parent` is the call whose tokens it extends, and `token_ids` holds the tokens added. The
-prompt of a call is the concatenation along the path from its root, and nothing else is needed to
-train on it: no rendering of messages, no tokenizer. A *leaf* is a call that no other extends; the
-paths to the leaves are the sequences a trainer computes. A call may be on several paths;
-`hrm_agent.training.update.batch` trains its tokens once.
+A call's `parent` is the call whose tokens it extends, and `token_ids` holds the tokens added.
+Prompt and answer of a call are the concatenated tokens along the path from its root. Training on
+the call needs nothing else: no rendering of messages, no tokenizer. A *leaf* is a call that no
+other extends; the paths to the leaves are the sequences a trainer computes. A call may be on
+several paths; `hrm_agent.training.update.batch` trains its tokens once.
 
 A root's `branch_of` names the call that it would have extended. A *conversation* is all calls
 connected by either link: one dialogue of one role, even if its tokens broke in between.
@@ -60,7 +60,7 @@ def training_roots(trajectory: Trajectory) -> list[Call]:
     """Roots of all calls that a trainer learns from, at which the training sequences of a run
     begin.
 
-    A conversation has one, and one more for each break of its tokens. If earlier calls are in
+    A conversation has one root, and one more for each break in its tokens. If earlier calls are in
     another store, the first call on record counts as the root.
     """
     by_id = {call.id: call for call in trajectory.calls}

@@ -1,8 +1,8 @@
 """LangGraph's identity of the running task, read from where LangGraph puts it.
 
-A chat model gets it as `run_manager.metadata`, a tool as `config["metadata"]`, in sync and async
-code, in subgraphs and in Send tasks alike. Of `checkpoint_ns` (`node:task_id`, joined by `|`) the
-last task id is the innermost task's.
+A chat model gets the identity as `run_manager.metadata`, a tool as `config["metadata"]`, in sync
+and async code, in subgraphs and in Send tasks alike. The last task id in `checkpoint_ns`
+(`node:task_id`, joined by `|`) is that of the innermost task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
     if not namespace:
         return GraphIdentity(thread_id=thread_id, task_id=run_id)
     checkpoint_id, root_checkpoint_id, attempt = _checkpoint()
-    # Place of the task in its run without the random task ids. Two runs with one seed agree on it
+    # The place of the task in its run is written without random task ids, so that it is equal in
+    # two runs with one seed.
     nodes = "|".join(part.node for part in namespace_parts(namespace))
     place = "/".join(str(part) for part in metadata.get("langgraph_path", ()))
     return GraphIdentity(
@@ -52,7 +53,7 @@ def metadata_of(run_manager: Any) -> dict[str, Any]:
     """Metadata that identifies the running task, for a chat model called inside it.
 
     LangChain passes no run manager when a model is streamed, and `generate` without callbacks gets
-    one without the outer metadata. The config in context has it.
+    one without the outer metadata. In both cases the config in context has it.
     """
     given: dict[str, Any] = (run_manager.metadata if run_manager is not None else None) or {}
     return given if in_graph(given) else {**(ensure_config().get("metadata") or {}), **given}
@@ -64,8 +65,8 @@ def in_graph(metadata: Mapping[str, Any] | None) -> bool:
 
 
 def _checkpoint() -> tuple[str, str, int]:
-    """Checkpoint ids (own graph, outermost graph) and attempt of the running task. Outside a task:
-    empty ids and 1.
+    """Checkpoint ids (own graph, outermost graph) and attempt of the running task. Outside a task,
+    the ids are empty and the attempt is 1.
     """
     try:
         configurable: Mapping[str, Any] = get_config().get("configurable", {})

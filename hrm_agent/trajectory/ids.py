@@ -1,4 +1,6 @@
-"""Ids that survive a crash: derived from LangGraph's ids, neither random nor numbered by time."""
+"""Ids that stay the same when a run is resumed: derived from LangGraph's ids, not drawn at
+random.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ __all__ = [
 ]
 
 TASK_INPUTS = "inputs"
-"""Metadata key of a task: the graph's input as a JSON object, in place of a human message with the
-prompt.
+"""Metadata key of a task. Its value is the graph's input, a JSON object that is used instead of a
+human message with the prompt.
 """
 NOT_RECORDED = "not_recorded"
-"""Metadata key of a task: first loss of a partly recorded program, in words."""
+"""Metadata key of a task of a partly recorded program. Its value says in words what was lost
+first.
+"""
 _STEP = re.compile(r"step-([0-9]{1,15})(?:/|\Z)")
 
 
@@ -45,8 +49,8 @@ def tool_record_id(thread_id: str, task_id: str, tool_call_id: str) -> str:
 def derive_seed(base: int, *parts: Any) -> int:
     """Derive a 63-bit seed that depends on `base` and on each of `parts`.
 
-    The parts must be free of LangGraph's checkpoint and task ids. Those contain the time, so that
-    two runs with one seed would differ.
+    The parts must be free of LangGraph's checkpoint and task ids. These ids contain the time, so
+    that two runs with one seed would differ.
     """
     return int(content_hash("seed", base, *parts)[:16], 16) >> 1
 

@@ -27,8 +27,8 @@ class CheckpointLineage:
     order: Mapping[str, int]
     """Id of a checkpoint -> its number, from the oldest one known."""
     oldest_known: str | None
-    """Newest ancestor whose own parents are not stored. Every id up to it counts as an ancestor.
-    None: all are stored.
+    """Newest ancestor whose own parents are not stored. Every id up to this one counts as an
+    ancestor (None: all ancestors are stored).
     """
 
     def place(self, checkpoint_id: str) -> tuple[int, str] | None:
@@ -81,8 +81,8 @@ class Journal(Protocol):
         ...
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        """Write a finished call and return the one on record. A call already recorded under its id
-        is kept.
+        """Write a finished call. Return the call on record: if its id was recorded before, the
+        earlier call, which is kept.
 
         `sent`: messages sent, which are read back as `Call.request`. The returned call has no
         request yet.
@@ -90,8 +90,8 @@ class Journal(Protocol):
         ...
 
     def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
-        """Tool call by record id (None if missing). `thread_id`: its thread, which saves a journal
-        that knows it a search.
+        """Tool call by record id (None if missing). `thread_id`: thread of the call, with which
+        some journals find it without a search.
         """
         ...
 
@@ -102,20 +102,20 @@ class Journal(Protocol):
         ...
 
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        """Tool call of the thread with this idempotency key (None if missing): one that succeeded,
-        if there is one.
+        """Tool call of the thread with this idempotency key (None if missing). A call that
+        succeeded is preferred.
         """
         ...
 
     def write_tool_call(
         self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
     ) -> ToolCall:
-        """Write a started tool call, or its finished form. A finished record is kept. Return the
-        record in force.
+        """Write a tool call that has started, or has finished. A finished record is not replaced.
+        Return the record that counts.
 
-        `again`: a finished call is run again, since its result cannot be given back. `repeatable`:
-        its effects end with its sandbox, so that a run whose steps are written together with later
-        ones may write it that way, too.
+        `again`: replace a finished record, since the call runs again: its stored result cannot be
+        given back. `repeatable`: the call's effects end with its sandbox. If the run writes several
+        steps at once, the record may be written together with them.
         """
         ...
 
@@ -128,8 +128,8 @@ class Journal(Protocol):
     ) -> None:
         """Write the draws of a task, replacing those under its key (task and attempt).
 
-        The write is deferred: it is done once anything written later is. `record` is called at that
-        time.
+        The write is deferred. The draws are durable as soon as anything that is written later is
+        durable. `record` is called when they are written.
         """
         ...
 

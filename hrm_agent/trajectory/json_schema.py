@@ -124,8 +124,8 @@ def format_page() -> str:
     files = _sections(
         "Files",
         {name: [_prose(module)] for name, module in _FORMAT_MODULES.items()},
-        "`hrm-agent export STORE --out FILE --format NAME` writes them, `hrm-agent import FILE"
-        " --store STORE` reads them back. What cannot be told in a format is left out, and counted"
+        "`hrm-agent export STORE --out FILE --format NAME` writes such files, `hrm-agent import FILE"
+        " --store STORE` reads them back. Data that a format cannot hold is left out, and counted"
         " with its reason.",
         "",
         *_table(
@@ -138,9 +138,9 @@ def format_page() -> str:
         "## Parquet",
         "",
         (
-            "`hrm-agent export --format parquet` writes one row per trajectory. The columns repeat what"
-            " one filters by; `record` holds the whole trajectory without its tokens, and the token"
-            " columns hold them, one entry per call."
+            "`hrm-agent export --format parquet` writes one row per trajectory. Some columns repeat"
+            " values of the record, to filter by them. `record` holds the whole trajectory without"
+            " its tokens; the token columns hold the tokens, one entry per call."
         ),
         "",
         *_table(

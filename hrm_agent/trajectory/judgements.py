@@ -35,16 +35,16 @@ class Overlay(Record):
     """Judgement of one trajectory by one training run."""
 
     run_id: str
-    """Training run that judged. For a choice among several runs of a task: the run that asked for
-    it.
+    """Training run that judged. If one of several runs of a task was chosen, the run that asked for
+    the choice.
     """
     step: int
     """Number of the optimiser step that the trajectory is judged for, from 0; 0 for a choice among
     runs.
     """
     carried_from: int | None = None
-    """Step for which the trajectory was begun and in which it was cut off, if it continued in
-    `step`, the next one (None otherwise).
+    """Step in which the trajectory was begun and cut off, if it was continued in the next step,
+    which is `step` (None otherwise).
     """
     trajectory_id: str
     """Id of the judged trajectory."""
@@ -59,22 +59,23 @@ class Overlay(Record):
     reason: str
     """Reason in words: which quota, which penalty, or why the whole group was rejected."""
     drop_reason: DropReason | None = None
-    """Reason why the trajectory was not trained on, as a type. None if it was kept, was not chosen
-    among runs, or in older records.
+    """Reason why the trajectory was not trained on, as a type (None if it was kept, if another run
+    was chosen instead, or in older records).
     """
     penalty_error: float
     """p_err of GRPO-RoC, in [0, 1]: share of distinct tool calls that failed; 0.5 without any."""
     penalty_format: float
     """p_format of GRPO-RoC, in [0, 1]: 1 without an answer tag, else surplus tags per turn."""
     penalty_by_role: dict[str, RolePenalty] | None = None
-    """Penalties by role (None if the two penalties are means over all calls and turns). The two
-    penalties are the means of these.
+    """Penalties by role, of which `penalty_error` and `penalty_format` are then the means (None:
+    these two are means over all calls and turns).
     """
     advantage: float | None = None
     """Group-relative advantage of every token that the policy sampled (None unless kept)."""
     credit: dict[str, float] | None = None
-    """Weight in the loss of each call, by its id, if calls of one trajectory differ. A missing call
-    had no part in the loss. None: each call has `advantage`.
+    """Weight in the loss of each call, by the call's id, if the weights within the trajectory
+    differ. A call that is missing here had no part in the loss (None: the weight of each call is
+    `advantage`).
     """
 
 
@@ -107,16 +108,16 @@ class RewardScore(Record):
     weight: float = 1.0
     """Weight in the sum; 0 for a reward that is only reported."""
     fault: RewardFault | None = None
-    """Reason why there is no value. None if there is one, or if the function returned None to
-    abstain.
+    """Reason why there is no value (None if there is a value, or if the function abstained by
+    returning None).
     """
     reason: str = ""
     """Explanation by the judge, or description of the failure."""
     seconds: float = 0.0
     """Wall-clock time of the function, in seconds."""
     judge_calls: tuple[JudgeCall, ...] = ()
-    """Judge requests that this value rests on. A ranking of siblings is stored with the first of
-    them.
+    """Judge requests that this value rests on. A ranking of siblings is stored with the first
+    sibling.
     """
 
 
@@ -149,11 +150,11 @@ class Scoring(Record):
     scores: tuple[RewardScore, ...] = ()
     """Scores of the rewards, in the order of the rubric."""
     outcome: float | None = None
-    """Value from 0 to 1 of the part that decides whether the answer is right (None if it
-    has none).
+    """Value from 0 to 1 of the reward that decides whether the answer is right (None if it gave no
+    value).
     """
     total: float | None = None
-    """Sum of weight times value (None if a part failed, or all abstained)."""
+    """Sum of weight times value (None if a reward failed, or all rewards abstained)."""
     feedback: tuple[Feedback, ...] = ()
     """Feedback of users on the run, oldest first; only for the rubric `feedback`. The newest is the
     score.

@@ -31,7 +31,9 @@ from hrm_agent.trajectory.schema import (
 __all__ = ["INVARIANTS", "Finding", "lint"]
 
 _TOLERANCE = 1e-4
-"""Log-probs of a certain token can come out slightly above 0 in 32 bits."""
+"""Highest log-prob that counts as 0: in 32 bits, a token with probability 1 can get a log-prob
+slightly above 0.
+"""
 _CLOCK_SLACK = 1.0
 """Seconds by which clocks read in different places may differ."""
 _INT32_END = 2**31
@@ -73,7 +75,7 @@ def lint(trajectory: Trajectory) -> list[Finding]:
     ]
 
 
-# tokens
+# Checks of tokens
 
 
 def _aligned(trajectory: Trajectory) -> Iterator[Call]:
@@ -184,7 +186,7 @@ def _logprob_inserted(trajectory: Trajectory) -> Iterator[Problem]:
             )
 
 
-# identities
+# Checks of identities
 
 
 @_invariant("unique-ids")
@@ -220,7 +222,7 @@ def _tool_record_id(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("forest-thread")
 def _forest_thread(trajectory: Trajectory) -> Iterator[Problem]:
-    """Calls and tool calls belong to the trajectory's own thread. A fork may also hold those of its
+    """Calls and tool calls belong to the trajectory's own thread. A fork may also hold calls of its
     origin.
     """
     if trajectory.forked_from is None:
@@ -237,8 +239,8 @@ def _forest_thread(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("namespace-task")
 def _namespace_task(trajectory: Trajectory) -> Iterator[Problem]:
-    """The innermost task of `checkpoint_ns` is `task_id`: the join key with the checkpoint
-    holds.
+    """The innermost task of `checkpoint_ns` is `task_id`, so that the call can be joined with its
+    checkpoint.
     """
     for where, identity in _identities(trajectory):
         if identity.checkpoint_ns and task_of_namespace(identity.checkpoint_ns) != identity.task_id:
@@ -306,14 +308,14 @@ def _sample_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("call-once")
 def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
-    """Path, request and seed identify a call: no answer was sampled again instead of being read
-    back.
+    """Path, request and seed belong to one call only: an answer on record is read back, not
+    sampled again.
     """
     asked: defaultdict[tuple[str, str, int], dict[tuple[str, int], str]] = defaultdict(dict)
     for call in trajectory.calls:
         if call.seed is not None:
             same = asked[call.identity.path, call.request_hash, call.seed]
-            # one for all samples of a call
+            # All samples of a call count as one.
             same.setdefault((call.identity.task_id, call.call_index), call.id)
     for same in asked.values():
         if len(same) > 1:
@@ -323,13 +325,13 @@ def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
             )
 
 
-# the message forest
+# Checks of the message forest
 
 
 @_invariant("parent-known")
 def _parent_known(trajectory: Trajectory) -> Iterator[Problem]:
-    """Parents and branch origins of calls are in the record. Those of a fork may be in its
-    origin.
+    """Parents and branch origins of calls are in the record. In a fork they may be in the record of
+    its origin.
     """
     known = {call.id for call in trajectory.calls}
     if trajectory.forked_from is None:
@@ -396,7 +398,7 @@ def _on_cycle(trajectory: Trajectory) -> set[str]:
     return found
 
 
-# what a trainer relies on
+# Checks of what a trainer relies on
 
 
 @_invariant("trainable-kind")
@@ -447,13 +449,13 @@ def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
             yield trajectory.id, f"the reward {name!r} is {value}"
 
 
-# tools
+# Checks of tools
 
 
 @_invariant("tool-status-final")
 def _tool_status_final(trajectory: Trajectory) -> Iterator[Problem]:
-    """Tool calls have an outcome in a run that completed or was truncated. A failure may have cut
-    one short.
+    """Tool calls have an outcome in a run that completed or was truncated. In a failed run, a tool
+    call may have been cut short.
     """
     for tool_call in trajectory.tool_calls:
         if tool_call.status is None and trajectory.status in (
@@ -474,7 +476,7 @@ def _tool_repeat(trajectory: Trajectory) -> Iterator[Problem]:
         asked[tool_call.id] = this
 
 
-# the run
+# Checks of the run
 
 _ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
     RunStatus.RUNNING: frozenset({None}),
@@ -499,13 +501,13 @@ def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
             f"{status.value} with the stop reason {reason.value if reason else None!r}",
         )
     elif status is RunStatus.FAILED and not trajectory.error:
-        yield trajectory.id, "failed, and does not say of what"
+        yield trajectory.id, "failed without an error text"
 
 
 @_invariant("times")
 def _times(trajectory: Trajectory) -> Iterator[Problem]:
-    """Calls and runs do not end before they start. Waiting is part of a call's duration. Exactly
-    the ended runs have an end time.
+    """Calls and runs do not end before they start. Waiting is part of a call's duration. A run has
+    an end time if and only if it has ended.
     """
     for call in trajectory.calls:
         if call.ended_at < call.started_at:
@@ -519,6 +521,6 @@ def _times(trajectory: Trajectory) -> Iterator[Problem]:
 
 
 if __name__ == "__main__":
-    # Stores are read above this package: the command `hrm-agent lint` takes over with the same
+    # This package cannot read stores, so the command `hrm-agent lint` takes over with the same
     # arguments.
     runpy.run_module("hrm_agent.cli.records.lint", run_name="__main__")

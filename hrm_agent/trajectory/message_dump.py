@@ -18,8 +18,8 @@ def message_dump(
     """Message as JSON values. Bytes, such as those of an image, are shown as base64 text (RFC 4648,
     section 4).
 
-    `fallback`: returns what to show for an object without a JSON form. Without it such a message
-    raises ValueError.
+    `fallback`: function that returns what to show for an object without a JSON form (None: such an
+    object raises `ValueError`).
     """
     fields: dict[str, Any] = {**vars(message), **(message.__pydantic_extra__ or {})}
     shown = {name: _without_bytes(value) for name, value in fields.items() if _holds_bytes(value)}

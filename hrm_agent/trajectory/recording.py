@@ -1,7 +1,7 @@
 """Active recording, through which a model or tool call finds its journal and its recorded answer.
 
-`hrm_agent.runtime.episode` opens a `Recording` around a graph run. It travels in a context
-variable, through LangGraph's tasks and threads, so that a graph does not depend on it. Outside a
+`hrm_agent.runtime.episode` opens a `Recording` around a graph run. A context variable carries it
+through LangGraph's tasks and threads, so that the code of a graph need not know it. Outside a
 recording everything works too, with bounded memory in place of the journal (a chat in a notebook
 keeps its token prefix, but nothing survives the process).
 
@@ -82,7 +82,7 @@ class Recording:
     """Open record of one run. It hands out call indices, seeds and recorded answers."""
 
     replaying: bool = False
-    """True if nothing may be asked or run, not even failed calls
+    """True in a replay: no model may be asked and no tool run, not even for failed calls
     (`hrm_agent.runtime.replay.player`).
     """
 
@@ -103,8 +103,8 @@ class Recording:
         call.
         """
         self.chance_anew = False
-        """True if a step is taken again to find what was chance in it: recorded draws from `random`
-        are ignored.
+        """True if a step is run again to find which of its results are chance. The recorded draws
+        from `random` are ignored then.
         """
         self.broken: StoreError | None = None
         """Error of a call that could not be written (None without one). From then on nothing may be
@@ -190,8 +190,8 @@ class Recording:
         )
 
     def ordinal(self, identity: GraphIdentity, what: str) -> int:
-        """Number of times that `what` was asked before in this attempt of a task. It names calls
-        without an id of their own.
+        """Number of times that `what` was asked before in this attempt of a task. The number
+        identifies calls that have no id.
         """
         with self._lock:
             key = (identity.thread_id, identity.task_id, identity.attempt, what)
@@ -213,8 +213,8 @@ class Recording:
     def run_again(self, started: ToolCall, lost: str = "") -> None:
         """Report that a tool runs although its call is recorded as ended.
 
-        `lost`: the part that could not be stored, in words; empty if the user's answer to it
-        differs now.
+        `lost`: the part that could not be stored, in words; empty if the tool runs again because
+        the user's answer to its question has changed.
         """
 
     def not_run(self, identity: GraphIdentity, what: str, number: int) -> None:
@@ -245,7 +245,9 @@ class Recording:
         return OpenDraws(identity, self._draws_on_record(identity), write)
 
     def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
-        """Recorded draws of a task (None if there are none). A replay also adopts other threads'."""
+        """Recorded draws of a task (None if there are none). A replay also adopts those of other
+        threads.
+        """
         thread = identity.thread_id
         if thread not in self._recorded_draws:
             self._recorded_draws[thread] = {
@@ -274,7 +276,7 @@ class Recording:
             self._keys.discard((thread_id, key))
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        """Write a finished call. Return the call on record, which is another one if that was
+        """Write a finished call. Return the call on record, which is another call if that was
         written first.
         """
         self._refuse_late(call.identity.thread_id)
@@ -328,7 +330,7 @@ class Recording:
     def _refuse_late(self, thread_id: str) -> None:
         if self._closed:
             raise StoreError(
-                f"The run on thread {thread_id!r} has ended: what came later is not recorded."
+                f"The run on thread {thread_id!r} has ended; a later record was not written."
             )
 
     async def apart(self, write: Callable[..., R], *values: Any) -> R:

@@ -68,8 +68,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
-"""Version of new records. Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`;
-its records are read with their defaults. So are records of version 2 that lack a newer field.
+"""Version of new records. Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`.
+Any field that an older record lacks is read as its default.
 """
 
 
@@ -97,8 +97,8 @@ class Call(Record):
     request.
     """
     context_hash: str = ""
-    """Hash of the messages sent and the answer. A later call extends this one only if its
-    conversation begins with them.
+    """Hash of the messages sent and the answer. A later call extends this one only if the later
+    call's conversation begins with these messages.
     """
     tools_hash: str = ""
     """Hash of the tools offered."""
@@ -128,7 +128,7 @@ class Call(Record):
     """Distribution that `logprobs` belong to."""
     sampling: Sampling | None = Sampling()
     """Sampling parameters of the engine, including the seed (None if another program's model
-    answered). Older records have the policy's parameters there instead of None.
+    answered). In older records, a call of such a model has the policy's parameters.
     """
     sampling_sent: SentSampling | None = None
     """Sampling parameters named in the request to another program's model (None for a call of an
@@ -141,8 +141,9 @@ class Call(Record):
     finish_reason: FinishReason = FinishReason.STOP
     """Reason why sampling stopped."""
     constrained: bool = False
-    """True if the answer was held to a JSON schema while it was sampled. `logprobs` are taken
-    without that mask if the engine is in this process, and with it if the engine is a server.
+    """True if the answer was held to a JSON schema while it was sampled. `logprobs` are those
+    before the schema restricts the tokens if the engine is in this process, and those after it if
+    the engine is a server.
     """
     untrainable: str | None = None
     """Reason why a trainer cannot learn from this call, as known when it was made: no token ids,
@@ -158,7 +159,8 @@ class Call(Record):
     """
     response: dict[str, Any]
     """Answer as a LangChain message dump, which a resumed node gets back. Bytes are shown as base64
-    text. For a failed call: the part streamed before, else empty.
+    text. A failed call has the part that was streamed before the error, and is empty without
+    one.
     """
     exact: dict[str, Any] | None = Field(default=None, exclude_if=_is_none)
     """Parts of the answer that a JSON dump would change: its class, and fields with bytes, tuples
@@ -171,7 +173,7 @@ class Call(Record):
     `Trajectory.failed_calls`.
     """
     instead_of: str | None = Field(default=None, exclude_if=_is_none)
-    """Id of the failed call that this one asks again, after a resume ran its node again."""
+    """Id of the failed call whose request this call repeats, since a resume ran the node again."""
     started_at: float
     """Start of the call: Unix time in seconds."""
     ended_at: float
@@ -185,8 +187,8 @@ class Call(Record):
 
     @property
     def why_untrainable(self) -> str | None:
-        """Reason why a trainer cannot learn from this call (None if it can): `untrainable`, or the
-        one that follows from `sampling`, which older records lack.
+        """Reason why a trainer cannot learn from this call (None if it can): `untrainable`, else
+        the reason that follows from `sampling`, since older records do not state that one.
         """
         return self.untrainable or (self.sampling and self.sampling.why_untrainable)
 
@@ -275,7 +277,7 @@ class ToolCall(Record):
     again for this one; the first sixteen. Only calls whose process lived on are counted.
     """
     cpu_seconds: float | None = Field(default=None, ge=0)
-    """CPU time of its process tree, in seconds (None if not measured)."""
+    """CPU time of the call's process tree, in seconds (None if not measured)."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
     """Largest resident memory in bytes; for a session, since it began (None if not measured)."""
     queued_seconds: float = Field(default=0.0, ge=0)
@@ -283,11 +285,11 @@ class ToolCall(Record):
     attempt: int = Field(default=1, ge=1)
     """Number of the attempt: 1, or 2 if the infrastructure lost the first one."""
     refused: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """System call -> number of refused requests by the code, as left behind by an attempt to
-    escape.
+    """System call -> number of times that it was refused to the code. An attempt to escape leaves
+    such entries.
     """
     repeated_of: str | None = None
-    """Id of an earlier call of this thread with the same name and arguments, which marks a padded
+    """Id of an earlier call of this thread with the same name and arguments. Such repeats can pad a
     transcript.
     """
     graph_effects: tuple[dict[str, Any], ...] = Field(
@@ -323,14 +325,16 @@ class ForkRef(Record):
 
 
 class TurnEnd(Record):
-    """End of a turn of a conversation, in the fields that `Trajectory` has for the newest one."""
+    """End of a turn of a conversation, with the fields in which `Trajectory` holds the newest
+    turn's end.
+    """
 
     status: RunStatus
     """Status of the run at the end of the turn."""
     stop_reason: StopReason | None = None
     """Reason why the turn ended (None while it is in progress)."""
     error: str | None = None
-    """Error of a `failed` turn, or by how much its prompt was too long (None: neither)."""
+    """Error of a `failed` turn, or by how much its prompt was too long (None if neither)."""
     error_at: str | None = None
     """Place of the error, as `file.py:LINE in function` (None: no error, or an older record)."""
     answer: str | None = None
@@ -353,18 +357,18 @@ class Turn(Record):
 
 
 class Trajectory(Record):
-    """Raw facts of one graph run on one thread. For a conversation: all its turns, with the end of
-    the newest.
+    """Raw facts of one graph run on one thread. A conversation has all its turns in one trajectory,
+    whose end is the end of the newest turn.
     """
 
     schema_version: Literal[1, 2] = 2
     """Version of this format that the record was written in."""
     id: str
-    """Id of the trajectory. For a run made here: 16 hex digits derived from `thread_id`."""
+    """Id of the trajectory: 16 hex digits derived from `thread_id`, unless it was imported."""
     thread_id: str
     """Thread that the graph ran on."""
     run_id: str = ""
-    """Id of the collect, eval or training run that asked for it."""
+    """Id of the collect, eval or training run that the trajectory belongs to."""
     group_id: str = ""
     """Id that rollouts of one task in one step share."""
     sample_index: int = 0
@@ -382,17 +386,15 @@ class Trajectory(Record):
     stop_reason: StopReason | None = None
     """Reason why the run ended (None while it is in progress)."""
     error: str | None = None
-    """Error of a `failed` run. For a run that the context window ended: by how much its prompt was
-    too long.
-    """
+    """Error of a `failed` run, or by how much the prompt was too long for the context window."""
     error_at: str | None = None
     """Place of the error, as `file.py:LINE in function` (None: no error, or an older record)."""
     answer: str | None = None
     """Text of the final message (None without one)."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """Rewards by name, scored by the run that made this trajectory. `correct`, from 0 to 1, is the
-    outcome; `reward` is the weighted sum if a rubric has several parts. Empty until scored. Later
-    scores are a `Scoring`.
+    """Rewards by name, scored by the run that made this trajectory; empty until it is scored.
+    `correct`, from 0 to 1, is the outcome; `reward` is the weighted sum if a rubric has several
+    parts. Later scores are kept as a `Scoring`.
     """
     turns: tuple[Turn, ...] = ()
     """Turns after the first, whose prompt is the task's; empty for a run of one turn."""

@@ -1,6 +1,5 @@
-"""Descriptions of a record in words.
-
-Readable parts of a record: the text of an answer, its thoughts, the code of a tool call.
+"""Descriptions of a record in words, and its readable parts: the text of an answer, its thoughts,
+the code of a tool call.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _FIELDS = (REASONING, "reasoning")
 _BLOCKS = ("thinking", "reasoning", REASONING)
 """Types of content blocks that hold thoughts."""
 _TEXTS = (*_BLOCKS, "summary", "text")
-"""Keys of such a block, or of its parts, that hold the text."""
+"""Keys of a block of thoughts, or of its parts, that hold the text."""
 _OPENED = re.compile(r"\s*<(reason|think)>(.*?)(?:</\1>|\Z)", re.DOTALL)
 _CLOSING = ("</reason>", "</think>")
 
@@ -147,7 +146,7 @@ def parts_of(response: dict[str, Any]) -> SaidParts:
     if (opened := _OPENED.match(text)) is not None:
         return SaidParts(opened[2], text[opened.end() :])
     ends = [(place, tag) for tag in _CLOSING if (place := text.find(tag)) >= 0]
-    if ends and f"<{min(ends)[1][2:]}" not in text[: min(ends)[0]]:  # the template has opened it
+    if ends and f"<{min(ends)[1][2:]}" not in text[: min(ends)[0]]:  # the template opened the block
         place, tag = min(ends)
         return SaidParts(text[:place], text[place + len(tag) :])
     return SaidParts(None, text)
@@ -195,8 +194,8 @@ def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
         or "not verified",
     )
     inherited = len(trajectory.calls) - len(trajectory.own_calls)
-    before = f", after {inherited} model of the run it was forked from" if inherited else ""
-    failed = f", {len(trajectory.failed_calls)} model failed" if trajectory.failed_calls else ""
+    before = f", after {inherited} model of the run that it was forked from" if inherited else ""
+    failed = f", {len(trajectory.failed_calls)} failed model" if trajectory.failed_calls else ""
     yield (
         "calls",
         f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{failed}{before}",
@@ -302,7 +301,7 @@ def penalty_lines(overlay: Overlay) -> Iterator[str]:
     """Penalties by role, one line each; empty if they are not counted by role."""
     for role, penalty in (overlay.penalty_by_role or {}).items():
         total = penalty.failed + penalty.effective
-        counted = f"{penalty.failed} of {total} tool calls that count failed"
+        counted = f"{penalty.failed} of {total} counted tool calls failed"
         error = "no tools" if penalty.error is None else f"p_err {penalty.error:.3f} ({counted})"
         form = "" if penalty.format is None else f", p_format {penalty.format:.3f}"
         yield f"{role}: {error}{form}"

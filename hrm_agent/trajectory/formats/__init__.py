@@ -2,10 +2,10 @@
 
 Two formats hold whole trajectories and are read back as equal ones: `jsonl`, one trajectory a line
 as published, and `parquet`, for many. The others belong to other programs. `trl` and `verifiers`
-carry tokens, masks, log-probs and rewards, which a trainer needs, and are read back as
-that. `atif` carries everything except the messages from which tokens were rendered, and is also
-read from other agents. `chat` carries messages only, `verl` tasks and `otel` spans; none of them is
-read back. Logs of `inspect` are only read. docs/formats.md lists what each format keeps.
+carry tokens, masks, log-probs and rewards, which a trainer needs, and only these are read back.
+`atif` carries everything except the messages from which tokens were rendered; documents of other
+agents are read, too. `chat` carries messages only, `verl` tasks and `otel` spans; these three are
+not read back. Logs of `inspect` are only read. docs/formats.md lists what each format keeps.
 
 A file appears under its name only when it is complete. Trajectories are read and written one at a
 time.
@@ -67,8 +67,8 @@ class Format:
     back: str
     """Description of what is read back."""
     rows: Callable[[RequestHints, float | None, Collection[str]], RowMaker] | None = None
-    """Row maker for known request data, a least reward and the wanted roles (None: the format is
-    not written, or by `write`).
+    """Function that makes a row maker from known request data, a least reward and the wanted roles
+    (None: `write` is used, or the format cannot be written).
     """
     write: Callable[[Iterable[Trajectory], Path, RequestHints], Report] | None = None
     """Writer for files that are not a JSON object a line."""
@@ -123,8 +123,8 @@ FORMATS: dict[str, Format] = {
     ),
     "atif": Format(
         "one document of ATIF 1.8: steps with messages, tool calls, results and metrics",
-        "of own documents the trajectory, without the messages that tokens hold; of another agent's"
-        " a run: messages, tool calls, tokens, usage and rewards",
+        "of own documents the trajectory, without the messages that tokens hold; of a document of"
+        " another agent a run: messages, tool calls, tokens, usage and rewards",
         rows=lambda known, least, roles: atif_rows(known),
         read=read_atif,
         keys=frozenset({"schema_version", "steps"}),
@@ -164,15 +164,16 @@ def export_to(
 ) -> Report:
     """Write a file in the format `name`.
 
-    `least_reward`, `roles`: only conversations of runs with at least this reward, and of these
-    roles (`chat`).
+    `least_reward`, `roles` (only for `chat`): write only conversations of these roles, from runs
+    with at least this reward.
     """
     found, known = FORMATS[format_of(path, name)], known or RequestHints()
     if found.write is not None:
         return found.write(trajectories, path, known)
     if found.rows is None:
         raise ConfigError(
-            f"{name} is read only.", "`hrm-agent import` takes such files; jsonl holds whole runs."
+            f"The format {name} can be read, but not written.",
+            "Export to jsonl, which holds whole runs.",
         )
     return write_rows(trajectories, path, found.rows(known, least_reward, roles))
 
@@ -196,14 +197,16 @@ def import_from(
 
 
 def format_of(path: Path, name: str | None) -> str:
-    """Name of the format: `name`, else by the suffix of `path`. Raises `ConfigError` if there is
-    none.
+    """Name of a format: `name`, else the suffix of `path`. Raises `ConfigError` if no format has
+    this name.
     """
     wanted = name or path.suffix.removeprefix(".")
     if wanted in FORMATS:
         return wanted
     if name is None:
-        raise ConfigError(f"{path} names no format.", f"Add --format {', '.join(FORMATS)}.")
+        raise ConfigError(
+            f"The suffix of {path} names no format.", f"Add --format {', '.join(FORMATS)}."
+        )
     raise ConfigError(
         f"There is no format {name!r}.",
         nearest(name, FORMATS) or f"There are {', '.join(FORMATS)}.",

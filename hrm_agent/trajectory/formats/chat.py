@@ -11,11 +11,12 @@ arguments as an object, as templates write them. An answer with a call that coul
 no such form, so that its conversation is left out. Everything left out is counted with its reason.
 Thoughts of an answer are its `reasoning_content`.
 
-Each answer is learned once, and by the role that gave it. If conversations fork, the template broke
-one in two, or a run was forked off another, an answer that another row teaches carries `"weight":
-0` and is context. So does an answer that no recorded call of this role gave, or gave with these
-tools, and an answer that was cut off at its token limit, which would be learned as a whole one.
-`hrm-agent train sft` respects the weight; a trainer that ignores it counts these answers again.
+Each answer is learned once, and by the role that gave it. All other answers of a row carry
+`"weight": 0` and are context only. They are answers that another row teaches (after a fork of a
+conversation or of a run, or after the template broke a conversation in two), answers that no
+recorded call of this role gave with these tools, and answers that were cut off at their token
+limit, since such an answer would be learned as a complete one. `hrm-agent train sft` respects the
+weight; a trainer that ignores it counts these answers again.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _Given = tuple[str, str, str]
 def chat_rows(
     known: RequestHints, *, least_reward: float | None = None, roles: Collection[str] = ()
 ) -> RowMaker:
-    """Row maker for the conversations of completed runs, with at least this reward and of these
-    roles if given.
+    """Row maker for the conversations of completed runs. `least_reward`, `roles`: only runs with at
+    least this reward, and only conversations of these roles.
     """
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
@@ -106,11 +107,11 @@ def _row(
     if any(
         isinstance(message, AIMessage) and message.invalid_tool_calls for message in one.messages
     ):
-        return Skipped("a call in it could not be decoded")
+        return Skipped("a tool call of the conversation could not be decoded")
     try:
         tools = [convert_to_openai_tool(tool) for tool in one.tools]
     except (ValueError, TypeError, KeyError):
-        return Skipped("a tool that was offered is the provider's own, and has no form of OpenAI's")
+        return Skipped("an offered tool is the provider's own and has no form in OpenAI's API")
     messages = [chat_message(message) for message in one.messages]
     for i in _answers(one.messages):
         if _given(call, context_hash(one.messages[: i + 1])) not in fresh:

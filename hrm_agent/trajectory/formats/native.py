@@ -1,8 +1,7 @@
 """Formats of whole trajectories, JSON lines and Parquet: writers, readers, and checks on reading.
 
-In Parquet, columns to filter by are beside the record. Tokens are stored as bytes, since a list of
-numbers costs a multiple in any other column type. Log-probs are 32-bit numbers there, as in the
-store.
+A Parquet row has columns to filter by beside the record. Tokens are stored as bytes, since lists of
+numbers take several times the space. Log-probs are 32-bit numbers in Parquet, as in the store.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ __all__ = ["COLUMNS", "pyarrow", "read_jsonl", "read_parquet", "write_jsonl", "w
 COLUMNS: dict[str, str] = {
     "schema_version": "int64; version of the format that `record` is in",
     "id": "string; id of the trajectory",
-    "run_id": "string; the run that asked for it",
+    "run_id": "string; id of the run that the trajectory belongs to",
     "group_id": "string; shared by the rollouts of one task in one step",
     "task_id": "string; id of the task within its family",
     "task_family": "string; name of the family",
     "graph": "string; the graph, as the user named it",
     "policy": "string; the policy, as the user named it",
-    "policy_version": "int64; optimiser steps behind its weights at the start of the run",
+    "policy_version": "int64; updates behind the policy's weights at the start of the run",
     "status": "string; see RunStatus",
     "stop_reason": "string or null; see StopReason",
     "reward": "double or null; the reward `correct`, null if it was not verified",

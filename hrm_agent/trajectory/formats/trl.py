@@ -1,18 +1,20 @@
-"""Rollouts of TRL: the rows of what a `rollout_func` of `GRPOTrainer` returns.
+"""Rollouts for TRL, in the columns that a `rollout_func` of `GRPOTrainer` returns.
 
 `prompt_ids` is the beginning of a conversation, `completion_ids` everything after it. `env_mask` is
-1 on the tokens that the policy sampled and is to learn; `logprobs` is aligned with the completion.
-Every other key is passed to TRL's reward functions. There is one row for each path of the message
-forest that has something to learn, cut after the last such token. A trajectory of several paths
-gives several rows with one `trajectory_id`, and each token is learned in one of them. Inherited
-calls of a fork, and untrainable ones, are context. TRL's trainer has one temperature, so that calls
-of a path with several temperatures are learned in a row for each; `temperature` and `logprob_kind`
+1 on tokens that the policy sampled and that are to be learned; `logprobs` is aligned with the
+completion. Every other key is passed to TRL's reward functions. There is one row for each path of
+the message forest that has tokens to learn, cut after the last of these tokens. A trajectory of
+several paths gives several rows with one `trajectory_id`, and each token is learned in one of them.
+Inherited calls of a fork, and untrainable ones, are context. TRL's trainer has one temperature, so
+that a path with calls of several temperatures gives a row for each temperature; `temperature` and
+`logprob_kind` describe a row.
 describe a row.
 
     from hrm_agent.trajectory.formats.trl import rollout_columns
 
     rollouts = rollout_columns(Path("rollouts.jsonl"))
-    GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward, **_: reward)
+    GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward,
+    **_: reward)
 
 On import, the tokens, masks and log-probs are a trajectory that can be trained on. Rollouts do not
 contain the rest of the run (messages, tool calls, times).
@@ -110,8 +112,8 @@ def read_trl(path: Path, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _id(row: Row) -> str:
-    """Id of a row's trajectory: the one it names, else a hash of its content, equal on each
-    import.
+    """Id of a row's trajectory: the id that the row names, else a hash of the row, which is equal
+    on each import.
     """
     return str(row.get("trajectory_id") or content_hash("trl", row))
 

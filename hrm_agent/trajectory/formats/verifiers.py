@@ -2,11 +2,11 @@
 messages.
 
 A trace is close to a message forest: its nodes are messages, each with the tokens that it adds to
-its parent. The tokens added by a call of ours are on the node of its answer, prompt tokens before
-completion tokens. Nodes of messages between two answers have none: the record does not contain
-where one of them ends, and along a path the tokens are the same. Conversations with a common
-beginning share its nodes, if these have no tokens. Messages that cannot be proved (see `messages`)
-have no node; calls without their messages or tools are counted.
+its parent. All tokens that a recorded call adds, prompt tokens before completion tokens, are on the
+node of its answer. Nodes of messages between two answers have no tokens, since the record does not
+tell where each message ends; the tokens along a path are complete all the same. Conversations with
+a common beginning share those of its nodes that have no tokens. Messages that cannot be proved (see
+`messages`) have no node; calls without their messages or tools are counted.
 
 Tokens, masks, log-probs, rewards and times survive a round trip. Tool outcomes, graph identities
 and seeds do not, as a trace has no place for them. `mask` is on for tokens sampled by this run's
@@ -194,7 +194,7 @@ def _graph(
                 value for value, sampled in zip(call.logprobs, mask, strict=True) if sampled
             ],
         }
-        if not call.token_ids:  # tokens are those of the whole path to their node
+        if not call.token_ids:  # a node with tokens belongs to one path
             shared.setdefault(_key(row), len(nodes))
         nodes.append(row)
         answered[call.id] = len(nodes) - 1, messages
@@ -281,7 +281,7 @@ def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
         name: reward for name, reward in (row.get("rewards") or {}).items() if reward is not None
     }
     rewards = {name: float(reward["score"]) for name, reward in scores.items()}
-    if scores:  # under `correct` the weighted sum that verifiers trains on
+    if scores:  # `correct` is the weighted sum, on which verifiers trains
         rewards["correct"] = float(
             sum(reward["score"] * reward.get("weight", 1.0) for reward in scores.values())
         )
@@ -325,7 +325,7 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
         ),
         sampling=Sampling.model_validate(sampling),
         untrainable=(
-            f"{changed[0]} {said[changed[0]]} changed what was sampled from" if changed else None
+            f"{changed[0]} {said[changed[0]]} changed the sampled distribution" if changed else None
         ),
         response=_ai_message(node["message"]).model_dump(mode="json"),
         finish_reason=(

@@ -1,12 +1,13 @@
 """Tasks of runs for verl's trainer: a Parquet file of prompts, each with its reference answer.
 
 A row is a task, not a run: verl samples its own answers, so that several runs of one task give one
-row. `prompt` is the task as the user's turn, after the system turn if the first model call is
-proved to have had just these two. A task without a reference answer cannot be checked and is left
-out.
+row. `prompt` is the task as the user's turn. The system turn comes before it if it is proved that
+the first model call was sent just these two turns. A task without a reference answer cannot be
+checked and is left out.
 
-`data_source` names the family, by which a custom `compute_score` distinguishes tasks; verl's own
-knows only its own names. `ability` is the task's `metadata["ability"]`, else `agent`;
+`data_source` names the family, by which a custom `compute_score` distinguishes tasks; verl's
+built-in function knows only the data sets of verl. `ability` is the task's
+`metadata["ability"]`, else `agent`;
 `extra_info.split` is `metadata["split"]`, else `train`. Runs are not read back: such files contain
 no tokens, answers of runs or rewards.
 """
@@ -36,7 +37,7 @@ _ROWS_PER_GROUP = 1024
 
 
 def write_verl(trajectories: Iterable[Trajectory], path: Path, known: RequestHints) -> Report:
-    """Write one task a row. Without a row no file is written. Raises `StoreError` without
+    """Write one task a row. If there is no row, no file is written. Raises `StoreError` without
     pyarrow.
     """
     pa, parquet = pyarrow()

@@ -90,4 +90,4 @@ def test_what_cannot_be_read_is_told_in_one_paragraph(
 def test_a_format_that_is_read_only(hrm: Command) -> None:
     hrm("import", str(LOG), "--store", "new.db")
     done = hrm("export", "new.db", "--format", "inspect", "--out", "x.eval")
-    assert (done.code, "inspect is read only" in done.err) == (2, True)
+    assert (done.code, "inspect can be read, but not written" in done.err) == (2, True)

@@ -257,7 +257,7 @@ def test_show_prints_what_a_training_credited_to_each_call(store: str, hrm: Comm
     assert lines[-3:] == [
         "step 1 of run-1: kept, advantage +0.500: one of 2 of 3 positives",
         "  plan: no tools",
-        "  solve: p_err 0.250 (1 of 4 tool calls that count failed), p_format 0.000",
+        "  solve: p_err 0.250 (1 of 4 counted tool calls failed), p_format 0.000",
     ]
     (found,) = hrm("show", "trajectory-1", "--store", store, "--json").json["overlays"]
     assert Overlay.model_validate(found) == credited

@@ -291,7 +291,7 @@ def test_a_call_that_could_not_be_decoded_is_not_taught(tmp_path: Path) -> None:
     )
     rows, report = export(tmp_path, run(said("a", [ASKED], bad, asked=[ASKED])))
     assert rows == []
-    assert report.left_out == {"a call in it could not be decoded": 1}
+    assert report.left_out == {"a tool call of the conversation could not be decoded": 1}
 
 
 TEXT: dict[str, Any] = {
@@ -361,7 +361,7 @@ def test_a_tool_that_is_the_providers_own_has_no_row(tmp_path: Path) -> None:
     call = by("solver", [ASKED], ANSWER, tools=({"odd": 1},), tools_hash="x")
     rows, report = export(tmp_path, run(call))
     assert rows == [] and report.left_out == {
-        "a tool that was offered is the provider's own, and has no form of OpenAI's": 1
+        "an offered tool is the provider's own and has no form in OpenAI's API": 1
     }
 
 

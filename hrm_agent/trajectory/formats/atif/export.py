@@ -5,11 +5,12 @@ its tool calls and their results; system and user turns are separate steps. `pro
 the whole prompt, so that a file grows with the square of a conversation's length.
 
 Steps are read as one conversation in order. A run with several conversations (parallel solvers, a
-planner and its critic, two samples of one request) has each of them in `subagent_trajectories`. Its
-own steps are the task and, for each conversation, a step without a model call (`llm_call_count` 0)
-that refers to it. In a single list of steps, programs that make training data of ATIF would take
-one solver's answers as the prompt of another. `extra.node` names the node of a graph. Parts that a
-conversation shares with an earlier one, or a fork with its origin, are marked `is_copied_context`.
+planner and its critic, two samples of one request) has each of them in `subagent_trajectories`. The
+steps of the run itself are then its task and, for each conversation, a step without a model call
+(`llm_call_count` 0) that refers to the conversation. If all steps were in one list, programs that
+make training data from ATIF would take one solver's answers as part of another solver's prompt.
+`extra.node` names the node of a graph. Parts that a conversation shares with an earlier one, or a
+fork with its origin, are marked `is_copied_context`.
 
 ATIF has no field for rewards, status, task and masks. `extra.reward` and `extra.rewards` are for
 every reader; `extra.hrm_agent` holds what restores the trajectory: identities, links, sampling,
@@ -90,8 +91,8 @@ class _Document:
             )
         if unproved := sum(not line.proved for line in found):
             notes.append(
-                f"Of {unproved} conversations the messages that were sent are not on record: answers"
-                " stand alone."
+                f"The messages that were sent in {unproved} conversations are not on record, so"
+                " that only the answers are shown."
             )
         return _filled(
             {
@@ -165,8 +166,8 @@ class _Document:
                 case SystemMessage():
                     steps.append({"source": "system", "message": parts_of(message)})
                 case _:
-                    # Step for a turn of neither the system nor the model. ATIF has three sources;
-                    # a custom role is named in `extra`
+                    # Turn of neither the system nor the model. ATIF has no source for a custom
+                    # role, so that `extra` names the role.
                     step: Row = {"source": "user", "message": parts_of(message)}
                     steps.append(
                         step
@@ -228,8 +229,8 @@ class _Document:
         self._add(step, message.tool_call_id if named else None, content, record)
 
     def _add_recorded(self, steps: list[Row]) -> None:
-        """Add the results that no message of the conversation shows: of its last answer, or if it
-        is not proved.
+        """Add the results that no message of the conversation shows: those of its last answer, or
+        all of them if the conversation is not proved.
         """
         if not steps or steps[-1]["source"] != "agent" or "observation" in steps[-1]:
             return
@@ -253,8 +254,8 @@ class _Document:
 
 
 def _is_of(record: ToolCall, named: Mapping[str, Any] | None) -> bool:
-    """True for a record of the call as the model made it. A call that could not be decoded has only
-    its id.
+    """True if `record` belongs to the call `named` as the model made it. A call that could not be
+    decoded is None here, since only its id is known.
     """
     return named is None or (record.name, record.arguments) == (
         named["function_name"],
@@ -290,8 +291,8 @@ def _seen(call: Call, trajectory: Trajectory) -> tuple[int, ...]:
 
 
 def _totals(trajectory: Trajectory, steps: int) -> Row:
-    """Sums over this run's own calls. A value that is not known for all of them is left out, since
-    its sum would be too small.
+    """Sums over this run's own calls. A value that is unknown for any of these calls is left out,
+    since its sum would be too small.
     """
     found = [asdict(_usage(call, trajectory)) for call in trajectory.own_calls]
     totals: Row = {"total_steps": steps}

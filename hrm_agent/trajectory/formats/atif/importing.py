@@ -61,7 +61,7 @@ _MOST_NESTED = 8
 
 
 def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
-    """Trajectories of a file of one document, or of one a line."""
+    """Trajectories of a file that holds one document, or one document a line."""
     try:
         from atif import Trajectory as Document
     except ImportError as error:
@@ -245,8 +245,8 @@ def _add_results(run: ForeignRun, step: atif.Step, node: str, moment: float, tas
         call = asked.pop(result.source_call_id or "", None)
         if call is not None:
             run.say(ToolMessage(text, name=call.function_name, tool_call_id=call.tool_call_id))
-            # Outcome of a tool call. ATIF has no field for it: `ok`, unless the result's `extra`
-            # names another one.
+            # ATIF has no field for the outcome of a tool call. It is `ok`, unless the result's
+            # `extra` names another outcome.
             extra = result.extra or {}
             told = extra.get("status")
             if isinstance(told, str) and told in {status.value for status in ToolStatus}:
@@ -316,7 +316,7 @@ def own_trajectory(document: atif.Trajectory, place: str) -> Trajectory:
     if problems := lint(trajectory):
         raise StoreError(
             f"{place} is not a valid trajectory: {problems[0].name}: {problems[0].message}.",
-            f"Export it again; without `extra.{OURS}` it is read as a run of another agent.",
+            f"Export it again, or remove `extra.{OURS}` to read it as another agent's run.",
         )
     return trajectory
 
@@ -380,7 +380,7 @@ class _Reading:
         self.calls[index] = call
 
     def _tokens(self, step: atif.Step, facts: Row, at: str) -> Row:
-        """Tokens that the call adds to the one it extends."""
+        """Tokens that the call adds to those of the call that it extends."""
         metrics = step.metrics
         if (
             metrics is None
@@ -394,7 +394,7 @@ class _Reading:
             refused(
                 self.place,
                 f"{at}.metrics.prompt_token_ids",
-                "they do not begin with the call that they extend",
+                "they do not begin with the tokens of the call that this call extends",
             )
         inserted = prompt[len(before) :]
         self.seen[str(facts.get("id"))] = (*prompt, *sampled)
@@ -426,7 +426,7 @@ class _Reading:
     def _index(self, ours: Row, taken: dict[int, Any], at: str) -> int:
         index = ours.get("index")
         if not isinstance(index, int) or isinstance(index, bool) or index in taken:
-            refused(self.place, at, f"{index!r} is no place in the trajectory, or is taken")
+            refused(self.place, at, f"{index!r} is not an index, or another call has this index")
         return index
 
 

@@ -1,5 +1,5 @@
-"""Parts shared by the ATIF writer and reader: content, and the part of an answer without a
-field.
+"""Parts shared by the ATIF writer and reader: content, and the data of an answer for which ATIF has
+no field.
 """
 
 from __future__ import annotations

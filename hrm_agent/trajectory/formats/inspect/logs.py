@@ -2,15 +2,15 @@
 
 Both forms, the `.eval` archive and the JSON file, are read by `inspect_ai.log`. Model calls come
 from the sample's events, with exactly the messages and tools of each request; calls made by a
-scorer do not belong to the run. A log without events gives its answers from the conversation at the
-end, where the messages before an answer are taken as its request. Such logs contain no token ids,
-so that they cannot be trained on by tokens; their conversations can be exported and fine-tuned on.
+scorer do not belong to the run. If a log has no events, the answers are taken from the conversation
+at its end, and the messages before an answer count as its request. No log contains token ids, so
+that a run cannot be trained on by tokens; its conversations can be exported and fine-tuned on.
 
-Scores are rewards by the scorer's name, or by `scorer/value` for a score with several values. C and
-I are 1 and 0, P is 0.5 and N, no answer, 0; words and truth values are read as in inspect; numbers
-must be from 0 to 1. NaN means unscored and gives no reward, nor does a number outside. All scores
-are kept in `task.metadata["inspect"]["scores"]`. The score of a single scorer with one value is
-also `correct`. Runs of one sample are a group, in which the epoch, counted from 0, is
+Scores are rewards by the scorer's name, or by `scorer/value` for a score with several values. The
+value C is 1, I is 0, P is 0.5 and N (no answer) is 0. Words and truth values are read as in
+inspect. NaN, which means unscored, and a number outside of 0 to 1 give no reward. All scores are
+kept in `task.metadata["inspect"]["scores"]`. The score of a single scorer with one value is also
+`correct`. Runs of one sample are a group, in which the epoch, counted from 0, is
 `sample_index`.
 """
 
@@ -73,7 +73,7 @@ _LIMITS = {
     "turn": StopReason.MAX_TURNS,
     "working": StopReason.MAX_SECONDS,
 }
-"""Limit in inspect -> stop reason. Any other limit counts as one of calls."""
+"""Limit in inspect -> stop reason. Any other limit counts as a limit on calls."""
 _STATUS = {
     "approval": ToolStatus.DENIED,
     "cancelled": ToolStatus.INFRASTRUCTURE,
@@ -90,7 +90,7 @@ _STATUS = {
 
 
 class _Part(BaseModel):
-    """Range of numbers that inspect reads whatever their value."""
+    """Base of the checks of numbers, since inspect accepts numbers of any value."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -143,7 +143,8 @@ def read_inspect(path: Path, origin: Origin) -> Iterator[Trajectory]:
                 }
             elif (value := _reward(given.value)) is not None:
                 rewards[scorer] = value
-        # one score with one value, whatever the value, so that runs of one sample all have `correct`
+        # If there is one score, and it has one value, it is also `correct`, so that all runs of a
+        # sample have this reward.
         values = [score.value for score in (sample.scores or {}).values()]
         if rewards and len(values) == 1 and not isinstance(values[0], Mapping):
             rewards["correct"] = next(iter(rewards.values()))
@@ -186,7 +187,7 @@ def read_inspect(path: Path, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _read(path: Path) -> EvalLog:
-    """Log, whose numbers may be out of range."""
+    """Read a log. Its numbers may be out of range."""
     try:
         from inspect_ai import log
     except ImportError as error:
@@ -200,8 +201,8 @@ def _read(path: Path) -> EvalLog:
             _check_archive(path)
         elif path.stat().st_size > MOST_BYTES:
             refused(str(path), "", f"it is larger than {MOST_BYTES // 2**20} MiB")
-        # Open, so that the library reads the members that were checked: by its path it would read
-        # an archive in its own way.
+        # The library gets an open file, so that it reads the members that were checked. Given a
+        # path, it would read the archive in another way.
         with path.open("rb") as file:
             return log.read_eval_log(file, resolve_attachments="core", format=form)
     except StoreError:
@@ -224,9 +225,10 @@ def _check_archive(path: Path) -> None:
             refused(str(path), "", f"the archive has more than {_MOST_MEMBERS:,} members")
         for info in members:
             place, size = f"{path}: {info.filename[:200]}", 0
-            info.file_size = sys.maxsize  # `read` stops there
+            info.file_size = sys.maxsize  # so that `read` ignores the declared size
             with archive.open(info) as member:
-                # little at a time: of zstandard, all that is read is unpacked, up to 32,768 times
+                # Read little at a time, since zstandard unpacks all that it is given, to up to
+                # 32,768 times the size.
                 while chunk := member.read(4096):
                     size += len(chunk)
                     if size > MOST_BYTES:
@@ -260,7 +262,7 @@ def _end(sample: EvalSample) -> dict[str, Any]:
 
 
 def _reward(value: Any) -> float | None:
-    """Score as a number from 0 to 1 (None if unscored, or no such number)."""
+    """Score as a number from 0 to 1 (None if unscored, or outside of this range)."""
     if isinstance(value, str):
         word = value if len(value) == 1 else value.lower()
         try:
@@ -305,7 +307,7 @@ def seconds(moment: datetime | str) -> float:
 
 def _of_the_run(sample: EvalSample) -> Iterator[tuple[int, ModelEvent | ToolEvent, str]]:
     """Model and tool events as (index in the log, event, name of their solver or agent), without
-    those of scorers.
+    the events of scorers.
     """
     spans: dict[str | None, list[tuple[str | None, str]]] = {}
     steps: list[tuple[str | None, str]] = []

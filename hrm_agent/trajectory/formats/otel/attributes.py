@@ -1,5 +1,5 @@
-"""Attributes of spans: names of OpenTelemetry's conventions for generative AI (1.41, `gen_ai.*`),
-and own names.
+"""Attributes of spans, with names of OpenTelemetry's conventions for generative AI (1.41,
+`gen_ai.*`), and with names of hrm-agent for other values.
 
 Messages, arguments and results are separate from the rest, since they are exported only on request.
 """
@@ -38,7 +38,7 @@ Attributes = dict[str, str | bool | int | float | list[str]]
 """Attributes with values of the kinds that every backend accepts."""
 
 OURS = "hrm_agent"
-"""Prefix of names for what the conventions lack."""
+"""Prefix of the names of values for which the conventions have no name."""
 _PROVIDERS = {
     "anthropic": "anthropic",
     "azure_openai": "azure.ai.openai",
@@ -55,9 +55,9 @@ _PROVIDERS = {
     "perplexity": "perplexity",
     "xai": "x_ai",
 }
-"""Provider in a model string -> its name in the conventions. Other providers keep their own."""
+"""Provider in a model string -> its name in the conventions. Other providers keep their names."""
 _OWN_ENGINES = ("", "builtin", "hf")
-"""Schemes of weights that are loaded here."""
+"""Schemes of models whose weights are loaded into this process."""
 
 
 def root_attributes(
@@ -141,8 +141,8 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
 
 
 def requested_model(call: Call) -> str:
-    """Model name as the provider has it, by which viewers know prices. The provider is a separate
-    attribute.
+    """Model name as the provider spells it: viewers find the price by it. The provider is a
+    separate attribute.
     """
     scheme, _, name = call.model.partition(":")
     return name if name and scheme in _PROVIDERS else call.model

@@ -1,6 +1,6 @@
 """OpenTelemetry spans as a file: OTLP in its JSON form, one trajectory a line.
 
-A collector's file receiver reads it, and `curl` can post a line of it to `/v1/traces`.
+A collector's file receiver reads the file, and `curl` can post a line to `/v1/traces`.
 `hrm_agent.trajectory.formats.otel.spans` describes the spans of a run and their ids. Messages,
 arguments and results are included only on request (`--otel-content`). Runs in progress have no end
 and are left out.
@@ -51,7 +51,7 @@ def no_spans(trajectory: Trajectory) -> Skipped | None:
 
 def nanoseconds(seconds: float) -> int:
     """Unix time in nanoseconds, as in spans."""
-    return round(seconds * 1_000_000) * 1000  # a float has no more than microseconds
+    return round(seconds * 1_000_000) * 1000  # a float of today's time is exact to a microsecond
 
 
 def _line(spans: list[TraceSpan]) -> Row:

@@ -1,15 +1,16 @@
-"""Spans of a trajectory by OpenTelemetry's conventions for generative AI. None of its packages are
-needed.
+"""Spans of a trajectory by OpenTelemetry's conventions for generative AI. No package of
+OpenTelemetry is needed.
 
 The record is the source: times are those on record, and ids are derived from the run's thread, its
 start and its calls, so that a run exported twice has the same ids. One trajectory is one trace. Its
-root is `invoke_agent GRAPH`, one for each turn of a conversation. Below it is a span for each task
-of the graph, named by its node and nested as subgraphs are. It contains the model calls (`chat
-MODEL`) and tool calls (`execute_tool NAME`) of the task. Inherited calls of a fork are in the trace
-of its origin.
+roots are named `invoke_agent GRAPH`, one for each turn of a conversation. Below a root is a span
+for each task of the graph, named by its node and nested as subgraphs are. A task's span contains
+the model calls (`chat MODEL`) and tool calls (`execute_tool NAME`) of the task. Inherited calls of
+a fork are in the trace of its origin.
 
 A task's span reaches from the start of its first call to the end of its last, since a record has no
-other times of it. The root has no token counts, which viewers would add to those of its calls.
+other times of a task. A root has no token counts, since viewers would add them to those of its
+calls.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class TraceSpan:
 
 
 def trace_id_of(trajectory: Trajectory) -> str:
-    """Trace id. It includes the start, since runs in several stores may have threads of one
-    name.
+    """Trace id. The run's start is a part of it, since runs in several stores may have threads of
+    one name.
     """
     return content_hash("trace", trajectory.thread_id, trajectory.started_at)
 
@@ -76,9 +77,9 @@ def spans_of(
 ) -> list[TraceSpan]:
     """Spans of a trajectory that has ended, roots first.
 
-    `overlay`: judgement by a training run. `content`: include messages, arguments and results, with
-    these hints for what the record lacks. `newest_turn`: only the spans of the conversation's last
-    turn.
+    `overlay`: judgement by a training run. `content`: include messages, arguments and results;
+    these hints supply what the record lacks. `newest_turn`: only the spans of the conversation's
+    last turn.
     """
     trace = _Trace(trajectory, content)
     roots = [trace.root(turn, overlay) for turn in range(len(trajectory.turns) + 1)]
@@ -124,7 +125,7 @@ class _Trace:
             span.attributes |= turn_content(self._run.prompts[turn], end.answer)
         if end.status is RunStatus.FAILED:
             span.error = "failed"
-            # "KeyError: 'x'": the rest may contain task data
+            # Of "KeyError: 'x'" only the class is taken, since the rest may contain task data.
             said = (end.error or "").partition(":")[0]
             span.attributes["error.type"] = said if said.isidentifier() else "_OTHER"
         return span

@@ -26,10 +26,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def documents(path: Path, *, nan: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """JSON objects of a file as (place, object): one over several lines, or one a line.
+    """JSON objects of a file as (place, object): one object over several lines, or one object a
+    line.
 
-    `nan` as for `parsed`. Raises `StoreError` for any other value, and for a document that is too
-    large or too deep.
+    `nan`: accept NaN and infinities. Raises `StoreError` for any other value, and for a document
+    that is too large or too deep.
     """
     try:
         with path.open("rb") as file:
@@ -78,7 +79,7 @@ def refused_field(error: ValidationError, place: str, at: str = "") -> NoReturn:
     document.
     """
     first = error.errors(include_url=False)[0]
-    # Names of a document may be long.
+    # Names in a document may be long, so that each is cut.
     for part in first["loc"]:
         at += f"[{part}]" if isinstance(part, int) else f".{part[:80]}" if at else part[:80]
     refused(place, at, first["msg"].removeprefix("Value error, "))
@@ -129,7 +130,7 @@ def _checked(value: Any, place: str) -> Any:
                 refused(
                     place,
                     "",
-                    f"a text holds half a character, {found[0]!r} at {found.start()} of"
+                    f"a text contains the lone surrogate {found[0]!r} at {found.start()} of"
                     f" {one[:40]!r}",
                 )
         level = inner

@@ -4,9 +4,9 @@ Programs without graphs read messages in order. Parallel solvers, a planner and 
 samples of one request have no common order. So each of them is a separate line, with the parts that
 it shares with another line repeated.
 
-A call continues another one if it was sent that one's whole conversation. If the messages are not
-proved (see `messages`), the call's own links decide: the call whose tokens it extends, or would
-have extended if the template had not broken.
+A call continues an earlier call if its request begins with the earlier call's whole conversation.
+If the messages are not proved (see `messages`), the call's own links decide: the call whose tokens
+it extends, or would have extended if the template had not broken them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Line:
 
 def lines(trajectory: Trajectory, known: RequestHints) -> list[Line]:
     """Lines of a run, in the order in which their last calls finished. Every call is in at least
-    one.
+    one line.
     """
     found = {call.id: _found(call, trajectory, known) for call in trajectory.calls}
     before = _before(trajectory, found)
@@ -60,8 +60,8 @@ def lines(trajectory: Trajectory, known: RequestHints) -> list[Line]:
 
 
 def _found(call: Call, trajectory: Trajectory, known: RequestHints) -> ConversationOfCall | None:
-    """Proved conversation of a call (None if it is not proved). Tools may be unknown, since
-    messages are hashed separately.
+    """Proved conversation of a call (None if it is not proved). The tools may be unknown, since
+    messages are hashed separately from tools.
     """
     found = conversation_of(call, trajectory, known)
     if found == NO_TOOLS:
@@ -95,8 +95,8 @@ def _before(trajectory: Trajectory, found: dict[str, ConversationOfCall | None])
 def _said_before(
     call: Call, proved: ConversationOfCall, by_hash: dict[str, list[Call]]
 ) -> list[Call]:
-    """Calls whose conversation is the longest beginning of this one: first the call whose tokens it
-    extends, then the newest.
+    """Calls whose conversation is the longest beginning of this call's conversation: first the call
+    whose tokens it extends, then the newest.
     """
     for end in range(len(proved.messages) - 1, 0, -1):
         before = proved.messages[:end]

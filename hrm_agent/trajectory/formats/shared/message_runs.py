@@ -2,8 +2,8 @@
 before it.
 
 The messages in order are taken as the request of each call, and its hashes are made from them, so
-that conversations can be exported and compared like those of own runs. Missing data is not made up:
-a call without exact tokens is not trainable, and gives the reason.
+that conversations can be exported and compared like those of hrm-agent's runs. Missing data is not
+made up: a call without exact tokens is not trainable, and gives the reason.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ NO_PROMPT_TOKENS = "the file gives no token ids of the prompt"
 _COMPARED = 64
 """Maximum number of earlier calls whose tokens a prompt is compared with, newest first."""
 MOST_SENT = 2**20
-"""Maximum number of messages sent by the calls of one run, counted again for each call. It fits a
-run of 1,000 steps with an answer and a result each. A short file can name the same messages again
-and again.
+"""Maximum number of messages sent by the calls of one run, where each call counts all messages of
+its request. A run of 1,000 steps with an answer and a result each stays below it. The limit is
+needed, since a short file can name the same messages again and again.
 """
 
 

@@ -1,22 +1,23 @@
 """Messages that a call was sent, found on record and proved by their hash.
 
 Each call has the messages and the tools that it was sent (`Call.request`, `Call.tools`). In records
-of earlier versions, calls of token models have neither, and other calls no tools. But each call
-keeps the hash of its whole conversation (`Call.context_hash`) and of the tools offered
-(`Call.tools_hash`). So they may come from anywhere, if their hash is that of the record: then they
-are what the model saw, up to white space around a message and the ids of tool calls.
+of earlier versions, calls of token models have neither, and other calls have no tools. But each
+call keeps the hash of its whole conversation (`Call.context_hash`) and of the tools offered
+(`Call.tools_hash`). So messages and tools may be taken from any source. If their hash equals the
+recorded one, they are what the model saw, up to white space around a message and the ids of tool
+calls.
 
 Candidates are taken in this order:
 
-1. `Call.request`: the messages themselves, or, for a call that extends another, those that came
-   after it;
+1. `Call.request`: the messages themselves, or, for a call that extends another, the messages after
+that other call;
 2. the `messages` channel of the checkpoint that the call's step started from, if the store is
    available;
 3. the record: the task as the user's turn, then each earlier answer of the conversation with its
    tools' results.
 
-For 2 and 3, the messages are tried without a system turn and with each known one. Messages that
-cannot be proved are not used.
+For 2 and 3, the messages are tried without a system turn and with each known system turn. Messages
+that cannot be proved are not used.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def _candidates(call: Call, trajectory: Trajectory, known: RequestHints) -> Iter
 
 
 def _requested(call: Call, by_id: dict[str, Call]) -> Iterator[Messages]:
-    """Candidates from the request: as the whole of what was sent, then as the addition to the call
-    that this one extends.
+    """Candidates from the request. It is taken as all messages that were sent, then as the messages
+    after the call that this call extends.
     """
     try:
         added: Messages = tuple(_ANY.validate_python(message) for message in call.request or ())

@@ -1,8 +1,8 @@
 """Shared reading and writing of formats with one JSON object a line.
 
-A format is a function from a trajectory to its rows. If something has no form in the format, it
-yields `Skipped` instead of a row, or `Lacks` beside a row without it. So a file never contains a
-guess, and the export reports what is missing and why.
+A format is a function from a trajectory to its rows. If a part of the trajectory has no form in the
+format, the function yields `Skipped` instead of a row, or `Lacks` beside a row without this part.
+So a file never contains a guess, and the export reports what is missing and why.
 
 Trajectories are taken one at a time, so that a store of any size is exported in the memory of its
 largest run.
@@ -82,8 +82,8 @@ def incomplete(trajectory: Trajectory) -> Skipped | None:
 
 
 def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -> Report:
-    """Write the rows of all trajectories, one a line. Without a row no file is written, and an
-    existing one stays.
+    """Write the rows of all trajectories, one a line. If there is no row, no file is written, and
+    an existing file stays.
     """
     report = Report()
     lines = _lines(trajectories, make, report)

@@ -2,10 +2,10 @@
 
 The input is sequences of token ids, with the tokens that a policy sampled and their log-probs. A
 run of inserted tokens and the sampled ones after it are one call, which extends the previous call.
-Sequences with a common beginning share its calls. Missing data is not made up: a call whose
-log-probs are missing, or of an unknown distribution, is context and names the reason
-(`Call.untrainable`). Tokens after the last sampled one are dropped, since no call had them as its
-prompt.
+Sequences with a common beginning share the calls of this beginning. Missing data is not made up: a
+call whose log-probs are missing, or of an unknown distribution, is not trained on, and
+`Call.untrainable` names the reason. Tokens after the last sampled one are dropped, since no call
+had them as its prompt.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Origin:
 
 
 End = tuple[str | None, tuple[int, ...]]
-"""End of a sequence: its last call, and the tokens inserted since."""
+"""End of a sequence: its last call, and the tokens inserted after it."""
 
 
 @dataclass
@@ -88,10 +88,10 @@ class Assembly:
         kind: LogprobKind,
         **facts: Any,
     ) -> End:
-        """Extend `parent` and the tokens inserted since. `mask` and `logprobs` are aligned with
-        `token_ids`.
+        """Add the calls of a sequence that continues `parent` and the tokens `inserted` after it.
 
-        `facts`: fields of each call that this adds.
+        `mask` and `logprobs` are aligned with `token_ids`. `facts`: other fields of each added
+        call.
         """
         waiting = list(inserted)
         for start, end in _runs(mask):
@@ -168,7 +168,7 @@ class Assembly:
         if found:
             raise StoreError(
                 f"{self.place} is not a valid trajectory: {found[0].name}: {found[0].message}.",
-                "docs/trajectory-format.md lists what has to hold; a reward, for one, is a number"
+                "docs/trajectory-format.md lists the invariants. For example, a reward is a number"
                 " from 0 to 1.",
             )
         return trajectory

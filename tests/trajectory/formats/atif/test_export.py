@@ -298,7 +298,7 @@ def change(document: Any, *path: Any, to: Any) -> None:
         (
             ("steps", 3, "extra", "hrm_agent", "index"),
             0,
-            "steps[3].extra.hrm_agent.index: 0 is no place",
+            "steps[3].extra.hrm_agent.index: 0 is not an index",
         ),
         (
             ("steps", 3, "extra", "hrm_agent", "call"),

@@ -231,7 +231,7 @@ for _ in range(100):
         (changed("steps", 1, "message", to=[{"type": "text"}]), "steps[1].message"),
         (changed("subagent_trajectories", to=[RUN, RUN]), "must set `trajectory_id`"),
         (changed("extra", "x", to=DEEP), "nested more than 64 levels deep"),
-        (changed("extra", "x", to="\ud800"), "half a character"),
+        (changed("extra", "x", to="\ud800"), "lone surrogate"),
         (
             changed("schema_version", to="ATIF-v2.0"),
             "schema_version: it is not that of an ATIF 1 document",
