@@ -110,8 +110,8 @@ class Episode:
     thread_id: str
     """LangGraph's thread, from which the trajectory's id is made."""
     graph: Any = "tool_loop"
-    """Built-in graph by name, `package.module:attribute`, or `./file.py:attribute`; or a graph, a
-    `StateGraph`, or a factory itself.
+    """Built-in graph by name, `package.module:attribute`, or `./file.py:attribute`. It may also be
+    the object itself: a graph, a `StateGraph`, or a factory.
     """
     run_id: str = ""
     """Id of the collect, eval or training run of the episode; empty for a single run."""
@@ -139,9 +139,9 @@ class Episode:
 
     @property
     def configurable(self) -> dict[str, Any]:
-        """`config["configurable"]` of the run. Its context comes first, as LangGraph's platform
-        passes it to graphs that read it there. The task's options and secret options override it,
-        then the thread is set.
+        """`config["configurable"]` of the run. It contains the run's context, since LangGraph's
+        platform passes the context there, too. The task's options override the context, secret
+        options override both, and the thread's id is set last.
         """
         named = self.task.metadata.get(CONFIGURABLE, {})
         return {
@@ -195,7 +195,9 @@ class EpisodeRunner:
     sampling: Sampling = field(default_factory=Sampling)
     """Sampling parameters of calls that name none."""
     recursion_limit: int = 200
-    """Maximum steps of the graph. Its own budgets should end it much earlier."""
+    """Maximum number of steps of the graph. The graph's own budgets should end a run much
+    earlier.
+    """
     stand_in: bool = False
     """Let the policy answer for chat models that the graph holds itself
     (`hrm_agent.models.external.substitute`).
@@ -205,27 +207,28 @@ class EpisodeRunner:
     constrained.
     """
     own_sampling: bool = False
-    """Use the sampling parameters for the policy alone: a hosted model in a role is sent those that
-    the graph names. True under a trainer.
+    """Use `sampling` for the policy alone. A hosted model in a role is then sent only the
+    parameters that the graph names. True under a trainer.
     """
     repeats_errors: bool = False
     """Repeat a step that raises after an answer of the policy, to find out whether the error
-    follows from the answers (`hrm_agent.runtime.failures`). True for rollouts; the effects of a
-    single run are not repeated.
+    follows from the answers (`hrm_agent.runtime.failures`). True for rollouts. False for a single
+    run, so that its effects are not repeated.
     """
     durability: Durability = "steps"
-    """Time of commits. `steps`: each step of the graph and each call as it ends. `calls`: each
-    model call as it ends; steps and `python` calls with the next commit, or some milliseconds
-    later.
+    """Time of commits. With `steps`, each step of the graph and each call is committed as it ends.
+    With `calls`, each model call is committed as it ends; steps and `python` calls are committed
+    with the next model call, or some milliseconds later.
     """
     share_memory: bool = False
-    """Share the caches and the LangGraph stores of the graph among the episodes of groups, as among
-    other episodes. If False, each has its own, and a graph whose store cannot be copied raises
-    `ConfigError` in a run of groups.
+    """Share the graph's caches and LangGraph stores among the episodes of a group, as among
+    episodes outside of groups. If False, each episode of a group has its own, and a graph whose
+    store cannot be copied raises `ConfigError` in a run of groups.
     """
     takes_up_stopped: bool = False
     """Continue a recorded run that stopped before its graph had ended (it failed, was stopped, or
-    met a limit of steps). If False, it is read back as it ended, as rollouts of a training are.
+    met a limit of steps). If False, the record is read back unchanged, as for rollouts of a
+    training.
     """
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Function that opens the recording of an episode, from the journal, the base of its seeds, and
@@ -244,8 +247,8 @@ class EpisodeRunner:
         *,
         backend: Backend | str | None = None,
     ) -> AsyncGenerator[EpisodeRunner]:
-        """Open a runner with these settings and an environment. `backend`: `policy` as `policy_for`
-        returns it (None: it is loaded).
+        """Open a runner with these settings and an environment. `backend`: result of `policy_for`
+        for `policy` (None: the policy is loaded).
         """
         settings = settings or RunSettings()
         held = backend or load_policy(policy)
@@ -266,7 +269,7 @@ class EpisodeRunner:
         on_done: Callable[[Trajectory], object] | None = None,
     ) -> list[Trajectory]:
         """Run episodes in parallel; return their trajectories in order. An `HrmError` of one
-        cancels the rest.
+        episode cancels the others.
 
         `gate`: semaphore shared by several calls, in place of `concurrency`.
         """
@@ -358,7 +361,7 @@ class EpisodeRunner:
             if say is not None:
                 record = await self._take_turn(graph_run, say)
                 graph_run = replace(graph_run, record=record)
-            if episode.graph_name not in BUILTIN_GRAPHS:  # whose nodes draw nothing
+            if episode.graph_name not in BUILTIN_GRAPHS:  # built-in graphs draw nothing
                 record_draws()
             if answer is not NO_ANSWER:
                 graph_run = await graph_run.answering(self.store, answer)
@@ -399,7 +402,7 @@ class EpisodeRunner:
             active.chance_anew = first is not None
             async with self._in_force(active, lease):
                 ended, error = await self._attempt(graph_run, callbacks)
-                # the graph caught the error, but its record is incomplete
+                # The graph may have caught the error of a write, but its record is incomplete.
                 if active.broken is not None:
                     raise active.broken
                 if (
@@ -418,7 +421,7 @@ class EpisodeRunner:
         """Cause of an error (None if the step must be repeated to find out)."""
         refused = isinstance(error, TemplateRefusalError)
         if not may_follow_from_answers(error) or not self._has_answered(episode):
-            if refused:  # by a request of the graph itself
+            if refused:  # the graph's own request was refused
                 raise error
             return StopReason.ERROR
         if refused or (first is not None and is_repeated(first, ended)):
@@ -451,11 +454,11 @@ class EpisodeRunner:
 
     @asynccontextmanager
     async def _in_force(self, active: Recording, lease: Lease) -> AsyncGenerator[None]:
-        """Apply recording, policy and sandbox to everything inside the block. Its sessions end with
-        it.
+        """Apply recording, policy and sandbox to everything inside the block. The thread's sessions
+        end with the block.
 
-        Sessions of a thread that another process has taken over do not end, since that process uses
-        their names.
+        If another process has taken over the thread, its sessions do not end, since that process
+        uses their names.
         """
         record_external_models()
         record_external_tools()
@@ -477,7 +480,8 @@ class EpisodeRunner:
 
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""
-        # the model that answers is known at the end
+        # While the policy is not loaded, it is not known whether the policy or another model will
+        # answer.
         policy = "" if isinstance(self.backend, str) else self.policy
         begun = episode.begun(policy, getattr(self.backend, "policy_version", 0))
         self.store.journal.write_trajectory(begun)
@@ -512,7 +516,7 @@ class EpisodeRunner:
 
     def _end(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> Trajectory:
         rewards: dict[str, float] = {}
-        # a later turn asks something else
+        # The verifier checks the answer to the task, and a later turn asks something else.
         if (episode.verify or episode.verify_run) and not begun.turns:
             try:
                 reward = self._verified(begun, episode, ended)

@@ -80,7 +80,7 @@ _AMISS = frozenset(
 )
 """Class names, in the packages of `_SERVICES`, of errors in the SQL or the URL of a request."""
 _NOT_AMISS = frozenset({"InvalidProxyURL", "InsufficientPrivilege"})
-"""Names of their subclasses that are caused by the setup of the machine."""
+"""Subclasses of these errors that are caused by the setup of the machine."""
 _REFUSED = frozenset(range(400, 500)) - {401, 403, 407, 408, 425, 429}
 """HTTP statuses of an invalid request, without those of an account, a time limit or a rate
 limit.
@@ -101,7 +101,8 @@ _SQLITE_AWAY = (
 def may_follow_from_answers(error: Exception) -> bool:
     """False for a failure of a machine or a service, or an error that such a failure led to.
 
-    An error about wrong SQL, or a wrong URL or name, may follow: the policy may have written it.
+    An error about wrong SQL, or a wrong URL or name, may follow from them: the policy may have
+    written it.
     """
     return not any(map(_is_of_a_machine, _led_to(error)))
 

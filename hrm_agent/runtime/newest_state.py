@@ -36,8 +36,8 @@ def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] 
     unknown = [name for name, value in state.items() if isinstance(value, Unbuilt)]
     if unknown:
         raise GraphError(
-            f"Thread {thread!r} holds the writes of {', '.join(unknown)} and not the value, which"
-            " the reducer of its graph makes of them."
+            f"Thread {thread!r} holds only the writes of {', '.join(unknown)}. A reducer of its"
+            " graph makes the value from them."
             f" {gone or f'The graph {graph!r} has no such channel now.'}",
             "Make the graph importable as it was, and try again.",
         )

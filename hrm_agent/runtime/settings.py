@@ -55,8 +55,8 @@ class RunnerOptions(TypedDict, total=False):
     constrain: bool
     """Constrain replies to the schemas that the graph requests, if the engine can."""
     own_sampling: bool
-    """Use the sampling parameters for the policy alone: a hosted model in a role is sent those that
-    the graph names.
+    """Use `sampling` for the policy alone. A hosted model in a role is then sent only the
+    parameters that the graph names.
     """
     repeats_errors: bool
     """Repeat a step that raises, to find out whether the error follows from the policy's
@@ -114,8 +114,8 @@ class GraphOptions(BaseModel):
     def _can_be_kept(cls, configurable: dict[str, Any]) -> dict[str, Any]:
         if holds_none(configurable):
             raise ConfigError(
-                "A value of configurable holds null, which TOML, in which options are kept, does"
-                " not have.",
+                "A value of configurable holds null, and cannot be kept: options are kept as TOML,"
+                " which has no null.",
                 "Leave the key out: the graph then has its default.",
             )
         return configurable
@@ -150,8 +150,8 @@ class GraphSettings(GraphOptions):
         return file_named(graph) if info.context == COMPARED else graph
 
     def task_options(self) -> dict[str, Any]:
-        """Options that are recorded in each task's metadata, so that every later run of it gets the
-        same.
+        """Options that are recorded in each task's metadata, so that every later run of the task
+        gets the same options.
         """
         options = {"configurable": self.configurable, "answer_path": self.answer_path}
         return {name: value for name, value in options.items() if value}

@@ -37,8 +37,8 @@ Saver = BaseCheckpointSaver[Any]
 
 
 class Unbuilt(NamedTuple):
-    """Parts of a channel's value that LangGraph folds from writes,
-    if the graph is not available.
+    """Parts of a channel's value that LangGraph folds from writes. They stand for the value if the
+    graph is not available.
     """
 
     snapshot: Any
@@ -59,7 +59,7 @@ class StateReader:
     def __init__(
         self, saver: Saver, graph: AnyGraph | None, listed: Iterable[CheckpointTuple] = ()
     ) -> None:
-        """`graph`: the outermost graph; None if it is not available. `listed`: checkpoints of the
+        """`graph`: the outermost graph (None if it is not available). `listed`: checkpoints of the
         thread, with all their ancestors, that need not be read again.
         """
         self.listed = tuple(listed)

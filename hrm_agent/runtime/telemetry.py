@@ -33,9 +33,9 @@ __all__ = ["OnEnd", "SpanSender", "exporting", "otlp_exporter", "otlp_sender", "
 OnEnd = Callable[[Trajectory], None]
 """Callback for a run, or a turn of one, that has ended."""
 _WAITING = 1000
-"""Maximum runs that wait to be sent. Those after them are left out."""
+"""Maximum number of runs that wait to be sent. Further runs are left out."""
 _AT_ONCE = 50
-"""Maximum runs of one request."""
+"""Maximum number of runs in one request."""
 _SECONDS_AT_THE_END = 10.0
 _LONGEST = 300
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
@@ -79,7 +79,7 @@ class _Sending(Thread):
         self._lost, self._told, self._is_over = 0, False, False
 
     def put(self, run: Trajectory) -> None:
-        """Queue a run that has ended. One that waits with a question has not."""
+        """Queue a run that has ended. A run that waits with a question has not ended."""
         if run.stop_reason is StopReason.INTERRUPT:
             return
         try:
@@ -137,7 +137,7 @@ class _Sending(Thread):
         self._lost += many
         if not self._told:
             self._told = True
-            _tell(f"spans were not taken, and the run goes on without: {why}")
+            _tell(f"spans were not sent, and the run goes on without them: {why}")
 
 
 def _tell(text: str) -> None:
@@ -162,7 +162,7 @@ def span_exporter(exporter: Any) -> SpanSender:
             return None
         first = (
             said[0] if said else "the exporter does not say why"
-        )  # later ones are retries of the same
+        )  # later messages are of retries
         return first.partition(" encountered while")[0][:_LONGEST]
 
     return send
@@ -176,7 +176,7 @@ def otlp_sender(url: str) -> SpanSender:
     if parts.username is not None or parts.password is not None:
         raise ConfigError(
             "The address of the collector holds a name or a password, which would be shown wherever"
-            " it is.",
+            " the address is shown.",
             "Put it into OTEL_EXPORTER_OTLP_HEADERS, as Authorization=Basic%20..., and leave it out"
             " of the address.",
         )

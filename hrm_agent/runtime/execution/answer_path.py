@@ -25,7 +25,7 @@ def check_answer_path(graph: Pregel[Any, Any, Any, Any], path: str) -> None:
     """Raise `ConfigError` for an invalid path, and if the graph's state has no such first field."""
     if path and _FORM.fullmatch(path) is None:
         raise ConfigError(
-            f"{path!r} is no place in a state.",
+            f"{path!r} is not a path in a state.",
             "Write it as report, result.text or sections[0].title.",
         )
     fields = [name for name in graph.channels if not is_internal(name)]

@@ -2,18 +2,19 @@
 it.
 
 A turn is recorded before the graph receives it, by the id of its message. Checkpoints show whether
-the graph has read it: LangGraph writes one of source `input` for each input. So a new turn and one
-that a killed process had not reached are handled alike: unread turns are passed on.
+the graph has read it: LangGraph writes a checkpoint of source `input` for each input. All turns
+that no checkpoint shows are passed on, whether they are new or a killed process had not reached
+them.
 
 A turn may follow any outcome of the one before. A turn that was cut short leaves work that
 LangGraph drops at the next input. Its open entries in the record are closed here: tool calls
 without an outcome get one, and calls that the model requested get an answer in the state, since
-providers refuse a conversation with a missing one.
+providers refuse a conversation in which one is missing.
 
 LangGraph makes objects of a state that is itself a pydantic model. In a state that is a typed dict
 or a dataclass, a field that is declared as a pydantic model or a dataclass, or as a list, a mapping
-or a union of these, would reach the nodes as plain dicts. So input
-from JSON gets objects of the declared classes here.
+or a union of these, would reach the nodes as plain dicts. So this module makes objects of the
+declared classes from input in JSON.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ __all__ = [
 
 
 def typed_input(schema: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of an input with their objects. `schema`: class of the graph's input (None if it has
-    none).
+    """Fields of an input, with objects where classes are declared. `schema`: class of the graph's
+    input (None if it has none).
 
     Raises `ConfigError` for a value that does not have its field's type.
     """
@@ -142,18 +143,19 @@ def _refused(first: Any, *before: str) -> ConfigError:
         else f", not {shown if len(shown) <= 80 else f'{shown[:80]}...'}"
     )
     return ConfigError(
-        f"The field {place or 'input'!r} of the graph's input: {first['msg']}{given}.",
-        "The graph's state declares its type.",
+        f"The field {place or 'input'!r} of the graph's input is invalid: {first['msg']}{given}.",
+        "Give a value of the type that the graph's state declares.",
     )
 
 
 HISTORY = "history"
-"""Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}`
-each, for graphs whose input has messages. Thoughts of an answer are its `reasoning_content`.
+"""Key in a task's metadata: the turns before the task, each as `{"role": "user" or "assistant",
+"content": text}`, for graphs whose input has messages. Thoughts of an answer are its
+`reasoning_content`.
 """
 DATA = "data"
-"""Key in a task's metadata: JSON data for code, in graphs whose state has `variables`. It never
-holds the answer.
+"""Key in a task's metadata: JSON data for code, in graphs whose state has `variables`. The data
+never contains the answer.
 """
 CONFIGURABLE = "configurable"
 """Key in a task's metadata: the graph's `config["configurable"]`."""
@@ -162,10 +164,10 @@ ANSWER_PATH = "answer_path"
 (`hrm_agent.runtime.execution.answer_path`).
 """
 RECORDED = "recorded"
-"""Family of tasks that a program set, not a command."""
+"""Family of tasks that a recorded program set, and no command."""
 CHECKPOINTER = "checkpointer"
-"""Key in the metadata of a recorded task: class name of the program's own checkpointer, which has
-the thread; missing if the store has it.
+"""Key in the metadata of a recorded task: class name of the program's own checkpointer, if that
+holds the thread; missing if the store holds it.
 """
 ABORTED = TurnEnd(status=RunStatus.ABORTED, stop_reason=StopReason.ABORTED)
 _SAID = {"user": HumanMessage, "assistant": AIMessage}
@@ -194,7 +196,7 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
         if get_origin(taken) is list or taken is list:
             return [asked]
         places = fields_of(taken) if isinstance(taken, type) else ()
-        # a bare `dict`, or no declaration: both usual names
+        # For a bare `dict`, or without a declaration, the input gets both usual names.
         if not places:
             return {"messages": [asked], "input": task.prompt}
     if "messages" in places:
@@ -237,7 +239,7 @@ def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"The graph's input is an object with fields, and no {type(given).__name__}.",
+            f"The graph's input must be an object with fields, not {type(given).__name__}.",
             f"Write --input '{{\"FIELD\": ...}}'. Its fields: {', '.join(places) or 'none'}.",
         )
     fields = dict(cast("Mapping[str, Any]", given))
@@ -307,10 +309,10 @@ def kept_elsewhere(record: Trajectory | None) -> RunError | None:
     if record is None or own is None:
         return None
     return RunError(
-        f"No checkpoint of thread {record.thread_id!r} is on record, only its calls: its program"
-        f" keeps them in a checkpointer of its own, {own}, and an earlier version of hrm-agent"
-        " recorded it, or the states could not be stored, which the program's log tells.",
-        "Let the program go on with it: recorded with this version, its threads can be resumed,"
+        f"Thread {record.thread_id!r} has recorded calls, but no checkpoint. Its program keeps"
+        f" checkpoints in a checkpointer of its own, {own}. Either an earlier version of hrm-agent"
+        " recorded the program, or the states could not be stored, as the program's log tells.",
+        "Continue the thread in the program, recorded with this version. Then it can be resumed,"
         " replayed and forked.",
     )
 
@@ -348,8 +350,8 @@ def turn_input(turns: Sequence[Turn], state: Mapping[str, Any]) -> dict[str, Any
 
 
 def last_answer(messages: Sequence[Any], thread_id: str, turns: Sequence[Turn]) -> str | None:
-    """Model's last text in the newest turn (None if there is none). Earlier texts do not answer
-    it.
+    """Model's last text in the newest turn (None if there is none). Texts of earlier turns do not
+    count.
     """
     said = {_task_id(thread_id), *(turn.id for turn in turns)}
     since = takewhile(lambda message: getattr(message, "id", None) not in said, reversed(messages))
@@ -393,8 +395,8 @@ def _read_by(found: CheckpointTuple) -> str | None:
 
 @lru_cache
 def _input_fields(graph: Graph) -> tuple[str, ...]:
-    """Field names of the graph's input schema; the root of a state that is one value; else its
-    channels.
+    """Field names of the graph's input schema, else the names of its channels. `ROOT` alone for a
+    state that is one value.
     """
     if ROOT in graph.channels:
         return (ROOT,)

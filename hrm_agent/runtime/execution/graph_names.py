@@ -42,7 +42,7 @@ def graph_name(graph: Any) -> str:
     if key in _known and _known[key][0]() is graph:
         return _known[key][1]
     name = _found_name(graph)
-    with suppress(TypeError):  # of what takes no weak reference
+    with suppress(TypeError):  # some objects take no weak reference
         _known[key] = ref(graph, lambda _: _known.pop(key, None)), name
     return name
 
@@ -63,11 +63,16 @@ def _found_name(graph: Any) -> str:
 def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int, str, str]]:
     """Modules and attributes that hold the graph; the smallest is the best.
 
-    They are ordered by: names that importing a program's file creates, before those under `if
-    __name__ == "__main__"`; the nearer object (`_distance`); other modules, before the program's
-    own; public names; the module of the nodes' functions, before one that has imported the graph;
-    the newest import, since an importer begins before the modules that it imports; the first name
-    in a module.
+    They are ordered by these criteria, the most important first:
+
+    1. names that importing a program's file creates, before names under `if __name__ ==
+       "__main__"`;
+    2. the nearer object (`_distance`);
+    3. other modules, before the program's own;
+    4. public names, before private ones;
+    5. the module of the nodes' functions, before a module that has imported the graph;
+    6. the newest import, since an importer begins before the modules that it imports;
+    7. the first name in a module.
     """
     homes = _homes(graph)
     builder = getattr(graph, "builder", None)
@@ -194,9 +199,7 @@ def _distance(value: Any, graph: Any, builder: Any) -> int | None:
 
 def _place_of(module: ModuleType) -> str | None:
     """Import path of a module: its name, or its file if no folder of `sys.path` has it under that
-    name.
-
-    None if it cannot be imported again, as a notebook's.
+    name (None for a module that cannot be imported again, such as a notebook's).
     """
     spec = getattr(module, "__spec__", None)
     name = spec.name if spec is not None else module.__name__

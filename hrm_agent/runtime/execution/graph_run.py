@@ -69,8 +69,8 @@ class GraphRun:
     noted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Options to note with each checkpoint, as `configurable` and `context`, without secrets."""
     answer_path: str = ""
-    """Path of the answer in the final state; empty: the last message, or `answer`, `output` or
-    `result`.
+    """Path of the answer in the final state. If it is empty, the answer is the last message, or
+    `answer`, `output` or `result`.
     """
 
     async def answering(self, store: RunStore, answer: Any) -> GraphRun:
@@ -133,7 +133,7 @@ class GraphRun:
         )
 
     async def _where_it_stands(self, graph: Graph) -> tuple[Any, Mapping[str, Any] | None]:
-        """Input of a resumed thread, or the state of one that has ended."""
+        """Input of a resumed thread, or the state of a thread that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
             graph_input = self.first()
@@ -273,5 +273,6 @@ def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
             f"{len(waiting)} questions are pending: {asked}.",
             "Give the answers by id, as a JSON object.",
         )
-    # An empty mapping by itself would answer no question; so would one whose keys look like ids.
+    # LangGraph reads a mapping as answers by id, so that an empty mapping, or one whose keys look
+    # like ids, would answer no question.
     return Command(resume={waiting[0].id: answer} if isinstance(answer, Mapping) else answer)

@@ -1,10 +1,10 @@
 """Policy of graphs that may hold models of their own: loaded when a node asks for it, and named by
 the model that answered.
 
-A graph of this package always asks the policy, so that is loaded first, and its errors are reported
-before anything is written. For another graph this is unknown. If the user names no policy, the
-default one is loaded at the first call of `policy()`, once for all callers. A graph with a hosted
-model never calls it, and needs no weights and no torch.
+A graph of this package always asks the policy. So the policy is loaded first, and its errors are
+reported before anything is written. Another graph may never ask it. For such a graph, if the user
+names no policy, the default policy is loaded at the first call of `policy()`, once for all callers.
+A graph with a hosted model never calls `policy()`, and needs no weights and no torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["model_that_answered", "policy_for", "policy_of_record"]
 
 
 def policy_for(policy: str, *graphs: Any, stand_in: bool = False) -> Backend | str:
-    """Loaded policy; only the name of the default policy, if no graph is built in and `stand_in` is
-    off. Raises `ModelError`.
+    """Loaded policy. For the default policy, only its name is returned if no graph is built in and
+    `stand_in` is off. Raises `ModelError`.
     """
     may_not_ask = policy == DEFAULT_POLICY and not stand_in
     return (

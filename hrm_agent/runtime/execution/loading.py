@@ -64,9 +64,9 @@ def is_runnable(found: Any) -> bool:
 def graph_around(runnable: Runnable[Any, Any]) -> Pregel[Any, Any, Any, Any]:
     """Graph with the runnable as its only node, under the runnable's name and with its input.
 
-    Its state is the output. Messages are kept, and objects of other classes become JSON, since no
-    schema declares which classes a record of it may be trusted with. The same object gives the same
-    graph.
+    The graph's state is the runnable's output. Messages are kept, and objects of other classes
+    become JSON, since no schema declares which classes may be loaded from a record of it. The same
+    runnable gives the same graph.
     """
     return _around(_Itself(runnable))
 
@@ -113,7 +113,7 @@ def _input_type(runnable: Runnable[Any, Any]) -> Any:
     """Class with the fields of the input if the runnable declares one, else Any."""
     try:
         schema = runnable.get_input_schema()
-    except Exception:  # of a library
+    except Exception:  # a library may raise any error
         return Any
     fields: dict[str, Any] = getattr(schema, "model_fields", {})
     if "root" not in fields:
@@ -145,8 +145,8 @@ def unnamed(name: str) -> str:
 def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Graph:
     """Compiled graph of a name, a graph object or a factory. Raises `GraphError`.
 
-    Each is made once. A graph from a factory is only for inspection: a context around it is closed
-    when this returns. `configurable`: the factory's `config["configurable"]`.
+    Each graph is made once. A graph from a factory is only for inspection: a context around it is
+    closed when this function returns. `configurable`: the factory's `config["configurable"]`.
     """
     found = _found(graph)
     if isinstance(found, Pregel):
@@ -162,8 +162,8 @@ def refuse_other_roles(
     """Raise `ConfigError` if one of `roles`, the value of the key `key`, is not a node of the
     graph.
 
-    Other kinds than a graph of states (a functional workflow) do not list their nodes, so nothing
-    is refused.
+    A graph of another kind (a functional workflow) does not list its nodes, so that no role is
+    refused.
     """
     found = load_graph(graph, configurable) if roles else None
     if not isinstance(found, CompiledStateGraph):
@@ -252,8 +252,8 @@ async def _made_by(
         if len(needed) > 1 or any(each.name == "runtime" for each in needed):
             names = ", ".join(each.name for each in needed)
             raise GraphError(
-                f"The graph factory {label} takes ({names}).",
-                "It may take a config, or nothing: others fill in a server.",
+                f"The graph factory {label} takes ({names}), but is called with a config only.",
+                "Write a factory that takes a config, or nothing.",
             )
         takes_config = bool(needed) or bool(parameters and parameters[0].name == "config")
         made = factory({"configurable": configurable}) if takes_config else factory()
@@ -268,7 +268,7 @@ async def _made_by(
     except Exception as error:
         raise GraphError(
             f"The graph factory {label} raised {type(error).__name__}: {error}.",
-            "What it reads from config['configurable'] is given by --config KEY=VALUE.",
+            "Give the values that it reads from config['configurable'] by --config KEY=VALUE.",
         ) from error
     graph = _compiled(made) if isinstance(made, StateGraph) or is_runnable(made) else made
     if not isinstance(graph, Pregel):
@@ -285,9 +285,9 @@ def _load(name: str, folder: str) -> Any:
     module_name, colon, attribute = target.rpartition(":")
     if name.startswith("("):
         raise GraphError(
-            f"The graph {name} was recorded from a program that holds it in no module's attribute,"
-            " so it has no name to load it by.",
-            "Give a graph of the same nodes, as --graph package.module:attribute.",
+            f"The graph {name} cannot be loaded, since it has no name: in the recorded program, no"
+            " module held it in an attribute.",
+            "Name a graph with the same nodes: --graph package.module:attribute.",
         )
     if not colon or not module_name or not attribute:
         raise GraphError(
@@ -336,5 +336,5 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
 def _is_there(module_name: str) -> bool:
     try:
         return importlib.util.find_spec(module_name) is not None
-    except ImportError:  # of a package around it
+    except ImportError:  # of a package around the module
         return False

@@ -1,8 +1,8 @@
 """Caches and LangGraph stores of a graph, as one run sees them.
 
-LangGraph has one of each for all runs of a process. Rollouts are independent samples, so each has
-an empty cache of its own, and a copy of every in-memory LangGraph store that it uses. Other runs
-share both.
+LangGraph has one cache and one store of a graph for all runs of a process. Rollouts are independent
+samples, so each has an empty cache of its own, and a copy of every in-memory LangGraph store that
+it uses. Other runs share cache and stores.
 
 Items that a run puts into the graph's in-memory store are recorded with their step, so that a later
 process resumes the thread with them. A store on a database keeps its items itself.
@@ -54,8 +54,8 @@ class RunMemory:
         nothing with others.
         """
         self.store: BaseStore = InMemoryStore() if graph.store is None else graph.store
-        """LangGraph store of the graph, or an empty one in memory: LangGraph's platform gives a
-        store to every graph, so agents are written without one.
+        """LangGraph store of the graph. A graph without one gets an empty store in memory, since
+        agents that are written for LangGraph's platform are given a store there.
         """
         self._main = self.store if isinstance(self.store, InMemoryStore) else None
         self._saver, self._alone = saver, alone
@@ -116,8 +116,8 @@ class RunMemory:
             if not isinstance(error.__cause__, RefusedValue):
                 raise
             _log.warning(
-                "The LangGraph store keeps what no record can hold, and a later process will not"
-                " find it. %s",
+                "An item of the LangGraph store cannot be recorded, so that a later process will"
+                " not find it. %s",
                 error,
             )
 
@@ -129,7 +129,7 @@ class RunMemory:
     async def restore(
         self, items: Iterable[StoredItem], thread: tuple[str, str] = ("", "")
     ) -> None:
-        """Restore the recorded items of a thread; in a shared store, once for each process.
+        """Restore the recorded items of a thread; in a shared store, only once per process.
 
         Newer items of other runs are kept.
         """
@@ -161,11 +161,11 @@ def refuse_shared_store(graph: Graph, name: str) -> None:
     """Raise `ConfigError` if rollouts would share a store, since it cannot be copied for each."""
     if graph.store is not None and not isinstance(graph.store, InMemoryStore):
         raise ConfigError(
-            f"The graph {name} is compiled with a LangGraph store of its own,"
-            f" {type(graph.store).__name__}: what one rollout keeps there, all others would find,"
-            " so that they would be no independent samples.",
-            "Compile it with InMemoryStore for this run, which each rollout has a copy of, or let"
-            " them share it: --share-memory.",
+            f"The graph {name} is compiled with a LangGraph store that cannot be copied,"
+            f" {type(graph.store).__name__}. All rollouts would find what one rollout puts there,"
+            " so that they would not be independent samples.",
+            "Compile the graph with InMemoryStore, of which each rollout gets a copy, or let the"
+            " rollouts share its store: --share-memory.",
         )
 
 

@@ -71,10 +71,10 @@ _PREFIXES_OF_LANGGRAPH = ("__", "checkpoint_", "langgraph_")
 
 
 def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
-    """Run context in the class that the graph declares. An unknown option is an error. `name`: the
-    graph's.
+    """Run context in the class that the graph declares. An unknown option is an error. `name`: name
+    of the graph's.
 
-    None if it declares none, or if nothing is given to a class with required fields.
+    None if the graph declares none, or if nothing is given to a class with required fields.
     """
     schema = graph.context_schema
     options = fields_of(schema) if schema is not None else ()
@@ -91,7 +91,7 @@ def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
         return schema(**values) if is_dataclass(schema) or issubclass(schema, BaseModel) else values
     # for example a list in place of a mapping
     except (TypeError, ValueError, AttributeError) as error:
-        if not given:  # LangGraph makes no context then either
+        if not given:  # LangGraph, too, then makes no context
             return None
         said = str(error)
         if isinstance(error, ValidationError):
@@ -103,7 +103,7 @@ def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
 
 
 def _as_declared(schema: type[Any], option: str, value: Any) -> Any:
-    """Object of the declared class if JSON represents one; else the value."""
+    """Object of the declared class if `value` is the JSON form of one, else `value`."""
     reader = _readers(schema).get(option)
     if reader is None:
         return value
@@ -116,13 +116,13 @@ def _as_declared(schema: type[Any], option: str, value: Any) -> Any:
 
 @lru_cache
 def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
-    """Readers of values by option. A pydantic model reads its own."""
+    """Readers of values by option. Empty for a pydantic model, which reads its values itself."""
     readers = dict[str, TypeAdapter[Any]]()
     if issubclass(schema, BaseModel):
         return readers
     try:
         hints = get_type_hints(schema)
-    except NameError:  # of a class within a function
+    except NameError:  # an annotation names a class within a function
         return readers
     for option, declared in hints.items():
         try:
@@ -155,10 +155,10 @@ class InvocationNotes:
     def __call__(self, metadata: CheckpointMetadata, parent: str | None) -> Mapping[str, Any]:
         """Metadata of a checkpoint. The first one shows where the invocation begins."""
         if STEPS not in self._facts and self._limit is not None:
-            # only the last checkpoint is kept
+            # If LangGraph keeps only the last checkpoint, the steps before it were not seen.
             unseen = metadata.get("source") == "loop" and parent is None
             stop = stop_of(-1 if unseen else metadata.get("step", -1), self._limit)
-            # a default has its own type
+            # LangGraph's default has a type of its own, and is noted as None.
             self._facts[STEPS] = [self._limit if type(self._limit) is int else None, stop]
         return self._facts
 
@@ -167,7 +167,7 @@ class OptionsOnRecord(NamedTuple):
     """Options of a thread beside its input."""
 
     context: dict[str, Any] | None
-    """Fields of the run context (None: a program gave none, so that there was none)."""
+    """Fields of the run context (None: none was given)."""
     configurable: dict[str, Any]
     """Entries of `config["configurable"]`."""
 
@@ -175,8 +175,8 @@ class OptionsOnRecord(NamedTuple):
 def options_on_record(
     store: RunStore, thread: str, task: TaskRef | None, at: str = ""
 ) -> OptionsOnRecord:
-    """Options in force at the checkpoint `at` (empty: the newest).
-    An edit keeps those before it.
+    """Options in force at the checkpoint `at` (empty: the newest). An edit has no options of its
+    own, so that those before it apply.
     """
     found = shown_channels(store, thread, at, names=("",))
     while found is not None and not has_options(found.metadata) and found.parent_config is not None:
@@ -186,7 +186,9 @@ def options_on_record(
 
 
 def options_of(metadata: Mapping[str, Any], task: TaskRef | None) -> OptionsOnRecord:
-    """Options in the metadata of a checkpoint; `task` has those of records made without them."""
+    """Options in the metadata of a checkpoint. If it has none, as in older records, those of
+    `task`.
+    """
     of_task = task.metadata if task is not None else {}
     of_program = (
         of_task.get(GIVEN_CONTEXT, {}) if task is not None and task.family == RECORDED else {}
@@ -307,6 +309,6 @@ def refuse_unkept(task: TaskRef, thread: str, given: Mapping[str, Collection[str
             raise RunError(
                 f"Thread {thread!r} was run with the option {name!r} in its {where}, which is not"
                 f" on record: {reason}.",
-                "Give it again, so that no default is taken in its place: `hrm-agent resume"
+                "Give the option again, or the graph would use a default: `hrm-agent resume"
                 f" {thread} {flag} {name}=VALUE`.",
             )

@@ -1,8 +1,8 @@
 """Recording of unedited programs: `HRM_AGENT_STORE=runs/x.db python theirs.py`.
 
 At startup Python reads the installed `hrm_agent_record.pth`, which calls `install` if the variable
-is set. `hrm-agent record -- COMMAND` does the same by a `sitecustomize` of its own, for
-installations without that file. Nothing else is imported then. When the program imports LangGraph,
+is set. For installations without that file, `hrm-agent record -- COMMAND` does the same by a
+`sitecustomize` of its own. At startup nothing else is imported. When the program imports LangGraph,
 a finder wraps the two entry points of graphs, and removes itself. The first invocation opens the
 store, and the end of the process closes it.
 """
@@ -90,7 +90,7 @@ def _intercept(module: ModuleType) -> None:
         @functools.wraps(entries[name])
         def begin(self: Any, *given: Any, **options: Any) -> Any:
             recordings: Any = sys.modules.get("hrm_agent.trajectory")
-            # a run of this project's own
+            # hrm-agent already records this run
             if recordings is not None and recordings.open_recording() is not None:
                 return entries[name](self, *given, **options)
             with lock:

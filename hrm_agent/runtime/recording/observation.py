@@ -40,8 +40,8 @@ class Losses:
         self.first: str | None = None
         """First loss in words."""
         self.store_is_away = False
-        """True if the store could not be written. It is not tried again before the end, since each
-        try may wait for a lock.
+        """True if the store could not be written. The store is not tried again before the end,
+        since each try may wait for a lock.
         """
 
     def __call__(self, error: BaseException) -> None:
@@ -110,8 +110,9 @@ class _ForgivingJournal:
 class ObservedThread(StoreSaver):
     """Checkpointer of the store for one invocation of a program's graph, all on one thread.
 
-    The program's own name of its thread is unchanged. Without a checkpointer LangGraph begins each
-    invocation afresh, so a thread that is invoked again is another one here.
+    The program still sees its own name of the thread. Without a checkpointer LangGraph begins each
+    invocation afresh, so that each invocation of the program's thread is another thread in the
+    store.
     """
 
     @classmethod
@@ -141,8 +142,8 @@ class ObservedThread(StoreSaver):
         super()._choose(self._thread_id, checkpoint_id)
 
     def choose(self, config: RunnableConfig) -> None:
-        """Make the checkpoint that `config` names the parent of the next one, even if it is not the
-        newest here.
+        """Make the checkpoint that `config` names the parent of the next one, even if a newer one
+        is recorded.
         """
         if checkpoint_id := config.get("configurable", {}).get("checkpoint_id"):
             self._choose(self._thread_id, str(checkpoint_id))
@@ -259,10 +260,10 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     def _changed(
         self, config: RunnableConfig, checkpoint: Checkpoint, new_versions: ChannelVersions
     ) -> ChannelVersions:
-        """Versions of the channels to record; at the beginning all of them, as the program's
-        checkpointer returned them.
+        """Versions of the channels to record. At the first checkpoint of a namespace these are all
+        channels, as the program's checkpointer returned them.
 
-        It may return a value in another type, such as a tuple as a list.
+        It may have returned a value in another type, such as a tuple as a list.
         """
         namespace = str(config.get("configurable", {}).get("checkpoint_ns", ""))
         if namespace in self._begun:

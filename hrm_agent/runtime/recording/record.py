@@ -8,15 +8,16 @@
 The block applies to the context that opened it and to no other: its thread and its task, tasks that
 are made inside it, and threads that receive a copy of the context, as from `asyncio.to_thread` and
 the executors of LangChain and LangGraph. A plain `ThreadPoolExecutor.submit` or `threading.Thread`
-passes none: record their work under `contextvars.copy_context().run`, or by a block of its own. So
-a server with a block for each request records them separately, and one with a block around its
-start records all of them. Blocks on one path share one store. `async with` does the same, and so
+passes no context: run its work under `contextvars.copy_context().run`, or open a block inside it.
+So a server that opens a block for each request records the requests separately, and a server with
+one block around its start records all of them. Blocks on one path share one store. `async with`
+does the same, and so
 does `@record("runs/x.db")` over a function. A generator has no context of its own: a block that is
 open at its `yield` applies to its caller, and not to its next step in another thread.
 
 Graph invocations are intercepted at `Pregel.stream` and `Pregel.astream`, which all other entry
-points use. Outside of a recording the wrappers return LangGraph's result. Inside one, the recording is active
-while the graph takes a step, and never while the consumer of its stream runs.
+points use. Outside of a recording the wrappers return LangGraph's result. Inside one, the recording
+is active while the graph takes a step, and never while the consumer of its stream runs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ R = TypeVar("R")
 
 _own: ContextVar[tuple[Recorder, ...]] = ContextVar("hrm_agent_recorder", default=())
 """Recorders of the blocks around this code, the innermost last. A task may outlive the inner
-ones.
+blocks.
 """
 _lock = threading.RLock()
 _open: list[tuple[str, Recorder]] = []
@@ -94,7 +95,9 @@ def record_process(where: str, allow: tuple[str, ...] = (), *, draws: bool = Fal
 
 
 class RecordingBlock:
-    """Recording block, for `with` and `async with`. Over a function, each call of it is one."""
+    """Recording block, for `with` and `async with`. As a decorator it opens a block for each
+    call.
+    """
 
     def __init__(self, where: str | Path, options: dict[str, Any]) -> None:
         self._where, self._options = where, options
@@ -268,7 +271,7 @@ def _state(run: Invocation, recorder: Recorder) -> StateSnapshot | None:
     place = run.place
     try:
         return run.graph.get_state(place) if place is not None else None
-    except Exception as error:  # of a checkpointer that is not ours
+    except Exception as error:  # of the program's checkpointer
         return recorder.lose(error)
 
 

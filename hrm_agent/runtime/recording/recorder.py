@@ -1,10 +1,10 @@
 """Store of a recorded program, and its running invocations.
 
-A graph without a checkpointer gets the store's for the run. Since LangGraph begins each of its
-invocations afresh, each is a trajectory of its own. A graph with its own checkpointer keeps it and
-reads only from it. The record gets a copy of each checkpoint (`OwnThread`), and each further
-invocation of a thread is a turn of its trajectory. So a program does the same with and without a
-record. Recorded threads can be resumed, replayed and forked.
+A graph without a checkpointer gets the store's checkpointer for the run. LangGraph begins each
+invocation of such a graph afresh, so each invocation is a trajectory of its own. A graph with its
+own checkpointer keeps it and reads only from it. The record gets a copy of each checkpoint
+(`OwnThread`), and each further invocation of a thread is a turn of its trajectory. So recording
+does not change what a program does. Recorded threads can be resumed, replayed and forked.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ Graph = Pregel[Any, Any, Any, Any]
 
 
 class Invocation:
-    """Record of one root graph's run. It ends once. Its methods do not raise."""
+    """Record of one run of a root graph. Only its first end counts. Its methods do not raise."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Invocation:
         if not self.record.policy and not self._losses.store_is_away:
             self._write(self.record.model_copy(update={"policy": model}))
 
-    # state at its end
+    # the state at the end
 
     @property
     def place(self) -> RunnableConfig | None:
@@ -175,8 +175,8 @@ _MOST_OF_AN_INPUT = 1 << 16
 of runs; the checkpoint has the whole input.
 """
 _MOST_AHEAD = 100
-"""Maximum checkpoints of a thread beyond the newest recorded one. With more it counts as another
-thread.
+"""Maximum number of checkpoints that a thread may have beyond its newest recorded one. A thread
+with more counts as another thread.
 """
 _log = logging.getLogger("hrm_agent.record")
 
@@ -292,7 +292,7 @@ class Recorder:
             with may_block():
                 known_as = self._holder_of(found.checkpoint["id"], begun)
             if known_as is not None:
-                if whole and missing:  # an edit may have written to it since
+                if whole and missing:  # an edit may have written to this one since
                     missing.append(found)
                 return OwnThread(saver, newest, missing[::-1], known_as)
             missing.append(found)
@@ -362,7 +362,7 @@ class Recorder:
         losses = Losses(self.lose)
         with ExitStack() as stack:
             limit = merged.get("recursion_limit")
-            # not a default
+            # LangGraph's default limit has a type of its own, and is no option of the program.
             beside = given_options(graph, named, context, limit if type(limit) is int else None)
             said = None if context is None else beside.get(GIVEN_CONTEXT, {})
             notes = InvocationNotes(limit, configurable=beside.get(CONFIGURABLE, {}), context=said)
@@ -388,8 +388,8 @@ class Recorder:
             )
 
     def _mirrored(self, own: OwnThread, kept: ObservedThread, thread: str) -> MirroredSaver:
-        """Record missing checkpoints first; for a thread that began before its record, the newest
-        one.
+        """Checkpointer that mirrors the program's own. Missing checkpoints are recorded first. If
+        the thread began before its record, at least the newest one is recorded.
         """
         missing = own.missing
         if thread != own.known_as:
@@ -403,7 +403,7 @@ class Recorder:
 
     def _put_lost_writes(self, newest: CheckpointTuple, kept: ObservedThread, thread: str) -> None:
         """Record writes that only the program's checkpointer has, since the process was killed
-        between the two.
+        after that write and before the recorder's.
         """
         named = {"thread_id": thread, "checkpoint_ns": "", "checkpoint_id": newest.checkpoint["id"]}
         known = self.store.checkpointer.get_tuple({"configurable": named})
@@ -446,7 +446,7 @@ class Recorder:
                 if known is None
                 else self._continued(known, given)
             )
-        return self._apart(graph, given, thread, saver, stack)  # run twice at once, or begun afresh
+        return self._apart(graph, given, thread, saver, stack)  # in use, or begun afresh
 
     def _apart(
         self, graph: Graph, given: Any, thread: str, saver: Any, stack: ExitStack

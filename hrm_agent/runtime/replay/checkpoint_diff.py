@@ -56,7 +56,7 @@ _NOTES = (INTERRUPT, RESUME, ERROR, ERROR_SOURCE)
 _IN_WORDS = {INTERRUPT: "question", ERROR: "error"}
 """Channel -> name of a write to it in reports."""
 _TIMES = ("began", "ended", "seconds", "thread", "spans")
-"""Keys of `hrm_agent.graphs.parts.budget.Usage`, now and earlier, that hold times."""
+"""Keys of `hrm_agent.graphs.parts.budget.Usage`, in this or an earlier version, that hold times."""
 
 
 def state_changes(
@@ -109,7 +109,7 @@ class TaskWrites:
     """Writes of one task to the checkpoint that it started from."""
 
     channels: tuple[tuple[str, Any], ...]
-    """Channel and value of its writes in order, then an error that another node handles, and
+    """Channel and value of the task's writes in order, then an error that another node handles, and
     questions to a person. LangGraph's other notes are left out.
     """
     failed: bool
@@ -122,12 +122,12 @@ class TaskWrites:
 
     @property
     def asked(self) -> bool:
-        """True if it was interrupted by a question to a person."""
+        """True if the task was interrupted by a question to a person."""
         return any(channel == INTERRUPT for channel, _ in self.channels)
 
     @property
     def is_functional(self) -> bool:
-        """True if it is a task of the functional API, which returns a value."""
+        """True for a task of the functional API, which returns a value."""
         return any(channel == RETURN for channel, _ in self.channels)
 
 
@@ -143,9 +143,9 @@ def task_writes(found: CheckpointTuple) -> dict[str, TaskWrites]:
 def _writes_of(writes: Sequence[tuple[str, Any]]) -> TaskWrites:
     notes = dict(writes)
     channels = [(channel, value) for channel, value in writes if channel not in _NOTES]
-    if ERROR_SOURCE in notes:  # another node handles it
+    if ERROR_SOURCE in notes:  # another node handles the error
         channels.append((ERROR, str(notes.get(ERROR))))
-    if INTERRUPT in notes:  # LangGraph makes their ids anew
+    if INTERRUPT in notes:  # a replay's questions have new ids
         channels.append((INTERRUPT, [asked.value for asked in notes[INTERRUPT]]))
     return TaskWrites(tuple(channels), ERROR in notes)
 
@@ -163,7 +163,7 @@ def write_changes(
     are compared in the next checkpoint (`same_next_tasks`).
     """
     old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
-    # answered before it asked, as in a fork
+    # On one side the question was answered before it was asked, as in a fork.
     if recorded.ended and now.ended and recorded.asked is not now.asked:
         old, new = ([write for write in writes if write[0] != INTERRUPT] for writes in (old, new))
     if [channel for channel, _ in old] == [channel for channel, _ in new]:
@@ -191,8 +191,8 @@ def _same_write(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal
 def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
     """Two values with their messages as `add_messages` stores them.
 
-    It converts chunks to whole messages, and sets missing ids in place. A write may be stored
-    before or after that by chance, so an id on one side only does not count.
+    `add_messages` converts chunks to whole messages, and sets missing ids in place. Whether a write
+    is stored before or after that is chance, so an id on one side only does not count.
     """
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         whole = [message_chunk_to_message(message) for message in (old, new)]

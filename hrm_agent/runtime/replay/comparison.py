@@ -36,15 +36,15 @@ _FAILED = "errors of attempts whose task ended well later"
 _LEFT = "tasks of a step that the recorded run left before its end"
 _RETRIED = "checkpoints of subgraphs in a step that was tried again or left"
 _CACHED = "tasks that the graph's cache may have answered"
-_NEXT = "sets of tasks to come at the end of a record, which are others now"
+_NEXT = "sets of next tasks at the end of a record, which are others now"
 _GRAPHS_IN_TOOLS = "checkpoints of subgraphs that ran in a tool, which is not run again"
 _TASKS_IN_TOOLS = "tasks that a tool called, which is not run again"
 _UNKNOWN = "states with a channel whose value the graph does not say how to make"
 _IGNORED = "writes to channels that --ignore leads into"
 
 Tasks = dict[TaskPath, list[TaskWrites]]
-"""Writes of tasks by place. Tasks of the functional API share one if LangGraph's names of them are
-not recorded.
+"""Writes of tasks by place. Tasks of the functional API share a place if LangGraph's names of them
+are not recorded.
 """
 
 
@@ -265,8 +265,8 @@ class _Line:
         self.in_order = [
             (place, each) for place, each in found if (root_of(each) or _id(each)) in self._steps
         ]
-        """Checkpoints by time, with their places, without those of subgraphs from before these
-        steps.
+        """Checkpoints by time, with their places. Checkpoints of subgraphs from before these steps
+        are left out.
         """
         self.places = dict(self.in_order)
         self.followed = {
@@ -284,7 +284,7 @@ class _Line:
 
     def step_of(self, found: CheckpointTuple) -> int:
         """Number of the outermost graph's step that led to a checkpoint, or that contains a
-        subgraph's.
+        subgraph's checkpoint.
         """
         root = root_of(found)
         return self._steps[_id(found)] if root is None else self._steps[root] + 1

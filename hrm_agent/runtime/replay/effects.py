@@ -30,7 +30,7 @@ from langgraph.errors import GraphBubbleUp
 __all__ = ["Effect", "EffectRefused", "Effects", "note_effect", "watching"]
 
 MOST_LISTED = 20
-"""Maximum different effects that are listed for one replay."""
+"""Maximum number of different effects that are listed for one replay."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EXECUTOR_WORKER = getattr(thread, "_worker", None)
 """Main function of an executor's threads, which run work of many contexts."""
@@ -137,7 +137,7 @@ def _starting(start: Callable[[threading.Thread], None]) -> Any:
             run = self.run
 
             def run_watched() -> None:
-                with suppress(EffectRefused):  # is listed; a thread's error reaches no caller
+                with suppress(EffectRefused):  # it is listed; a thread's error reaches no caller
                     context.run(run)
 
             self.run = run_watched

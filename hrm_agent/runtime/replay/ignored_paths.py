@@ -55,7 +55,7 @@ class IgnoredPath:
         in_request = bool(parts) and parts[0] == _REQUEST and len(parts) > 1
         if at != len(text) or not parts:
             raise ConfigError(
-                f"--ignore {text!r} is no path: it cannot be read from character {at + 1} on.",
+                f"--ignore {text!r} is no valid path: it cannot be read from character {at + 1} on.",
                 "A path is like messages[*].additional_kwargs.x, notes[0] or"
                 " request.messages[0].content.",
             )

@@ -3,8 +3,9 @@ it runs.
 
 A recorded answer can hold ids of the state that it was given (a tool that hands over to another
 agent returns all messages). It must be returned with the current ids of these messages, or
-LangGraph takes them for new ones. So before an answer is returned, the checkpoints that the replay
-has made since, those of subgraphs included, are compared with the recorded ones.
+LangGraph takes them for new ones. So before each answer is returned, the checkpoints that the
+replay has made since the last answer, including those of subgraphs, are compared with the recorded
+checkpoints.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RecordedStates:
 
     @cached_property
     def reader(self) -> StateReader:
-        """Reader of their states."""
+        """Reader of the checkpoints' states."""
         return StateReader(self._saver, self._graph, (*self._within, *self._line))
 
     @cached_property
@@ -52,8 +53,8 @@ class RecordedStates:
         return {self._places.of_checkpoint(each): self.reader.complete(each) for each in found}
 
     def memories(self, until: CheckpointTuple) -> list[CheckpointTuple]:
-        """Newest checkpoints, before one of the line, of the subgraphs that keep their state
-        between runs.
+        """Newest checkpoints of the subgraphs that keep their state between runs, from before the
+        checkpoint `until`.
         """
         before = {
             found.checkpoint["id"]

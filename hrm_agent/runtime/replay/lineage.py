@@ -76,7 +76,7 @@ def lineage(saver: StoreSaver, trajectory: Trajectory) -> list[CheckpointTuple]:
         line.append(found)
         config = found.parent_config
     if not line:
-        none = RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
+        none = RunError(f"Thread {thread_id!r} has no checkpoints.", "A replay needs them.")
         raise kept_elsewhere(trajectory) or none
     return line[::-1]
 

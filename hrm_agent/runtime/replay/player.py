@@ -1,16 +1,16 @@
 """True replay: a stored run is repeated from its recorded answers, with the graph's current code.
 
-No model is called, and no tool is run except those whose output could not be stored, which are
-listed. Both are answered from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a
+No model is called. Only tools whose output could not be stored are run, and these are listed. All
+other calls are answered from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a
 checkpointer in memory. All states, tasks and writes are compared with the stored ones, byte for
 byte (`hrm_agent.runtime.replay.comparison`). (LangGraph's own "replay" of a checkpoint runs the
 models again.)
 
 A thread is replayed along its lineage, from the first checkpoint to the newest, in segments. Each
-begins at an input, an edit or a fork, which is copied from the store. An `interrupt()` is resumed
-with the recorded value, found by its task path. Values that nodes took from the clock, `uuid` and
-`random` are returned again (`hrm_agent.draws`). Calls that are not LangChain's are not replayed.
-Ids that LangGraph draws at random are compared up to renaming.
+segment begins at an input, an edit or a fork, which is copied from the store. An `interrupt()` is
+resumed with the recorded value, found by its task path. Values that nodes took from the clock,
+`uuid` and `random` are returned again (`hrm_agent.draws`). Calls that are not LangChain's are not
+replayed. Ids that LangGraph draws at random are compared up to renaming.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def replay(
     `graph`: another graph, or its name (None: the recorded one, with its current code). `context`,
     `configurable`: options of the graph, over the recorded ones. `live_after`: if the graph makes a
     request that is not recorded, continue from there with this runner on a new thread of this
-    store, named `thread`. Without it nothing is written to the store. Effects of nodes outside of
-    the record happen again, and are listed in `Replay.effects`. With `refuse_effects` the replay
-    ends before such an effect (`hrm_agent.runtime.replay.effects` lists those that are detected).
-    `ignore`: paths whose differences do not count (`hrm_agent.runtime.replay.ignored_paths`).
-    Raises `RunError` for a thread without checkpoints.
+    store, named `thread`. Without `live_after` nothing is written to the store. Effects of nodes
+    outside of the record happen again, and are listed in `Replay.effects`. With `refuse_effects`
+    the replay ends before such an effect (`hrm_agent.runtime.replay.effects` lists those that are
+    detected). `ignore`: paths whose differences do not count
+    (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without checkpoints.
     """
     options: dict[str, Any] = {"graph": graph, "live_after": live_after, "thread": thread}
     options |= {"context": context, "configurable": configurable}
@@ -215,9 +215,9 @@ class ReplayRun:
                 segments = await self._segments()
             except HrmError:
                 raise
-            except Exception as error:  # the graph's own: it declares another state now
+            except Exception as error:  # the graph now declares another state
                 said = f"{type(error).__name__}: {error}"
-                if said == self._trajectory.error:  # so the recorded run had ended
+                if said == self._trajectory.error:  # the recorded run ended so, too
                     return Replay(self._trajectory, "", ReplayVerdict.EQUAL)
                 ended = f"it does not accept the recorded state: {said}"
                 return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
@@ -300,8 +300,8 @@ class ReplayRun:
         return found
 
     def _with_other_options(self) -> Iterator[int]:
-        """Indices, in the line of checkpoints, of those from which a fork or a resumed run
-        continued with other options.
+        """Indices of the checkpoints in the lineage from which a fork or a resumed run continued
+        with other options.
         """
         for number, (one, then) in enumerate(pairwise(self._line)):
             both = (one.metadata, then.metadata)
@@ -526,7 +526,7 @@ class ReplayRun:
         return None
 
     def _resumes(self, scratch: ScratchSaver, paths: TaskPathResolver) -> dict[str, Any]:
-        """Recorded answers to the waiting questions, by LangGraph's ids of these."""
+        """Recorded answers to the waiting questions, by LangGraph's ids of the questions."""
         answers = dict[str, Any]()
         for namespace, checkpoint_id, task_id, asked, answered in scratch.questions():
             known = self._resumed.get(paths.of_write(namespace, checkpoint_id, task_id), [])
@@ -583,8 +583,8 @@ class ReplayRun:
         """True if a subgraph or a task of the functional API ran in a tool that was answered from
         the record.
 
-        Records of earlier versions do not note that. There the time of the call decides for a
-        subgraph.
+        Records of earlier versions do not note that. For a subgraph of such a record, the time of
+        the tool call decides.
         """
         if any(paths.is_within(place, *what) for what in answers.not_run):
             return True

@@ -1,13 +1,13 @@
 """Matching of the requests of a replayed graph with recorded answers.
 
 A recorded answer fits a request with the same messages and tools (of a model call) or the same name
-and arguments (of a tool call). If none fits, one that differs only in generated ids does
-(`hrm_agent.runtime.replay.request_match`). Sampling parameters are not compared, since the limits
-of a run are not part of its graph. If several fit, the one from the same task path is returned
-(`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another step, then the
-oldest; each only once. So parallel branches with equal requests get their own answers, and a node
-added before them changes nothing. A failed call answers a request like any other: with the error
-that it raised.
+and arguments (of a tool call). If none fits, an answer is taken whose request differs only in
+generated ids (`hrm_agent.runtime.replay.request_match`). Sampling parameters are not compared,
+since the limits of a run are not part of its graph. If several answers fit, one from the same task
+path is preferred (`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another
+step, then the oldest. Each answer is returned once. So parallel branches with equal requests get
+their own answers, and a node added before them changes nothing. A failed call answers a request
+like any other: with the error that it raised.
 
 A replayed task gets the recorded draws (clock, uuid, random) of the task at the same place.
 """
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class RecordedDraws:
-    """Draws of one segment of a run. Each record is for one task, even if that is begun several
+    """Draws of one segment of a run. Each record is for one task, even if the task is begun several
     times. Thread-safe.
     """
 
@@ -108,7 +108,7 @@ class UnrecordedRequest:
     identity: GraphIdentity
     """Identity of the step that made the request."""
     place: TaskPath
-    """Path of its task, without random ids."""
+    """Path of the request's task, without random ids."""
     messages: Sequence[BaseMessage] = ()
     """Messages of a model call; empty for a tool call."""
     tools: Sequence[Any] = ()
@@ -138,8 +138,8 @@ class RecordedAnswers:
     not_run: set[tuple[str, GraphIdentity, int]] = field(
         default_factory=set[tuple[str, GraphIdentity, int]]
     )
-    """Runs within answered tools: `subgraphs` or `tasks`, the task around the tool, and the number
-    within that task.
+    """Runs within answered tools, each as (`subgraphs` or `tasks`, task around the tool, number
+    within that task).
     """
     loosely: RequestMatch | None = None
     """Matcher for requests that are not recorded word for word (None: such requests have no
@@ -233,8 +233,8 @@ class RecordedAnswers:
 
 
 def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
-    """True if messages and tools are those that `call` answered. Its hash covers both the messages
-    and the answer.
+    """True if messages and tools are those that `call` answered. The call's hash covers both the
+    messages and the answer.
     """
     messages = [*asked.messages, *([unpack_answer(call)] if call.error is None else [])]
     return _same_tools(call, asked) and call.context_hash == context_hash(messages)
@@ -283,8 +283,8 @@ def _best(
 
 
 class ReplayRecording(Recording):
-    """Recording that answers from the record, and stops at a request that is not in it. There is
-    one for each start of the graph.
+    """Recording that answers from the record, and stops at a request that is not in the record.
+    Each start of the graph has its own.
     """
 
     replaying = True
@@ -465,8 +465,8 @@ def recorded_answers(
     paths: TaskPathResolver,
     loosely: RequestMatch | None = None,
 ) -> RecordedAnswers:
-    """Answers of the steps that began at the checkpoints `steps`. Old records do not name those of
-    subgraphs.
+    """Answers of the steps that began at the checkpoints `steps`. Old records do not name the steps
+    of subgraphs, so that all calls of subgraphs are included.
 
     `calls` include failed ones, in any order. A failed call that a resume asked again is left out.
     """

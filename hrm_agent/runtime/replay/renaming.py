@@ -2,10 +2,10 @@
 
 LangGraph gives a message without an id a random one, and libraries draw ids that `hrm_agent.draws`
 does not cover. So a replay has other ids than the record, in the same places. They count as equal
-under a renaming. It is one to one over all states and requests of a turn, so that two places with
-one recorded id have one current id. It applies only to strings that look like generated ids of one
-kind. A number, a word, or a hash of a content (UUID versions 3 and 5, hex digests) is never
-renamed.
+under a renaming. The renaming is one to one over all states and requests of a turn, so that two
+places with one recorded id have one current id. It applies only to strings that look like generated
+ids of one kind. A number, a word, or a hash of a content (UUID versions 3 and 5, hex digests) is
+never renamed.
 
 Ids of a kind have one length, so they are compared and exchanged in the bytes of a value, at any
 place.
@@ -20,14 +20,14 @@ from collections.abc import Mapping
 __all__ = ["Renaming", "holds_ids"]
 
 _UUID = rb"[0-9a-f]{8}-[0-9a-f]{4}-(?![35][0-9a-f]{3}-[89ab])[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-"""Pattern of a UUID of any version but 3 and 5. LangGraph's task ids have none of RFC 9562's
-versions.
+"""Pattern of a UUID of any version but 3 and 5. It includes LangGraph's task ids, whose version is
+none of RFC 9562's.
 """
 _HEX = rb"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}(?![0-9a-f])"
 """Pattern of a UUID of version 4 without dashes."""
 _PREFIXED = rb"((?:call|chatcmpl|fc|msg|req|resp|rs|run|srvtoolu|tooluse|toolu)[-_]{1,2})(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,64}"  # noqa: E501
-"""Pattern of providers' ids of calls, answers and runs. A digit is required, or they might be
-words.
+"""Pattern of providers' ids of calls, answers and runs. A digit is required, so that no word
+matches.
 """
 _ID = re.compile(rb"%b|%b|%b" % (_UUID, _HEX, _PREFIXED))
 

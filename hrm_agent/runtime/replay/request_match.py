@@ -1,8 +1,8 @@
 """Matching of requests that differ from the recorded ones only in ids or ignored parts.
 
 A request is compared in the form in which a model sees it: type, text, name and tool calls of each
-message. Ids of tool calls are left out; the assignment of results to calls is not. For a policy's
-call the record holds tokens, not messages. Then both sides are compared in the text of its chat
+message. Ids of tool calls are not compared, but which result answers which call is. For a policy's
+call the record may hold tokens, not messages. Then both sides are compared in the text of its chat
 template, if its tokenizer can be loaded, and only ids may differ.
 
 An answer quotes the ids of its request. It is returned with the current ids, so that later steps

@@ -2,8 +2,9 @@
 
 A task's id is a hash of the checkpoint that its step started from, of its namespace and step, and
 of its origin: the number of a `Send`, or the triggers of a node. LangGraph finds the writes of
-stored threads by these ids, so they cannot change between its versions. Hashing the candidates
-again identifies a task. The metadata of a subgraph's checkpoint names the checkpoints of the graphs
+stored threads by these ids, so the way in which they are made cannot change between its versions.
+A task is identified by making the ids of all candidates again. The metadata of a subgraph's
+checkpoint names the checkpoints of the graphs
 around it. So two runs of one graph agree on the place of each task, at every depth, even if
 parallel branches make the same requests.
 """
@@ -34,8 +35,8 @@ class PathStep(NamedTuple):
     node: str
     """Name of the node."""
     number: str
-    """Number of the `Send` that made it; empty for a node that its edges trigger. For a task of the
-    functional API, the calls that led to it, if known.
+    """Number of the `Send` that made the task; empty for a node that its edges trigger. For a task
+    of the functional API, the calls that led to it, if known.
     """
 
 
@@ -64,8 +65,8 @@ class TaskPathResolver:
         graph: Pregel[Any, Any, Any, Any],
         paths: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """`paths`: LangGraph's name of a task that has written, by its id; empty if unknown. It
-        distinguishes tasks of the functional API.
+        """`paths`: function from the id of a task that has written to LangGraph's name of the task
+        (empty if unknown). The name distinguishes tasks of the functional API.
         """
         self._saver, self._thread_id, self._paths = saver, thread_id, paths
         graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))

@@ -10,8 +10,8 @@ chosen run and the reason. Failed runs are left out. The others are ranked in th
 3. runs that ended by themselves before runs that ended at a limit;
 4. `best-of-n` asks a judge if there is no verdict and answers differ: the critic's own model, else
    the policy, in one call that shows each different answer once;
-5. the most frequent answer (`hrm_agent.answers.equivalence`), then the first run; also if the judge
-   names none.
+5. the most frequent answer (`hrm_agent.answers.equivalence`), then the first run. This also decides
+if the judge names no run.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ async def judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str
         own_text(candidate["answer"] or "").strip()[:MAX_SHOWN]
         for candidate in _different(_pool(runtime.context))
     ]
-    # One line each: an answer of several lines could forge its neighbours.
+    # Each answer is one line, since an answer of several lines could imitate other answers of the
+    # list.
     lines = [json.dumps(text) if len(text.splitlines()) > 1 else text for text in shown]
     listed = "".join(f"\n{number}: {line}" for number, line in enumerate(lines, 1))
     request = f"Problem: {state['messages'][0].text}\nAnswers:{listed}"

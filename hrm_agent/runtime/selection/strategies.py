@@ -186,7 +186,8 @@ class _Group:
         episodes = [self._candidate(index) for index in indices]
         for episode in episodes:
             self.keep(episode)
-        # A search decided by the ends of its runs. It keeps them, to take the same path again.
+        # A search has decided by how its runs ended. So stopped runs are not continued, and a
+        # search that is resumed takes the same path.
         again = self.runner.takes_up_stopped and self.mode.name != "search"
         runner = replace(self.runner, takes_up_stopped=again)
         return await runner.run_all(episodes, gate=self.gate, on_done=self.on_candidate)
@@ -270,8 +271,8 @@ def _as_candidate(store: RunStore, candidate: Trajectory) -> Candidate:
 
 
 def _waits(candidates: Sequence[Trajectory], entries: Sequence[Candidate]) -> bool:
-    """True if a candidate waits for a person, and no other one was accepted (without a critic: has
-    answered).
+    """True if a candidate waits for a person, and no other one was accepted or, in a graph without
+    a critic, has answered.
     """
     judged = any(entry["accepted"] is not None for entry in entries)
     fine = [c["accepted"] if judged else c["stop_reason"] == StopReason.ANSWER for c in entries]

@@ -3,9 +3,9 @@
 A policy thinks in `<reason>` and writes its answer into `<answer>`. A client's `content` is the
 text outside of reasoning and tool calls, from the first `<answer>` on if there is one, without that
 tag itself. The whole text, as sampled, is recorded. `visible` works for a growing text too: its
-result for a beginning stays the beginning. Only `<answer>` shows that a turn is the last one, so
-only the text after it is streamed while it is sampled. An answer without the tag comes in one piece
-when the run has ended.
+result for the beginning of a text is a beginning of its result for the whole text. Only `<answer>`
+shows that a turn is the last one, so only the text after it is streamed while it is sampled. An
+answer without the tag comes in one piece when the run has ended.
 
 Thoughts that are recorded apart from the answer's text are the message's `reasoning_content`, as on
 other servers, and never its `content`.
@@ -31,7 +31,7 @@ _LONGEST_TAG = len("</tool_response>")
 def visible(text: str, stops: Sequence[str] = (), *, ended: bool = True) -> str:
     """Part of `text` that is meant for people, up to the first of `stops`.
 
-    For a text that has not ended, only the part that cannot change.
+    If the text has not `ended`, only the part that further text cannot change.
     """
     if not ended:
         opened = text.rfind("<")
@@ -120,7 +120,7 @@ def chunk(
 
 
 def usage_chunk(trajectory: Trajectory, created: float) -> dict[str, Any]:
-    """Event after the last one, if a client has requested counts."""
+    """Last event of a stream, with the counts of tokens, if the client has requested them."""
     head = _head("chat.completion.chunk", trajectory.id, trajectory.graph, created)
     return {**head, "choices": [], "usage": usage(trajectory)}
 

@@ -66,7 +66,7 @@ def add_feedback(store: RunStore, body: Any) -> dict[str, Any]:
     kept = {one.id: one for one in stands.feedback} if stands is not None else {}
     if given.id not in kept:
         raise RefusedError(
-            409, f"The thread has {MAX_FEEDBACKS} feedbacks, which is all it may.", code="too_many"
+            409, f"The thread has {MAX_FEEDBACKS} feedbacks, and may have no more.", code="too_many"
         )
     if (kept[given.id].score, kept[given.id].words) != (given.score, given.words):
         raise RefusedError(409, "Another feedback has that id.", code="id_taken", param="id")
@@ -88,13 +88,13 @@ def _read(body: Any) -> _Body:
         wrong = refusal(error)
         if wrong.param is not None and wrong.param.startswith("score"):
             raise RefusedError(
-                400, 'score: a number from 0 to 1, "up" or "down".', param="score"
+                400, 'score has to be a number from 0 to 1, "up" or "down".', param="score"
             ) from None
         raise wrong from None
 
 
 def _with(scoring: Scoring | None, trajectory_id: str, given: Feedback) -> Scoring | None:
-    """Scoring with one more feedback (None if it has that one, or no room)."""
+    """Scoring with one more feedback (None if it contains this one already, or is full)."""
     before = scoring.feedback if scoring is not None else ()
     if len(before) >= MAX_FEEDBACKS or any(one.id == given.id for one in before):
         return None

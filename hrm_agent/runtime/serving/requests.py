@@ -4,8 +4,8 @@ An unsupported parameter that would change the answer is refused, never silently
 that changes nothing (`n=1`, `presence_penalty=0`) is accepted, because clients send it. A parameter
 that is only for the accounting of a provider (`user`, `metadata`) is ignored.
 
-The last message, the user's, is the task. Those before it are passed to graphs whose state has
-messages; a graph that takes the problem as text answers the last one by itself. The text of a
+The last message, the user's, is the task. The messages before it are passed to graphs whose state
+has messages; a graph that takes the problem as text gets the last message alone. The text of a
 system (or developer) message is put before the task, as part of the user's turn: the system turn
 belongs to the graph's roles, and a caller cannot take it over. Content is text: a codec encodes a
 control token that is spelled in it as its characters, so that no content begins a turn. Tools are
@@ -74,8 +74,8 @@ DEFAULT_LIMITS = {
     "max_seconds": 3600,
 }
 OTHER_LIMIT = 1_000_000
-"""Maximum that a client may request if the server gave no limit; `OTHER_LIMIT` for limits that are
-not named.
+"""Maximum of a limit that `DEFAULT_LIMITS` does not name. Both bound what a client may request if
+the server gave no limit.
 """
 
 
@@ -100,8 +100,8 @@ class ChatRequest:
     said: str
     """Last user message by itself."""
     history: tuple[dict[str, str], ...] = ()
-    """The turns before it, `{"role": "user" or "assistant", "content": text}` each, an answer's
-    with its thoughts.
+    """The turns before the task, each as `{"role": "user" or "assistant", "content": text}`, an
+    answer also with its thoughts.
     """
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `Sampling` that the client sets, without the limit on tokens."""
@@ -126,7 +126,7 @@ class ChatRequest:
         """Sampling parameters of the server, with the client's in their place. The lower token
         limit holds.
 
-        If the server has no limit, the usual one of `backend`'s model holds, if that is an engine.
+        If the server has no limit and `backend` is an engine, the usual limit of its model holds.
         """
         most = base.max_tokens if "max_tokens" in base.model_fields_set else None
         if most is None and isinstance(backend, UsualAnswer):
@@ -212,7 +212,7 @@ def read_request(body: Any) -> ChatRequest:
         raise refusal(error) from None
     for name in read.context:
         if name in _THE_SERVERS:
-            what = "The server decides which models, sources and prices are used."
+            what = "Only the server may set this option: it decides on models, sources and prices."
             raise RefusedError(400, what, param=f"context.{name}")
     limits = [limit for limit in (read.max_tokens, read.max_completion_tokens) if limit is not None]
     stops = [read.stop] if isinstance(read.stop, str) else read.stop or []
@@ -295,7 +295,7 @@ def refusal(error: ValidationError) -> RefusedError:
     param = ".".join(str(part) for part in first["loc"] if part != "")
     if first["loc"][:1] == ("messages",) and first["loc"][-1:] == ("role",):
         message = (
-            "Roles are system, developer, user and assistant; the graph runs its tools itself."
+            "The role must be system, developer, user or assistant; the graph runs its own tools."
         )
         return RefusedError(400, message, param=param)
     return RefusedError(400, f"{param}: {first['msg']}.", param=param)

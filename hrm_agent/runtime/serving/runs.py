@@ -236,8 +236,8 @@ class AnswerStream:
         return answer_thoughts(ended) if self.question is None else None
 
     def rest(self, ended: Trajectory) -> str:
-        """Content that is still to be sent. If it does not continue the content sent so far, it
-        follows below that.
+        """Content that is still to be sent. If the whole content does not continue what was sent so
+        far, all of it is sent, below that.
         """
         content = self.content(ended)
         if content.startswith(self.sent):

@@ -13,7 +13,7 @@ any content type but JSON). Requests are bounded in bytes and seconds, connectio
 number: one run too many is answered with 429, which OpenAI's clients retry.
 
 When a client disconnects, its run ends. During shutdown (`drain`) running runs are finished, and
-new ones are refused. Those that are cut off stay recorded as interrupted, and a request that names
+new ones are refused. Runs that are cut off stay recorded as interrupted, and a request that names
 their thread resumes them.
 
 A stream carries the content of the answer (`answers.visible`), and a comment line for each node
@@ -138,7 +138,7 @@ class ChatService:
         )
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        """Check the store, which all runs need: one thread may make the commits of all of them."""
+        """Check the store: all runs need it, and one thread may make the commits of all of them."""
         del request
         about = {"service": SERVICE, "version": __version__}
         if self._checking is None or (
@@ -186,7 +186,7 @@ class ChatService:
         if thread is not None and not _THREAD.fullmatch(thread):
             raise RefusedError(
                 400,
-                "A thread's name has up to 128 letters, digits and `._:-`.",
+                "The thread's name must have up to 128 letters, digits and `._:-`.",
                 param=THREAD_HEADER,
             )
         with self.chats.admitted(asked, thread) as episode:

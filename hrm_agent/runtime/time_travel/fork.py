@@ -108,7 +108,7 @@ def fork(
     if wanted.as_node is not None and not wanted:
         raise ConfigError(
             f"as_node {wanted.as_node!r} is given without an edit.",
-            "Name one, too: --set, --message or --tool.",
+            "Add an edit: --set, --message or --tool.",
         )
     graph_name = graph or _graph_of(store, thread)
     known = store.journal.find_trajectory(thread, requests=False)
@@ -213,7 +213,7 @@ def _compiled(store: RunStore, name: str, configurable: Mapping[str, Any]) -> Gr
     """Graph over the store's checkpoints, since an edit uses its channels and its edges."""
     if not name:
         raise RunError(
-            "The graph of this thread is not recorded.", "Name it, to edit or to run a fork of it."
+            "The graph of this thread is not recorded.", "Name the graph, to edit or to run a fork."
         )
     graph = load_graph(name, configurable)
     return graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})

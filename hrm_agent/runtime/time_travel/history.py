@@ -48,7 +48,7 @@ class Step:
     """Tasks and calls between a checkpoint and its child."""
 
     nodes: tuple[str, ...] = ()
-    """Names of the nodes, one for each task: the siblings of a `Send` repeat it."""
+    """Names of the nodes, one for each task. Several sends to one node repeat its name."""
     calls: tuple[Call, ...] = ()
     """Model calls, including those in subgraphs."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -77,12 +77,12 @@ class Step:
 
     @property
     def used(self) -> CallUsage:
-        """Tokens and cost of its calls together, as far as they are known."""
+        """Tokens and cost of the step's calls together, as far as they are known."""
         return total_usage(call.used for call in self.calls)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that answered its calls, each once."""
+        """Models that answered the step's calls, each once."""
         return tuple(dict.fromkeys(call.answered_by or call.model for call in self.calls))
 
 
@@ -111,19 +111,21 @@ class Moment:
     created_at: str
     """Time of the checkpoint in ISO 8601, as LangGraph wrote it."""
     ran: Step
-    """Step that led to it."""
+    """Step that led to the checkpoint."""
     next: tuple[str, ...]
     """Names of the nodes to run from here, one for each task."""
     questions: tuple[PendingInterrupt, ...]
-    """Interrupts that wait here for a person's answer."""
+    """Interrupts that wait at the checkpoint for a person's answer."""
     under_way: Step | None
-    """Tasks and calls from here, in a step that is not over (None if there are none)."""
+    """Tasks and calls that start from the checkpoint, in a step that is not over (None if there are
+    none).
+    """
     values: Mapping[str, Any] = field(repr=False)
     """Channels of the state, without LangGraph's own."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which `History.select` finds it, beside index and id."""
+        """Names by which `History.select` finds the moment, beside index and id."""
         place = role_of(self.namespace)
         before = [f"before:{_joined(place, name)}" for name in dict.fromkeys(self.next)]
         return *before, *(f"after:{_joined(place, name)}" for name in dict.fromkeys(self.ran.nodes))
@@ -222,7 +224,7 @@ class History:
             raise RunError(
                 f"{len(starting)} moments of thread {self.thread_id!r} have an id that begins with"
                 f" {name!r}.",
-                f"Give more of it: {', '.join(moment.checkpoint_id for moment in starting[:4])}.",
+                f"Write more of the id: {', '.join(moment.checkpoint_id for moment in starting[:4])}.",
             )
         return starting[0] if starting else self._nothing(repr(name), name)
 

@@ -4,9 +4,9 @@ can be loaded.
 The channels of a checkpoint name the nodes that it triggers (`branch:to:NODE`, a full `join:`, the
 sent tasks), and a call names the checkpoints, of every enclosing graph, that its step started from.
 So a history can be read without the code, also for a thread that the user's own program made with
-`store.checkpointer`. If the code exists, it is asked for the next nodes: it also knows deferred
-nodes and the functional API. `StateSnapshot.next` is not used, since it leaves out tasks that have
-finished in an unfinished step; `tasks` does not.
+`store.checkpointer`. If the graph's code exists, it is asked for the next nodes, since it also
+knows deferred nodes and the functional API. `StateSnapshot.next` is not used, since it leaves out
+tasks that have finished in an unfinished step; `tasks` includes them.
 
 Without states (`values=False`), only the record is read for built-in graphs, whose channels name
 all next nodes, and for threads without a graph: LangGraph takes most of a second to import.
@@ -163,8 +163,8 @@ class HistoryReader:
         asked: Mapping[str, dict[str, str]],
         values: Callable[[Any], Mapping[str, Any]] = lambda _: {},
     ) -> None:
-        """`listed`: its checkpoints, oldest first. `asked`: facts from the graph; see `_ask`.
-        `values`: reads the state at one of them; the default leaves states out.
+        """`listed`: the thread's checkpoints, oldest first. `asked`: facts from the graph; see
+        `_ask`. `values`: reads the state at one of them; the default leaves states out.
         """
         self._thread_id, self._asked, self._values = thread_id, asked, values
         self._by_id = {_id(found): found for found in listed}
@@ -261,7 +261,7 @@ class HistoryReader:
         )
 
     def _tasks(self, found: Found) -> dict[str, str]:
-        """Task id -> node. Ids that the record does not hold are numbers."""
+        """Task id -> node. Task ids that the record does not hold are replaced by numbers."""
         asked = self._asked.get(_id(found))
         names = triggered_nodes(found.checkpoint["channel_values"])
         return asked or {str(number): name for number, name in enumerate(names)}
@@ -298,8 +298,8 @@ def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
 
 
 def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
-    """Nodes that saw new versions of their channels: those that ran, in a graph that names no
-    triggers.
+    """Nodes that saw new versions of their channels. In a graph whose channels name no triggers,
+    these are the nodes that ran.
     """
     before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
     return tuple(
@@ -335,8 +335,8 @@ def _parent(found: Found) -> str:
 
 
 def _around(found: Found) -> str:
-    """Id of the checkpoint of the enclosing graph whose step contains this one; empty for the graph
-    itself.
+    """Id of the checkpoint of the enclosing graph whose step contains this one; empty for a
+    checkpoint of the outermost graph.
     """
     around = found.metadata.get("parents", {})
     innermost = max(around, key=lambda namespace: len(namespace_parts(namespace)), default="")

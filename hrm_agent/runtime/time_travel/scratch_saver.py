@@ -100,7 +100,7 @@ class ScratchSaver(InMemorySaver):
     def head(self) -> CheckpointTuple:
         """The newest checkpoint of the outermost graph."""
         found = self.get_tuple({"configurable": self._thread})
-        assert found is not None, "it begins with one"
+        assert found is not None, "the saver begins with a checkpoint"
         return found
 
     def at(self, step: int) -> CheckpointTuple | None:

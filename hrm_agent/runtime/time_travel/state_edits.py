@@ -4,8 +4,8 @@ An edit replaces: a channel with a reducer gets the new value as it is, not merg
 Then the nodes that ran into the moment decide the next tasks again, as if they had returned the
 edited state: sent tasks carry edited arguments, an edited verdict takes its own branch. That
 requires nodes whose edges define where they lead. A node that returns `Command(goto=...)`, or a
-graph without edges, cannot be asked again. This is tried in memory first, with nothing changed. If
-it does not lead where the moment leads, the edit is written beside the existing tasks.
+graph without edges, cannot be asked again. So it is tried in memory first whether the nodes lead
+to the moment's tasks if nothing is changed. If they do not, the edit is written beside these tasks.
 """
 
 from __future__ import annotations
@@ -240,8 +240,8 @@ def _arrived_from(found: History, moment: Moment) -> tuple[str, ...]:
 
 
 def _as_returned(values: Mapping[str, Any], nodes: Sequence[str]) -> list[StateUpdate]:
-    """Updates by which one node returns the edit; those that ran beside it return nothing, but lead
-    on.
+    """Updates by which one node returns the edit. The nodes that ran beside it return nothing, but
+    their edges are followed, too.
     """
     return [StateUpdate(dict(values) if i == 0 else {}, node) for i, node in enumerate(nodes)]
 
@@ -262,7 +262,7 @@ async def _leads_on(
             graph, start, [StateUpdate({}, step.as_node) for step in steps], runtime
         )
         edited = await _tried(graph, start, steps, runtime)
-    except Exception:  # of any kind: a user's edge was asked outside of a run
+    except Exception:  # a user's edge is asked outside of a run
         return False
     names = sorted(task.name for task in unchanged.tasks)
     return names == sorted(then) and all(

@@ -185,7 +185,8 @@ def _plain(value: Any) -> Any:
 
 
 def _diff(old: list[str], new: list[str]) -> tuple[str, ...]:
-    # a line of the text may look like the header
+    # The first two lines are the header. They are cut by number, since a line of the text may look
+    # like a header.
     lines = tuple(difflib.unified_diff(old, new, lineterm="", n=1))[2:]
     return tuple(line for line in lines if not line.startswith("@@"))
 

@@ -110,7 +110,7 @@ def test_what_is_ignored_is_told(hrm: Command, scripted: str) -> None:
     one = hrm("replay", "t", *paths)
     assert one.code == 0 and "equal, apart from 4 ignored differences" in one.out
     broken = hrm("replay", "t", "--ignore", "rows[")
-    assert broken.code == 2 and "'rows[' is no path" in broken.err
+    assert broken.code == 2 and "'rows[' is no valid path" in broken.err
 
 
 def test_generated_ids_are_counted(hrm: Command, scripted: str) -> None:

@@ -123,11 +123,11 @@ def test_a_state_of_any_shape_is_given_as_json_and_the_answer_is_where_it_is_sai
         ),
         (["--graph", f"{FORMS}:report", "--input", "{"], "--input is not JSON"),
         (["--graph", f"{FORMS}:report", "--input", '{"topic": NaN}'], "NaN is no number of JSON"),
-        (["--graph", f"{FORMS}:report", "--input", "[1]"], "an object with fields, and no list"),
+        (["--graph", f"{FORMS}:report", "--input", "[1]"], "an object with fields, not list"),
         (["--graph", f"{FORMS}:report", "--input", "@none.json"], "none.json cannot be read"),
         (
             ["--graph", f"{FORMS}:report", "--input", "{}", "--answer-path", "sections["],
-            "no place in a state",
+            "not a path in a state",
         ),
         (
             ["--graph", f"{FORMS}:report", "--input", "{}", "--answer-path", "section.0"],
@@ -170,7 +170,7 @@ async def test_a_graph_object_is_run_where_a_name_is(
     own = "tests.support.graphs.own_agent"
     assert [t.graph for t in found] == [f"{own}:graph", f"{own}:builder", "(StateGraph)"]
     assert replay_of(store, "inside", inside) and replay_of(store, "object", None)
-    with pytest.raises(GraphError, match="in no module's attribute"):
+    with pytest.raises(GraphError, match="no module held it in an attribute"):
         replay_of(store, "inside", None)
     with pytest.raises(GraphError, match="int is not a LangGraph graph"):
         load_graph(5)

@@ -1,4 +1,4 @@
-"""Startup module of a Python that `hrm-agent record` has started. It then imports the
+"""Startup module of a Python that `hrm-agent record` has started. Afterwards it imports the
 `sitecustomize` that it hides.
 """
 
