@@ -68,7 +68,7 @@ class RecordKind(Generic[R]):
     ) -> Iterator[tuple[Sequence[Any], R]]:
         """Rows with their records. A row is the key, the sealed record and any other columns.
 
-        `on_damage` is called for a damaged one, which is left out. By default `StoreError` is
+        `on_damage` is called for a damaged record, which is left out. By default `StoreError` is
         raised.
         """
         size = len(self.key)
@@ -138,7 +138,7 @@ def _dumped_header(trajectory: Trajectory) -> bytes:
 
 
 def _dumped_call(call: Call) -> bytes:
-    # These have rows of their own. Older stores keep the request in the record.
+    # These fields have rows of their own. Older stores keep the request in the record.
     apart = {"token_ids", "mask", "logprobs", "request", "tools"}
     return call.model_dump_json(exclude=apart).encode()
 

@@ -242,7 +242,8 @@ def open_store(
     """Open a store by path or URL. A folder means its `store.db`, or the store that its `store.url`
     names.
 
-    A server that a folder names is never connected to, as its password would be sent there.
+    A server that a folder names is never connected to, since that would send the user's password
+    there.
 
     Accepted are `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see
     `hrm_agent.store.database.sqlite`) and `postgresql://user@host/database`. `key` (base64 of 32
@@ -271,7 +272,7 @@ def _open_database(
         if named_by:
             raise StoreError(
                 f"{named_by[-1]} names a store on a server, {shown_url(where)}; whoever made the"
-                " folder wrote that, so it was not connected to.",
+                " folder wrote that, so that no connection was made.",
                 "Name the store's own URL in place of the folder.",
             )
         from hrm_agent.store.database.postgres_reading import ReadOnlyPostgres
@@ -302,7 +303,8 @@ def _open_database(
         )
     if unknown := given.keys() - {"level"}:
         raise ConfigError(
-            f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power."
+            f"A SQLite store has no option {min(unknown)!r}.",
+            "Its only option is level=process|power.",
         )
     file = path / "store.db" if path.is_dir() else path
     return ReadOnlySqlite(file) if read_only else SqliteDatabase(file, create=create, **given)
@@ -350,7 +352,7 @@ def file_of(where: str) -> Path | None:
 
 
 def own_run(where: str) -> str | None:
-    """Id of the run in a folder, if other runs share its store (None means all of the store).
+    """Id of the run in a folder, if other runs share its store (None: the whole store is meant).
 
     Raises `RunError` if the folder's `run_id` is missing or empty.
     """
@@ -360,9 +362,9 @@ def own_run(where: str) -> str | None:
     name = read_whole(folder / "run_id")
     if name is None:
         raise RunError(
-            f"{folder / 'run_id'} is missing or empty: which of the runs of its store is meant is"
-            " not known.",
-            f"Name it there: `echo {folder.resolve().name} > {folder / 'run_id'}`, or name the"
+            f"{folder / 'run_id'} is missing or empty, so that it is not known which run of the"
+            " store is meant.",
+            f"Write it there: `echo {folder.resolve().name} > {folder / 'run_id'}`, or name the"
             " store itself.",
         )
     return name
@@ -395,7 +397,7 @@ def _check_key(database: Database, cipher: Cipher) -> None:
     if name == "none":
         raise StoreError(
             f"The store {database.url} is not encrypted, but a key was given.",
-            "Leave the key out, or copy it: `hrm-agent store copy --help`.",
+            "Leave the key out, or encrypt a copy: `hrm-agent store copy --help`.",
         )
     if cipher.name == "none":
         raise StoreError(
@@ -415,8 +417,9 @@ def _nested(
 ) -> set[tuple[str, str]]:
     """Namespaces and ids of the subgraphs' checkpoints that belong to steps of a thread.
 
-    Each names the outermost checkpoint that it was made under. Its namespace does not identify the
-    step: a subgraph with memory (`checkpointer=True`) has the same one in every step.
+    Each of these checkpoints names the outermost checkpoint that it was made under. Its namespace
+    does not identify the step: a subgraph with memory (`checkpointer=True`) has the same namespace
+    in every step.
     """
     query = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ''"
     found: set[tuple[str, str]] = set()

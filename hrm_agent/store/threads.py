@@ -165,10 +165,10 @@ def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
 
 def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
     """Delete checkpoints and writes of threads. Values without references are deleted when the
-    store is collected.
+    store's values are collected.
 
-    A thread with a trajectory remains listed. Without one nothing would refer to its other records,
-    so they are deleted too.
+    A thread with a trajectory remains listed. Without a trajectory nothing would refer to its other
+    records, so they are deleted too.
     """
     for thread_id in thread_ids:
         thread = (thread_id,)

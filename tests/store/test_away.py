@@ -315,6 +315,6 @@ def test_a_read_that_cannot_be_of_one_moment_any_more_is_refused(opened: Opened)
         opened.way.open()
         opened.store.database.write(lambda cursor: cursor.execute(insert, (1,)))
         with pytest.raises(
-            StoreError, match=r"lost in the middle of a read.*written to since\. Read it again"
+            StoreError, match=r"lost in the middle of a read.*have changed since\. Read it again"
         ):
             cursor.execute("SELECT 2")

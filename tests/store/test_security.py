@@ -332,7 +332,7 @@ def test_a_row_that_is_not_sealed_is_refused(column: str, url: str, tmp_path: Pa
     execute(url, f"UPDATE {table} SET {name} = ?", (data,))
     with (
         open_store(url, key=KEY) as store,
-        pytest.raises(StoreError, match="was not sealed with its key"),
+        pytest.raises(StoreError, match="was not sealed with the store's key"),
     ):
         assert [*store.checkpointer.list(on("t"))] == store.journal.trajectory("i")
 
@@ -346,6 +346,6 @@ def test_a_sealed_row_stays_at_its_place(url: str) -> None:
     )
     execute(url, "UPDATE checkpoints SET manifest = ? WHERE thread_id = 'mine'", (manifest,))
     with open_store(url, key=KEY) as store:
-        with pytest.raises(StoreError, match="was not sealed with its key"):
+        with pytest.raises(StoreError, match="was not sealed with the store's key"):
             conversation(store).get_state(on("mine"))
         assert conversation(store).get_state(on("theirs")).values

@@ -2,7 +2,7 @@
 tokens and texts.
 
 A list is read again and again while a run grows. Each record is decoded once: results are cached by
-the record's bytes, so a changed record is a new entry. Long ones are not cached.
+the record's bytes, so a changed record is a new entry. Long records are not cached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 T = TypeVar("T")
 _AT_ONCE = 500
-"""Values in one query."""
+"""Maximum number of values in one query."""
 _KEPT_BYTES, _KEPT = 4_096, 12_000
 """Longest record in bytes whose decoded form is cached, and number of cached forms."""
 
@@ -42,7 +42,7 @@ class StoredHeader(NamedTuple):
     """Trajectory without its calls."""
 
     seq: int
-    """Number of its row, in the order in which trajectories started."""
+    """Number of the row, in the order in which trajectories started."""
     header: Trajectory
     """Fields of the trajectory without its calls."""
 
@@ -80,7 +80,7 @@ def headers_page(
     limit: int | None = None,
 ) -> list[StoredHeader]:
     """Headers of trajectories, in the order in which they started. `on_damage` is called for a
-    damaged one, which is left out.
+    damaged header, which is left out.
     """
     query = f"SELECT id, record, seq FROM trajectories WHERE {where} ORDER BY seq"
     with store.database.read() as cursor:
@@ -101,7 +101,7 @@ def overlays_of(
 ) -> dict[str, Overlay]:
     """Overlays of a run by trajectory, for one of its steps or for trajectories with these ids.
 
-    `on_damage` is called for a damaged one, which is left out.
+    `on_damage` is called for a damaged overlay, which is left out.
     """
     select = "SELECT run_id, trajectory_id, record FROM overlays WHERE run_id = ? AND"
     with store.database.read() as cursor:
@@ -149,7 +149,7 @@ def tool_marks(
     store: RunStore, threads: Sequence[str], on_damage: OnDamage
 ) -> dict[str, list[ToolMark]]:
     """Tool calls of threads, in the order in which they started. `on_damage` is called for a
-    damaged one, which is left out.
+    damaged tool call, which is left out.
     """
     found: dict[str, list[ToolMark]] = {}
     query = "SELECT id, record, thread_id, seq FROM tool_calls WHERE thread_id IN"

@@ -1,4 +1,4 @@
-"""Messages of a model call that an earlier one was not sent, without reading the common ones.
+"""Messages of a model call that an earlier call was not sent, without reading the common ones.
 
 Requests are lists of references, and equal messages have equal references. So the lists of two
 requests are compared, and only the messages that differ are read.
@@ -24,7 +24,7 @@ __all__ = ["NewMessages", "new_messages"]
 
 _AT_ONCE = 500
 _MOST = 1_000_000
-"""Most messages, and most nodes, of one request."""
+"""Maximum number of messages, and of nodes, of one request."""
 _WITH_TOOLS = (1, 3)
 
 
@@ -34,7 +34,7 @@ class NewMessages(NamedTuple):
     earlier: int
     """Number of messages before these: common ones, and new ones beyond the limit."""
     messages: tuple[dict[str, Any], ...]
-    """Messages as dumps. One of an unknown type has `unread`, which names the type."""
+    """Messages as dumps. A message of an unknown type has `unread`, which names the type."""
     problem: str | None
     """Reason why the messages cannot be read (None if they can)."""
 

@@ -6,7 +6,7 @@ parts (`hrm_agent.store.values.plain_reader`).
 Outlines show the course of a run, not its state. They are read without LangChain and LangGraph.
 Plain values, sets, sent tasks and questions are read. Messages are only recognised. A value of any
 other type raises `NeedsItsType`. The caller then reads the checkpoints by `store.checkpointer`,
-which knows types, and refuses those that are not allowed.
+which knows types, and refuses types that are not allowed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def newest_plain_channels(
             reader = read_values(cursor, store.cipher, PlainLoader(_json), shared=False)
             reader.load(wanted.values())
             return {name: reader.value(ref) for name, ref in wanted.items()}
-        except (RefusedValue, *DAMAGED) as error:  # reading it with its types reports the error
+        except (RefusedValue, *DAMAGED) as error:  # a reader with types reports the error
             raise NeedsItsType from error
 
 

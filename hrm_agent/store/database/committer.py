@@ -78,7 +78,7 @@ class DeferredWork:
             try:
                 self._on_done(error)
             except Exception:
-                _log.exception("What follows a write has failed.")
+                _log.exception("The callback of a write has failed.")
 
     def __call__(self, cursor: WriteCursor) -> Any:
         try:
@@ -90,8 +90,8 @@ class DeferredWork:
 
 
 def is_late(works: Sequence[DeferredWork], seconds: float) -> bool:
-    """True if the oldest work has waited for longer: the disk is slow, another process writes, or
-    no thread had time.
+    """True if the oldest work has waited for more than `seconds`: the disk is slow, another process
+    writes, or no thread had time.
 
     `works` may change meanwhile.
     """
@@ -135,7 +135,7 @@ _IN_ONE_COMMIT = 512
 class _PendingWrite:
     work: Work[Any]
     future: Future[Any]
-    """Future that is done when the work is committed. Then it has its result."""
+    """Future of the work's result, which is set when the work is committed."""
 
 
 class Committer:
@@ -143,7 +143,8 @@ class Committer:
 
     A caller that will wait for its job commits in its own thread if no commit is running, together
     with earlier jobs. Handing over to another thread and back takes as long as the rest of a small
-    commit. The main thread never does so, as an interrupt (Ctrl-C) would be raised in the middle.
+    commit. The main thread never commits itself, since an interrupt (Ctrl-C) would be raised in the
+    middle of the commit.
     """
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
@@ -163,11 +164,12 @@ class Committer:
         for the job.
         """
         future: Future[T] = Future()
-        # a waiting caller may be cancelled, but its job is committed
+        # The future cannot be cancelled: the job is committed even if the task of its caller is
+        # cancelled.
         future.set_running_or_notify_cancel()
         with self._changed:
             if self._closed:
-                raise StoreError("The store is closed.", "Open it again: open_store.")
+                raise StoreError("The store is closed.", "Open it again with open_store.")
             self._jobs.append(_PendingWrite(work, future))
             if self._busy or not waits or threading.current_thread() is threading.main_thread():
                 self._changed.notify()

@@ -30,8 +30,9 @@ Work = Callable[[WriteCursor], T]
 def answered(cursor: Cursor, query: str, values: Sequence[Any], expected: tuple[Any] | None) -> Any:
     """First row of an answer with one column.
 
-    `expected`: the row that is almost certain (None if unknown). A cursor with a round trip per
-    answer returns it at once. If the real answer differs, the whole transaction is repeated.
+    `expected`: row that the answer almost certainly is (None if unknown). A cursor with a round
+    trip per answer returns this row at once. If the real answer differs, the whole transaction is
+    repeated.
     """
     assuming = getattr(cursor, "answered", None) if expected is not None else None
     return (

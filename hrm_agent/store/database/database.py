@@ -70,8 +70,8 @@ class Database(ABC):
     transaction: int = 0
     """Number of the current transaction."""
     joined_seconds: float = 0.05
-    """Longest delay in seconds of a deferred write if a run's steps join. The run is never further
-    ahead of its record.
+    """Longest delay in seconds of a deferred write of a run whose steps go with the next commit.
+    The run is never further ahead of its record.
     """
 
     def __init__(self) -> None:
@@ -196,11 +196,12 @@ class Database(ABC):
     def submit(
         self, work: Work[T], thread_id: str | None = None, *, waits: bool = False
     ) -> Future[T]:
-        """Do `work` in a transaction. The future is done when it is committed, or has a
+        """Do `work` in a transaction. The future is done when the work is committed, or has a
         `StoreError`.
 
-        `thread_id`: thread that it writes to. It fails with `LeaseLostError` if another process has
-        taken that over. `waits`: the caller will wait, so the commit may be made in its thread.
+        `thread_id`: thread that the work writes to. The work fails with `LeaseLostError` if another
+        process has taken the thread over. `waits`: the caller will wait, so the commit may be made
+        in its thread.
         """
         self._refuse_unusable()
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
@@ -216,14 +217,14 @@ class Database(ABC):
     def add(self, work: Work[T], thread_id: str | None = None) -> T:
         """Do `work` in a transaction and wait for it. It must not delete anything.
 
-        `thread_id`: thread that it writes to (see `submit`).
+        `thread_id`: thread that the work writes to (see `submit`).
         """
         return self.submit(work, thread_id, waits=True).result()
 
     def write(self, work: Work[T], thread_id: str | None = None) -> T:
         """Do `work` in a transaction and wait for it. It may delete.
 
-        `thread_id`: thread that it writes to (see `submit`).
+        `thread_id`: thread that the work writes to (see `submit`).
         """
 
         def forgetting(cursor: WriteCursor) -> T:
@@ -236,8 +237,8 @@ class Database(ABC):
             self.held.forget()
 
     def write_once(self, work: Work[None]) -> None:
-        """Do work that must not be done twice in a transaction, and wait for it. A mark shows if it
-        was committed when the answer to a commit is lost.
+        """Do work that must not be done twice in a transaction, and wait for it. If the answer to a
+        commit is lost, a mark in the database shows whether the work was committed.
         """
         mark = f"done:{secrets.token_hex(8)}"
 
@@ -271,7 +272,7 @@ class Database(ABC):
 
     def joins(self, held: HeldThread | None) -> TypeGuard[HeldThread]:
         """True if a thread's writes go with the next commit. While a commit fails or is late, each
-        waits for its own.
+        write waits for a commit of its own.
         """
         return held is not None and held.joins and not is_late(self._later, self.joined_seconds)
 
@@ -300,8 +301,8 @@ class Database(ABC):
     ) -> None:
         """Do `work` with the next commit, at most `seconds` (default: 5 ms) from now.
 
-        `thread_id`: thread that it writes to (see `submit`). `on_done`: see `DeferredWork`. Without
-        it, a failure is raised by the next commit, or logged.
+        `thread_id`: thread that the work writes to (see `submit`). `on_done`: see `DeferredWork`.
+        Without `on_done`, a failure is raised by the next commit, or logged.
         """
         self._refuse_unusable()
         deferred = DeferredWork(
@@ -357,15 +358,15 @@ class Database(ABC):
                 if before:
                     with self._later_lock:
                         del self._later[: len(before)]
-                        # for writes that arrived meanwhile
+                        # writes that arrived meanwhile get the whole delay
                         self._due = time.monotonic() + _LATER_SECONDS
                     for work in before:
                         work.done()
                 return results
 
     def _commit_alone(self, works: Sequence[DeferredWork]) -> None:
-        """Commit deferred writes one by one if a row is refused, as a pipeline does not report
-        which one.
+        """Commit deferred writes one by one if a row is refused, since a pipeline does not report
+        which row.
         """
         for work in works:
             try:
@@ -396,7 +397,8 @@ class Database(ABC):
             return
         if len(works) == 1 and works[0] is not _for_nobody:
             raise error.reason from error
-        # no caller waits for it, or several do and none is more concerned than another
+        # No caller waits for the write, or several wait for the commit and none is more concerned
+        # than the others.
         _log.error(
             "The store %s gave up a write: %s", self.url, error.reason, exc_info=error.reason
         )
@@ -412,7 +414,8 @@ class Database(ABC):
                 while self._has_more() and not self._closed.wait(
                     min(self._seconds_left(), _LATER_SECONDS)
                 ):
-                    # else it is not due yet, or others have replaced the committed ones
+                    # If time is left, the writes are not due yet, or were committed and later ones
+                    # have come.
                     if self._seconds_left() <= 0:
                         self._flush_or_sleep()
 
@@ -463,7 +466,7 @@ class Database(ABC):
                 "Call open_store in each process.",
             )
         if self._closed.is_set():
-            raise StoreError(f"The store {self.url} is closed.", "Open it again: open_store.")
+            raise StoreError(f"The store {self.url} is closed.", "Open it again with open_store.")
 
 
 def _for_nobody(_: WriteCursor) -> None:

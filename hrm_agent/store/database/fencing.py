@@ -1,20 +1,21 @@
 """Fencing: a process writes to a thread only while it holds its leases on that thread.
 
 A process may be stopped for longer than its lease lasts, and another one may take the thread over.
-When the first continues, it does not know. So each transaction that writes to a thread checks the
-leases that its process held when the work was handed in: an owner, and an epoch that grows each
-time a lease changes hands. If one is missing, nothing is written, and the run gets
+When the first process continues, it does not know this. So each transaction that writes to a thread
+checks the leases that its process held when the work was handed in: an owner, and an epoch that
+grows each time a lease changes hands. If a lease is missing, nothing is written, and the run gets
 `LeaseLostError`. On PostgreSQL the rows stay locked until the commit, so no process takes over
 between the check and the commit.
 
 Work without a lease on a thread (a graph with the bare checkpointer, an import) is not checked.
 
-Held threads are a cache of their records, to avoid database queries. The holder of the lease of a
-thread's run is the only run that writes to it. So the rows that were read once and those written since are
-complete: earlier calls of a tool, the checkpoints that led here. (Writers without a lease are not
-stopped: writes or deletes of a bare checkpointer beside a run are not seen here.) If a thread had
-no records when its lease was taken, the rows written since are complete. Its calls are kept as they
-were written, and nothing is queried. Threads without a lease are queried each time.
+The records of held threads are cached, to avoid database queries. The holder of the lease of a
+thread's run is the only run that writes to the thread. So the rows that it has read once and the
+rows that it has written since are complete: earlier calls of a tool, the checkpoints that led to
+the current one. (Writers without a lease are not stopped: what a bare checkpointer writes or
+deletes beside a run is not seen.) If a thread had no records when its lease was taken, the rows
+written since are complete. Its calls are kept as they were written, and nothing is queried. Threads
+without a lease are queried each time.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class HeldLease(NamedTuple):
     """Lease as this process took it."""
 
     key: str
-    """Key of its row."""
+    """Key of the lease's row."""
     epoch: int
     """Number of times the lease had changed hands when it was taken."""
 
@@ -115,7 +116,7 @@ class Fence:
         """Errors that stopped writing, by lease."""
         self._lost: dict[str, dict[str, LeaseLostError]] = {}
         """Errors of lost leases, by thread and lease key. Nothing is written to the thread until it
-        is taken again, and then not while one of these leases is still held.
+        is taken again, and even then nothing while this process still holds one of these leases.
         """
         self._lock = threading.Lock()
 
@@ -158,7 +159,7 @@ class Fence:
     def work_on(
         self, thread_id: str, work: Callable[[WriteCursor], T]
     ) -> Callable[[WriteCursor], T]:
-        """Work that is done only if the leases held now are still held then."""
+        """Work that is done only if the leases that are held now are still held when it is done."""
         if thread_id not in self._held and thread_id not in self._lost:
             return work
         with self._lock:
@@ -255,7 +256,7 @@ def readable(process: str) -> str:
 _TOOL_CALLS = 16
 """Number of newest tool calls of a thread that are kept whole, as a tool's output may be large."""
 _CALLS, _TOKENS = 64, 65_536
-"""Most calls and tokens of a new thread whose calls are kept."""
+"""Maximum number of calls, and of tokens, of a new thread whose calls are kept."""
 _FEWEST = 64
 """Number of threads above which released ones are removed."""
 
@@ -328,8 +329,8 @@ class HeldThread:
         return self._calls is not None and not self._calls
 
     def add_call(self, call: Call, written: WrittenCall | None) -> None:
-        """Note a model call as it is written, inside the transaction. `written` is None if it could
-        not be read back from this.
+        """Note a model call as it is written, inside the transaction. `written`: its row (None if
+        the call could not be read back from the row).
         """
         with self._lock:
             if self._calls is None:
@@ -382,8 +383,8 @@ class HeldThread:
             return record_id in self._tools
 
     def record(self, record_id: str) -> tuple[ToolCall, bytes] | None:
-        """Tool call that was written since the lease was taken, and its row (None for another, or
-        an old one).
+        """Tool call that was written since the lease was taken, and its row (None for a call that
+        is missing or older).
         """
         with self._lock:
             self._enter()

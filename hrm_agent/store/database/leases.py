@@ -6,16 +6,17 @@ wait until the lease expires.
 
 Expiry does not depend on a machine's wall clock. On PostgreSQL the server's clock writes and
 compares the times. A SQLite file is written on one machine at a time, whose processes share the
-kernel's monotonic clock. A row has the difference between the owner's wall clock and that clock
-beside the time, and the boot id of the kernel. An owner of another boot is gone. A row without
-these was written by an earlier version (or a system without `/proc`) and is judged by the wall
+kernel's monotonic clock. Beside the time, a row has the difference between the owner's wall clock
+and the monotonic clock, and the boot id of the kernel. An owner of another boot is gone. A row
+without these two was written by an earlier version (or a system without `/proc`) and is judged by
+the wall
 clock. No lease lasts longer than `LEASE_SECONDS` from now. A longer one, from a clock that was
 ahead, is shortened when another process asks for it. A live owner extends it again.
 
 Each take-over raises the lease's epoch, which every write of the owner checks
 (`hrm_agent.store.database.fencing`). A released lease keeps its row, with the time 0, so that a
-loser can be shown who had it since. The row is deleted with its thread. An owner that was away is
-refused then too: its row is missing, and no epoch occurs twice.
+loser can be shown who had it since. The row is deleted with its thread. Then, too, an owner that
+was away is refused: the row of its lease is missing, and no epoch occurs twice.
 
 Leases of threads that are to run next are taken together (`ComingThreads`).
 """
@@ -223,8 +224,8 @@ class Leases:
     def ahead(self, thread_ids: Sequence[str]) -> Generator[None]:
         """Take leases in batches for threads that run inside the block, in about this order.
 
-        Taking one also takes those of the next threads, in one transaction, if they have no
-        records. Unused leases are released at the end.
+        Taking a thread's lease also takes those of the next threads, in one transaction, if they
+        have no records. Unused leases are released at the end.
         """
         coming = ComingThreads(thread_ids)
         with self._lock:
@@ -284,7 +285,7 @@ class Leases:
 
     def _give_back(self, thread_ids: Collection[str], epoch: int) -> None:
         """Release unused leases up to `epoch`. A lease that is taken again meanwhile has a higher
-        one.
+        epoch.
         """
         query = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ? AND epoch <= ?"
         rows = [(name, self._fence.owner, epoch) for name in thread_ids]
@@ -292,8 +293,8 @@ class Leases:
             self._database.defer(lambda cursor: cursor.executemany(query, rows))
 
     def take_from(self, owner: str) -> None:
-        """Release the leases of an owner that is known to be dead. If it is alive, it has lost them
-        all.
+        """Release the leases of an owner that is known to be dead. If the owner is alive after all,
+        it has lost them.
         """
         query = (
             "UPDATE leases SET owner = ?, epoch = epoch + 1, expires_at = 0 WHERE owner = ? AND"
@@ -366,8 +367,8 @@ class Leases:
         # The epoch is higher than any that this owner has had, even if the row was deleted since,
         # so lost leases do not become valid again.
         epoch = max(epoch_before, self._epoch) + 1
-        # On a server, another transaction may have taken it since it was read: only the row that
-        # was read is taken over.
+        # On a server, another transaction may have taken the lease since its row was read. So the
+        # lease is taken only if the row is unchanged.
         cursor.execute(
             "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?,"
             f" {now} + ?, ?) ON CONFLICT (thread_id) DO UPDATE SET owner = excluded.owner, process"
@@ -529,14 +530,14 @@ def forget_unused_leases(cursor: Cursor) -> None:
     threads = [str(row[0]) for row in cursor.execute("SELECT id FROM threads").fetchall()]
     used = {_key(thread_id, doing) for thread_id in threads for doing in (RUN, CHAT, COMMAND)}
     given_back = cursor.execute("SELECT thread_id FROM leases WHERE expires_at = 0").fetchall()
-    for key in {str(row[0]) for row in given_back} - used:  # one may be taken meanwhile
+    for key in {str(row[0]) for row in given_back} - used:  # a lease may be taken meanwhile
         cursor.execute("DELETE FROM leases WHERE thread_id = ? AND expires_at = 0", (key,))
 
 
 def _taken(thread_id: str, doing: str, by: str) -> RunError:
     return RunError(
         f"Thread {thread_id!r} is being {doing} already, by {by}.",
-        "Wait for it, use a thread of its own, or fork it: `hrm-agent fork --help`.",
+        "Wait until it has ended, use another thread, or fork this one: `hrm-agent fork --help`.",
     )
 
 

@@ -6,9 +6,9 @@ Reads have connections of their own (`Readers`). Statements are sent in pipeline
 waiting for each answer. If an answer is almost certain (the epoch, a lease, the newest checkpoint
 of a thread that this process writes, a new row), the transaction asserts it instead of asking. So
 most transactions are one round trip. If an assertion fails, the transaction is rolled back and
-repeated with real queries (`hrm_agent.store.database.postgres_cursors`). That is an error in the
-server's log, so known changes are queried at once: a process that collects values, or takes over a
-lease, notifies all connected ones (`NOTIFY`).
+repeated with real queries (`hrm_agent.store.database.postgres_cursors`). The server logs a failed
+assertion as an error. To avoid this, a process that collects values, or takes over a lease,
+notifies all connected processes (`NOTIFY`), and their next transaction asserts nothing.
 
 A server that restarts is waited for. Each write is idempotent, so unconfirmed work is done again on
 a new connection. Blobs are collected under an advisory lock that every writer shares.
@@ -53,7 +53,7 @@ _STATE = (
     " FROM leases WHERE owner = %s AND thread_id = ANY(%s) FOR SHARE)"
 )
 """Query at the start of a transaction: the epoch of values, and the needed leases that this process
-has. No other process takes those over until it ends.
+has. No other process takes those over until the transaction ends.
 """
 _SAME_EPOCH = "SELECT 1 / count(*) FROM meta WHERE key = 'epoch' AND value = %s"
 _SAME_STATE = (
@@ -67,7 +67,7 @@ is lost.
 _CHANGED = "hrm_agent_changed"
 """Channel for notifications that another process changed rows on which this one may rely."""
 _WRITER = "hrm-agent "
-"""Prefix of the owner of leases in the name of its writing connection."""
+"""Prefix of the name of a writing connection, followed by the owner of its leases."""
 
 
 class PostgresDatabase(PostgresReading):
@@ -124,8 +124,8 @@ class PostgresDatabase(PostgresReading):
         """Create the tables in a new database, or refuse one of another version. Two processes may
         do so at once.
 
-        No lock is taken if the tables exist. A process that was stopped in a transaction holds it
-        shared, and all writers would wait behind one that waits for exclusive access.
+        No lock is taken if the tables exist: a process that was stopped in a transaction holds the
+        lock shared, and all writers would wait behind a process that waits for exclusive access.
         """
         try:
             with self._writer.transaction(), self._writer.cursor() as cursor:
@@ -234,8 +234,9 @@ class PostgresDatabase(PostgresReading):
         self.fence.valid = {_lease(text) for text in ours}
 
     def _in_pipeline(self, work: Callable[[psycopg.Cursor[Any]], T]) -> T:
-        """Raise the error of `work`. The error of an earlier statement, which comes when the
-        pipeline ends and which psycopg would print, is raised only if the connection is lost.
+        """Do `work` in a pipeline, and raise its error. The error of an earlier statement, which
+        comes when the pipeline ends and which psycopg would print, is raised only if the connection
+        is lost.
         """
         failed: Exception | None = None
         try:

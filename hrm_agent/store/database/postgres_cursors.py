@@ -1,10 +1,10 @@
 """PostgreSQL cursors with the interface of SQLite's, for transactions of one round trip.
 
-Each answer that a transaction waits for is a round trip to the server. Most are known in advance: a
-row is new, or the newest checkpoint of a thread is the one that this process wrote last. So the
-client continues with the expected answer and sends the query as an assertion, which aborts the
-transaction on the server if the answer differs (`hrm_agent.store.database.cursors.answered`). The
-client waits for the commit only.
+Each answer that a transaction waits for is a round trip to the server. Most answers are known in
+advance: a row is new, or the newest checkpoint of a thread is the one that this process wrote last.
+So the client continues with the expected answer and sends the query as an assertion, which aborts
+the transaction on the server if the answer differs (`hrm_agent.store.database.cursors.answered`).
+The client waits for the commit only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _translated(query: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _asserting(query: str) -> Any:
-    """Assertion that a query of one row and column finds the value of the last parameter. Otherwise
-    it divides by zero.
+    """Assertion that a query of one row and column finds the value of the last parameter. If it
+    finds another value, the assertion divides by zero.
     """
     return _translated(
         f"WITH found (value) AS ({query}) SELECT 1 / count(*) FROM found WHERE value IS NOT"

@@ -5,8 +5,8 @@ A store that is opened read-only has no writing connection, and its server refus
 
 A reader takes an idle connection, or connects in its own thread. So an unreachable server refuses
 the reader at once, and the store decides how long to retry, as with its writer. A pool that
-connects in its own thread, at its own times, would delay the reader by a whole timeout, and by the
-rest of a grown pause when the server is back.
+connects in its own thread, at its own times, would delay the reader by a whole timeout and, when
+the server is back, by the rest of the pool's pause between attempts.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class PostgresReading(Database):
         """Result of `attempt`, repeated while the server is away. Raises `StoreError` after a
         minute, or after a second in a read-only store.
 
-        After that, later calls try only once: a run that ends as its store is missing has much to
-        close.
+        After that, later calls try only once, since a run that ends because its store is away makes
+        many calls while it closes.
         """
         deadline = self._patient_until = time.monotonic() + (
             0 if self._given_up else self._patience_seconds
@@ -347,7 +347,7 @@ class _Moment:
                 if sum_of(connection.cursor().execute(asked, given)) != answer:
                     raise StoreError(
                         f"The connection to {self._database.url} was lost in the middle of a read,"
-                        " and what had been read by then was written to since.",
+                        " and the rows that had been read by then have changed since.",
                         "Read it again.",
                     )
             cursor = connection.cursor().execute(query, values)
@@ -414,8 +414,8 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
         self.readers.forget()
 
     def change_mark(self) -> Hashable:
-        """Transactions of the server. They change with every commit, including those to other
-        databases of the server.
+        """Snapshot of the server's transactions. It differs after every commit, including commits
+        to other databases of the server.
         """
         return self.read_once(
             lambda cursor: cursor.execute("SELECT pg_current_snapshot()::text").fetchone()
@@ -459,7 +459,8 @@ def _without_password(url: str) -> str:
     except psycopg.Error as error:
         why = str(error).partition('"')[0].strip(" :\n")  # the quoted part may be the password
         raise StoreError(
-            f"The URL of the store is not a PostgreSQL URL: {why}.", "postgresql://USER@HOST/NAME"
+            f"The URL of the store is not a PostgreSQL URL: {why}.",
+            "Write postgresql://USER@HOST/NAME.",
         ) from None
     place = (
         f"{named.get('host') or 'localhost'}:{named['port']}"

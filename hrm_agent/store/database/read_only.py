@@ -71,6 +71,6 @@ def made_earlier(name: object) -> StoreVersionError:
     return StoreVersionError(
         f"The store {name} was made by an earlier version of this program, and was opened for"
         " reading only.",
-        "Nothing was changed. Allow temporary tables, or bring it forward: `hrm-agent store vacuum"
-        f" {name}`.",
+        "Nothing was changed. Allow temporary tables, or convert the store to this version:"
+        f" `hrm-agent store vacuum {name}`.",
     )

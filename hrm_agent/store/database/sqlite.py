@@ -9,9 +9,9 @@ WAL mode is used, at one of two levels (`sqlite:///runs/x.db?level=power`):
 * `power` (`synchronous=FULL`): every commit survives a power failure. It waits for the disk, so one
   thread commits for all (`Committer`).
 
-A transaction takes the write lock when it begins. If it asked only at its first write, a writer in
-between could make it fail, regardless of the timeout, with the "database is locked" that other
-programs report.
+A transaction takes the write lock when it begins. If it took the lock only at its first write, a
+writer in between could make it fail, regardless of the timeout, with the "database is locked" that
+other programs report.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SqliteDatabase(SqliteFile):
     def __init__(self, path: Path, *, create: bool = True, level: str = "process") -> None:
         if level not in _LEVELS:
             raise ConfigError(
-                f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}."
+                f"There is no durability level {level!r}.", f"Use {', '.join(_LEVELS)}."
             )
         if not create and not path.exists():
             raise no_store_at(path)
@@ -185,7 +185,7 @@ class SqliteDatabase(SqliteFile):
                 result = work(cursor)
             finally:
                 cursor.execute("PRAGMA secure_delete=OFF")
-            # Later work in the same commit must notice.
+            # Later work in the same commit must notice that the epoch may have changed.
             self.transaction += 1
             self.epoch, self._data_version = epoch_of(cursor), None
             return result
@@ -196,9 +196,7 @@ class SqliteDatabase(SqliteFile):
             self._shed_log()
 
     def _shed_log(self) -> None:
-        """Remove deleted text from the log too. It has to wait while another process has the log
-        open.
-        """
+        """Remove deleted text from the log too, unless another process has the log open."""
         with self._writing, self._reading, suppress(sqlite3.Error):
             self._writer.execute("PRAGMA busy_timeout=0")
             try:

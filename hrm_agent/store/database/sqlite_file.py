@@ -53,7 +53,7 @@ class SqliteFile(Database):
         self.url = sqlite_url(path, options)
 
     def _refuse_foreign(self, connection: sqlite3.Connection, *, create: bool) -> int:
-        """Refuse a foreign file, or one of a version that is not upgraded. Returns its version."""
+        """Refuse a foreign file, or one of a version that cannot be upgraded. Returns its version."""
         version, tables = version_in(connection), _names(connection, "table")
         self._refuse_newer(version)
         if 0 < version < FIRST_FORWARD and FIRST_TABLE in tables:

@@ -1,8 +1,8 @@
 """Read-only SQLite store: readers create no files beside it and do not block writers.
 
-SQLite's own read-only mode does neither. A connection to a file in WAL mode creates `-wal` and
-`-shm` beside it and cannot remove them. While it is open, a writer that closes cannot move its log
-into the file, and a copy of the file alone lacks the log's rows. So:
+SQLite's own read-only mode does both. A connection to a file in WAL mode creates `-wal` and `-shm`
+beside the file and cannot remove them. While the connection is open, a writer that closes cannot
+move its log into the file, and a copy of the file alone lacks the log's rows. So:
 
 * Each read has a connection of its own, which takes 0.3 ms. Between two reads nothing is held.
   A read inside a read of the same thread shares its connection and snapshot, so several reads
@@ -12,11 +12,11 @@ into the file, and a copy of the file alone lacks the log's rows. So:
   beside it. A writer that starts meanwhile writes to a new log, which this reader does not read.
   If the log is moved into the file during the read, the result may be a mixture, and `StoreError`
   is raised.
-* If the log has rows, the files exist already, of a running writer or a killed one. The file is
+* If the log has rows, the files exist already, since a writer is running or was killed. The file is
   opened with `mode=ro`. The first connection after a crash rebuilds the log's index, in `-shm`.
 
 A store of an earlier version is read unchanged. Tables that it lacks count as empty: each
-connection has temporary ones in memory in their place.
+connection has temporary tables in memory in their place.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
         if found != self._identity:
             raise StoreError(
                 f"The store {self._file} was replaced by another file.",
-                "Open it again: open_store.",
+                "Open it again with open_store.",
             )
         before, immutable = _stamp(self._file), _has_no_log(self._file)
         try:
@@ -206,7 +206,7 @@ def no_store_at(path: Path) -> StoreError:
     )
     hint = f"Stores beside it: {named}." if beside else "`hrm-agent run TASK` makes one."
     if (path.parent / "config.json").is_file():
-        hint = f"It is a model's folder: `hrm-agent eval --policy {path.parent}` asks it."
+        hint = f"The folder is a model's: `hrm-agent eval --policy {path.parent}` asks it."
     return StoreError(f"There is no store at {path}{what}.", hint)
 
 

@@ -4,7 +4,8 @@ Every value of a graph's state is a row of `blobs`, under the hash of its bytes.
 short manifest that refers to them. Columns that may contain users' text are bytes (`manifest`,
 `metadata`, `data`, `record`), so that they can be encrypted. Columns for lookups are plain.
 
-For PostgreSQL, also functions that create the tables, and add those that an earlier store lacks.
+The module also has functions that create the tables in PostgreSQL, and add those that an earlier
+store lacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copying of a store into another database, under another key, or both.
 
 Names of values depend on the key, and nodes contain names. So values are copied leaves first, and
-references are rewritten. With equal keys they stay the same.
+references are rewritten. With equal keys the names stay the same.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ _SEALED = {
     "threads": ("id, trajectory_id, run_id, group_id, status, created_at, updated_at", {}),
     "options": ("thread_id, record", {"record": ("options", "thread_id")}),
 }
+"""Table -> its columns, and for each sealed column the place for which it is sealed: a word, then the
+columns that identify the row.
+"""
 _ORDERS = {
     "threads": "id",
     "tokens": "call_id",
@@ -66,9 +69,6 @@ _ORDERS = {
     "draws": "thread_id, task_id, attempt",
 }
 """Orders of tables without a `seq`."""
-"""Table -> its columns; of each sealed one, what it is bound to: a word, then the columns that say
-where it stands.
-"""
 
 
 def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:

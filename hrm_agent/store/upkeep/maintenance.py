@@ -274,7 +274,7 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
     if needed:
         forks = [thread for _, thread, origin in rows if origin in needed]
         raise StoreError(
-            f"Thread {due[min(needed)]!r} is what {', '.join(sorted(forks))} was forked from.",
+            f"Thread {due[min(needed)]!r} is the origin of the forks {', '.join(sorted(forks))}.",
             "Delete the forks too.",
         )
     leaving = threads.intersection(thread_ids) | set(due.values())
@@ -302,7 +302,7 @@ def _delete(cursor: Cursor, trajectory_ids: Iterable[str], thread_ids: Iterable[
 def _collecting(store: RunStore, delete: Callable[[Cursor], T]) -> tuple[T, int]:
     """Result of `delete` and the number of values collected with it, in one transaction.
 
-    Raises `StoreError` as `collect_values` does. The deletion is then committed.
+    Raises `StoreError` as `collect_values` does. Even then, the deletion is committed.
     """
 
     def both(cursor: Cursor) -> tuple[T, int, StoreError | None]:
@@ -322,8 +322,8 @@ def collect_values(store: RunStore) -> int:
     """Delete the values without a reference from any checkpoint, write or request. Returns their
     number.
 
-    Raises `StoreError` if a damaged row may refer to values, as they might be all that is left of
-    it.
+    Raises `StoreError` if a damaged row may refer to values, since these values might be all that
+    is left of the row.
     """
     return store.database.exclusive(lambda cursor: _collect(store, cursor))
 

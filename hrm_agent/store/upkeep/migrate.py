@@ -1,6 +1,6 @@
 """Migration of the threads of LangGraph's own savers into a store.
 
-The source is read, never written to, by LangGraph's savers, which must be installed.
+LangGraph's savers, which must be installed, read the source. It is never written to.
 Deserialisation is as strict as usual: custom types in a state must be allowed by name.
 
 Data that LangGraph's savers did not keep is not invented: their threads have checkpoints and
@@ -161,5 +161,5 @@ def _read(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterable[Checkpoin
     except (RefusedValue, ValueError, TypeError, KeyError) as error:
         raise StoreError(
             f"Thread {thread_id!r} cannot be read: {error}.",
-            "A type of one's own in a state is allowed by name: --allow package.module:Class.",
+            "Allow each type of your own in a state by name: --allow package.module:Class.",
         ) from error

@@ -1,8 +1,8 @@
 """Verification of a store: everything is read as a resume, a replay or a trainer would read it.
 
 Hashes and references show whether bytes are unchanged, but not that a thread can be opened. So
-every checkpoint is made into objects, by the same code and as strictly. Every record is read, and
-the tool calls and model calls in checkpoints are compared with their records.
+every checkpoint is made into objects, by the code of a resume and as strictly. Every record is
+read, and the tool calls and model calls in checkpoints are compared with their records.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def verify(
 
     Runs the database's own check. Checks every value against its hash, and every reference of
     checkpoints, writes, requests and calls. Opens every checkpoint, reads every record and compares
-    the two. Checks the invariants of every ended trajectory. `allow`: custom types in the states of
-    graphs, as (module, name). `count` collects the values read.
+    checkpoints with records. Checks the invariants of every ended trajectory. `allow`: custom types
+    in the states of graphs, as (module, name). `count` collects the values read.
     """
     count = ValueCount() if count is None else count
     loader = _Counting(store.checkpointer.with_allowlist(list(allow)).serializer, count)
@@ -250,10 +250,13 @@ class _Thread:
         with store.database.read() as cursor:
             query = "SELECT 1 FROM trajectories WHERE thread_id = ?"
             self._recorded = cursor.execute(query, (thread_id,)).fetchone() is not None
-        """A recorder was at work: what its messages name is on record."""
+        """True if a recorder was at work, so that everything that the thread's messages name is on
+        record.
+        """
         headers = store.journal.headers("thread_id = ?", (thread_id,), on_damage=lambda *_: None)
         self._word_for_word = any(_OUR_GRAPH.match(header.graph) for header in headers)
-        """True if its graph shows tools' answers unchanged. Other graphs may shorten them."""
+        """True if the thread's graph shows tools' answers unchanged. Other graphs may shorten them.
+        """
         self._seen: set[str] = set()
         """Ids of messages in earlier checkpoints. An edit may change them later."""
 
@@ -297,8 +300,8 @@ class _Thread:
         shut = f"{len(closed)} of {count} checkpoints cannot be opened"
         if all(isinstance(each.__cause__, UnknownType) for _, each in closed):
             return (
-                f"thread {self._id!r}: {shut} here; {id_} holds {reason}. That need be no damage:"
-                " name the type (--allow package.module:Class), or verify where the thread's graph"
+                f"thread {self._id!r}: {shut} here; {id_} holds {reason}. That need not be damage:"
+                " allow the type (--allow package.module:Class), or verify where the thread's graph"
                 " can be imported"
             )
         return f"thread {self._id!r}: {shut}; {id_}: {reason}"
@@ -339,7 +342,7 @@ class _Thread:
         return self._open(cursor, rows[:middle], closed) + self._open(cursor, rows[middle:], closed)
 
     def _count_each(self, cursor: Cursor, row: CheckpointRow) -> None:
-        """Read the other values of a checkpoint with an unreadable one."""
+        """Read the other values of a checkpoint with an unreadable value."""
         reader = self._store.blobs.reader(cursor, self._loader, shared=True)
         with suppress(*UNREADABLE):
             _, channels = read_manifest(self._store.cipher.open(row.manifest, *row[1:4]))

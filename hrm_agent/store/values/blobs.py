@@ -48,8 +48,8 @@ class Blobs:
         *,
         waits: bool = False,
     ) -> Future[T]:
-        """Store the values that `encode` refers to, and the rows that `insert` makes from it for a
-        thread, in one transaction.
+        """Store the values that `encode` refers to, and the rows that `insert` makes of the result
+        of `encode` for a thread, in one transaction.
 
         For `waits` see `Database.submit`.
         """

@@ -169,8 +169,8 @@ class StoreSnapshot:
     def outlines(
         self, rows: Sequence[CheckpointRow], wanted: Callable[[str], bool] = lambda _: True
     ) -> list[CheckpointOutline]:
-        """Outlines of `rows`, without LangGraph. Only channels that are `wanted` have values. Other
-        writes have None.
+        """Outlines of `rows`, without LangGraph. Only channels that are `wanted` have values.
+        Writes to other channels have None.
 
         Raises `StoreError`, which names thread and checkpoint, for values that must not be read.
         """
@@ -268,8 +268,8 @@ def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
         )
     return StoreError(
         f"{where}: {error}. It was not read.",
-        "A type of your own in the state: --allow package.module:Type, or --graph with the graph"
-        " that declares it; in a program open_store(..., allow=['package.module:Type']). Otherwise"
+        "If it is a type of your own, allow it: --allow package.module:Type, or --graph with the"
+        " graph that declares it; in a program open_store(..., allow=['package.module:Type']). Otherwise"
         " the file was damaged or changed: `hrm-agent store verify`.",
     )
 
@@ -284,7 +284,7 @@ def conditions(
         column: str(named[name]) for name, column in columns.items() if named.get(name) is not None
     }
     clauses, values = [f"{column} = ?" for column in given], list(given.values())
-    # LangGraph's replay gives nothing else
+    # LangGraph's replay gives nothing but an id in `before`
     earlier = (before or {}).get("configurable", {}).get("checkpoint_id")
     if earlier:
         clauses.append("id < ?")

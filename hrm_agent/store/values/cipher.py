@@ -70,7 +70,7 @@ class AesCipher:
             ) from error
         if len(secret) != 32:
             raise ConfigError(
-                f"The key of a store has 32 bytes, not {len(secret)}.",
+                f"The key of the store has {len(secret)} bytes, not 32.",
                 "`openssl rand -base64 32` makes one.",
             )
         self._aes: Any = AESGCM(_derived(secret, b"values"))
@@ -87,7 +87,7 @@ class AesCipher:
         except (self._wrong, ValueError) as error:
             where = ", ".join(part if isinstance(part, str) else part.hex() for part in place)
             raise StoreError(
-                f"A row of the encrypted store was not sealed with its key ({where}).",
+                f"A row of the encrypted store was not sealed with the store's key ({where}).",
                 "Its file was changed by another program; `hrm-agent store verify` lists what is"
                 " intact.",
             ) from error
@@ -95,7 +95,7 @@ class AesCipher:
 
 def cipher_of(key: str | bytes | None) -> Cipher:
     """Cipher for a key: base64 text, 32 raw bytes, or the variable `HRM_AGENT_STORE_KEY`. Without a
-    key it does not encrypt.
+    key the cipher does not encrypt.
     """
     given = key if key is not None else os.environ.get(KEY_VARIABLE)
     if not given:

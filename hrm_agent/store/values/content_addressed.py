@@ -50,8 +50,8 @@ _INLINE_BYTES = 64
 _SPLIT_DICT_BYTES = 512
 _REMEMBERED = 8192
 _DEEPEST = 128
-"""Most levels of lists and dicts that are stored one by one. Deeper ones could be written, but not
-be read back if the reader is deeper in Python's stack than the writer.
+"""Maximum number of levels of lists and dicts that are stored one by one. Deeper ones could be
+written, but not be read back if the reader is deeper in Python's stack than the writer.
 """
 
 _SCALARS = frozenset({str, int, float, bool, NoneType})
@@ -211,7 +211,7 @@ class ValueWriter:
             return None
         if any(map(_more_of, items)):
             return None
-        if fields[:size] != seen.fields:  # one was changed in place
+        if fields[:size] != seen.fields:  # a message was changed in place
             seen, size = _NOTHING, 0
         if size < len(items):
             blobs = [*seen.blobs, *map(self._blob_of, items[size:], fields[size:])]
@@ -309,9 +309,9 @@ def _packed_fields(message: BaseMessage) -> bytes | None:
 
 
 def _is_kept(message: BaseMessage, fields: bytes) -> bool:
-    """True if LangGraph's form of a message of plain values keeps it: its class, which is known to
-    be allowed, makes the same of its fields, but for the order of counts of tokens. This takes a
-    twentieth of reading the form itself.
+    """True if LangGraph's form of a message of plain values keeps the message: its class, which is
+    known to be allowed, makes an equal message of its fields, but for the order of counts of
+    tokens. This check takes a twentieth of the time of reading the form itself.
     """
     type_, held = type(message), message.__dict__
     if type_ not in _COMMON or (has_bytes(fields) and not is_plain(held)):

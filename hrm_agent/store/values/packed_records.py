@@ -1,12 +1,12 @@
 """Compression of finished runs that will only be read: records to a sixth, tokens to a third.
 
 Most of a record is common to all records: names of fields, and values that are nearly always the
-same. So it is deflated with a dictionary of these, one for calls and one for trajectories. Records
-are not packed when they are written, as that would double the time of writing.
-`hrm-agent store prune --keep-steps` packs the remaining records of a training's older rollouts.
+same. So a record is deflated with a dictionary of these: one for calls and one for trajectories.
+Records are not packed when they are written, as that would double the time of writing. `hrm-agent
+store prune --keep-steps` packs the remaining records of a training's older rollouts.
 
 Token ids and log-probs are stored by byte planes: all first bytes, then all second bytes, and so
-on, as most of the higher ones are alike.
+on, since most of the higher bytes are alike.
 
 The dictionaries are part of the store's format. A changed byte in one makes all records that were
 packed with it unreadable.
@@ -19,7 +19,7 @@ import zlib
 __all__ = ["packed", "packed_mask", "packed_numbers", "plain_mask", "plain_numbers", "plain_record"]
 
 _MOST_BYTES = 1 << 26
-"""Most unpacked bytes. Packed data that claims more was not made here."""
+"""Maximum number of unpacked bytes. Packed data that claims more was not made by this module."""
 _CALLS = (
     b'{"idempotency_key":null,"repeated_of":null,"session":null,"status":"error","content":"Trac'
     b'eback (most recent call last):\\n  File \\"<python>\\", line 1, in <module>\\nNameError:'
@@ -60,8 +60,8 @@ _MARK_OF = {"call": b"\x01", "tool": b"\x01", "trajectory": b"\x02"}
 _MASK = b"\x02"
 """First byte of a packed mask. Other masks begin with 0 or 1."""
 _NUMBERS = (b"\x01", b"\x02\x00")
-"""Prefixes of a packed array. The one is used that makes its length no multiple of four, as a plain
-one's is.
+"""Prefixes of a packed array. The prefix is chosen so that the length is no multiple of four, since
+the length of an unpacked array always is one.
 """
 
 

@@ -5,8 +5,8 @@ message becomes its fields, and a value of any other class its name and its part
 unknown origin can be shown, and a run can be listed without importing LangChain and LangGraph,
 which takes most of a second.
 
-Each reader projects what it needs from the decoded values. A reader that needs more than a value
-shows without its class raises `NeedsItsType`. Its caller then reads the value by the store's
+Each reader projects what it needs from the decoded values. If a reader needs more of a value than
+is known without its class, it raises `NeedsItsType`. Its caller then reads the value by the store's
 serializer.
 """
 

@@ -14,7 +14,7 @@ _MOST_SHOWN = 200
 
 class RefusedValue(Exception):
     """Error for a stored value that must not be built, or a value that must not be stored. The
-    message names it.
+    message names the value.
     """
 
     def __init__(self, what: str, place: str = "") -> None:

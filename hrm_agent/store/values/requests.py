@@ -39,7 +39,7 @@ T = TypeVar("T")
 Dumps = dict[bytes, Dump]
 """JSON dumps by the hash of a stored message, or by the JSON text of a tool."""
 _MOST_CHARACTERS = 16_384
-"""Most characters of a message whose dump is kept."""
+"""Maximum number of characters of a message whose dump is kept."""
 _OWN = "langchain_core.messages."
 """Package of the message classes that a checkpoint may always contain."""
 
@@ -63,10 +63,10 @@ def write_request(
     writer: ValueWriter,
     dumps: Dumps | None = None,
 ) -> SentRow:
-    """Row of a request. Its values are added to the writer. A mapping is a message's JSON dump, and
-    `messages` is None if they are unknown.
+    """Row of a request. Its values are added to the writer. In `messages`, a mapping is a message's
+    JSON dump (None: the messages are unknown).
 
-    Two references are the messages', one is the tools', three are both. Rows of an earlier version
+    A row has two references for messages, one for tools, three for both. Rows of an earlier version
     have two. `dumps`: cache of messages and tools, to which those of this request are added.
     """
     parts: list[list[Reference]] = []
@@ -146,7 +146,7 @@ def _references(
 def _is_plain(message: BaseMessage) -> bool:
     """True if a message is read back unchanged, and is not large."""
     text = message.content
-    # LangChain changes these when it reads them
+    # LangChain changes such tool calls when it reads the message
     calls = "tool_calls" in message.additional_kwargs
     return (
         _is_own(type(message))
@@ -203,7 +203,7 @@ class RequestStore:
         except Unstorable as error:
             raise UnstorableError(
                 f"A model call of thread {thread_id!r} was sent {error}. It was not recorded.",
-                "Send the model a plainer form of it.",
+                "Send the model a plainer form of the message.",
             ) from error
 
     def read(self, cursor: Cursor, rows: Mapping[str, bytes]) -> Sent:

@@ -63,8 +63,8 @@ def read_requests(
             }
     except (RefusedValue, *DAMAGED) as error:
         raise StoreError(
-            f"The request of model call {here}: {error}. It was not read.",
-            "Its file was damaged or changed: `hrm-agent store verify`.",
+            f"The request of model call {here} was not read: {error}.",
+            "The store was damaged or changed: `hrm-agent store verify`.",
         ) from error
     return found
 

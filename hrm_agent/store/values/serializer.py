@@ -214,7 +214,7 @@ class StrictSerializer(JsonPlusSerializer):
             ) from error
 
     def _refuse(self, obj: Any) -> None:
-        """Raise the reason why LangGraph's form does not keep a value of a type without another
+        """Raise the reason why LangGraph's form does not keep a value, if its type has no other
         form.
         """
         _, data = self.dumps_allowed(obj)
@@ -252,8 +252,8 @@ class StrictSerializer(JsonPlusSerializer):
             raise UnknownType(f"a value of the type {module}.{name}, which is not allowed")
         if len(places) > 1:
             raise RefusedValue(
-                f"a value of the type {module}.{name}, which {' and '.join(sorted(places))} have"
-                " both: two files of one name are loaded in this process"
+                f"a value of the type {module}.{name}, which {' and '.join(sorted(places))} both"
+                " have: two files of one name are loaded in this process"
             )
         return _attribute(places[0], name)
 

@@ -54,7 +54,7 @@ EXACT = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-"""Options that refuse all but plain types, and keys that are not texts. They do not distinguish
+"""Options that refuse all types but plain ones, and all keys but texts. They do not distinguish
 bytes from similar types.
 """
 _SCALARS = frozenset({str, int, float, bool, NoneType, bytes})
@@ -98,12 +98,14 @@ _FACTORIES = (
 )
 _MOST_BITS = 64
 _DEEPEST = 128
-"""Most levels of nesting in this form, as reading each takes several nested Python calls."""
+"""Maximum number of levels of nesting in this form, since reading a level takes several nested
+Python calls.
+"""
 
 
 def has_bytes(data: bytes) -> bool:
-    """True if packed data may contain bytes, the only type that msgpack packs in place of others
-    (`bytearray`).
+    """True if packed data may contain bytes. msgpack packs no other type in place of another one:
+    it packs a `bytearray` as bytes.
     """
     return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
 
@@ -219,7 +221,7 @@ class TypedEncoder:
             return self._instance(value, type_)
         if "<locals>" in type_.__qualname__:
             raise Unstorable(
-                f"a value of the type {type_.__qualname__}, which stands in a function and cannot"
+                f"a value of the type {type_.__qualname__}, which a function defines and which cannot"
                 " be found again"
             )
         if _way(value, type_) is None:
@@ -673,6 +675,6 @@ _MAKERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "error": (_error, False),
     "based on": (_based, False),
 }
-"""Functions that rebuild a value by its way. The flag is True if only types known here are
-accepted.
+"""Functions that rebuild a value, by the way in which it is rebuilt. The flag is True if only types
+known here are accepted.
 """

@@ -3,8 +3,8 @@
 A loader converts the leaves. So values can also be read without making objects, without LangChain
 and LangGraph, which take most of a second to import.
 
-A value is named by a hash, BLAKE2b over kind and bytes. Models write the values, so it has to resist attempts at
-collisions.
+A value is named by a hash, BLAKE2b over kind and bytes. Models write the values, so the hash has to
+resist attempts at collisions.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPAC
 """Kinds of leaves by their names in LangGraph's serializer."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
 MOST_PARTS = 2_000_000
-"""Most parts of one value that is read without its types. No real state has more messages and
-tables.
+"""Maximum number of parts of one value that is read without its types. No real state has more
+messages and tables.
 """
 _AT_ONCE = 500
-"""Hashes in one query."""
+"""Maximum number of hashes in one query."""
 
 Reference = Any
 """Hash as bytes, or inline `[kind, data]`."""
@@ -118,7 +118,7 @@ class ValueReader:
         self._items: dict[bytes, list[Any]] = {}
 
     def load(self, references_: Iterable[Reference]) -> None:
-        """Fetch the blobs that `references_` need. To be called before `value`.
+        """Fetch the blobs that `references_` need. Call this before `value`.
 
         Raises `RefusedValue` for missing, damaged or too large values.
         """

@@ -558,7 +558,7 @@ def test_deleting(file: RunStore) -> None:
     talk(file, "bare", "hello")
     with pytest.raises(StoreError, match="There is no thread 'absent'"):
         delete_runs(file, ["alone", "absent"])
-    with pytest.raises(StoreError, match="Thread 'origin' is what fork was forked from"):
+    with pytest.raises(StoreError, match="Thread 'origin' is the origin of the forks fork"):
         delete_runs(file, ["alone", "origin"])
     with file.lease("bare"), pytest.raises(StoreError, match="Thread 'bare' is being run"):
         delete_runs(file, ["alone", "bare"])
@@ -757,7 +757,8 @@ def test_a_row_of_another_place_is_damage_in_a_sealed_store(tmp_path: Path) -> N
         execute(store.url, "UPDATE tokens SET mask = logprobs")
         execute(store.url, "UPDATE blobs SET data = (SELECT data FROM blobs LIMIT 1)")
         found = " ".join(verify(store))
-    assert "was not sealed with its key" in found and "trajectory id of t: cannot be read" in found
+    assert "was not sealed with the store's key" in found
+    assert "trajectory id of t: cannot be read" in found
 
 
 def test_the_database_finds_what_is_wrong_with_its_own_file(tmp_path: Path) -> None:

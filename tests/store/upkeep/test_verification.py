@@ -163,7 +163,7 @@ def test_a_type_that_is_not_known_here_is_told_as_such(store: RunStore, url: str
         graph.compile(checkpointer=knowing.checkpointer).invoke({"value": 0}, CONFIG)
     (found,) = verify(store)
     assert "cannot be opened here" in found and f"{__name__}.Own" in found and "--allow" in found
-    assert "need be no damage" in found
+    assert "need not be damage" in found
     assert list(verify(store, allowed_types([name]))) == []
 
 

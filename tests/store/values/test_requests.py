@@ -205,7 +205,7 @@ def test_a_hostile_row_is_refused_by_all_who_read_it(kind: str, tmp_path: Path) 
     with open_store(tmp_path / "store.db") as store, open_store(tmp_path / "copy.db") as target:
         store.journal.write_call(call := text_call(1), MESSAGES[:1])
         execute(store.url, "UPDATE requests SET data = ?", (HOSTILE[kind],))
-        with pytest.raises(StoreError, match=f"request of model call {call.id}: "):
+        with pytest.raises(StoreError, match=f"request of model call {call.id} was not read: "):
             store.journal.find_call(call.id)
         assert [
             finding for finding in verify(store) if f"request of model call {call.id}" in finding

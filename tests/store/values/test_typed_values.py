@@ -229,7 +229,7 @@ def test_an_array_that_comes_back_may_be_written_to() -> None:
         (np.array([object()]), "array of object"),
         (
             type("Inside", (BaseModel,), {"__qualname__": "f.<locals>.Inside"})(),
-            "stands in a function",
+            "which a function defines",
         ),
     ],
 )
