@@ -402,7 +402,7 @@ class EpisodeRunner:
             active.chance_anew = first is not None
             async with self._in_force(active, lease):
                 ended, error = await self._attempt(graph_run, callbacks)
-                # The graph may have caught the error of a write, but its record is incomplete.
+                # The graph may have caught the error of a write, but the record is incomplete.
                 if active.broken is not None:
                     raise active.broken
                 if (

@@ -1,9 +1,9 @@
 """Message forest: links between the calls of a trajectory, as pure functions over them.
 
-    planner 1 ── planner 2                       one tree for each conversation that could be
-    continued token by token solver a1 ── solver a2 ─┬─ solver a3 └─ solver a3'        two samples
-    of one request, or a fork, share a prefix solver b1 ┄┄ solver b2                       a new
-    root: the template rewrote b1, so b2 could not extend it
+    planner 1 ── planner 2                       one tree for each conversation that could be continued token by token
+    solver a1 ── solver a2 ─┬─ solver a3
+                            └─ solver a3'        two samples of one request, or a fork, share a prefix
+    solver b1 ┄┄ solver b2                       a new root: the template rewrote b1, so b2 could not extend it
 
 A call's `parent` is the call whose tokens it extends, and `token_ids` holds the tokens added.
 Prompt and answer of a call are the concatenated tokens along the path from its root. Training on

@@ -159,8 +159,7 @@ class Call(Record):
     """
     response: dict[str, Any]
     """Answer as a LangChain message dump, which a resumed node gets back. Bytes are shown as base64
-    text. A failed call has the part that was streamed before the error, and is empty without
-    one.
+    text. A failed call has the part that was streamed before the error, if there is one.
     """
     exact: dict[str, Any] | None = Field(default=None, exclude_if=_is_none)
     """Parts of the answer that a JSON dump would change: its class, and fields with bytes, tuples

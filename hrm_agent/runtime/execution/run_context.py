@@ -72,7 +72,7 @@ _PREFIXES_OF_LANGGRAPH = ("__", "checkpoint_", "langgraph_")
 
 def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
     """Run context in the class that the graph declares. An unknown option is an error. `name`: name
-    of the graph's.
+    of the graph.
 
     None if the graph declares none, or if nothing is given to a class with required fields.
     """

@@ -11,9 +11,9 @@ the executors of LangChain and LangGraph. A plain `ThreadPoolExecutor.submit` or
 passes no context: run its work under `contextvars.copy_context().run`, or open a block inside it.
 So a server that opens a block for each request records the requests separately, and a server with
 one block around its start records all of them. Blocks on one path share one store. `async with`
-does the same, and so
-does `@record("runs/x.db")` over a function. A generator has no context of its own: a block that is
-open at its `yield` applies to its caller, and not to its next step in another thread.
+does the same, and so does `@record("runs/x.db")` over a function. A generator has no context of its
+own: a block that is open at its `yield` applies to its caller, and not to its next step in another
+thread.
 
 Graph invocations are intercepted at `Pregel.stream` and `Pregel.astream`, which all other entry
 points use. Outside of a recording the wrappers return LangGraph's result. Inside one, the recording

@@ -4,9 +4,8 @@ A task's id is a hash of the checkpoint that its step started from, of its names
 of its origin: the number of a `Send`, or the triggers of a node. LangGraph finds the writes of
 stored threads by these ids, so the way in which they are made cannot change between its versions.
 A task is identified by making the ids of all candidates again. The metadata of a subgraph's
-checkpoint names the checkpoints of the graphs
-around it. So two runs of one graph agree on the place of each task, at every depth, even if
-parallel branches make the same requests.
+checkpoint names the checkpoints of the graphs around it. So two runs of one graph agree on the
+place of each task, at every depth, even if parallel branches make the same requests.
 """
 
 from __future__ import annotations

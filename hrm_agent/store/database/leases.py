@@ -9,9 +9,8 @@ compares the times. A SQLite file is written on one machine at a time, whose pro
 kernel's monotonic clock. Beside the time, a row has the difference between the owner's wall clock
 and the monotonic clock, and the boot id of the kernel. An owner of another boot is gone. A row
 without these two was written by an earlier version (or a system without `/proc`) and is judged by
-the wall
-clock. No lease lasts longer than `LEASE_SECONDS` from now. A longer one, from a clock that was
-ahead, is shortened when another process asks for it. A live owner extends it again.
+the wall clock. No lease lasts longer than `LEASE_SECONDS` from now. A longer one, from a clock that
+was ahead, is shortened when another process asks for it. A live owner extends it again.
 
 Each take-over raises the lease's epoch, which every write of the owner checks
 (`hrm_agent.store.database.fencing`). A released lease keeps its row, with the time 0, so that a

@@ -8,13 +8,11 @@ several paths gives several rows with one `trajectory_id`, and each token is lea
 Inherited calls of a fork, and untrainable ones, are context. TRL's trainer has one temperature, so
 that a path with calls of several temperatures gives a row for each temperature; `temperature` and
 `logprob_kind` describe a row.
-describe a row.
 
     from hrm_agent.trajectory.formats.trl import rollout_columns
 
     rollouts = rollout_columns(Path("rollouts.jsonl"))
-    GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward,
-    **_: reward)
+    GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward, **_: reward)
 
 On import, the tokens, masks and log-probs are a trajectory that can be trained on. Rollouts do not
 contain the rest of the run (messages, tool calls, times).

@@ -6,10 +6,9 @@ the first model call was sent just these two turns. A task without a reference a
 checked and is left out.
 
 `data_source` names the family, by which a custom `compute_score` distinguishes tasks; verl's
-built-in function knows only the data sets of verl. `ability` is the task's
-`metadata["ability"]`, else `agent`;
-`extra_info.split` is `metadata["split"]`, else `train`. Runs are not read back: such files contain
-no tokens, answers of runs or rewards.
+built-in function knows only the data sets of verl. `ability` is the task's `metadata["ability"]`,
+else `agent`; `extra_info.split` is `metadata["split"]`, else `train`. Runs are not read back: such
+files contain no tokens, answers of runs or rewards.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ Scores are rewards by the scorer's name, or by `scorer/value` for a score with s
 value C is 1, I is 0, P is 0.5 and N (no answer) is 0. Words and truth values are read as in
 inspect. NaN, which means unscored, and a number outside of 0 to 1 give no reward. All scores are
 kept in `task.metadata["inspect"]["scores"]`. The score of a single scorer with one value is also
-`correct`. Runs of one sample are a group, in which the epoch, counted from 0, is
-`sample_index`.
+`correct`. Runs of one sample are a group, in which the epoch, counted from 0, is `sample_index`.
 """
 
 from __future__ import annotations
