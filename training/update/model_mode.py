@@ -62,7 +62,7 @@ def in_update(model: nn.Module) -> Generator[None]:
         before = [layer._gradient_checkpointing_func for layer in again]
         for layer, checkpoint in zip(again, before, strict=True):
             layer.training = True  # the library's condition for computing a layer again
-            layer._gradient_checkpointing_func = partial(_computed_again, checkpoint)
+            layer._gradient_checkpointing_func = partial(_computed_again, layer, checkpoint)
         try:
             yield
         finally:
@@ -75,13 +75,14 @@ def learning_from_texts(model: nn.Module) -> None:
     model.train()
 
 
-def _computed_again(checkpoint: Callable[..., Tensor], call: Any, *given: Any) -> Tensor:
-    return checkpoint(partial(_outside_of_training, call), *given)
+def _computed_again(
+    layer: nn.Module, checkpoint: Callable[..., Tensor], call: Callable[..., Tensor], *given: Any
+) -> Tensor:
+    return checkpoint(partial(_outside_of_training, layer, call), *given)
 
 
-def _outside_of_training(call: Any, *given: Any) -> Any:
-    """Output of a layer without its own dropout. `call` is a `partial` of its `__call__`."""
-    layer = call.func.__self__
+def _outside_of_training(layer: nn.Module, call: Callable[..., Tensor], *given: Any) -> Tensor:
+    """Output of `call`, which runs `layer`, without the layer's own dropout."""
     layer.training = False
     try:
         return call(*given)

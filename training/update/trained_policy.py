@@ -106,12 +106,15 @@ class TrainedPolicy:
 
     def recompute_activations(self) -> None:
         """Keep only each layer's inputs for the backward pass, which computes the rest again."""
-        if not getattr(self.model, "supports_gradient_checkpointing", False):
+        model: Any = self.model
+        if not getattr(model, "supports_gradient_checkpointing", False):
             raise ModelError(
                 f"{self.name!r} cannot compute its layers again in the backward pass.",
                 "Leave gradient_checkpointing out.",
             )
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers gave it a new name, and warns of the old one
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def _refuse_not_finite(model: Any, name: str) -> None:

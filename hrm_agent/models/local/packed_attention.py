@@ -210,7 +210,9 @@ def replica(model: Any) -> Any:
     twin = copy.deepcopy(model, cast("Any", shared))
     for config in (twin.config, twin.config.get_text_config()):
         config._attn_implementation = _NAME
-    twin.gradient_checkpointing_disable()
+    for module in twin.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.gradient_checkpointing = False
     return twin.eval()
 
 
