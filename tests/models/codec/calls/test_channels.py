@@ -143,7 +143,7 @@ def test_types_are_those_of_the_schema() -> None:
         (' to=functions.f<|message|>{"x": 1} and so on', "text stands after"),
         (' to=functions.f<|message|>"1"', "is a string"),
         (" to=functions.f<|message|>", "Expecting value"),
-        (" to=functions.f<|message|>" + "[" * 5000, "nested too deeply"),
+        (" to=functions.f<|message|>" + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_call_of_harmony_that_cannot_be_read_says_why(text: str, error: str) -> None:

@@ -144,7 +144,7 @@ def test_code_behind_llamas_mark_is_for_the_one_tool_that_takes_it() -> None:
         (LLAMA, '{"name": "f", "parameters": {"x": "1}}', None, "Unterminated string"),
         (LLAMA, '{"name": "f", "parameters": 1}', "f", "must be a JSON object, but is a number"),
         (LLAMA, '{"name": 1, "parameters": {}}', None, "no 'name'"),
-        (LLAMA, '{"name": "f", "parameters": {"x": ' + "[" * 5000, None, "nested too deeply"),
+        (LLAMA, '{"name": "f", "parameters": {"x": ' + "[" * 100_000, None, "nested too deeply"),
         (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}', None, "Expecting"),
         (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": "{}"}]', "f", "is a string"),
         (MISTRAL, '[TOOL_CALLS]f[ARGS]{"x": 1', "f", "Expecting"),
