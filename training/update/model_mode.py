@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -60,12 +61,18 @@ def in_update(model: nn.Module) -> Generator[None]:
         layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
         again: list[Any] = [layer for layer in layers if layer.gradient_checkpointing]
         before = [layer._gradient_checkpointing_func for layer in again]
+        hooks: list[Any] = []
         for layer, checkpoint in zip(again, before, strict=True):
             layer.training = True  # the library's condition for computing a layer again
             layer._gradient_checkpointing_func = partial(_computed_again, layer, checkpoint)
+            # without gradients the library may run the layer as it is, in its training mode
+            hooks.append(layer.register_forward_pre_hook(_drop_nothing))
+            hooks.append(layer.register_forward_hook(_come_back, always_call=True))
         try:
             yield
         finally:
+            for hook in hooks:
+                hook.remove()
             for layer, checkpoint in zip(again, before, strict=True):
                 layer._gradient_checkpointing_func = checkpoint
 
@@ -87,4 +94,14 @@ def _outside_of_training(layer: nn.Module, call: Callable[..., Tensor], *given: 
     try:
         return call(*given)
     finally:
+        layer.training = True
+
+
+def _drop_nothing(layer: nn.Module, _: Any) -> None:
+    if not torch.is_grad_enabled():
+        layer.training = False
+
+
+def _come_back(layer: nn.Module, _given: Any, _output: Any) -> None:
+    if not torch.is_grad_enabled():
         layer.training = True
