@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.store.database.leases import Lease
-from hrm_agent.store.journal import StoreJournal
+from hrm_agent.store.journal.journal import StoreJournal
 from hrm_agent.store.run_store import STORE_POINTER, RunStore, ThreadInfo, open_store
 
 if TYPE_CHECKING:

@@ -22,7 +22,9 @@ from hrm_agent.store.database.leases import RUN, Lease, Leases, leased
 from hrm_agent.store.database.read_only import ReadOnlyDatabase
 from hrm_agent.store.database.sqlite import SqliteDatabase
 from hrm_agent.store.database.sqlite_read_only import ReadOnlySqlite
-from hrm_agent.store.journal import Scorings, StoreJournal, ThreadOptions
+from hrm_agent.store.journal.journal import StoreJournal
+from hrm_agent.store.journal.scorings import Scorings
+from hrm_agent.store.journal.thread_options import ThreadOptions
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
 from hrm_agent.store.values.cipher import Cipher, cipher_of
 

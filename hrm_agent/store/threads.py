@@ -17,13 +17,11 @@ from hrm_agent.store.database.database import Database
 from hrm_agent.store.database.leases import forget_leases
 from hrm_agent.store.values.checkpoint_reader import MEMORY, read_manifest
 from hrm_agent.store.values.cipher import Cipher
-from hrm_agent.trajectory import Trajectory
 
 __all__ = [
     "copy_rows",
     "delete_runs_checkpoints",
     "delete_threads",
-    "describe_thread",
     "head_of",
     "keep_newest",
     "lineage",
@@ -139,27 +137,6 @@ def touch_thread(cursor: Cursor, thread_id: str, now: float) -> None:
         "INSERT INTO threads (id, run_id, group_id, status, created_at, updated_at) VALUES (?, '',"
         " '', '', ?, ?) ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
         (thread_id, now, now),
-    )
-
-
-def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
-    """Write the summary of a thread that has a trajectory, for listings."""
-    at = trajectory.ended_at or trajectory.started_at
-    cursor.execute(
-        "INSERT INTO threads (id, trajectory_id, run_id, group_id, status, created_at, updated_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET trajectory_id ="
-        " excluded.trajectory_id, run_id = excluded.run_id, group_id = excluded.group_id, status ="
-        " excluded.status",
-        (
-            *(
-                trajectory.thread_id,
-                trajectory.id,
-                trajectory.run_id,
-                trajectory.group_id,
-                trajectory.status.value,
-            ),
-            *(trajectory.started_at, at),
-        ),
     )
 
 

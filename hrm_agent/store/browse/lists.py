@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.database.cursors import Cursor, placeholders
-from hrm_agent.store.records import CALLS, HEADERS, OVERLAYS, TOOL_CALLS, RecordKind
+from hrm_agent.store.journal.records import CALLS, HEADERS, OVERLAYS, TOOL_CALLS, RecordKind
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.values.damage import DAMAGED, OnDamage
 from hrm_agent.store.values.packed_records import plain_mask

@@ -123,7 +123,7 @@ class _Copy:
         )
         for thread_id, trajectory_id in self._source(query):
             if (text := source.options.in_a_file(thread_id, trajectory_id)) is not None:
-                target.options.insert(self._target, thread_id, text)
+                target.options.rows.insert(self._target, text, thread_id)
                 counts["options"] += 1
         return counts | {
             "checkpoints": self._checkpoints(),

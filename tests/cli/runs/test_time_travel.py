@@ -14,7 +14,7 @@ import pytest
 
 from hrm_agent.runtime.time_travel.fork import fork
 from hrm_agent.store import open_store
-from hrm_agent.store.journal import StoreJournal
+from hrm_agent.store.journal.journal import StoreJournal
 from hrm_agent.trajectory import RunStatus, Trajectory
 from tests.cli.conftest import SCRIPT, Command
 

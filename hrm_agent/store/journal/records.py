@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -20,6 +20,9 @@ from hrm_agent.store.values.damage import OnDamage, reading
 from hrm_agent.store.values.packed_records import plain_record
 from hrm_agent.trajectory import Call, Overlay, Scoring, TaskDraws, ToolCall, Trajectory
 
+if TYPE_CHECKING:
+    from hrm_agent.store.values.requests import RequestStore
+
 __all__ = [
     "CALLS",
     "DRAWS",
@@ -28,8 +31,10 @@ __all__ = [
     "OVERLAYS",
     "SCORINGS",
     "TOOL_CALLS",
+    "JournalTables",
     "RecordKind",
     "RecordTable",
+    "in_batches",
 ]
 
 R = TypeVar("R")
@@ -194,3 +199,39 @@ OPTIONS = RecordKind(
     str.encode,
     order="thread_id",
 )
+
+
+class JournalTables:
+    """Tables of a store's journal."""
+
+    def __init__(
+        self, database: Database, cipher: Cipher, requests: Callable[[], RequestStore]
+    ) -> None:
+        """`requests` imports LangGraph. It is called only to write a request, or to read unusual
+        messages.
+        """
+        self._database = database
+        self._cipher = cipher
+        self._requests = requests
+        self._headers = RecordTable(HEADERS, database, cipher)
+        self._tool_call_rows = RecordTable(TOOL_CALLS, database, cipher)
+        self._draws = RecordTable(DRAWS, database, cipher)
+        self._overlays = RecordTable(OVERLAYS, database, cipher)
+        self.is_blocking = database.is_blocking
+        """True if a write waits for a disk or a server. An event loop then hands it to a thread."""
+
+
+def in_batches(
+    ids: Sequence[str], steps_of: str | None, table: str = ""
+) -> Iterator[tuple[str, list[str]]]:
+    """WHERE clauses with their values, for calls by their ids, or by the ids of their steps on the
+    thread `steps_of`. `table` is the prefix of the columns.
+    """
+    for start in range(0, len(ids), 500):
+        some = ids[start : start + 500]
+        marks = placeholders(len(some))
+        if steps_of is None:
+            yield f"{table}id IN ({marks})", [*some]
+        else:
+            where = f"{table}checkpoint_id IN ({marks}) AND {table}thread_id = ?"
+            yield where, [*some, steps_of]

@@ -1,0 +1,1 @@
+"""Journal in the store's database: model calls, tool calls, trajectories, overlays and scorings."""
