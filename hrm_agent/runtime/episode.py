@@ -70,6 +70,7 @@ from hrm_agent.runtime.failures import is_repeated, may_follow_from_answers, run
 from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
 from hrm_agent.runtime.telemetry import OnEnd, exporting
 from hrm_agent.store import Lease, RunStore
+from hrm_agent.store.checkpoints.memory import read_memory
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import (
@@ -380,7 +381,7 @@ class EpisodeRunner:
             refuse_shared_store(graph, episode.graph_name)
         memory = RunMemory(graph, self.store.checkpointer, alone=alone)
         if not new:
-            kept = self.store.checkpointer.memory(episode.thread_id)
+            kept = read_memory(self.store.checkpointer, episode.thread_id)
             await memory.restore(kept, (self.store.owner, episode.thread_id))
         return memory
 

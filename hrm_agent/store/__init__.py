@@ -9,7 +9,7 @@ from hrm_agent.store.journal.journal import StoreJournal
 from hrm_agent.store.run_store import STORE_POINTER, RunStore, ThreadInfo, open_store
 
 if TYPE_CHECKING:
-    from hrm_agent.store.saver import StoreSaver
+    from hrm_agent.store.checkpoints.saver import StoreSaver
 
 __all__ = [
     "STORE_POINTER",
@@ -25,7 +25,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load `StoreSaver` on first use, as LangGraph is slow to import."""
     if name == "StoreSaver":
-        from hrm_agent.store.saver import StoreSaver
+        from hrm_agent.store.checkpoints.saver import StoreSaver
 
         return StoreSaver
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

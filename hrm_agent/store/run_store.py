@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +15,7 @@ import ormsgpack
 
 from hrm_agent.basics.files import read_whole
 from hrm_agent.errors import ConfigError, RunError, StoreError
+from hrm_agent.store.checkpoints.threads import copy_rows, lineage
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.database.database import Database
 from hrm_agent.store.database.leases import RUN, Lease, Leases, leased
@@ -25,11 +25,10 @@ from hrm_agent.store.database.sqlite_read_only import ReadOnlySqlite
 from hrm_agent.store.journal.journal import StoreJournal
 from hrm_agent.store.journal.scorings import Scorings
 from hrm_agent.store.journal.thread_options import ThreadOptions
-from hrm_agent.store.threads import copy_rows, lineage, touch_thread
 from hrm_agent.store.values.cipher import Cipher, cipher_of
 
 if TYPE_CHECKING:
-    from hrm_agent.store.saver import StoreSaver
+    from hrm_agent.store.checkpoints.saver import StoreSaver
     from hrm_agent.store.values.blobs import Blobs
     from hrm_agent.store.values.requests import RequestStore
 
@@ -90,7 +89,7 @@ class RunStore:
         """
         with self._making:
             if self._checkpointer is None:
-                from hrm_agent.store.saver import StoreSaver
+                from hrm_agent.store.checkpoints.saver import StoreSaver
                 from hrm_agent.store.values.blobs import Blobs
                 from hrm_agent.store.values.serializer import allowed_types
 
@@ -177,7 +176,6 @@ class RunStore:
             copy_rows(
                 cursor, self.cipher, source, target, wanted, without_writes={("", checkpoint_id)}
             )
-            touch_thread(cursor, target, time.time())
 
         self.database.write_once(fork)
 

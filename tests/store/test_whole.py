@@ -21,8 +21,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from hrm_agent.cli.main import main
 from hrm_agent.errors import RunError, StoreError, UnstorableError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store import saver as newest
-from hrm_agent.store.saver import StoreSaver
+from hrm_agent.store.checkpoints import saver as newest
+from hrm_agent.store.checkpoints.saver import StoreSaver
 from hrm_agent.store.upkeep.copying import copy_store
 from hrm_agent.store.upkeep.maintenance import stats, verify
 from hrm_agent.store.upkeep.migrate import migrate
@@ -70,7 +70,7 @@ def migrate_slowly(source: str, target: RunStore, other: Connection) -> None:
         adopt(saver, found, paths)
         count += 1
         if count == THREADS:
-            saver._database.flush()
+            saver.database.flush()
             other.send("half")
             other.recv()
 

@@ -31,7 +31,7 @@ from langgraph.store.memory import InMemoryStore
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.langgraph_format import substitute_caches
 from hrm_agent.store import StoreSaver
-from hrm_agent.store.saver import StoredItem
+from hrm_agent.store.checkpoints.memory import StoredItem, put_memory
 from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.trajectory.identity import graph_identity
 
@@ -111,7 +111,7 @@ class RunMemory:
                 )
                 for op in puts
             ]
-            self._saver.put_memory(identity.thread_id, identity.root_checkpoint_id, items)
+            put_memory(self._saver, identity.thread_id, identity.root_checkpoint_id, items)
         except StoreError as error:
             if not isinstance(error.__cause__, RefusedValue):
                 raise

@@ -26,7 +26,7 @@ from langgraph.checkpoint.base import (
 from hrm_agent.basics.async_bridge import may_block
 from hrm_agent.basics.unicode import text_of
 from hrm_agent.errors import StoreError, UnstorableError
-from hrm_agent.store.saver import StoreSaver
+from hrm_agent.store.checkpoints.saver import StoreSaver
 from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording
 
 __all__ = ["Losses", "MirroredSaver", "Observation", "ObservedThread"]
@@ -138,15 +138,8 @@ class ObservedThread(StoreSaver):
     def _is_lost(self) -> bool:
         return bool(self._lost) or self._on_loss.store_is_away
 
-    def _choose(self, thread_id: str, checkpoint_id: str) -> None:
-        super()._choose(self._thread_id, checkpoint_id)
-
     def choose(self, config: RunnableConfig) -> None:
-        """Make the checkpoint that `config` names the parent of the next one, even if a newer one
-        is recorded.
-        """
-        if checkpoint_id := config.get("configurable", {}).get("checkpoint_id"):
-            self._choose(self._thread_id, str(checkpoint_id))
+        super().choose(self._here(config))
 
     def _lose(self, error: Exception) -> None:
         if not self._lost:

@@ -81,6 +81,7 @@ from hrm_agent.runtime.state import StateReader
 from hrm_agent.runtime.time_travel.fork import fork
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver, StopStepReached
 from hrm_agent.store import RunStore, StoreSaver
+from hrm_agent.store.checkpoints.memory import read_memory
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, recording
 
@@ -484,7 +485,7 @@ class ReplayRun:
         without breakpoints.
         """
         await self._memory.begin_with(
-            self._saver.memory(self._trajectory.thread_id, segment.start.checkpoint["id"])
+            read_memory(self._saver, self._trajectory.thread_id, segment.start.checkpoint["id"])
         )
         free = {"checkpointer": scratch, "store": self._memory.store}
         return self._graph.copy(

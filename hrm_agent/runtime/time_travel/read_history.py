@@ -40,7 +40,7 @@ from hrm_agent.runtime.time_travel.history import (
 )
 from hrm_agent.store import RunStore
 from hrm_agent.store.browse.state import outlines
-from hrm_agent.store.values.checkpoint_reader import CheckpointOutline
+from hrm_agent.store.checkpoints.reader import CheckpointOutline
 from hrm_agent.store.values.plain_reader import NeedsItsType
 from hrm_agent.trajectory import Call, ToolCall, Trajectory, content_hash
 

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, cast
 
 from hrm_agent.errors import StoreError
 from hrm_agent.langgraph_format import is_internal, unstored_channels
-from hrm_agent.store.database.cursors import Cursor
-from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.values.checkpoint_reader import (
+from hrm_agent.store.checkpoints.reader import (
     ROW,
     CheckpointOutline,
     CheckpointRow,
     StoreSnapshot,
     read_manifest,
 )
+from hrm_agent.store.database.cursors import Cursor
+from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.values.damage import DAMAGED
 from hrm_agent.store.values.plain_reader import (
     NeedsItsType,

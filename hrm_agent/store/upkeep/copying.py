@@ -13,9 +13,9 @@ from typing import Any
 import ormsgpack
 
 from hrm_agent.errors import StoreError
+from hrm_agent.store.checkpoints.reader import read_manifest
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.values.checkpoint_reader import read_manifest
 from hrm_agent.store.values.cipher import Cipher
 from hrm_agent.store.values.damage import DAMAGED
 from hrm_agent.store.values.refusals import RefusedValue

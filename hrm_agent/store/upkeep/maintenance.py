@@ -19,10 +19,10 @@ from functools import partial
 from typing import TypeVar
 
 from hrm_agent.errors import StoreError
+from hrm_agent.store.checkpoints.threads import delete_threads
 from hrm_agent.store.database.cursors import Cursor, placeholders
 from hrm_agent.store.database.leases import forget_leases, forget_unused_leases, leased
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.threads import delete_threads
 from hrm_agent.store.upkeep.scan import UNREADABLE, stored_references
 from hrm_agent.store.upkeep.verification import verify
 from hrm_agent.store.values.packed_records import packed, packed_mask, packed_numbers

@@ -19,15 +19,15 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from hrm_agent.errors import HrmError, StoreDamagedError, StoreError
 from hrm_agent.langgraph_format import deltas_of, snapshot_value
-from hrm_agent.store.database.cursors import Cursor
-from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.upkeep.scan import UNREADABLE, rows_of, stored_references
-from hrm_agent.store.values.checkpoint_reader import (
+from hrm_agent.store.checkpoints.reader import (
     ROW,
     CheckpointRow,
     StoreSnapshot,
     read_manifest,
 )
+from hrm_agent.store.database.cursors import Cursor
+from hrm_agent.store.run_store import RunStore
+from hrm_agent.store.upkeep.scan import UNREADABLE, rows_of, stored_references
 from hrm_agent.store.values.refusals import RefusedValue, UnknownType
 from hrm_agent.store.values.serializer import StrictSerializer
 from hrm_agent.store.values.value_reader import MSGPACK, hash_of, references

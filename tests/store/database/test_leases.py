@@ -21,8 +21,8 @@ from langgraph.types import StateUpdate
 
 from hrm_agent.errors import LeaseLostError, RunError, StoreError
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.checkpoints.saver import StoreSaver
 from hrm_agent.store.database import leases
-from hrm_agent.store.saver import StoreSaver
 from hrm_agent.store.upkeep.maintenance import verify
 from hrm_agent.testing import block_until
 from tests.support.store.bodies import execute, is_file, pass_time
@@ -470,7 +470,7 @@ def test_a_second_run_on_a_thread_is_refused(
         if first_input.parent_config is not None:
             stale = first_input.parent_config
         else:
-            other.checkpointer._new["t"] = None
+            other.checkpointer.heads.empty["t"] = None
         new = {**first_input.checkpoint, "id": f"f{first_input.checkpoint['id'][1:]}"}
         with pytest.raises(
             RunError, match=r"Thread 't' was continued by another run: .*was not written"
@@ -595,7 +595,7 @@ def test_of_two_that_write_at_the_same_moment_one_is_refused(url: str, store: Ru
                     checkpoint_ns="",
                     checkpoint_id=newest.checkpoint["id"] if newest else None,
                 )
-                saver._chosen.clear()
+                saver.heads.chosen.clear()
                 begins.wait(60)
                 try:
                     saver.put(

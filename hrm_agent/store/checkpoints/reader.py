@@ -4,7 +4,8 @@ All values that the rows refer to are fetched together. A value that must not be
 (a type that is not allowed, bytes that do not match their hash) is refused with its thread and
 checkpoint.
 
-A checkpoint's manifest, which `hrm_agent.store.saver` writes, has references in place of values.
+A checkpoint's manifest (see `hrm_agent.store.checkpoints.written_form`) has references in place of
+values.
 """
 
 from __future__ import annotations

@@ -6,26 +6,25 @@ store are bound to their thread, so they are encrypted again for the copy.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 
 import ormsgpack
 
 from hrm_agent.errors import StoreError
 from hrm_agent.langgraph_format import deltas_of
-from hrm_agent.store.database.cursors import Cursor, answered
-from hrm_agent.store.database.database import Database
+from hrm_agent.store.checkpoints.reader import MEMORY, read_manifest
+from hrm_agent.store.checkpoints.thread_heads import touch_thread
+from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.database.leases import forget_leases
-from hrm_agent.store.values.checkpoint_reader import MEMORY, read_manifest
 from hrm_agent.store.values.cipher import Cipher
 
 __all__ = [
     "copy_rows",
     "delete_runs_checkpoints",
     "delete_threads",
-    "head_of",
     "keep_newest",
     "lineage",
-    "touch_thread",
 ]
 
 _LINEAGE = """
@@ -112,32 +111,11 @@ def copy_rows(
                     _moved(cipher, data, (source, *place), (target, *place)),
                 ),
             )
+    touch_thread(cursor, target, time.time())
 
 
 def _moved(cipher: Cipher, data: bytes, from_: Sequence[str], to: Sequence[str]) -> bytes:
     return cipher.seal(cipher.open(data, *from_), *to)
-
-
-def head_of(database: Database, cursor: Cursor, thread_id: str) -> str:
-    """Newest checkpoint of a thread (empty if it has none). It is still the newest when this
-    transaction commits.
-    """
-    if thread_id not in database.heads:
-        database.lock_thread(cursor, thread_id)
-        query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
-        likely = database.likely_heads.get(thread_id)
-        found = answered(cursor, query, (thread_id,), None if likely is None else (likely or None,))
-        database.heads[thread_id] = found[0] or ""
-    return database.heads[thread_id]
-
-
-def touch_thread(cursor: Cursor, thread_id: str, now: float) -> None:
-    """Note that a thread was written to."""
-    cursor.execute(
-        "INSERT INTO threads (id, run_id, group_id, status, created_at, updated_at) VALUES (?, '',"
-        " '', '', ?, ?) ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
-        (thread_id, now, now),
-    )
 
 
 def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:

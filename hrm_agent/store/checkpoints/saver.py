@@ -1,17 +1,6 @@
 """LangGraph's checkpoints in the run store: a `BaseCheckpointSaver` for sync and async graphs.
 
-One transaction writes a checkpoint, its new values, and the pending writes that led to it. A run
-may continue from a checkpoint that is no longer the newest of its thread only if it asked for it by
-id. Otherwise it is a second run on the same thread: LangGraph would fork the thread silently, the
-store refuses.
-
-LangGraph takes the highest id for the newest checkpoint, and ids begin with the time. A process
-that reads a thread makes higher ids from then on (`langgraph_format.continue_ids_after`), whatever
-its own clock shows. A checkpoint whose id is still lower than the newest one's would be lost, so it
-is refused with the reason.
-
-A manifest has a checkpoint's own fields and one reference for each channel. A channel with its
-parent's version has its parent's reference: its value is neither serialised nor stored again.
+One transaction writes a checkpoint, its new values, and the pending writes that led to it.
 """
 
 from __future__ import annotations
@@ -22,21 +11,17 @@ import time
 from collections.abc import (
     AsyncIterator,
     Collection,
-    Generator,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import Future
-from contextlib import contextmanager
-from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, cast
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    EXCLUDED_METADATA_KEYS,
     WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
@@ -44,33 +29,12 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
 )
-from langgraph.checkpoint.base.id import uuid6
 from langgraph.pregel import Pregel
 
 from hrm_agent.basics.bounded import remember
-from hrm_agent.errors import RunError, StoreError, UnstorableError
-from hrm_agent.langgraph_format import (
-    ERROR,
-    ERROR_SOURCE,
-    collect_declared_types,
-    continue_ids_after,
-    ticks_of,
-)
-from hrm_agent.store.database.committer import committed, finished
-from hrm_agent.store.database.cursors import Cursor, answered
-from hrm_agent.store.database.database import Database
-from hrm_agent.store.threads import (
-    copy_rows,
-    delete_runs_checkpoints,
-    delete_threads,
-    head_of,
-    keep_newest,
-    lineage,
-    touch_thread,
-)
-from hrm_agent.store.values.blobs import Blobs
-from hrm_agent.store.values.checkpoint_reader import (
-    MEMORY,
+from hrm_agent.errors import StoreError
+from hrm_agent.langgraph_format import ERROR, collect_declared_types
+from hrm_agent.store.checkpoints.reader import (
     ROW,
     Channels,
     CheckpointKey,
@@ -79,33 +43,35 @@ from hrm_agent.store.values.checkpoint_reader import (
     conditions,
     matches,
 )
-from hrm_agent.store.values.content_addressed import CHANNEL_BYTES, ValueWriter
-from hrm_agent.store.values.refusals import RefusedValue, Unstorable
+from hrm_agent.store.checkpoints.thread_heads import ThreadHeads, touch_thread
+from hrm_agent.store.checkpoints.threads import (
+    copy_rows,
+    delete_runs_checkpoints,
+    delete_threads,
+    keep_newest,
+)
+from hrm_agent.store.checkpoints.written_form import (
+    REGULAR,
+    manifest_of,
+    merged_writes,
+    public_metadata,
+    refusing,
+    slots_of,
+)
+from hrm_agent.store.database.committer import committed, finished
+from hrm_agent.store.database.cursors import Cursor, answered
+from hrm_agent.store.database.database import Database
+from hrm_agent.store.values.blobs import Blobs
+from hrm_agent.store.values.content_addressed import ValueWriter
 from hrm_agent.store.values.serializer import StrictSerializer, declared_types
-from hrm_agent.store.values.value_reader import Reference
 
 __all__ = [
     "CheckpointNotes",
     "StoreSaver",
-    "StoredItem",
-    "manifest_of",
-    "merged_writes",
-    "place_of",
-    "public_metadata",
-    "refuse_set_back_clock",
-    "refuse_stranger",
-    "refusing",
-    "slots_of",
 ]
 
-_EXCLUDED = frozenset(EXCLUDED_METADATA_KEYS)
-REGULAR = 0
-"""Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have one slot
-each, below 0.
-"""
 
-
-def place_of(config: RunnableConfig) -> CheckpointKey:
+def _place_of(config: RunnableConfig) -> CheckpointKey:
     """Thread, namespace and checkpoint of a config."""
     named: Mapping[str, Any] = config.get("configurable", {})
     checkpoint_id = named.get("checkpoint_id")
@@ -116,177 +82,9 @@ def place_of(config: RunnableConfig) -> CheckpointKey:
     )
 
 
-def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata of a checkpoint to store: LangGraph's own, and the run-level values in
-    `config["metadata"]`.
-
-    LangChain copies any scalars in `configurable` into that metadata. Callers keep keys and user
-    names there, so none of them is stored.
-    """
-    configurable: Mapping[str, Any] = config.get("configurable", {})
-    kept: dict[str, Any] = {
-        name: value
-        for name, value in (config.get("metadata") or {}).items()
-        if isinstance(value, (str, int, float, bool))
-        and name not in configurable
-        and name not in _EXCLUDED
-        and not name.startswith("__")
-    }
-    kept.update(metadata)
-    kept.pop("writes", None)
-    return kept
-
-
-_HINT = (
-    "Declare the type in the graph's state, or name it: --allow package.module:Type, in a program"
-    " open_store(..., allow=['package.module:Type']). A graph that was compiled before its store"
-    " was opened takes store.checkpointer.allowing(graph)."
-)
-
-
-@contextmanager
-def refusing(place: CheckpointKey) -> Generator[None]:
-    """Raise `StoreError` for a type that is not allowed, `UnstorableError` for a value that would
-    change.
-    """
-    try:
-        yield
-    except RefusedValue as error:
-        message = f"Thread {place.thread_id!r} holds {error}. Nothing was written."
-        if isinstance(error, Unstorable):
-            raise UnstorableError(
-                message,
-                "Keep it out of the graph's state, or in a plainer form (a text, a list, a dict, a"
-                " model of pydantic).",
-            ) from error
-        raise StoreError(message, _HINT) from error
-
-
-def manifest_of(
-    checkpoint: Checkpoint, writer: ValueWriter, new_versions: ChannelVersions, parent: Channels
-) -> tuple[bytes, Channels]:
-    """Stored form of a checkpoint, and the references of its channels."""
-    channels: Channels = {}
-    values = checkpoint["channel_values"]
-    versions = checkpoint["channel_versions"]
-    for name in {**versions, **values}:
-        version, before = versions.get(name), parent.get(name)
-        if name not in values:
-            channels[name] = (version, None)
-        elif before and before[0] == version and before[1] and name not in new_versions:
-            channels[name] = (version, before[1])
-        else:
-            channels[name] = (version, _reference(name, values[name], writer))
-    rest = {
-        name: value
-        for name, value in checkpoint.items()
-        if name not in ("channel_values", "channel_versions")
-    }
-    packed = ormsgpack.packb([rest, [[name, *entry] for name, entry in channels.items()]])
-    return packed, channels
-
-
-def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int, list[list[Any]]]:
-    """Writes as `[index, channel, reference]`, by slot.
-
-    Ordinary writes of a task that failed or was cancelled are left out. A node writes to the state
-    before its conditional edges run, and LangGraph considers a task with any recorded ordinary
-    write as ended. A run that was cancelled in between, and resumed, would stop there without an
-    error. So the task runs again. If a node of the graph handles the error, it continues from the
-    writes, and they are kept.
-    """
-    slots: dict[int, list[list[Any]]] = {}
-    channels = {channel for channel, _ in writes}
-    again = ERROR in channels and ERROR_SOURCE not in channels
-    for position, (channel, value) in enumerate(writes):
-        index = WRITES_IDX_MAP.get(channel, position)
-        if again and index >= REGULAR:
-            continue
-        if channel == ERROR and isinstance(value, BaseException):
-            value = repr(value)  # as in LangGraph's savers
-        slots.setdefault(min(index, REGULAR), []).append(
-            [index, channel, _reference(channel, value, writer)]
-        )
-    return slots
-
-
-def _reference(channel: str, value: Any, writer: ValueWriter) -> Reference:
-    try:
-        return writer.reference(value, CHANNEL_BYTES)
-    except RefusedValue as error:
-        error.within(channel)
-        raise
-
-
-def merged_writes(stored: bytes, given: list[list[Any]]) -> bytes:
-    """Merge the ordinary writes of a task with those stored before. Stored ones are kept for their
-    index.
-    """
-    held: list[list[Any]] = ormsgpack.unpackb(stored)
-    taken = {index for index, *_ in held}
-    return ormsgpack.packb(
-        sorted(held + [write for write in given if write[0] not in taken], key=lambda w: w[0])
-    )
-
-
-_TICKS, _EPOCH_TICKS = 10_000_000, 0x01B21DD213814000
-"""Ticks of a UUID's time: per second, and from its epoch in 1582 to 1970."""
-
-
-def refuse_stranger(
-    database: Database, cursor: Cursor, place: CheckpointKey, new: str, *, chosen: bool
-) -> None:
-    """Raise `RunError` if a checkpoint of the outermost graph does not follow the newest one.
-
-    `chosen`: its parent was asked for by id, so a branch may begin there.
-    """
-    newest = head_of(database, cursor, place.thread_id)
-    if newest > new:
-        refuse_set_back_clock(place.thread_id, newest)
-    if chosen or newest in ("", new, place.checkpoint_id):
-        return
-    raise RunError(
-        f"Thread {place.thread_id!r} was continued by another run: its newest checkpoint is"
-        f" {newest}, but this run started from {place.checkpoint_id or 'no checkpoint'}. Its"
-        " checkpoint was not written.",
-        "Run one at a time on a thread, or fork it: `hrm-agent fork --help`.",
-    )
-
-
-def refuse_set_back_clock(thread_id: str, newest: str) -> None:
-    """Raise `RunError` if this machine's clock is behind the checkpoint `newest`."""
-    made_at = (ticks_of(newest) - _EPOCH_TICKS) / _TICKS
-    ahead = made_at - time.time()
-    if ahead > 0:
-        raise RunError(
-            f"The clock of this machine stands {ahead:,.1f} seconds before the newest checkpoint of"
-            f" thread {thread_id!r} ({newest}, made at"
-            f" {datetime.fromtimestamp(made_at):%Y-%m-%d %H:%M:%S}), so that the next one would be"
-            " taken for an older one. It was not written.",
-            "Resume the run: a new process reads the thread first, and goes on after its ids.",
-        )
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 _HIGHEST_OF_THREAD = (
     "(SELECT max(n.id) FROM checkpoints n WHERE n.thread_id = checkpoints.thread_id AND n.ns = '')"
 )
-
-
-class StoredItem(NamedTuple):
-    """Item that a step put into a LangGraph store."""
-
-    namespace: tuple[str, ...]
-    """Namespace in the store."""
-    key: str
-    """Key in the namespace."""
-    value: dict[str, Any] | None
-    """Value (None if the item was deleted)."""
-    searched: Literal[False] | list[str] | None
-    """`index` argument of `put`: the fields that can be searched."""
-    updated_at: float
-    """Unix time in seconds."""
 
 
 class CheckpointNotes(Protocol):
@@ -306,21 +104,17 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         serializer = StrictSerializer(allow)
         super().__init__(serde=serializer)
         collect_declared_types()
-        self._database, self.blobs = database, blobs
+        self.database = database
+        self.blobs = blobs
+        self.heads = ThreadHeads(database)
         self._parents: dict[tuple[str, str, str], tuple[str, Channels]] = {}
         """Epoch and channels of the newest checkpoints that this process wrote or read, by thread,
         namespace and id. In another epoch their values may have been collected.
         """
-        self._chosen: dict[tuple[str, str], None] = {}
-        """Threads and checkpoints that were asked for by id. A run may branch off there."""
-        self._new: dict[str, None] = {}
-        """Threads that were found empty. The process that asked is about to start them."""
         self._own: dict[tuple[str, str, str], None] = {}
         """Checkpoints that this process has written. Writes of its tasks to them are new."""
         self._slots: dict[tuple[str, str, str, str, int], None] = {}
         """Slots that tasks have written."""
-        self._highest = ""
-        """Highest id that was read. LangGraph makes higher ones from then on."""
         self._touched: dict[str, tuple[str, float]] = {}
         """Epoch and Unix time of the last note that a thread was written to, by thread."""
         self.notes: CheckpointNotes | None = None
@@ -354,7 +148,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     @property
     def url(self) -> str:
         """URL of its store, without a password."""
-        return self._database.url
+        return self.database.url
 
     # writing
 
@@ -385,23 +179,28 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         *,
         waits: bool = False,
     ) -> Future[RunnableConfig]:
-        place, cipher = self._noted(place_of(config)), self.blobs.cipher
-        facts = self._facts(place, config, metadata)
+        place = self._noted(_place_of(config))
+        cipher = self.blobs.cipher
+        facts = public_metadata(config, metadata)
+        if self.notes is not None and not place.ns:
+            facts.update(self.notes(metadata, place.checkpoint_id))
         here = (place.thread_id, place.ns, checkpoint["id"])
         remember(self._own, here, None)
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
         sealed = cipher.seal(ormsgpack.packb(facts, default=str), *here, "metadata")
-        self._may_follow(place, facts, checkpoint["id"])
-        now, written, touched = time.time(), list[tuple[str, Channels]](), list[tuple[str, float]]()
+        self.heads.may_follow(place, facts, checkpoint["id"])
+        now = time.time()
+        written: list[tuple[str, Channels]] = []
+        touched: list[tuple[str, float]] = []
 
         def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
-            with refusing(place):
+            with refusing(place.thread_id):
                 return manifest_of(
                     checkpoint, writer, new_versions, parent[1] if parent[0] == writer.epoch else {}
                 )
 
         def insert(cursor: Cursor, encoded: tuple[bytes, Channels]) -> RunnableConfig:
-            self._refuse_second_run(cursor, place, checkpoint["id"])
+            self.heads.refuse_second_run(cursor, place, checkpoint["id"])
             manifest, channels = encoded
             cursor.execute(
                 "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata)"
@@ -418,11 +217,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             )
             if self._is_due(place, now):
                 touch_thread(cursor, place.thread_id, now)
-                touched.append((self._database.epoch, now))
-            written.append((self._database.epoch, channels))
-            self._database.held.add_checkpoint(*here, place.checkpoint_id)
-            if not place.ns and (head := self._database.heads.get(place.thread_id)) is not None:
-                self._database.heads[place.thread_id] = max(head, checkpoint["id"])
+                touched.append((self.database.epoch, now))
+            written.append((self.database.epoch, channels))
+            self.database.held.add_checkpoint(*here, place.checkpoint_id)
+            self.heads.written(place, checkpoint["id"])
             return place.config(checkpoint["id"])
 
         def done(error: BaseException | None) -> None:
@@ -431,14 +229,14 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 if touched:
                     remember(self._touched, place.thread_id, touched[-1])
             elif lease is not None:  # otherwise the waiting caller gets the error
-                self._database.fence.stop(place.thread_id, lease, error)
+                self.database.fence.stop(place.thread_id, lease, error)
 
         lease = None
-        held = self._database.held.of(place.thread_id)
-        if self._database.joins(held):
+        held = self.database.held.of(place.thread_id)
+        if self.database.joins(held):
             lease = held.lease
             held.parents[place.ns, checkpoint["id"]] = place.checkpoint_id
-            seconds = self._database.joined_seconds
+            seconds = self.database.joined_seconds
             self.blobs.write_later(self.serializer, encode, insert, place.thread_id, done, seconds)
             return finished(place.config(checkpoint["id"]))
         future = self.blobs.write(self.serializer, encode, insert, place.thread_id, waits=waits)
@@ -446,7 +244,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return future
 
     def _noted(self, place: CheckpointKey) -> CheckpointKey:
-        if (held := self._database.held.of(place.thread_id)) is not None:
+        if (held := self.database.held.of(place.thread_id)) is not None:
             held.namespaces.add(place.ns)
         return place
 
@@ -455,7 +253,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         thread may have been deleted since.
         """
         epoch, before = self._touched.get(place.thread_id, ("", 0.0))
-        return place.checkpoint_id is None or epoch != self._database.epoch or now - before >= 1.0
+        return place.checkpoint_id is None or epoch != self.database.epoch or now - before >= 1.0
 
     def put_writes(
         self,
@@ -487,11 +285,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Write ordinary writes with the checkpoint that follows. Errors and interrupts are written
         at once, as no checkpoint may follow them.
         """
-        place = self._noted(place_of(config))
+        place = self._noted(_place_of(config))
         key = (place.thread_id, place.ns, place.checkpoint_id or "", task_id)
 
         def encode(writer: ValueWriter) -> dict[int, list[list[Any]]]:
-            with refusing(place):
+            with refusing(place.thread_id):
                 return slots_of(writes, writer)
 
         def insert(cursor: Cursor, slots: dict[int, list[list[Any]]]) -> None:
@@ -500,8 +298,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         if any(channel in WRITES_IDX_MAP for channel, _ in writes):
             return self.blobs.write(self.serializer, encode, insert, place.thread_id)
-        held = self._database.held.of(place.thread_id)
-        seconds = self._database.joined_seconds if self._database.joins(held) else None
+        held = self.database.held.of(place.thread_id)
+        seconds = self.database.joined_seconds if self.database.joins(held) else None
         self.blobs.write_later(self.serializer, encode, insert, place.thread_id, seconds=seconds)
         return None
 
@@ -540,71 +338,18 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             "SELECT DISTINCT task_id, task_path FROM writes WHERE thread_id = ? AND task_path <> ''"
         )
         return dict(
-            self._database.read_once(lambda cursor: cursor.execute(query, (thread_id,)).fetchall())
+            self.database.read_once(lambda cursor: cursor.execute(query, (thread_id,)).fetchall())
         )
-
-    def put_memory(self, thread_id: str, checkpoint_id: str, items: Sequence[StoredItem]) -> None:
-        """Record items that the step after a checkpoint of the outermost graph puts into a
-        LangGraph store.
-
-        They are committed with the step's checkpoint or earlier. Raises `StoreError` for a value
-        that could not be read back.
-        """
-        config: RunnableConfig = {
-            "configurable": {"thread_id": thread_id, "checkpoint_id": checkpoint_id}
-        }
-        plain = [[list(item.namespace), *item[1:]] for item in items]
-        self.put_writes(config, [(MEMORY, plain)], f"{MEMORY}{uuid6()}")
-
-    def memory(self, thread_id: str, checkpoint_id: str | None = None) -> list[StoredItem]:
-        """Items that the steps before a checkpoint have put into a LangGraph store, oldest first.
-
-        `checkpoint_id` is the thread's newest checkpoint by default. The step after it, which may
-        have been interrupted, is then included.
-        """
-
-        def read(cursor: Cursor) -> list[StoredItem]:
-            query = (
-                "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns ="
-                " '' AND "
-            )
-            query += "task_id >= ? AND task_id < ? ORDER BY task_id"
-            rows = cursor.execute(query, (thread_id, MEMORY, f"{MEMORY}~")).fetchall()
-            if not rows:
-                return []
-            query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
-            end = checkpoint_id or str(cursor.execute(query, (thread_id,)).fetchone()[0])
-            line = set(lineage(cursor, thread_id, end)) - {checkpoint_id}
-            reader = self.blobs.reader(cursor, self.serializer, shared=False)
-            opened = [
-                reference
-                for step, task_id, slot, data in rows
-                if step in line
-                for _, _, reference in ormsgpack.unpackb(
-                    self.blobs.cipher.open(data, thread_id, "", step, task_id, str(slot))
-                )
-            ]
-            reader.load(opened)
-            found = [
-                item
-                for reference in opened
-                for item in cast("list[list[Any]]", reader.value(reference))
-            ]
-            return [StoredItem(tuple(namespace), *rest) for namespace, *rest in found]
-
-        return self._database.read_once(read)
 
     def adopt(self, found: CheckpointTuple, task_paths: Mapping[str, str]) -> None:
         """Store a checkpoint of another saver with its pending writes, on any branch of its
         thread.
         """
-        place = place_of(found.config)
-        parent = place_of(found.parent_config).checkpoint_id if found.parent_config else None
-        if parent is not None:
-            self._choose(place.thread_id, parent)
+        parent = _place_of(found.parent_config).checkpoint_id if found.parent_config else None
         before: RunnableConfig = {
             "configurable": {**found.config.get("configurable", {}), "checkpoint_id": parent}
         }
+        self.choose(before)
         self.put(before, found.checkpoint, found.metadata, found.checkpoint["channel_versions"])
         by_task: dict[tuple[str, bool], list[tuple[str, Any]]] = {}
         # an error is kept apart: the task may have ended well since
@@ -613,59 +358,33 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         for (task_id, _), writes in by_task.items():
             self.put_writes(found.config, writes, task_id, task_paths.get(task_id, ""))
 
-    def _facts(
-        self, place: CheckpointKey, config: RunnableConfig, metadata: CheckpointMetadata
-    ) -> dict[str, Any]:
-        """Metadata to store."""
-        facts = public_metadata(config, metadata)
-        return (
-            facts
-            if self.notes is None or place.ns
-            else {**facts, **self.notes(metadata, place.checkpoint_id)}
-        )
-
-    # one run on a thread
-
-    def _may_follow(self, place: CheckpointKey, facts: dict[str, Any], new: str) -> None:
-        """Allow a branch after an edit or LangGraph's own fork, as both are made on request.
-
-        Raise `RunError` early for a subgraph if the clock was set back: it writes before the graph
-        around it does.
+    def choose(self, config: RunnableConfig) -> None:
+        """Make the checkpoint that `config` names the parent of the next one, even if it is not the
+        newest of its thread.
         """
-        outermost = (facts.get("parents") or {}).get("")
-        if place.ns and isinstance(outermost, str) and outermost > new:
-            refuse_set_back_clock(place.thread_id, outermost)
-        if facts.get("source") in ("update", "fork") and place.checkpoint_id:
-            self._choose(place.thread_id, place.checkpoint_id)
-
-    def _choose(self, thread_id: str, checkpoint_id: str) -> None:
-        remember(self._chosen, (thread_id, checkpoint_id), None)
-
-    def _refuse_second_run(self, cursor: Cursor, place: CheckpointKey, new: str) -> None:
-        if place.ns or (place.checkpoint_id is None and place.thread_id not in self._new):
-            return
-        chosen = (place.thread_id, place.checkpoint_id) in self._chosen
-        refuse_stranger(self._database, cursor, place, new, chosen=chosen)
+        place = _place_of(config)
+        if place.checkpoint_id is not None:
+            self.heads.choose(place.thread_id, place.checkpoint_id)
 
     # reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        place = place_of(config)
+        place = _place_of(config)
         newest = "" if place.checkpoint_id else " ORDER BY id DESC LIMIT 1"
         given = "thread_id = ? AND ns = ?" + (" AND id = ?" if place.checkpoint_id else "")
         values = (place.thread_id, place.ns, place.checkpoint_id)[: 3 if place.checkpoint_id else 2]
         columns = f"{ROW}, {_HIGHEST_OF_THREAD}" if place.checkpoint_id else ROW
         if place.checkpoint_id and not place.ns:
-            self._choose(place.thread_id, place.checkpoint_id)
+            self.heads.choose(place.thread_id, place.checkpoint_id)
 
-        held = self._database.held.of(place.thread_id)
+        held = self.database.held.of(place.thread_id)
         if (
             held is not None
             and held.new
             and place.ns not in held.namespaces
             and not place.checkpoint_id
         ):
-            remember(self._new, place.thread_id, None)
+            remember(self.heads.empty, place.thread_id, None)
             return None
         epoch = self.blobs.epoch
 
@@ -677,20 +396,20 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 return None
             # a branch from there must also come after the thread's newest checkpoint
             if place.checkpoint_id and row[-1]:
-                self._go_on_after(str(row[-1]))
+                self.heads.go_on_after(str(row[-1]))
             return self._reading(cursor, epoch, shared=False).tuples(
                 [CheckpointRow(*row[: len(CheckpointRow._fields)])]
             )[0]
 
-        found = self._database.read_once(read)
+        found = self.database.read_once(read)
         if found is None:
-            remember(self._new, place.thread_id, None)
+            remember(self.heads.empty, place.thread_id, None)
         return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return (
             await asyncio.to_thread(self.get_tuple, config)
-            if self._database.is_blocking
+            if self.database.is_blocking
             else self.get_tuple(config)
         )
 
@@ -711,7 +430,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         given, values = conditions(config, before)
         query = f"SELECT {ROW} FROM checkpoints WHERE {given} ORDER BY id DESC, seq DESC"
         epoch = self.blobs.epoch
-        with self._database.read() as cursor:
+        with self.database.read() as cursor:
             reading = self._reading(cursor, epoch, shared=True)
             bound = query if filter or limit is None else f"{query} LIMIT {int(limit)}"
             rows = [CheckpointRow(*row) for row in cursor.execute(bound, values).fetchall()]
@@ -722,16 +441,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     def _reading(self, cursor: Cursor, epoch: str, *, shared: bool) -> StoreSnapshot:
         def note(here: tuple[str, str, str], channels: Channels) -> None:
-            self._go_on_after(here[2])
+            self.heads.go_on_after(here[2])
             remember(self._parents, here, (epoch, channels))
 
         reader = self.blobs.reader(cursor, self.serializer, shared=shared)
         return StoreSnapshot(cursor, reader, self.blobs.cipher, note)
-
-    def _go_on_after(self, checkpoint_id: str) -> None:
-        if checkpoint_id > self._highest:
-            self._highest = checkpoint_id
-            continue_ids_after(checkpoint_id)
 
     async def alist(
         self,
@@ -744,7 +458,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         def listed() -> Sequence[CheckpointTuple]:
             return [*self.list(config, filter=filter, before=before, limit=limit)]
 
-        for found in await asyncio.to_thread(listed) if self._database.is_blocking else listed():
+        for found in await asyncio.to_thread(listed) if self.database.is_blocking else listed():
             yield found
 
     # maintenance of threads
@@ -754,13 +468,13 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         `hrm_agent.store.upkeep.maintenance.delete_runs` deletes both.
         """
         self._touched.pop(str(thread_id), None)
-        self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
+        self.database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of LangGraph's runs, except those on which another run's state
         depends.
         """
-        self._database.write(
+        self.database.write(
             lambda cursor: delete_runs_checkpoints(cursor, self.blobs.cipher, run_ids)
         )
 
@@ -769,9 +483,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         def copy_all(cursor: Cursor) -> None:
             copy_rows(cursor, self.blobs.cipher, str(source_thread_id), str(target_thread_id))
-            touch_thread(cursor, str(target_thread_id), time.time())
 
-        self._database.write_once(copy_all)
+        self.database.write_once(copy_all)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Prune threads as LangGraph does: `keep_latest` keeps the newest checkpoint of each
@@ -786,9 +499,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             )
         threads = [str(thread) for thread in thread_ids]
         if strategy == "delete":
-            self._database.write(lambda cursor: delete_threads(cursor, threads))
+            self.database.write(lambda cursor: delete_threads(cursor, threads))
         else:
-            self._database.write(lambda cursor: keep_newest(cursor, self.blobs.cipher, threads))
+            self.database.write(lambda cursor: keep_newest(cursor, self.blobs.cipher, threads))
 
     async def adelete_thread(self, thread_id: str) -> None:
         await asyncio.to_thread(self.delete_thread, thread_id)
