@@ -76,7 +76,8 @@ class RunStore:
         self.journal = StoreJournal(database, cipher, self._requests)
         self.options = ThreadOptions(database, cipher)
         self.scorings = Scorings(database, cipher)
-        self._leases = Leases(database)
+        self.leases = Leases(database)
+        """Leases of threads that this opening of the store has."""
         self._allow = allow
         self._checkpointer: StoreSaver | None = None
         self._request_store: RequestStore | None = None
@@ -142,22 +143,12 @@ class RunStore:
         it over. `joins`: checkpoints and `python` calls are not committed one by one, but with the
         next model call, or some milliseconds later.
         """
-        return self._leases.hold(thread_id, doing, joins=joins)
-
-    def leases_ahead(self, thread_ids: Sequence[str]) -> AbstractContextManager[None]:
-        """Take leases in batches for threads that run inside the block, in about this order."""
-        return self._leases.ahead(thread_ids)
+        return self.leases.hold(thread_id, doing, joins=joins)
 
     @property
     def owner(self) -> str:
         """Id of this opening of the store as an owner of leases."""
         return self.database.fence.owner
-
-    def take_leases_from(self, owner: str) -> None:
-        """Take the leases of a process that is known to be dead, perhaps on another machine. Its
-        threads can then be resumed at once.
-        """
-        self._leases.take_from(owner)
 
     def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
         """Start the thread `target` with the lineage of `source` up to a checkpoint, as if it had
@@ -216,7 +207,7 @@ class RunStore:
         return {str(thread) for (thread,) in rows}
 
     def close(self) -> None:
-        self._leases.close()
+        self.leases.close()
         self.database.close()
 
     def __enter__(self) -> Self:

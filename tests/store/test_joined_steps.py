@@ -84,7 +84,7 @@ def test_a_row_that_the_database_refuses_ends_its_run_and_no_other(
     """The row would make every commit that includes it fail."""
     with (
         open_store(url) as other,
-        store.leases_ahead(["a", "b"]),
+        store.leases.ahead(["a", "b"]),
         store.lease("a", joins=True) as first,
     ):
         other.journal.write_trajectory(begun("b", "written by who holds no lease"))

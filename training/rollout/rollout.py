@@ -251,7 +251,7 @@ def leases_of(
     """Take all episodes' leases at once if this process runs each episode on its own thread."""
     if workers is not None or mode != ONE_RUN:
         return nullcontext()
-    return runner.store.leases_ahead([episode.thread_id for episode in episodes])
+    return runner.store.leases.ahead([episode.thread_id for episode in episodes])
 
 
 def second_attempt(episode: Episode) -> Episode:

@@ -166,7 +166,7 @@ class RolloutWorkers:
             if worker not in self._workers:
                 return
             await worker.kill()
-            await asyncio.to_thread(self._runner.store.take_leases_from, worker.owner)
+            await asyncio.to_thread(self._runner.store.leases.take_from, worker.owner)
             self._workers.remove(worker)
             self._count_death(how, "its open rollouts go on in another", excused=worker.excused)
             for other in self._workers:

@@ -480,11 +480,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread to a new one. Its values are shared."""
-
-        def copy_all(cursor: Cursor) -> None:
-            copy_rows(cursor, self.blobs.cipher, str(source_thread_id), str(target_thread_id))
-
-        self.database.write_once(copy_all)
+        source = str(source_thread_id)
+        target = str(target_thread_id)
+        self.database.write_once(
+            lambda cursor: copy_rows(cursor, self.blobs.cipher, source, target)
+        )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Prune threads as LangGraph does: `keep_latest` keeps the newest checkpoint of each

@@ -80,12 +80,8 @@ class TrajectoryHeaders(JournalTables):
     def count_trajectories(self, run_id: str | None = None) -> int:
         """Number of trajectories on record, readable or not."""
         where, values = ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
-        with self._database.read() as cursor:
-            return int(
-                cursor.execute(
-                    f"SELECT count(*) FROM trajectories WHERE {where}", values
-                ).fetchone()[0]
-            )
+        ((count,),) = self._rows(f"SELECT count(*) FROM trajectories WHERE {where}", values)
+        return int(count)
 
     def headers(
         self, where: str = "1 = 1", values: Sequence[Any] = (), on_damage: OnDamage | None = None
@@ -130,8 +126,7 @@ class TrajectoryHeaders(JournalTables):
                 {id_: number for number, id_ in enumerate(reversed(line))}, None
             )
         where = thread_id, namespace
-        with self._database.read() as cursor:
-            rows = cursor.execute(_LINE, (*where, step, *where)).fetchall()
+        rows = self._rows(_LINE, (*where, step, *where))
         known.update({(namespace, str(id_)): parent for id_, parent in rows})
         order = [*(str(id_) for id_, _ in rows), *reversed(line)]
         oldest = rows[0][1] if rows else step

@@ -201,15 +201,11 @@ class StoreJournal(ModelCalls, ToolCalls):
         return _with(header, calls + own_calls, tool_calls + own_tools)
 
 
-def _with(header: Trajectory, calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> Trajectory:
+def _with(header: Trajectory, calls: Sequence[Call], tool_calls: Iterable[ToolCall]) -> Trajectory:
     """Trajectory with its calls, split into answered and failed ones."""
-    answered: list[Call] = []
-    failed: list[Call] = []
-    for call in calls:
-        (answered if call.error is None else failed).append(call)
     apart = {
-        "calls": tuple(answered),
+        "calls": tuple(call for call in calls if call.error is None),
         "tool_calls": tuple(tool_calls),
-        "failed_calls": tuple(failed),
+        "failed_calls": tuple(call for call in calls if call.error is not None),
     }
     return header.model_copy(update=apart)

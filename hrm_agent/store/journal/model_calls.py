@@ -50,8 +50,7 @@ class ModelCalls(JournalTables):
         if self._has_no_calls(thread_id):
             return set()
         query = "SELECT DISTINCT task_id FROM calls WHERE thread_id = ?"
-        with self._database.read() as cursor:
-            return {str(task) for (task,) in cursor.execute(query, (thread_id,)).fetchall()}
+        return {str(task) for (task,) in self._rows(query, (thread_id,))}
 
     def _has_no_calls(self, thread_id: str) -> bool:
         held = self._database.held.of(thread_id)
@@ -61,8 +60,7 @@ class ModelCalls(JournalTables):
         if self._has_no_calls(thread_id):
             return set()
         query = "SELECT seed FROM calls WHERE thread_id = ? AND seed IS NOT NULL"
-        with self._database.read() as cursor:
-            return {int(seed) for (seed,) in cursor.execute(query, (thread_id,)).fetchall()}
+        return {int(seed) for (seed,) in self._rows(query, (thread_id,))}
 
     def find_call(self, call_id: str, *, request: bool = True) -> Call | None:
         return next(iter(self._calls("c.id = ?", (call_id,), requests=request)), None)
@@ -76,15 +74,10 @@ class ModelCalls(JournalTables):
 
     def has_call(self, call_id: str) -> bool:
         """True if a model call is on record, readable or not."""
-        with self._database.read() as cursor:
-            return (
-                cursor.execute("SELECT 1 FROM calls WHERE id = ?", (call_id,)).fetchone()
-                is not None
-            )
+        return bool(self._rows("SELECT 1 FROM calls WHERE id = ?", (call_id,)))
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
-        with self._database.read() as cursor:
-            deltas = cursor.execute(_PATH_QUERY, (call_id,)).fetchall()
+        deltas = self._rows(_PATH_QUERY, (call_id,))
         if not deltas:
             raise KeyError(call_id)
         with reading("model call", call_id):

@@ -220,6 +220,10 @@ class JournalTables:
         self.is_blocking = database.is_blocking
         """True if a write waits for a disk or a server. An event loop then hands it to a thread."""
 
+    def _rows(self, query: str, values: Sequence[Any]) -> list[Any]:
+        with self._database.read() as cursor:
+            return cursor.execute(query, values).fetchall()
+
 
 def in_batches(
     ids: Sequence[str], steps_of: str | None, table: str = ""

@@ -63,9 +63,8 @@ class ToolCalls(TrajectoryHeaders):
             "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq"
             " LIMIT 1"
         )
-        with self._database.read() as cursor:
-            row = cursor.execute(query, (thread_id, hash_)).fetchone()
-        return str(row[0]) if row else None
+        rows = self._rows(query, (thread_id, hash_))
+        return str(rows[0][0]) if rows else None
 
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
         found = self._tool_call_rows.read(
@@ -165,12 +164,8 @@ class ToolCalls(TrajectoryHeaders):
                 return tool_call
 
     def _steps(self, thread_id: str) -> list[tuple[str, str]]:
-        with self._database.read() as cursor:
-            query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
-            return [
-                (str(id_), str(step))
-                for id_, step in cursor.execute(query, (thread_id,)).fetchall()
-            ]
+        query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+        return [(str(id_), str(step)) for id_, step in self._rows(query, (thread_id,))]
 
     def tool_calls(self) -> list[ToolCall]:
         """All tool calls of the store, in the order in which they started."""

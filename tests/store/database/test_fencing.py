@@ -181,7 +181,7 @@ def test_one_that_lost_a_thread_twice_takes_it_again_once(
                 url, "UPDATE leases SET expires_at = 1 WHERE thread_id <> ?", (f"t {leases.CHAT}",)
             )
             with other.lease("t", leases.COMMAND), other.lease("t"):
-                store._leases.renew()
+                store.leases.renew()
             other.database.flush()
             with pytest.raises(LeaseLostError):
                 write_checkpoint(store)

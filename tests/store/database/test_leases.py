@@ -92,7 +92,7 @@ def test_leases_of_a_process_that_is_known_to_be_dead_are_free_at_once_and_lost_
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     with open_store(url) as other:
         with other.lease("t") as lost:
-            store.take_leases_from(other.owner)
+            store.leases.take_from(other.owner)
             with store.lease("t"):
                 with pytest.raises(LeaseLostError):
                     other.checkpointer.put(
@@ -101,7 +101,7 @@ def test_leases_of_a_process_that_is_known_to_be_dead_are_free_at_once_and_lost_
                         {"source": "input", "step": -1, "parents": {}},
                         {},
                     )
-                other._leases.renew()
+                other.leases.renew()
                 assert isinstance(lost.error, LeaseLostError)
                 assert held(store) == ["t"]
         other.database.flush()
@@ -155,7 +155,7 @@ def test_leases_of_threads_that_are_run_next_are_taken_together(url: str, store:
         config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {}
     )
     names = ["a", "b", "known", "c", "d"]
-    with open_store(url) as other, other.lease("d"), store.leases_ahead(names):
+    with open_store(url) as other, other.lease("d"), store.leases.ahead(names):
         with store.lease("a") as lease:
             assert lease.new
             assert sorted(held(store)) == [
@@ -184,7 +184,7 @@ def test_leases_of_threads_that_are_run_next_are_taken_together(url: str, store:
 
 def test_what_is_taken_ahead_and_not_used_is_given_back(url: str, store: RunStore) -> None:
     with open_store(url) as other:
-        with store.leases_ahead(["a", "b", "c"]), store.lease("a"):
+        with store.leases.ahead(["a", "b", "c"]), store.lease("a"):
             assert sorted(held(store)) == ["a", "b", "c"]
         with store.lease("b"):
             store.database.flush()
@@ -200,7 +200,7 @@ def test_a_lease_that_was_taken_ahead_and_lost_writes_nothing(
 ) -> None:
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     config: Any = {"configurable": {"thread_id": "b", "checkpoint_ns": ""}}
-    with open_store(url) as other, store.leases_ahead(["a", "b"]):
+    with open_store(url) as other, store.leases.ahead(["a", "b"]):
         with store.lease("a"):
             clock.passed += 31
             if not is_file(url):  # whose clock is the server's
@@ -211,7 +211,7 @@ def test_a_lease_that_was_taken_ahead_and_lost_writes_nothing(
             store.lease("b"),
         ):
             pytest.fail("two runs on one thread")
-    with open_store(url) as other, store.leases_ahead(["c", "d", "e"]), store.lease("c"):
+    with open_store(url) as other, store.leases.ahead(["c", "d", "e"]), store.lease("c"):
         execute(url, "UPDATE leases SET expires_at = 0 WHERE thread_id IN ('d', 'e')")
         config["configurable"]["thread_id"] = "d"
         with other.lease("d"), store.lease("d"), pytest.raises(LeaseLostError):
@@ -221,7 +221,7 @@ def test_a_lease_that_was_taken_ahead_and_lost_writes_nothing(
         with other.lease("e"):
             pass
         other.database.flush()
-        store._leases.renew()
+        store.leases.renew()
         with store.lease("e") as lease:
             assert not lease.new, "the heart has seen that it was another's"
     assert execute(url, "SELECT count(*) FROM checkpoints") == [(0,)]
@@ -351,9 +351,9 @@ def test_a_wall_clock_that_is_wrong_takes_no_live_lease_and_keeps_no_dead_one(
             with other.database.read() as cursor:
                 assert leases.leased(other.database, cursor) == {"t"}
             clock.ahead = 0.0
-            store._leases.renew()
+            store.leases.renew()
         clock.ahead = ahead
-        store._leases.renew()
+        store.leases.renew()
         clock.ahead = 0.0
         pass_time(url, 31)
         with other.database.read() as cursor:
