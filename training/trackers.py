@@ -299,7 +299,9 @@ class _Feed(Thread):
         self._open: dict[TrackerName, Tracker] = {}
         self._failed: set[TrackerName] = set()
         self._first_step = first_step
-        self.ending, self.is_left, self.sending = Event(), False, ""
+        self.ending = Event()
+        self.is_left = False
+        self.sending = ""
 
     def run(self) -> None:
         is_last = False
@@ -389,7 +391,9 @@ class AppendedRows:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file, self._at = path, -1, 0
+        self._path = path
+        self._file = -1
+        self._at = 0
 
     def __call__(self) -> list[Mapping[str, Any]]:
         try:

@@ -139,7 +139,8 @@ class _Research:
         said = await ask_role(
             PLANNER, request, options, read=reading(may_ask=may_ask, has_sources=bool(at_hand))
         )
-        plan, remarks = said.value, list[str]()
+        plan = said.value
+        remarks = list[str]()
         if plan is None:
             questions = whole_question(newest_request(state))
             remarks.append(
@@ -254,11 +255,9 @@ async def after_plan(
     """
     if state.get("say"):
         return "reply"
-    context, questions, sources = (
-        _context(runtime),
-        state.get("questions", []),
-        state.get("sources", {}),
-    )
+    context = _context(runtime)
+    questions = state.get("questions", [])
+    sources = state.get("sources", {})
     kept = {"calls": 2 if context.check_support else 1, "answer_tokens": context.max_answer_tokens}
     shares, first_id = (
         budget_left(state, context).shares(len(questions), **kept),
@@ -283,12 +282,11 @@ def reply(state: ResearchState) -> dict[str, Any]:
 
 def gather(state: ResearchState) -> dict[str, Any]:
     """Join: name the new sources, and keep the quotes of findings that occur in them."""
-    sources, findings, remarks = (
-        dict(state.get("sources", {})),
-        list[ResearchFinding](),
-        list[str](),
-    )
-    new, named = dict[str, Source](), state.get("named", 0)
+    sources = dict(state.get("sources", {}))
+    findings = list[ResearchFinding]()
+    remarks = list[str]()
+    new = dict[str, Source]()
+    named = state.get("named", 0)
     for found in state.get("found", []):
         names: dict[str, str] = {}
         for source in found["sources"]:
@@ -323,7 +321,9 @@ def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict
     """Compare the newest draft with the sources. Send it back with its errors, or end the turn with
     the best draft.
     """
-    context, drafts, sources = _context(runtime), state.get("drafts", []), state.get("sources", {})
+    context = _context(runtime)
+    drafts = state.get("drafts", [])
+    sources = state.get("sources", {})
     unsupported = reasons_against(state.get("support", []))
     checked = [check(draft.text, sources, unsupported) for draft in drafts]
     complaint = _complaint(checked[-1], unsupported, sources) if checked else ""

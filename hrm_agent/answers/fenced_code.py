@@ -65,7 +65,9 @@ def python_blocks(text: str) -> list[FencedBlock]:
             block, position = _read_block(text, mark)
             blocks += [block] if block is not None else []
         elif mark["closes"]:  # the chat template has opened the reasoning, so all before is hidden
-            blocks, outside, position = [], [], mark.end()
+            blocks = []
+            outside = []
+            position = mark.end()
         else:
             closing = f"</{mark['tag']}>"
             end = text.find(closing, mark.end())

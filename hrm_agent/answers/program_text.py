@@ -184,7 +184,10 @@ def _scan(code: str, fence: str) -> _Scan:
     Neither a parser nor `tokenize` is used: the first may hang on a hostile text, the second takes
     quadratic time.
     """
-    open_, bare, position, sound = list[str](), list[str](), 0, True
+    open_ = list[str]()
+    bare = list[str]()
+    position = 0
+    sound = True
     while (mark := _MARK.search(code, position)) is not None:
         found, start = mark[0], position
         bare.append(code[start : mark.start()])

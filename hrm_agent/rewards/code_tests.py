@@ -366,7 +366,9 @@ def _shown(text: str) -> str:
 
 def _without(said: str, prompts: Any) -> str:
     """Output without the prompts of `input`. `prompts`: their offsets, as the program claims."""
-    octets, after, kept = said.encode(), 0, list[bytes]()
+    octets = said.encode()
+    after = 0
+    kept = list[bytes]()
     for pair in prompts if isinstance(prompts, list) else ():
         match pair:
             case [int(begin), int(end)] if after <= begin <= end:

@@ -39,7 +39,9 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 async def _serve(parent: FrameSocket) -> None:
-    loop, frames, owner = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]](), os.getpid()
+    loop = asyncio.get_running_loop()
+    frames = asyncio.Queue[tuple[Any, ...]]()
+    owner = os.getpid()
 
     def send(answer: dict[str, Any]) -> None:
         if os.getpid() != owner:  # a function has forked, and this is its child

@@ -76,7 +76,9 @@ class _Sending(Thread):
         super().__init__(name="otel", daemon=True)
         self._send, self._content = send, content
         self._runs: queue.Queue[Trajectory | None] = queue.Queue(_WAITING)
-        self._lost, self._told, self._is_over = 0, False, False
+        self._lost = 0
+        self._told = False
+        self._is_over = False
 
     def put(self, run: Trajectory) -> None:
         """Queue a run that has ended. A run that waits with a question has not ended."""

@@ -262,7 +262,9 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
         raise ConfigError(
             "Which moment?", 'Send {"place": ..., "thread": ..., "checkpoint": ..., "edit": {...}}.'
         )
-    edit, store, damaged = _edit_of(request), place.store(), Damaged()
+    edit = _edit_of(request)
+    store = place.store()
+    damaged = Damaged()
     header, thread_id = thread_named(store, thread)
     links = checkpoint_links(store, thread_id)
     at = next((number for number, link in enumerate(links) if link.id == checkpoint), None)

@@ -215,7 +215,9 @@ class Places:
 
     def _id(self, address: str, name: str) -> str:
         if address not in self._ids:
-            name, taken, number = replace_surrogates(name), set(self._ids.values()), 1
+            name = replace_surrogates(name)
+            taken = set(self._ids.values())
+            number = 1
             while (id_ := name if number == 1 else f"{name}-{number}") in taken:
                 number += 1
             self._ids[address] = id_

@@ -97,7 +97,9 @@ class MetricsTail:
         self._begin(("", 0))
 
     def _begin(self, identity: tuple[str, int]) -> None:
-        self._identity, self._end, self._stopped = identity, 0, False
+        self._identity = identity
+        self._end = 0
+        self._stopped = False
         self.generation = f"{identity[0]}"
         """Identity of the file, which changes when the rows read before no longer count."""
         self.steps = array("q")

@@ -258,7 +258,9 @@ class EngineFleet:
         as long as one has come. Raises `ModelError` if none has. Requests wait for the first
         `publish`.
         """
-        self.name, self.codec, self.policy_version = name, codec, 0
+        self.name = name
+        self.codec = codec
+        self.policy_version = 0
         self._options, self._proof = options, FleetProof(options, score)
         self._router = EngineRouter(scheduler)
         self._salt = secrets.token_hex(8)

@@ -244,7 +244,9 @@ class FleetServer:
         """Drop the connections and the state of a server that is away."""
         engine, weights = self.engine, self._weights
         self.engine = self._weights = self.facts = self.took = self.proved = None
-        self._adapter, self._base_compared, self._counts = "", False, True
+        self._adapter = ""
+        self._base_compared = False
+        self._counts = True
         self._unanswered = 0
         if engine is not None:
             engine.close()
@@ -374,4 +376,7 @@ class FleetServer:
                 )
         except ServerGoneError:
             return  # checked again later
-        self.engine, self._weights, self.facts, self._starts = engine, weights, facts, 0
+        self.engine = engine
+        self._weights = weights
+        self.facts = facts
+        self._starts = 0

@@ -201,7 +201,9 @@ async def _late(running: set[Running], quorum: int, seconds: float) -> set[Runni
     """Tasks still running `seconds` after `quorum` of them have ended. Raises the error of any
     task.
     """
-    loop, count, ends = asyncio.get_running_loop(), len(running), math.inf
+    loop = asyncio.get_running_loop()
+    count = len(running)
+    ends = math.inf
     pending = running
     while pending and loop.time() < ends:
         timeout = None if math.isinf(ends) else ends - loop.time()

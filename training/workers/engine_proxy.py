@@ -61,7 +61,9 @@ class EngineProxy:
         self.name, self.codec, self.logprob_kind = told.name, told.codec, told.logprob_kind
         self.policy_version = told.policy_version
         self.usual_answer = told.usual_answer
-        self._key, self._ask, self._reads_messages = key, ask, told.reads_messages
+        self._key = key
+        self._ask = ask
+        self._reads_messages = told.reads_messages
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """Queue a request. Cancelling the future frees its place in the engine."""

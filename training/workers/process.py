@@ -60,7 +60,9 @@ class Parent:
         """`receive`: waits for the next messages (none at the end). `write`: sends a frame, from
         any thread.
         """
-        self.receive, self._write, self._numbers = receive, write, count(1)
+        self.receive = receive
+        self._write = write
+        self._numbers = count(1)
         self._asked: dict[int, Future[Any]] = {}
         self._gone = False
 

@@ -227,7 +227,9 @@ def _bar(label: str, total: int) -> Generator[Advance]:
 
 class _Lines:
     def __init__(self, label: str, total: int) -> None:
-        self._label, self._total, self._done = label, total, 0
+        self._label = label
+        self._total = total
+        self._done = 0
         self._began = self._next = time.monotonic()
         self._first = 0
         """Number of pieces finished before the start, derived from the first call."""

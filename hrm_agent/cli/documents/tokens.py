@@ -102,7 +102,9 @@ def run(words: list[str]) -> int:
         named[name] = price
     general = named.pop("", None)
     prices = named if general is None else dict.fromkeys(names, general) | named
-    texts, held, learnt = Texts(arguments.files), None, 0
+    texts = Texts(arguments.files)
+    held = None
+    learnt = 0
     if file is not None:
         held = HeldOut.of(texts, most=round(arguments.train_mb * _MEGABYTE))
         pieces = list(held.learnt())

@@ -180,7 +180,9 @@ def send_spans(arguments: Namespace, output: Output) -> int:
     if arguments.out is not None or arguments.format not in (None, "otel"):
         raise ConfigError("--otlp sends spans, and writes no file.", "Leave out --out, or --otlp.")
     send = otlp_sender(arguments.otlp)
-    left_out, sent, found = Counter[str](), 0, 0
+    left_out = Counter[str]()
+    sent = 0
+    found = 0
     with _spans_of_source(arguments) as (trajectories, content, overlay_of):
         while runs := list(islice(trajectories, _AT_ONCE)):
             ended = [

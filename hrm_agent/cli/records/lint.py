@@ -29,7 +29,9 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     arguments = parser.read(words)
-    checked, findings, damaged = 0, list[tuple[str, Finding]](), dict[str, str]()
+    checked = 0
+    findings = list[tuple[str, Finding]]()
+    damaged = dict[str, str]()
     silent = 0
     broken = Counter[str]()
     trained = 0

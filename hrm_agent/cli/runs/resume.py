@@ -75,8 +75,10 @@ def run(words: list[str]) -> int:
     arguments = parser.read(words)
     if arguments.all or arguments.run is None:
         return _all(arguments)
-    output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
-    answer, allow = value_of(arguments.answer), list[str](arguments.allow)
+    output = Output(as_json=arguments.json)
+    folder = run_folder(Path(arguments.run), "")
+    answer = value_of(arguments.answer)
+    allow = list[str](arguments.allow)
     if arguments.at is not None:
         return _from_moment(arguments, output, answer, allow)
     given = any(
@@ -206,7 +208,9 @@ def _all(arguments: Namespace) -> int:
     from hrm_agent.cli.runs.fork import is_begun
     from hrm_agent.cli.runs.run import header, run_thread
 
-    output, where, failed = Output(as_json=arguments.json), str(arguments.store), dict[str, str]()
+    output = Output(as_json=arguments.json)
+    where = str(arguments.store)
+    failed = dict[str, str]()
     with existing_store(where) as store:
         left = [
             known.thread_id

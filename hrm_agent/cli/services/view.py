@@ -153,7 +153,9 @@ async def _until_stopped(
 
     from hrm_agent.viewer.app import Viewer, viewing
 
-    token, fork_token, forks = secrets.token_urlsafe(_TOKEN_BYTES), "", None
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    fork_token = ""
+    forks = None
     if arguments.allow_fork:
         from hrm_agent.viewer.fork_jobs import ForkJobs
 

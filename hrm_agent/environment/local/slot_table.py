@@ -138,7 +138,10 @@ class SlotHandle:
 
     def send(self, work: Work, call: int, *, crowded: bool) -> bool:
         """Send `work` to the slot; False if the slot is gone."""
-        self.call, self.work, self.killed, self.refused = call, work, False, {}
+        self.call = call
+        self.work = work
+        self.killed = False
+        self.refused = {}
         self.oom_kills = self.pool.oom_kills.recent()
         limits = work.limits
         request = Request(
@@ -180,7 +183,9 @@ class SlotHandle:
         """Request the end of the session's process, which the slot will report. If the slot has
         just died, the slot's end is processed as usual.
         """
-        self.session, self.call, self.ending = 0, call, True
+        self.session = 0
+        self.call = call
+        self.ending = True
         with suppress(OSError):
             self.line.send(REQUEST.pack(*Request(Operation.END_SESSION, call)))
 

@@ -205,7 +205,9 @@ class RayWorkers:
                 return
             self._guard.caught(error)
             why = f"its outcome could not be read: {line_of(error)}"
-            result, lost, died = infrastructure_failure(why, node.isolation), False, False
+            result = infrastructure_failure(why, node.isolation)
+            lost = False
+            died = False
         with self._guard:
             if died:
                 self._session_died(node, work.session)

@@ -93,7 +93,9 @@ class Dispatch:
             try:
                 self.waiting -= 1
                 self.busy += 1
-                call.queue, call.stage, call.holds = None, Stage.RUNNING, True
+                call.queue = None
+                call.stage = Stage.RUNNING
+                call.holds = True
                 call.attempt += 1
                 if call.session is not None:
                     call.visit = self.sessions.visit(call.session, call.submission.history)

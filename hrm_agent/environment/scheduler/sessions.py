@@ -94,7 +94,9 @@ class Session:
             self.cells.append(cell)
             self.size += len(cell.code)
         if len(self.cells) > bounds.history_cells or self.size > bounds.history_bytes:
-            self.cells, self.size, self.complete = [], 0, False
+            self.cells = []
+            self.size = 0
+            self.complete = False
 
 
 @dataclass(slots=True, eq=False)

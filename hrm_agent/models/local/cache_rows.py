@@ -244,7 +244,9 @@ class Rows:
         if self._switch is not None:
             # texts that have grown beyond the switch are fed again, with the other factors
             grown = rows[(self.known[rows] > self._switch) & ~self.long[rows]]
-            self.long[grown], self.cached[grown], self.kind[grown] = True, 0, FEEDING
+            self.long[grown] = True
+            self.cached[grown] = 0
+            self.kind[grown] = FEEDING
 
     def _portions(self, lacking_F: Array, first: int) -> Array:
         """Number of tokens for each of the first feeding rows, so that a step and its mask stay

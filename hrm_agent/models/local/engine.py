@@ -393,7 +393,9 @@ class TransformersEngine:
             return False
         row = rows.place(job.prompt, prefix_R)
         sampling = job.request.sampling
-        rows.start[row], rows.limit[row], rows.jobs[row] = len(job.prompt), job.limit, job
+        rows.start[row] = len(job.prompt)
+        rows.limit[row] = job.limit
+        rows.jobs[row] = job
         rows.temperature[row], rows.top_p[row] = sampling.temperature, sampling.top_p
         rows.held[row], rows.adapter[row] = job.held is not None, job.adapter
         rows.seed[row] = seed_state(

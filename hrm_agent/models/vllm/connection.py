@@ -79,7 +79,9 @@ class Connection:
         self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]
     ) -> None:
         for number in range(_TRIES):
-            attempt, last, asked = _Attempt(self._address, take), number == _TRIES - 1, None
+            attempt = _Attempt(self._address, take)
+            last = number == _TRIES - 1
+            asked = None
             try:
                 await attempt.run(self._client, body)
             except httpx.HTTPError as error:

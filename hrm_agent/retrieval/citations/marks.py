@@ -182,7 +182,9 @@ class _Scanner:
 
     def _quoting(self, opening: re.Match[str], kind: str) -> Mark | None:
         """Mark of the form `[S1: "words"; S2: "words"]`."""
-        text, at, cited = self._text, opening.end(), list[CitedWords]()
+        text = self._text
+        at = opening.end()
+        cited = list[CitedWords]()
         while head := _HEADS[kind].match(text, at):
             names = self._names_of(head["head"], kind)
             closing = _next(self._closings[kind], head.end())

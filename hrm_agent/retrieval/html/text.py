@@ -163,4 +163,6 @@ class _Text:
         if self._pieces:
             self._pieces.append(before)
         self._pieces.append(self._mark + text)
-        self._break, self._space, self._mark = "", False, ""
+        self._break = ""
+        self._space = False
+        self._mark = ""

@@ -386,7 +386,9 @@ def _chunks_of(cursor: sqlite3.Cursor, file: str) -> tuple[list[int], list[str]]
 
 def _byte_offsets(text: str, chunks: Sequence[Chunk]) -> dict[int, int]:
     """Byte offsets of the chunks' ends by character offset, in one pass over the text."""
-    offsets, at, size = dict[int, int](), 0, 0
+    offsets = dict[int, int]()
+    at = 0
+    size = 0
     for place in sorted({place for chunk in chunks for place in (chunk.start, chunk.end)}):
         size += len(text[at:place].encode())
         offsets[place] = size

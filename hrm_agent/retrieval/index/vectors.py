@@ -143,7 +143,9 @@ class VectorTable:
     def _refresh(self, cursor: sqlite3.Cursor) -> None:
         epoch = about(cursor, "epoch")
         if epoch != self._seen[0] or len(self._blocks) > _MOST_BLOCKS:
-            self._ids, self._blocks, self._seen = [], [], (epoch, 0)
+            self._ids = []
+            self._blocks = []
+            self._seen = (epoch, 0)
         after = "SELECT first, data FROM vectors WHERE first > ? ORDER BY first"
         new = cursor.execute(after, (self._seen[1],)).fetchall()
         if not new:

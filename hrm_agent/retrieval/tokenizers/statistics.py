@@ -119,7 +119,10 @@ def measure(
     tokenizer: Tokenizer, texts: Iterable[str], on_text: Callable[[str], None] = lambda text: None
 ) -> TokenStatistics:
     """Count texts one by one. `on_text` is called after each."""
-    name, total, seconds, size = tokenizer.name, TokenTally(), 0.0, 0
+    name = tokenizer.name
+    total = TokenTally()
+    seconds = 0.0
+    size = 0
     fidelity = 0 if isinstance(tokenizer, Vocabulary) else None
     for text in texts:
         unknown, spelled = None, 0

@@ -119,7 +119,9 @@ class ObservedThread(StoreSaver):
     def of(cls, saver: StoreSaver, thread_id: str, on_loss: Losses) -> ObservedThread:
         clone: Any = copy.copy(saver)
         clone.__class__ = cls
-        clone._thread_id, clone._on_loss, clone._lost = thread_id, on_loss, []
+        clone._thread_id = thread_id
+        clone._on_loss = on_loss
+        clone._lost = []
         return clone
 
     _thread_id: str

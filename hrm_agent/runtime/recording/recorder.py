@@ -218,7 +218,9 @@ class Recorder:
     def forked(self) -> None:
         """Reset the recorder in a forked process, which opens the store itself when it needs it."""
         self._of_parent.append(self._store)
-        self._store, self._lock, self._under_way = None, threading.Lock(), set()
+        self._store = None
+        self._lock = threading.Lock()
+        self._under_way = set()
 
     @property
     def store(self) -> RunStore:

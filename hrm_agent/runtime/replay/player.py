@@ -181,7 +181,9 @@ class ReplayRun:
         effects: Effects,
         ignored: Ignored,
     ) -> None:
-        self._effects, self._ignored, self._renaming = effects, ignored, Renaming()
+        self._effects = effects
+        self._ignored = ignored
+        self._renaming = Renaming()
         self._store, self._trajectory, self._graph = store, trajectory, graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._memory = RunMemory(graph, None, alone=True)
@@ -379,7 +381,9 @@ class ReplayRun:
         error, asked = await self._run(segment, scratch, answers, draws, paths)
         self.drawn |= draws.missed
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
-            asked, error, self._cut = None, None, True
+            asked = None
+            error = None
+            self._cut = True
         states = StateReader(
             scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}})
         )

@@ -56,7 +56,9 @@ class Renaming:
         unchanged.
         """
         with self._lock:
-            self._recorded, self._now, self.changes_any = {}, {}, False
+            self._recorded = {}
+            self._now = {}
+            self.changes_any = False
 
     def equal(self, recorded: bytes, now: bytes) -> bool:
         """True if the two are the same except for ids, which are noted and counted."""

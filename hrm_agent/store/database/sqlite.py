@@ -161,7 +161,9 @@ class SqliteDatabase(SqliteFile):
                 # another connection's commits change it
                 version = cursor.execute("PRAGMA data_version").fetchone()[0]
                 if version != self._data_version:
-                    self._data_version, self.epoch, self.heads = version, epoch_of(cursor), {}
+                    self.epoch = epoch_of(cursor)
+                    self._data_version = version
+                    self.heads = {}
                     self.fence.valid = set()
                 if len(self.fence.valid) > _REMEMBERED:
                     self.fence.valid = set()

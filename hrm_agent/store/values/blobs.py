@@ -99,7 +99,9 @@ class Blobs:
         encoded = encode(first)
 
         def work(cursor: WriteCursor) -> T:
-            epoch, writer, found = self._database.epoch, first, encoded
+            epoch = self._database.epoch
+            writer = first
+            found = encoded
             if epoch != began:  # `known.epoch` may have changed since
                 known.forget(epoch)
                 writer = ValueWriter(serializer, known, self.cipher.hash_key, epoch=epoch)

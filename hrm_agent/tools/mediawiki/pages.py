@@ -115,7 +115,10 @@ def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
     """Start and end of the span that has the most different words within `size` characters. Among
     equals it is the shortest.
     """
-    best, where, window, counts = (0, 0), (0, 0), deque[tuple[int, str]](), Counter[str]()
+    best = (0, 0)
+    where = (0, 0)
+    window = deque[tuple[int, str]]()
+    counts = Counter[str]()
     for at, word in hits:
         window.append((at, word))
         counts[word] += 1

@@ -30,7 +30,9 @@ def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, A
     """`GET threads`: threads without a trajectory, newest first. `after`: `next` of the previous
     page.
     """
-    store, where, values = place.store(), "", list[Any]()
+    store = place.store()
+    where = ""
+    values = list[Any]()
     if after:
         written, _, id_ = after.partition(" ")
         try:

@@ -103,13 +103,11 @@ class SessionValues(Expressions):
                 body = ast.parse(code).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        self.shown, self.steps, self.depth, self.control, self._certain = (
-            [],
-            _MOST_STEPS,
-            0,
-            GIVEN,
-            True,
-        )
+        self.shown = []
+        self.steps = _MOST_STEPS
+        self.depth = 0
+        self.control = GIVEN
+        self._certain = True
         self._given, self.scopes = [], [self._names]
         before = {
             name: (value, _image(value))
@@ -142,7 +140,9 @@ class SessionValues(Expressions):
         except _Leave:
             pass
         except (TooLong, RecursionError):
-            self.scopes, self.depth, self.control = [self._names], 0, GIVEN
+            self.scopes = [self._names]
+            self.depth = 0
+            self.control = GIVEN
             self.steps = _MOST_STEPS // 4
             long = Value(LONG)
             self._names.update(dict.fromkeys(_stored(statement), long))

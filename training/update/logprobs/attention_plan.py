@@ -291,12 +291,10 @@ def _grouped(jobs: Sequence[_Job], products: int) -> Iterator[list[_Job]]:
         more, all_needed = (len(group) + 1) * wider * longer, needed + len(job.queries) * job.keys
         if group and (more > products or more > PADDING * all_needed + 1024 * len(group)):
             yield group
-            group, wider, longer, all_needed = (
-                [],
-                len(job.queries),
-                job.keys,
-                len(job.queries) * job.keys,
-            )
+            group = []
+            wider = len(job.queries)
+            longer = job.keys
+            all_needed = len(job.queries) * job.keys
         group.append(job)
         width, length, needed = wider, longer, all_needed
     if group:

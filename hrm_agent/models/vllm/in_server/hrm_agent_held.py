@@ -306,7 +306,9 @@ def digest_of(model: nn.Module) -> str:
     """Digest of everything that the model computes with: parameters, checkpointed buffers, packed
     matrices, adapters.
     """
-    said, sums, seen = hashlib.blake2b(digest_size=16), list[Tensor](), set[int]()
+    said = hashlib.blake2b(digest_size=16)
+    sums = list[Tensor]()
+    seen = set[int]()
     for name, tensor, made in _held(model):
         if (id(tensor) in seen and not made) or not tensor.numel():
             continue

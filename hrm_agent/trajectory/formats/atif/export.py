@@ -69,7 +69,9 @@ class _Document:
         found = lines(self.trajectory, self.known)
         conversations = [self._conversation(line) for line in found]
         if len(found) == 1:
-            steps, tools, inner = conversations[0], found[0].tools, None
+            steps = conversations[0]
+            tools = found[0].tools
+            inner = None
         else:
             inner = [
                 {

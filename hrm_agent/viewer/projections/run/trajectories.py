@@ -99,9 +99,13 @@ _BEFORE, _AFTER = 60, 140
 
 def search(place: Place, q: str, run: str = "", limit: int = 50) -> dict[str, Any]:
     """`GET search`. `complete` is false if it ended before all trajectories were searched."""
-    wanted, store, damaged = q.casefold(), place.store(), Damaged()
+    wanted = q.casefold()
+    store = place.store()
+    damaged = Damaged()
     rows: list[dict[str, Any]] = []
-    after, ends, complete = 0, time.monotonic() + _SECONDS, True
+    after = 0
+    ends = time.monotonic() + _SECONDS
+    complete = True
     while wanted.strip():
         where, values = (
             ("seq > ?", [after]) if not run else ("seq > ? AND run_id = ?", [after, run])

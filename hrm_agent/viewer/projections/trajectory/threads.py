@@ -82,7 +82,9 @@ def threads_of(store: RunStore, header: Trajectory) -> list[tuple[str, set[str] 
 
 def transcript(place: Place, id_: str) -> Transcript:
     """Trajectory with all its items. Raises `NotThere` if it is missing."""
-    store, header, damaged = place.store(), header_of(place, id_), Damaged()
+    store = place.store()
+    header = header_of(place, id_)
+    damaged = Damaged()
     items = [TranscriptItem("turn", turn.id, turn.started_at, None) for turn in header.turns]
     marks = call_marks(store, threads_of(store, header), damaged)
     items += [TranscriptItem(mark.kind, mark.id, mark.at, mark) for mark in marks]
