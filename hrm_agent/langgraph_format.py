@@ -340,8 +340,8 @@ def continue_ids_after(checkpoint_id: str) -> None:
     """Make LangGraph's new ids in this process sort after `checkpoint_id`, even if that id's clock
     was ahead.
 
-    LangGraph takes the highest id for the newest checkpoint. A new id begins with the time, or with
-    the time just after that of the last id, whichever is later.
+    LangGraph takes the highest id for the newest checkpoint. An id begins with the present time. If
+    that is not after the time of the last id, it begins with the next moment after that one.
     """
     from langgraph.checkpoint.base import id as ids
 
@@ -352,17 +352,17 @@ def continue_ids_after(checkpoint_id: str) -> None:
 
 
 def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
-    """Config that a graph uses: its own config, the given one and the surrounding task's,
-    merged.
-    """
+    """Config that a graph uses: `configs` merged over the config of the surrounding task."""
     from langgraph._internal._config import ensure_config  # pyright: ignore[reportPrivateUsage]
 
     return ensure_config(*configs)
 
 
 def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None] | None:
-    """Question of the `interrupt()` call a few frames above `frame`, and the schema of the answer
-    (None instead of the pair if there is no such call).
+    """Question of an `interrupt()` call that is under way, and the JSON schema of its answer (None
+    if there is no such call).
+
+    The call is looked for in `frame` and in the frames that called it, a few steps up.
     """
     from langgraph.types import interrupt
 
