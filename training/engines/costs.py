@@ -1,14 +1,14 @@
 """Iteration costs of an engine, measured in a few seconds before it takes rollouts.
 
-There are two slopes. Iterations with more and more sequences show the fixed cost, and what each
-sequence adds: mostly the server's own work, since even a slow engine reads its weights for 16 as
-fast as for one. The cost of a recomputed token differs, and is measured by prompts of growing
-length.
+Two slopes are measured. Iterations with more and more sequences show the fixed cost and the cost of
+each added sequence. The latter is mostly the server's bookkeeping, since even a slow engine reads
+its weights for 16 sequences as fast as for one. A recomputed token costs something else, which
+prompts of growing length show.
 
-Times are those of whole requests, as the client sees them: a call that samples 1 + k tokens takes k
-iterations longer than one that samples 1, and sending and waiting are in both. A server's own
-histograms would spare the subtraction, but their buckets are too coarse. The shortest time of a
-call counts, since other load of a machine can only add to it.
+Whole requests are timed, as the client sees them. A call that samples 1 + k tokens takes k
+iterations longer than a call that samples 1, and the time to send and to wait cancels out. The
+server's histograms would make this subtraction unnecessary, but their buckets are too coarse. The
+shortest time of a call counts, since other load of the machine only makes a call longer.
 """
 
 from __future__ import annotations
@@ -51,19 +51,20 @@ tokens.
 
 _SEQUENCES = (1, 4, 16)
 _PROMPT = 8
-"""Tokens of a short prompt: less than a cache block, so that no call finds what another has left.
+"""Tokens of a short prompt: fewer than a cache block holds, so that no call finds a prompt of an
+earlier call in the cache.
 """
 _ITERATIONS = (4, 16)
-"""Minimum and maximum number of iterations. Between them, as many as take `_ITERATIONS_SECONDS`
-with one sequence.
+"""Minimum and maximum number of iterations. Between the two, the number is chosen so that the
+iterations with one sequence take `_ITERATIONS_SECONDS`.
 """
 _ITERATIONS_SECONDS = 0.4
 _PROMPTS = (16, 1_024)
-"""Tokens of the first prompt and of the longest. At a thousand any GPU computes for longer than it
-reads.
+"""Tokens of the first prompt and of the longest. With a thousand tokens any GPU takes longer to
+compute than to read its weights.
 """
 _PROMPT_SECONDS = 0.25
-"""Time over the first prompt's at which prompts stop growing."""
+"""Seconds longer than the first prompt after which prompts stop growing."""
 _BUDGET_SECONDS = 2.0
 """Time budget of each slope, up to which sizes and repeats are added."""
 _REPEATS = 5
@@ -73,7 +74,7 @@ _CHANCE = random.Random()
 
 
 def random_prompt(tokens: int) -> list[int]:
-    """Random prompt of ids that every vocabulary has, which no cache contains."""
+    """Random prompt, which no cache contains, of ids that every vocabulary has."""
     return [_CHANCE.randrange(3, 250) for _ in range(tokens)]
 
 
@@ -81,10 +82,10 @@ def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
     """Fit iteration costs to seconds by number of sequences: a line, whose slope is the cost of a
     sequence.
 
-    The split between reading the weights and the overhead is only as precise as the difference
-    between one sequence and the line's intercept; their sum is right. A slope of 0 or less is
-    noise, and taken as tiny, as is the slope of a single point. A prompt's token is assumed to cost
-    what a sampled one does.
+    `weights_s` and `overhead_s` are each only as precise as the difference between the time of one
+    sequence and the line's intercept; their sum is right. A slope of 0 or less is noise and
+    replaced by a tiny one, as is the slope of a single point. A token of a prompt is assumed to
+    cost as much as a sampled token.
     """
     mean_n, mean_s = sum(seconds) / len(seconds), sum(seconds.values()) / len(seconds)
     spread = sum((n - mean_n) ** 2 for n in seconds)
@@ -97,7 +98,7 @@ def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
 def measure_costs(
     ask: Ask, *, max_running: int, kv_tokens: int, max_length: int | None
 ) -> IterationCosts:
-    """Measure the costs of an idle engine with the given limits, in some seconds.
+    """Measure the costs of an idle engine with the given limits; this takes some seconds.
 
     A slow engine gets fewer tokens, fewer sequences and fewer requests.
     """
@@ -129,7 +130,7 @@ def _by_sequences(ask: Ask, sizes: Sequence[int], steps: int) -> dict[int, float
 
 
 def _prompt_token(ask: Ask, longest: int) -> float | None:
-    """Seconds that a token adds to a long prompt (None if no two lengths fit)."""
+    """Seconds that each token adds to the time of a long prompt (None if no two lengths fit)."""
 
     def seconds(tokens: int) -> float:
         return ask([random_prompt(tokens)], 1)

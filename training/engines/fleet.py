@@ -1,21 +1,22 @@
-"""Fleet of vLLM servers as the engine of a training: started here or elsewhere, watched, given new
-weights, and proved current.
+"""Fleet of vLLM servers as the engine of a training. The fleet starts or finds its servers, watches
+them, gives them new weights and proves that they use these weights.
 
-To graphs and to the trainer a fleet is one engine. `publish` gives every server the weights of the
-next version while it stays up. Meanwhile the server gets no requests: it ends or gives back those
-in progress, takes the weights (from a file, or as the trainer sends them), drops its cache, and is
+To graphs and to the trainer a fleet is one engine. `publish` gives every running server the weights
+of the next version. Meanwhile the server gets no requests: it ends or gives back the requests in
+progress, takes the weights (from a file, or as the trainer sends them), drops its cache, and is
 compared with the trainer (`hrm_agent.training.engines.weights`). A request is answered by one
 version from its first token to its last, and the answer names it.
 
-Each server has a watcher thread, which checks whether it is present, whether it is still what was
-proved, and how many tokens each of its requests has. A server that ended, or is silent about a
-request for a while, loses its rollouts to the others. A server started here is restarted. A server
-that is back gets the current weights, and their proof, before its first request. While no server is
-present requests wait, for `patience` seconds. `vouch` checks all servers at once, before a step's
-rollouts are trained on.
+Each server has a watcher thread, which checks whether the server is present, whether it still is as
+it was proved, and how many tokens each of its requests has. If a server ends, or reports nothing
+about a request for a while, its rollouts go to the other servers. A server started here is
+restarted. A server that is back gets the current weights and is proved before its first request.
+While no server is present, requests wait for at most `patience` seconds. `vouch` checks all servers
+at once, before a step's rollouts are trained on.
 
-If the scheduling policy uses iteration costs, they are measured once per kind of server, before its
-first request. They are known for a server that comes back, and for further servers started here.
+If the scheduling policy uses iteration costs, these are measured once per kind of server, before
+the first request. A server that comes back, or a further server started here, is not measured
+again.
 """
 
 from __future__ import annotations
@@ -69,19 +70,22 @@ class FleetWatch:
         self._proved: Watched | None = None
         self._next_digest = 0.0
         self._same = self._same_digest = 0
-        """Number of its answers at the last successful check, of its process and by a digest."""
+        """Number of the server's answers at the last successful check: of any check, and of a check
+        by digest.
+        """
 
     def begin(self) -> None:
-        """Begin to watch a server that was proved, and gets requests from now on."""
+        """Begin to watch a proved server, which gets requests from now on."""
         self._proved = self._server.proved
         self._same = self._same_digest = self._router.answered(self._server.name)
 
     def look(self, *, digest: bool = False) -> Watched | None:
-        """Check that the server is what was proved, and report the progress of its requests to the
-        router. Return its state (None if nothing was proved).
+        """Check that the server still is as it was proved, and report the progress of its requests
+        to the router. Return the server's state (None if nothing was proved).
 
-        `digest`: read all weights, even if it is not due. Raises `ServerGoneError` if it has
-        changed and has answered nothing since, and `OtherWeightsError` if it has.
+        `digest`: compute a digest of all weights, even if none is due. If the server has changed,
+        raises `OtherWeightsError` if it has answered a request since the last successful check,
+        else `ServerGoneError`.
         """
         server, proved = self._server, self._server.proved
         if proved is None:
@@ -93,14 +97,14 @@ class FleetWatch:
         except ServerGoneError:
             if server.proved is proved:
                 raise
-            return None  # it was given other weights meanwhile, which this check waited for
+            return None  # the server was given other weights while this check waited
         if digest:
             took = time.monotonic() - began
             self._next_digest = began + max(_LEAST_SECONDS, took / _SHARE)
         if found.tokens is not None:
             self._router.heard(server.name, found.tokens)
         if server.proved is not proved or self._proved is not proved:
-            return found  # it was given other weights meanwhile, or gets no requests yet
+            return found  # the server was given other weights meanwhile, or gets no requests yet
         if found.identity != proved.identity:
             self._refuse("It was started again, or given weights by somebody else,", self._same)
         if digest and found.digest != proved.digest:
@@ -144,8 +148,8 @@ class FleetProof:
         """Return the publication with the server's sample added, to verify others with, and the
         server's difference of log-probs.
 
-        Raises `OtherWeightsError` if it is too large, or if weights cannot be compared and are not
-        to be trusted.
+        Raises `OtherWeightsError` if the difference is too large, or if weights cannot be compared
+        and the options do not say to trust them.
         """
         texts, differences = publication.texts[:1], list[LogprobDifference]()
         if shown.sample is not None:
@@ -178,8 +182,8 @@ class FleetProof:
         )
         if shown.watched.digest != shown.compared.digest:
             raise OtherWeightsError(
-                f"The engine at {where} had the weights of version {version}, and while it was"
-                " proved they changed.",
+                f"The engine at {where} had the weights of version {version}, but while it was"
+                " proved, its weights changed.",
                 "Let nobody else change the weights of a server while a training runs.",
             )
         server.proved = shown.watched
@@ -192,18 +196,20 @@ class FleetProof:
 
 
 class FleetCosts:
-    """Costs by kind of server."""
+    """Iteration costs by kind of server."""
 
     def __init__(self, router: EngineRouter) -> None:
         self._router = router
         self._known: dict[object, IterationCosts] = {}
 
     def of(self, server: FleetServer) -> IterationCosts | None:
-        """Costs measured for its kind (None if not measured)."""
+        """Costs measured for the server's kind (None if not measured)."""
         return self._known.get(server.kind)
 
     def unmeasured(self, servers: Iterable[FleetServer]) -> list[FleetServer]:
-        """Return one server of each unmeasured kind, which has the weights and no requests yet."""
+        """Return one server of each unmeasured kind: a server that has the weights and gets no
+        requests yet.
+        """
         if not self._router.scheduler.policy.uses_costs:
             return []
         idle = (
@@ -214,7 +220,9 @@ class FleetCosts:
         return list({each.kind: each for each in idle if each.kind not in self._known}.values())
 
     def measure(self, server: FleetServer) -> None:
-        """Measure its costs. Raises `ServerGoneError` if it goes away meanwhile."""
+        """Measure the costs of the server's kind. Raises `ServerGoneError` if the server goes away
+        meanwhile.
+        """
         kind = server.kind
         try:
             self._known[kind] = server.measured()
@@ -226,7 +234,7 @@ class FleetCosts:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Means over the kinds (empty if none is measured)."""
+        """Mean costs over the kinds of servers (empty if no kind is measured)."""
         if not self._known:
             return {}
         costs = self._known.values()
@@ -254,9 +262,8 @@ class EngineFleet:
         """`name`: recorded as the model of calls. `score`: the trainer's log-prob of each token of
         a text but the first.
 
-        Returns when the servers are present. Those that do not come within `patience` are left out,
-        as long as one has come. Raises `ModelError` if none has. Requests wait for the first
-        `publish`.
+        Returns when all servers are present, or after `patience` seconds if at least one is. Raises
+        `ModelError` if none is. Requests wait for the first `publish`.
         """
         self.name = name
         self.codec = codec
@@ -276,9 +283,11 @@ class EngineFleet:
         self._looked = threading.Condition()
         self._failure: ModelError | None = None
         self._logprob_kind: LogprobKind | None = None
-        """Kind of the first server that has come."""
+        """Kind of log-probs of the first server that came."""
         self._told: dict[str, str] = {}
-        """Last message reported by server, or the hint of its last reported error."""
+        """Name of a server -> last message reported about it, or the hint of its last reported
+        error.
+        """
         self._alone_since = time.monotonic()
         self._last: dict[str, float] = {}
         self._costs = FleetCosts(self._router)
@@ -322,7 +331,7 @@ class EngineFleet:
         return set(self._formats)
 
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the last publish, and of the servers since the start."""
+        """Metrics of the last publish, and of all servers since the start."""
         load = self._router.scheduler.load()
         counts = {
             "engines": len(load.engines),
@@ -337,9 +346,9 @@ class EngineFleet:
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Give every server the weights of `version`, and prove that it samples with them.
 
-        `state_dict`: all weights, by Hugging Face's names; or a function that writes an adapter to
-        a folder. A server that is away gets them when it is back. Raises `ModelError` if one took
-        them and samples with others.
+        `state_dict`: all weights, by Hugging Face's names, or a function that writes an adapter to
+        a folder. A server that is away gets the weights when it is back. Raises `ModelError` if a
+        server took the weights and still samples with others.
         """
         started = time.monotonic()
         with self._renewing:
@@ -371,13 +380,13 @@ class EngineFleet:
         self._wait_for_servers(at_least=1)
 
     def vouch(self) -> None:
-        """Verify that every server is still what was proved, before its samples since then are
-        trained on.
+        """Verify that every server still is as it was proved, before the samples taken since its
+        proof are trained on.
 
-        Raises `ModelError` if one is not. A server that is gone has lost its rollouts to the
-        others.
+        Raises `ModelError` if a server has changed. If a server is gone, its rollouts have moved to
+        the others.
         """
-        # includes servers that have dropped a request
+        # includes servers that the router has left after a dropped request
         there = [server for server in self._servers if server.proved is not None]
         with ThreadPoolExecutor(max(1, len(there))) as threads:
             list(threads.map(lambda server: self._seen(server, digest=True), there))
@@ -395,7 +404,7 @@ class EngineFleet:
         until = time.monotonic() + _CLOSE_SECONDS
         for watcher in self._watchers:
             if watcher is not threading.current_thread():
-                # it may wait for a silent server
+                # the watcher may wait for a silent server
                 watcher.join(max(0.0, until - time.monotonic()))
         with ThreadPoolExecutor(max(1, len(self._servers))) as threads:
             list(threads.map(lambda server: server.close(), self._servers))
@@ -419,17 +428,17 @@ class EngineFleet:
         return Publication(version, path, (text,))
 
     def _renewed(self, server: FleetServer, publication: Publication) -> Shown | None:
-        """Load the new weights into a server, and return its evidence of them (None if it was
-        lost).
+        """Load the new weights into a server, and return its evidence of them (None if the server
+        was lost).
         """
         self._router.hold(server.name)
         if server.name in self._router.names and not self._router.drain(
             server.name, abort=self._options.abort, seconds=self._options.patience
         ):
-            self._lose(server, "did not end what it was at")
+            self._lose(server, "it did not finish its requests in time")
             return None
         try:
-            self._seen(server, digest=True)  # check it with the previous weights first
+            self._seen(server, digest=True)  # first check the server with the previous weights
             if self._failure is not None:
                 raise self._failure
             if server.engine is None:
@@ -459,7 +468,8 @@ class EngineFleet:
         engine, facts, costs = server.engine, server.facts, self._costs.of(server)
         if engine is None or facts is None:
             raise ServerGoneError(
-                f"The vLLM server at {server.url} was lost after its proof.", "It is waited for."
+                f"The vLLM server at {server.url} was lost after its proof.",
+                "Its watcher waits for it.",
             )
         self._formats.add((facts.dtype, facts.quantization))
         sizes = (facts.kv_tokens, facts.max_running)
@@ -475,8 +485,8 @@ class EngineFleet:
         others = [name for name in self._router.names if name != server.name]
         if server.name in self._router.names:
             then = (
-                f"no other is there, so its rollouts wait until one is, {self._options.patience:g}"
-                " s at most"
+                "no other engine is present, so its rollouts wait for one, at most"
+                f" {self._options.patience:g} s"
             )
             then = "its rollouts go on in others" if others else then
             sys.stderr.write(
@@ -487,16 +497,17 @@ class EngineFleet:
         if hangs:
             server.end()
 
-    # watcher threads, in which servers are started: they live as long as these servers
+    # The methods below run in watcher threads. A server is started in its watcher thread, which has
+    # to live as long as the server.
 
     def _watch(self, server: FleetServer) -> None:
         while not self._closing.is_set():
             try:
                 self._look_at(server)
                 self._give_up_where_nobody_comes()
-            # any error: without a watcher requests would wait for ever
+            # catch any error, since without a watcher requests would wait for ever
             except Exception as error:
-                said = f"What watches the engines has failed: {type(error).__name__}: {error}."
+                said = f"The watcher of the engines failed: {type(error).__name__}: {error}."
                 self._fail(ModelError(said, "What was recorded is kept: resume the run."))
                 return
             finally:
@@ -529,8 +540,8 @@ class EngineFleet:
                 self._fail(error)
 
     def _seen(self, server: FleetServer, *, digest: bool = False) -> None:
-        """Check that a server is what was proved, and reports on its requests. Otherwise it is
-        lost, or the run fails.
+        """Check that a server still is as it was proved, and that it reports on its requests. If
+        not, the server is lost or the run fails.
         """
         try:
             found = self._watches[server.name].look(digest=digest)
@@ -541,7 +552,7 @@ class EngineFleet:
         except ModelError as error:
             self._lose(server, error.message, hangs=isinstance(error, ServerSilentError))
             return
-        told = "does not say how far its requests are: the scheduler hears of them when they end"
+        told = "reports no progress of its requests: the scheduler learns of it when they end"
         if (
             found is not None
             and found.tokens is None
@@ -555,8 +566,8 @@ class EngineFleet:
             self._lose(server, said, hangs=True)
 
     def _tell(self, server: FleetServer, error: ModelError) -> None:
-        """Report once why a late server was not taken in, since it is tried again. At the start the
-        error is raised instead.
+        """Report why a late server was not taken in. This is reported once, although the server is
+        tried again. At the start the error is raised instead.
         """
         if (
             self._publication is None
@@ -580,20 +591,21 @@ class EngineFleet:
             raise ModelError(
                 f"The vLLM server at {server.url} gives log-probs of another kind than the other"
                 " servers.",
-                "Start them all with --logprobs-mode processed_logprobs, as those that are started"
-                " here.",
+                "Start every server with --logprobs-mode processed_logprobs, like those that are"
+                " started here.",
             )
 
     def _bring_up_to_date(self, server: FleetServer) -> None:
-        """Give a server that has come after a publish the current weights. A publish in progress
-        does that itself.
+        """Give the current weights to a server that came after their publish. If a publish is in
+        progress, do nothing, since the publish gives them.
         """
         if not self._renewing.acquire(blocking=False):
             return
         try:
             if server.name in self._router.names:
                 return
-            # it may have dropped a request, and answered others before that
+            # The server may have dropped a request and answered others before, so it is checked
+            # first.
             self._seen(server, digest=True)
             publication = self._publication
             if publication is not None and server.engine is not None:
@@ -625,8 +637,8 @@ class EngineFleet:
         )
 
     def _wait_for_servers(self, at_least: int | None = None) -> None:
-        """Wait until all servers have come, or `at_least` as many. At the end of `patience` any
-        number is enough.
+        """Wait until all servers have come, or at least `at_least` of them. After `patience`
+        seconds one server is enough.
 
         At the start a refused server is an error, since the user asked for it and would not notice
         later.

@@ -26,10 +26,11 @@ def open_fleet(
     codec: PolicyCodec,
     score: Callable[[Sequence[int]], list[float]],
 ) -> EngineFleet:
-    """Start or find the servers of a run, which have no weights of the trainer yet. Raises
+    """Start or find the servers of a run. They have no weights of the trainer yet. Raises
     `ModelError`, or `ConfigError` for adapters of several roles.
 
-    `folder`: the run's. `score`: the trainer's log-prob of each token of a text but the first.
+    `folder`: the run's folder. `score`: the trainer's log-prob of each token of a text but the
+    first.
     """
     engines, adapter = config.engines, config.adapter
     if adapter.lora_roles:
@@ -40,7 +41,7 @@ def open_fleet(
     rank = adapter.lora_rank
     model = model_folder(config.policy, adapter=rank > 0)
     arguments = engines.server_options
-    # a server needs the adapter rank at its start
+    # vLLM has to know the largest adapter rank when it starts
     if rank and not any(option.startswith("--max-lora-rank") for option in arguments):
         known = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
         arguments = (*arguments, "--max-lora-rank", str(known), "--max-loras", "2")
@@ -74,7 +75,7 @@ def open_fleet(
 
 
 def _devices() -> tuple[str, ...]:
-    """GPUs available to this process, one for each server in turn."""
+    """GPUs available to this process. The servers take them in turn."""
     import torch
 
     if not torch.cuda.is_available():

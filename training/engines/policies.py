@@ -1,18 +1,19 @@
 """Scheduling policies of `RolloutScheduler`: which engine has room for a rollout.
 
-There are two kinds. The static ones and `least_requests` admit all rollouts at once, as trainers do
-by default: the engine preempts when its cache is full, and later computes the evicted part again.
-The others hold rollouts back in a central queue: `fixed_limit` by a chosen number, `safe_maximum`
-by the longest that a rollout may get, `expected_peak` by the need predicted from the last step.
-docs/scale.md compares their gains and losses.
+Policies are of two kinds. `least_requests`, `static_rollouts` and `static_prompts` admit all
+rollouts at once, as trainers do by default: an engine preempts when its cache is full, and later
+recomputes what it evicted. The other policies hold rollouts back in a central queue. `fixed_limit`
+admits a chosen number of rollouts, `safe_maximum` counts each at its maximum length, and
+`expected_peak` predicts the need from the lengths of the last step. docs/scale.md compares the
+policies.
 
-`LengthCurve` has the rollout lengths of the last complete step, and `PeakTable` the largest
-expected need of a set of running ones.
+`LengthCurve` holds the rollout lengths of the last complete step. `PeakTable` computes from them
+the largest expected need of a set of running rollouts.
 
-A rollout's length is in tokens past its prompt: sampled ones, tool results. Of the rollouts that
-have `x` tokens now, the share `S(x + h) / S(x)` remains when each of them has `h` more; `S` is the
-survival curve. Lengths of the rollouts that have finished *so far* are biased to the short ones, so
-a step counts only when it is over.
+The length of a rollout is the number of tokens past its prompt, sampled or of tool results. Of the
+rollouts with `x` tokens, the share `S(x + h) / S(x)` gets `h` tokens longer, where `S` is the
+survival curve. In the middle of a step mostly short rollouts have finished, so the lengths of a
+step are used only when the step is over.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Floats = NDArray[np.floating]
 HORIZONS = 20
 """Number of future moments at which the need is computed, from now to the longest length."""
 _BUCKETS = 512
-"""Resolution of lengths: buckets up to the longest one."""
+"""Number of buckets from length 0 to the longest length."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class LengthCurve:
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> LengthCurve:
-        """Build the curve from final lengths. Raises `ConfigError` if there are none, or one is
-        negative.
+        """Build the curve from final lengths. Raises `ConfigError` if there is no length, or a
+        negative one.
         """
         found = tuple(sorted(int(length) for length in lengths))
         if not found or found[0] < 0:
@@ -85,18 +86,19 @@ class LengthCurve:
         return max(1.0, sum(self.lengths) / len(self.lengths))
 
     def survival(self, tokens: Floats) -> Floats:
-        """Share of rollouts that get longer than `tokens`, of any shape. Never 0, since a later
-        rollout may.
+        """Share of rollouts that get longer than `tokens`, an array of any shape. The share is
+        never 0, since a later rollout may be longer than all known ones.
         """
         longer = len(self.lengths) - np.searchsorted(np.asarray(self.lengths), tokens, side="right")
         return (longer + 0.5) / (len(self.lengths) + 0.5)
 
 
 class PeakTable:
-    """Mean and variance of the tokens that a rollout holds at each horizon, by its current length.
+    """Mean and variance of the tokens that a rollout holds at each horizon, by current length.
 
-    Each rollout is one row of numbers, so the need of an engine is a sum of rows. A decision costs
-    one row if nothing else has changed, and otherwise one gather over the engine's rollouts.
+    Each rollout is a row of numbers, so the need of an engine is a sum of rows. A decision adds one
+    row to a known sum. If the engine's rollouts have changed since that sum was taken, their rows
+    are gathered and summed again.
     """
 
     def __init__(self, curve: LengthCurve) -> None:
@@ -118,7 +120,7 @@ class PeakTable:
 
 
 def highest(total_2H: Floats, deviations: float) -> float:
-    """Maximum over all horizons of the mean plus `deviations` standard deviations, in tokens."""
+    """Mean plus `deviations` standard deviations, in tokens: the maximum over all horizons."""
     return float((total_2H[0] + deviations * np.sqrt(total_2H[1])).max())
 
 
@@ -129,22 +131,22 @@ class RolloutState:
     name: str
     """Name, unique among active rollouts."""
     group: str
-    """Name of the group. Its rollouts share a prompt."""
+    """Name of the group, whose rollouts share a prompt."""
     prompt_tokens: int
     """Tokens of the first prompt."""
     tokens: int
     """Tokens of the whole current context: prompt, sampled tokens, tool results."""
     engine: EngineState | None = None
-    """Engine on which it is live (None while it waits, or in a tool call after its engine has
-    left).
+    """Engine on which the rollout is live (None while the rollout waits, or in a tool call after
+    its engine has left).
     """
     running: bool = True
     """True if a turn is in progress or waits for an engine. False in a tool call."""
     placed: bool = False
-    """True if it has ever been on an engine."""
+    """True if the rollout has ever been on an engine."""
 
     response_tokens: int = 0
-    """Part of `tokens` past the prompt."""
+    """Number of `tokens` past the prompt."""
 
     def set_tokens(self, tokens: int) -> None:
         """Set the tokens of the whole context, and update the sums of its engine."""
@@ -167,11 +169,11 @@ class EngineState:
     max_running: int
     """Maximum number of sequences in one iteration."""
     block_tokens: int
-    """Tokens of a cache block. On average a rollout occupies half a block more than its tokens."""
+    """Tokens of a cache block. On average the last block of a rollout is half empty."""
     costs: IterationCosts | None
     """Measured iteration costs (None if not measured)."""
     live: dict[str, RolloutState] = field(default_factory=dict[str, RolloutState])
-    """Rollouts pinned to it, by name."""
+    """Rollouts pinned to the engine, by name."""
     running: int = 0
     """Number of live rollouts with a turn in progress."""
     response_tokens: int = 0
@@ -179,9 +181,10 @@ class EngineState:
     prompt_tokens: int = 0
     """Tokens of the prompts, counted once per group."""
     groups: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Group -> number of its live rollouts here, and tokens of its prompt."""
+    """Group -> number of its live rollouts on this engine, and tokens of its prompt."""
     changes: int = 0
-    """Change counter of live rollouts. A value computed at another count is stale."""
+    """Counter of changes of the live rollouts. A value that was computed at another count is stale.
+    """
 
     @property
     def tokens(self) -> int:
@@ -189,7 +192,9 @@ class EngineState:
         return self.response_tokens + self.prompt_tokens
 
     def new_prompt_tokens(self, rollout: RolloutState) -> int:
-        """Tokens that the rollout's prompt would add (0 if its group is here)."""
+        """Tokens that the rollout's prompt would add (0 if a rollout of its group is on this
+        engine).
+        """
         return 0 if rollout.group in self.groups else rollout.prompt_tokens
 
     def add(self, rollout: RolloutState) -> None:
@@ -214,22 +219,22 @@ class EngineState:
 
 
 class SchedulingPolicy:
-    """Decides which engine has room. This base class admits every rollout on the engine with the
-    fewest.
+    """Decides which engine has room. This base class admits every rollout, on the engine with the
+    fewest rollouts.
     """
 
     name = "least_requests"
     watches_growth = False
-    """True if it needs a rollout's tokens during a turn. Otherwise `grow` at a turn's end is
-    enough.
+    """True if the policy needs a rollout's tokens during a turn. If False, `grow` at the end of a
+    turn is enough.
     """
     uses_costs = False
-    """True if it uses iteration costs of engines. Otherwise they need not be measured."""
+    """True if the policy uses iteration costs of engines. If False, they need not be measured."""
     _random: random.Random
 
     def start(self, chance: random.Random, lengths: LengthCurve | None) -> None:
-        """Initialise, once, before any other call. `chance` breaks ties, so that groups do not line
-        up with engines.
+        """Initialise the policy; called once, before any other method. `chance` breaks ties at
+        random, so that groups do not line up with engines.
         """
         self._random = chance
 
@@ -246,20 +251,20 @@ class SchedulingPolicy:
         """Take the placement of a rollout, which `engine` already lists."""
 
     def place(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """Return one of `engines`, at least one, with room for an unplaced rollout (None if it has
-        to wait).
+        """Return an engine with room for an unplaced rollout (None if the rollout has to wait).
+        `engines` is not empty.
         """
         return min(engines, key=lambda each: (len(each.live), self._random.random()))
 
     def better(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """Return the engine to move a live rollout to for its next turn (None to stay with its
-        cache).
+        """Return the engine to which a live rollout moves for its next turn (None if it stays on
+        the engine that has its cache).
         """
         return None
 
     def peak(self, engine: EngineState) -> float:
-        """Maximum number of tokens that the live rollouts of an engine are expected to hold, if the
-        policy predicts it (otherwise the current number).
+        """Number of tokens that the live rollouts of an engine are expected to hold at their peak.
+        A policy that predicts nothing returns the current number.
         """
         return engine.tokens
 
@@ -271,8 +276,8 @@ class LeastRequests(SchedulingPolicy):
 
 
 class StaticRollouts(SchedulingPolicy):
-    """Admits all rollouts at once, the same number to each engine whatever has ended. Most trainers
-    split this way.
+    """Admits all rollouts at once, the same number to each engine, no matter how many have ended.
+    Most trainers split rollouts this way.
 
     Each round over the engines has its own random order.
     """
@@ -291,7 +296,7 @@ class StaticRollouts(SchedulingPolicy):
 
 
 class StaticPrompts(StaticRollouts):
-    """Admits all rollouts at once, those of a group to one engine."""
+    """Admits all rollouts at once, and all rollouts of a group to one engine."""
 
     name = "static_prompts"
 
@@ -311,7 +316,7 @@ class StaticPrompts(StaticRollouts):
 
 
 class _Admission(SchedulingPolicy, ABC):
-    """Base of policies that hold rollouts back, and spread the last ones of a step over the
+    """Base of policies that hold rollouts back, and spread the last rollouts of a step over the
     engines.
     """
 
@@ -320,7 +325,7 @@ class _Admission(SchedulingPolicy, ABC):
         """True if the rollout may begin on the engine now."""
 
     def load(self, engine: EngineState) -> float:
-        """Load that orders the engines. An engine without rollouts has the least."""
+        """Load by which engines are ordered, least first. An engine without rollouts has load 0."""
         return len(engine.live)
 
     def place(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
@@ -336,8 +341,8 @@ class _Admission(SchedulingPolicy, ABC):
         )
 
     def better(self, rollout: RolloutState, engines: Sequence[EngineState]) -> EngineState | None:
-        """Return the emptiest engine if it has so many fewer rollouts that computing the context
-        again pays off.
+        """Return the engine with the fewest rollouts, if it has so few that recomputing the context
+        on it pays off.
         """
         assert rollout.engine is not None
         emptiest = min(engines, key=lambda each: len(each.live))
@@ -346,13 +351,13 @@ class _Admission(SchedulingPolicy, ABC):
 
 
 _MOVE_FROM = 1.3
-"""Ratio of live rollouts to those of the emptiest engine plus one, above which a rollout moves
-there.
+"""Ratio above which a rollout moves: the live rollouts of its engine, divided by one more than
+those of the emptiest engine.
 """
 
 
 class FixedLimit(_Admission):
-    """Admits up to a fixed number of live rollouts per engine, whatever they hold."""
+    """Admits up to a fixed number of live rollouts per engine, regardless of their tokens."""
 
     name = "fixed_limit"
 
@@ -367,7 +372,7 @@ class SafeMaximum(_Admission):
     """Reserves room for the longest response of each rollout, so that nothing is ever evicted.
 
     This is the scheduler of rStar2-Agent (arXiv 2508.20722, section 3.2). `over_commit` multiplies
-    the reservation; its released code begins with 0.7.
+    the reservation; the released code of rStar2-Agent begins with 0.7.
     """
 
     name = "safe_maximum"
@@ -384,8 +389,8 @@ class SafeMaximum(_Admission):
         return self.over_commit * (engine.prompt_tokens + len(engine.live) * self._reserved(engine))
 
     def _reserved(self, engine: EngineState) -> int:
-        """Reserved tokens of one rollout past its prompt, in whole blocks, plus the block that it
-        shares with the prompt.
+        """Tokens that are reserved for a rollout past its prompt: whole blocks, plus the block that
+        begins with the end of the prompt.
         """
         return (
             -(-self.max_response_tokens // engine.block_tokens) * engine.block_tokens
@@ -394,18 +399,18 @@ class SafeMaximum(_Admission):
 
 
 class ExpectedPeak(_Admission):
-    """Admits as many rollouts as are expected to fit at their peak, by the lengths of the last
-    step.
+    """Admits as many rollouts as are expected to fit at their peak, judged by the lengths of the
+    last step.
 
-    The need of a set of rollouts at a future moment is a sum over independent ones: it stays within
-    `deviations` standard deviations of its mean. 2 would do if lengths equalled those of the last
-    step. 2.5 leaves room for rollouts that get a few percent longer, at the cost of 0.5 % of the
-    time; larger growth is paid for by preemption. The idea is that of Past-Future (arXiv
-    2507.10150).
+    The need of a set of rollouts at a future moment is a sum of independent needs, so it is assumed
+    to stay within `deviations` standard deviations of its mean. If lengths equalled those of the
+    last step, 2 would be enough. 2.5 leaves room for rollouts that get a few percent longer and
+    costs 0.5 % of the time; if they grow more, the engine preempts. The idea is that of Past-Future
+    (arXiv 2507.10150).
 
-    All rollouts are admitted before the first step is over, when there is no curve, and with
-    `admit_all`. An engine whose iterations cost mostly overhead also runs fastest with all rollouts
-    on it; the policy detects that if the engine was measured (`IterationCosts`).
+    In the first step there is no curve, and all rollouts are admitted. `admit_all` admits them
+    always. If an engine's iterations are mostly overhead, it is fastest with all rollouts; the
+    policy detects this if the engine was measured (`IterationCosts`).
     """
 
     name = "expected_peak"
@@ -431,8 +436,8 @@ class ExpectedPeak(_Admission):
         self._totals.pop(engine.name, None)
 
     def pinned(self, rollout: RolloutState, engine: EngineState) -> None:
-        """Add the rollout's row to an up-to-date sum, which avoids a gather for each of many
-        arrivals.
+        """Add the rollout's row to the engine's sum if the sum is up to date. This avoids a gather
+        for every one of many arrivals.
         """
         known = self._totals.get(engine.name)
         if known is not None and self._table is not None and known.changes == engine.changes - 1:
@@ -451,8 +456,8 @@ class ExpectedPeak(_Admission):
         return peak <= engine.capacity_tokens
 
     def load(self, engine: EngineState) -> float:
-        """Share of the cache that the last computed peak takes. Later changes are computed when
-        they matter.
+        """Share of the cache that the last computed peak takes. The peak may be out of date; it is
+        computed again when room is checked.
         """
         known = self._totals.get(engine.name)
         return (
@@ -492,8 +497,8 @@ class ExpectedPeak(_Admission):
 
 
 _OVERHEAD_BOUND = 0.15
-"""Share of recomputation below which it costs less than delaying rollouts, so that all are admitted
-(docs/scale.md).
+"""Share of recomputation in an iteration below which preemption costs less than delaying rollouts.
+Below it, all rollouts are admitted (docs/scale.md).
 """
 
 

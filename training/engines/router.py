@@ -1,13 +1,14 @@
-"""Router of requests over several engines. Each goes to the engine of its rollout, and on to
-another if that one dies.
+"""Router of requests over several engines. Each request goes to the engine of its rollout. If that
+engine dies, the request goes to another.
 
-`RolloutScheduler` decides and this carries it out. Requests that wait for room wait here. A request
-whose engine went away is sent elsewhere with its own seed: it had no answer, so nothing is sampled
-twice. Thread-safe: requests come from any thread, and answers from the engines' own.
+`RolloutScheduler` decides on placements, and the router carries them out and keeps the requests
+that wait for room. If an engine goes away, its unanswered requests are sent to another engine with
+the same seeds. An answered request is never sent again. The router is thread-safe: requests come
+from any thread, and answers from threads of the engines.
 
-Each request has a name, under which an engine can report its progress (`heard`). So the scheduler
-sees tokens while they are sampled, and an engine that is silent about a request for long is
-distinguished from a busy one (`silent`).
+Each request has a name, under which an engine can report the request's progress (`heard`). So the
+scheduler sees tokens while they are sampled, and the router can tell an engine that hangs from a
+busy one (`silent`).
 """
 
 from __future__ import annotations
@@ -65,24 +66,24 @@ class RoutedRequest:
     rollout: RoutedRollout
     """Rollout that sent the request."""
     attempt: int = 0
-    """Number of attempts so far. Answers to earlier attempts are ignored."""
+    """Number of the current attempt. Answers to earlier attempts are ignored."""
     inner: Future[Completion] | None = None
-    """Future of the engine (None before it is sent)."""
+    """Future of the engine (None before the request is sent)."""
     name: str = ""
-    """Name of this attempt, for its engine."""
+    """Name under which the engine knows this attempt."""
     tokens: int = 0
     """Number of prompt and sampled tokens in the last report."""
     heard_at: float = 0.0
-    """Monotonic time at which it was sent or last made progress."""
+    """Monotonic time at which the request was sent or last made progress."""
     listed: bool = False
     """True if its engine's last report lists it. A request in the engine's own queue is not listed.
     """
     silences: int = 0
-    """Number of engines that were given up because they reported nothing on the request."""
+    """Number of engines that were given up because they were silent about the request."""
 
     def advanced(self, tokens: int | None, now: float) -> bool:
-        """Take its token count of a report (None if not listed). Return True if it made progress:
-        it has more tokens, or has begun.
+        """Take the request's token count from a report (None if not listed). Return True if the
+        request made progress: it has more tokens, or is listed for the first time.
         """
         begun, self.listed = tokens is not None and not self.listed, tokens is not None
         if not begun and (tokens or 0) <= self.tokens:
@@ -98,17 +99,17 @@ class RoutedRollout:
     name: str
     """Thread of the rollout, or a generated name."""
     once: bool
-    """True for a single request outside of any rollout, which is over when it is answered."""
+    """True for a single request outside of any rollout. It is over when the request is answered."""
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
-    """Unanswered requests: several if a graph asks in parallel."""
+    """Unanswered requests. There are several if a graph calls the model in parallel."""
     waiting: list[RoutedRequest] = field(default_factory=list[RoutedRequest])
-    """Requests that are on no engine."""
+    """Requests that wait for an engine."""
     member: Member | None = None
-    """Engine on which it is placed (None while it waits)."""
+    """Engine on which the rollout is placed (None while it waits)."""
     in_turn: bool = True
     """Scheduler state: True if a turn is in progress, or waits for room."""
     prompt_tokens: int = 0
-    """Tokens of its first request's prompt."""
+    """Tokens of the prompt of the rollout's first request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,27 +123,27 @@ class Member:
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
     """Requests sent to the engine and unanswered."""
     held: list[RoutedRequest] | None = None
-    """Requests held back while it takes none (None while it takes them)."""
+    """Requests held back while the engine must get none (None if the engine is not held)."""
     reports: bool = False
-    """True if it reports the progress of its requests."""
+    """True if the engine reports the progress of its requests."""
     advanced_at: float = 0.0
     """Monotonic time at which one of its requests last made progress or was answered."""
 
     def hear(self, tokens: Mapping[str, int], now: float) -> list[RoutedRequest]:
-        """Take its report of tokens by request name. Return the requests that made progress since
-        the last one.
+        """Take the engine's report of tokens by request name. Return the requests that made
+        progress since the last report.
         """
         found = [asked for asked in self.asked if asked.advanced(tokens.get(asked.name), now)]
         self.reports, self.advanced_at = True, now if found else self.advanced_at
         return found
 
     def silent_over(self, until: float) -> tuple[bool, list[RoutedRequest]]:
-        """Return True if it has been silent since `until`, with the requests that may be the
-        reason.
+        """Return True if the engine has been silent since `until`, with the requests that may be
+        the reason.
 
-        An engine that reports is silent if none of its requests made progress, since some may wait
-        in its queue as long as others are sampled. Requests that it does not list wait for those
-        that it lists.
+        An engine that reports is silent only if none of its requests made progress: one request may
+        wait in its queue while others are sampled. Requests that its last report did not list are
+        in that queue, so the reason is sought among the listed ones.
         """
         late = [asked for asked in self.asked if asked.heard_at < until]
         if not late or (self.reports and self.advanced_at >= until):
@@ -176,7 +177,7 @@ class EngineRouter:
         self._answers = Counter[str]()
         self._rollouts: dict[str, RoutedRollout] = {}
         self._begun: dict[str, int] = {}
-        """Prompt tokens of rollouts that ended unfinished and may go on later."""
+        """Prompt tokens of rollouts that were ended unfinished and may go on later, by name."""
         self._numbers = count()
         self._to_send: list[tuple[Member, RoutedRequest]] = []
         self._closed: ModelError | None = None
@@ -187,7 +188,7 @@ class EngineRouter:
 
     @property
     def scheduler(self) -> RolloutScheduler:
-        """The scheduler, to be read for metrics."""
+        """Scheduler, to be read for metrics."""
         return self._scheduler
 
     @property
@@ -222,7 +223,7 @@ class EngineRouter:
     def rollout_ended(self, name: str, *, counted: bool = True) -> None:
         """End a rollout: withdraw its pending requests, and give its room to others.
 
-        `counted`: True if its length counts for the lengths expected in the next step.
+        `counted`: True if the rollout's length is used to predict the lengths of the next step.
         """
         with self._lock:
             rollout = self._rollouts.pop(name, None)
@@ -241,9 +242,7 @@ class EngineRouter:
         self._send()
 
     def step_ended(self) -> None:
-        """End a step. The lengths of rollouts since the previous step become those expected of the
-        next one.
-        """
+        """End a step. The lengths of its rollouts are used to predict those of the next step."""
         with self._lock:
             self._scheduler.step_ended()
 
@@ -272,7 +271,8 @@ class EngineRouter:
     def heard(self, name: str, tokens: Mapping[str, int]) -> None:
         """Take an engine's report: number of tokens so far, prompt included, by request name.
 
-        It has no immediate effect. The scheduler uses it when something ends or arrives.
+        The report moves nothing at once. The scheduler uses it when a turn or a rollout next ends
+        or arrives.
         """
         with self._lock:
             member = self._members.get(name)
@@ -281,7 +281,8 @@ class EngineRouter:
                     self._grow(asked.rollout.name, asked.tokens)
 
     def silent(self, name: str, seconds: float) -> bool:
-        """True if an engine with requests hangs: no tokens and no answer for this many `seconds`.
+        """True if an engine with requests hangs: it has given no tokens and no answer for
+        `seconds`.
 
         An engine that reports no tokens has to answer every request within that time.
         """
@@ -295,8 +296,8 @@ class EngineRouter:
             return found
 
     def answered(self, name: str) -> int:
-        """Number of requests that an engine of this name has answered since the start, across all
-        its connections.
+        """Number of requests that the engine of this name has answered since the start, including
+        the times before it left and came back.
         """
         with self._lock:
             return self._answers[name]
@@ -304,7 +305,7 @@ class EngineRouter:
     def leave(self, name: str) -> None:
         """Remove an engine that is gone. Its requests are sent elsewhere, or wait for an engine.
 
-        A request over which several engines fell silent fails.
+        A request fails if `MOST_SILENCES` engines have fallen silent over it.
         """
         with self._lock:
             member = self._members.pop(name, None)
@@ -334,8 +335,8 @@ class EngineRouter:
         self._send()
 
     def hold(self, name: str) -> bool:
-        """Send it nothing until `release`. Return False if it is not present, or is held
-        already.
+        """Send the engine nothing until `release`. Return False if the engine is not present, or is
+        held already.
         """
         with self._lock:
             member = self._members.get(name)
@@ -345,10 +346,10 @@ class EngineRouter:
             return True
 
     def drain(self, name: str, *, abort: bool, seconds: float) -> bool:
-        """Wait until a held engine has answered all its requests, or with `abort` withdraw them, to
-        be sent again.
+        """Wait until a held engine has answered all its requests. With `abort`, withdraw the
+        requests instead; `release` sends them again.
 
-        Return False if it is gone, or is not done within `seconds`.
+        Return False if the engine is gone, or is not done within `seconds`.
         """
         with self._lock:
             member = self._members.get(name)
@@ -392,7 +393,7 @@ class EngineRouter:
             self._closed = error
         self.fail_all(error)
 
-    # under the lock
+    # The methods below are called with the lock held.
 
     def _grow(self, rollout: str, tokens: int) -> None:
         with suppress(KeyError):
@@ -432,11 +433,11 @@ class EngineRouter:
             self._apply(self._scheduler.ended(rollout.name, counted=False))
         elif (
             rollout.in_turn and rollout.member is not None
-        ):  # a queued rollout ends its turn once it is placed
+        ):  # a queued rollout ends its turn when it is placed
             rollout.in_turn = False
             self._apply(self._scheduler.turn_ended(rollout.name))
 
-    # without the lock
+    # The methods below are called without the lock.
 
     def _send(self) -> None:
         while True:
@@ -481,7 +482,7 @@ class EngineRouter:
         if isinstance(error, ServerGoneError) and asked.request.on_token is None:
             with self._lock:
                 known = self._members.get(member.name) is member
-                member.asked.add(asked)  # to be sent again with the others
+                member.asked.add(asked)  # `leave` sends it again with the others
             if known:
                 self.leave(member.name)
                 return

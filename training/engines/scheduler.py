@@ -1,15 +1,15 @@
 """Scheduler of rollouts over engines: a state machine that takes events and returns placements.
 
-It has no clock, no sockets and no event loop. The router of real servers and the simulator of
-`benchmarks.simulate` drive the same code, and the same calls in the same order give the same
-answers. A rollout is pinned to the engine on which it was placed, since its key-value cache lies
-there, and stays *live* on it during its tool calls. Rollouts without room wait in one queue, in
-order of arrival. An engine is offered the head of the queue whenever something ended on it. A
-`SchedulingPolicy` decides which engine has room.
+The scheduler has no clock, no sockets and no event loop, so the same calls in the same order give
+the same answers. The router of real servers and the simulator of `benchmarks.simulate` drive the
+same code. A rollout is pinned to the engine on which it was placed, which holds the rollout's
+key-value cache. It stays *live* on that engine during its tool calls. Rollouts without room wait in
+one queue, in order of arrival. An engine is offered the head of the queue whenever something ended
+on it. A `SchedulingPolicy` decides which engine has room.
 
 A rollout's life is `arrive`, then `turn_ended` and `turn_asked` for each tool call, then `ended`,
-with any number of `grow` in between. All but `grow` return the resulting placements: of the rollout
-itself, of others, or none.
+with any number of `grow` in between. Each method except `grow` returns the placements that result,
+whether of this rollout or of others. There may be none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Placement:
     engine: str
     """Name of the engine, to which the rollout is pinned from now on."""
     moved: bool
-    """True if it was live on another engine before, so that its whole context is recomputed."""
+    """True if the rollout was on an engine before, so that its whole context is recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class EngineLoad:
     engine: str
     """Name of the engine."""
     live: int
-    """Rollouts pinned to it, those in a tool call included."""
+    """Number of rollouts pinned to the engine, including those in a tool call."""
     running: int
     """Number of live rollouts with a turn in progress."""
     tokens: int
-    """Tokens of the live rollouts' current contexts. A prompt that several of a group share counts
+    """Tokens of the live rollouts' current contexts. A prompt that rollouts of a group share counts
     once.
     """
     peak_tokens: float
-    """Maximum tokens that the policy expects them to hold, or has reserved for them (`tokens` if it
-    does neither).
+    """Maximum number of tokens that the policy expects the live rollouts to hold, or has reserved
+    for them (`tokens` if the policy does neither).
     """
     capacity_tokens: int
     """Tokens that its key-value cache holds."""
@@ -76,18 +76,18 @@ class FleetLoad:
     placed: int
     """Number of rollouts placed for the first time, so far."""
     moves: int
-    """Number of moves of live rollouts to an engine with fewer of them, so far."""
+    """Number of times, so far, that a live rollout moved to an engine with fewer rollouts."""
     displaced: int
-    """Number of live rollouts whose engine left, so far."""
+    """Number of times, so far, that a live rollout lost its engine."""
 
 
 class RolloutScheduler:
     """Engines, the rollouts on them, and the queue.
 
-    `lengths` is the curve of the last complete step (None before there is one: then a policy that
-    needs it admits all rollouts). `seed` breaks ties between engines that are equal to the policy.
-    A call about an unknown rollout or engine raises `KeyError`; one that contradicts earlier calls
-    raises `ValueError`.
+    `lengths` is the curve of the last complete step (None in the first step; a policy that needs a
+    curve then admits all rollouts). `seed` seeds the choice between engines that the policy rates
+    equal. A call about an unknown rollout or engine raises `KeyError`; a call that contradicts
+    earlier ones raises `ValueError`.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class RolloutScheduler:
     ) -> list[Placement]:
         """Add an engine with an empty cache, for the first time or again.
 
-        `max_running`: its limit of sequences in one iteration. `block_tokens`: allocation unit of
-        its cache. `costs`: measured iteration costs (None if not measured). Raises `ConfigError`
-        for a size below 1.
+        `max_running`: maximum number of sequences in an iteration. `block_tokens`: number of tokens
+        in a block of the cache. `costs`: measured iteration costs (None if not measured). Raises
+        `ConfigError` for a size below 1.
         """
         if engine in self._engines:
             raise ValueError(f"Engine {engine} has joined already.")
@@ -132,10 +132,10 @@ class RolloutScheduler:
         return self._fill([state])
 
     def leave(self, engine: str) -> list[Placement]:
-        """Remove an engine that is gone, with its cache. Nothing happens if it was gone before.
+        """Remove an engine that is gone, with its cache. An unknown engine is ignored.
 
-        Its rollouts with a turn in progress are queued again, before all others. Those in a tool
-        call are queued so when they ask for their next turn.
+        Its rollouts with a turn in progress go to the head of the queue. Its rollouts in a tool
+        call do so when they ask for their next turn.
         """
         state = self._engines.pop(engine, None)
         if state is None:
@@ -151,9 +151,11 @@ class RolloutScheduler:
     def arrive(
         self, rollout: str, group: str, prompt_tokens: int, tokens: int = 0
     ) -> list[Placement]:
-        """Ask for a rollout's first turn. It waits if no placement of it is returned.
+        """Ask for a rollout's first turn. If the returned placements do not include the rollout, it
+        waits.
 
-        `tokens`: of its whole context, if it was begun before and goes on.
+        `tokens`: tokens of the rollout's whole context, if the rollout was begun before and goes
+        on.
         """
         if rollout in self._rollouts:
             raise ValueError(f"Rollout {rollout} has arrived already.")
@@ -164,8 +166,8 @@ class RolloutScheduler:
         return [] if waiting else self._fill(self._all())
 
     def grow(self, rollout: str, tokens: int) -> None:
-        """Set the tokens of its context: prompt, sampled ones, tool results. Cheap enough for each
-        streamed token.
+        """Set the number of tokens in a rollout's context: prompt, sampled tokens and tool results.
+        This is cheap enough for each streamed token.
         """
         self._rollouts[rollout].set_tokens(tokens)
 
@@ -180,10 +182,11 @@ class RolloutScheduler:
         return self._fill([engine])
 
     def turn_asked(self, rollout: str, tokens: int) -> list[Placement]:
-        """Ask for the next turn after a tool call. Its prompt has `tokens` in all.
+        """Ask for a rollout's next turn, after a tool call. `tokens`: length of the turn's prompt.
 
-        Normally it stays on the engine to which it is pinned. It may move if the queue is empty and
-        the engines empty unevenly. It waits, without a placement, if its engine has left.
+        The rollout normally stays on the engine to which it is pinned. It may move to a much
+        emptier engine if no rollout is queued. If its engine has left, it is queued and may get no
+        placement yet.
         """
         state = self._rollouts[rollout]
         if state.running:
@@ -203,10 +206,10 @@ class RolloutScheduler:
         return [self._pin(state, new)]
 
     def ended(self, rollout: str, *, counted: bool = True) -> list[Placement]:
-        """End a rollout in any state, and give its room to the next ones.
+        """End a rollout in any state, and give its room to queued rollouts.
 
-        `counted`: False for one that failed or was cut off, whose length does not predict later
-        ones.
+        `counted`: False for a rollout that failed or was cut off, since its length does not predict
+        later lengths.
         """
         state = self._rollouts.pop(rollout)
         self._queue.pop(rollout, None)
@@ -214,12 +217,12 @@ class RolloutScheduler:
             self._finished.append(state.response_tokens)
         engine = state.engine
         if engine is None:
-            return self._fill(self._all())  # it may have blocked the queue
+            return self._fill(self._all())  # the rollout may have blocked the queue
         self._unpin(state)
         return self._fill([engine])
 
     def step_ended(self) -> None:
-        """End a step. The lengths of its rollouts become those expected of the next step."""
+        """End a step. The lengths of its rollouts are used to predict those of the next step."""
         if self._finished:
             self.lengths = LengthCurve.of(self._finished)
             self._finished = []
@@ -250,8 +253,8 @@ class RolloutScheduler:
     def _fill(self, engines: Sequence[EngineState]) -> list[Placement]:
         """Place from the head of the queue as long as one of `engines` has room.
 
-        A rollout that fits on no engine even alone runs alone. The engine has to preempt or to
-        refuse it; otherwise it would block the queue for ever.
+        A rollout that is too large for every engine is placed on an empty one, since it would block
+        the queue for ever. The engine then has to preempt or to refuse it.
         """
         placements: list[Placement] = []
         while self._queue and engines:

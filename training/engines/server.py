@@ -23,7 +23,7 @@ from hrm_agent.trajectory import Sampling
 __all__ = ["FleetOptions", "FleetServer", "Shown"]
 
 _SICK_LOOKS = 3
-"""Consecutive health checks that a server may miss."""
+"""Number of consecutive missed health checks after which a server is lost."""
 _STARTS = 3
 """Maximum number of consecutive starts of one server without an answer."""
 _SAMPLE = Sampling(temperature=1.0, max_tokens=48, seed=1)
@@ -38,7 +38,7 @@ class FleetOptions:
     """Servers of a fleet, and how they are run."""
 
     run: Path
-    """Run folder. Logs go to `engines` in it."""
+    """Folder of the run. Logs go to its subfolder `engines`."""
     servers: tuple[str, ...] = ()
     """`vllm:URL?OPTIONS` of servers started elsewhere."""
     launch: LaunchOptions | None = None
@@ -46,15 +46,20 @@ class FleetOptions:
     count: int = 0
     """Number of servers started here."""
     tokenizer: str = ""
-    """Folder of the servers' tokenizer (empty: the one that each server reports)."""
+    """Folder of the servers' tokenizer (empty: the tokenizer that each server reports)."""
     weights: Path | None = None
-    """Folder visible to trainer and servers, for weights (None: the memory of this machine)."""
+    """Folder for weights, visible to trainer and servers (None: a folder in the memory of this
+    machine).
+    """
     collective: bool = False
     """True if weights are sent to the servers' workers, without a folder."""
     address: str = ""
-    """Address of this machine, for weights that are sent (empty: the one towards each server)."""
+    """Address of this machine from which weights are sent (empty: the address that faces each
+    server).
+    """
     tolerance: float | None = None
-    """Maximum difference of log-probs after a publish (None: by dtype)."""
+    """Maximum difference of log-probs after a publish (None: chosen by the dtype of the weights).
+    """
     unproved: bool = False
     """True if weights that cannot be compared are trusted."""
     base: Path | None = None
@@ -64,8 +69,9 @@ class FleetOptions:
     being waited for.
     """
     patience: float = 600.0
-    """Timeout in seconds: of requests for a server to be present, of a publish for one to finish,
-    and of a server that reports nothing on its requests.
+    """Timeout in seconds, used three times: requests wait so long for a server to be present, a
+    publish waits so long for a server to finish its requests, and a server may report nothing on
+    its requests for so long.
     """
 
 
@@ -76,7 +82,7 @@ class Shown:
     compared: Compared
     """Comparison of its tensors with the trainer's."""
     sample: Completion | None
-    """Sample taken as in any rollout, after `head` (None if not requested)."""
+    """Sample taken as in any rollout, after the tokens of `head` (None if not requested)."""
     kept_cache: bool
     """True if its cache still had keys and values of the previous weights."""
     watched: Watched
@@ -87,29 +93,32 @@ class FleetServer:
     """One vLLM server: its process, its connections, and the weights it was given."""
 
     def __init__(self, number: int, options: FleetOptions) -> None:
-        """Servers numbered below `options.count` are started here. The others are those in
-        `options.servers`.
+        """`number`: index among all servers. Those below `options.count` are started here, and the
+        others are listed in `options.servers`.
         """
         self.name = f"server-{number}"
         self.engine: VllmEngine | None = None
         """Engine to sample with (None while the server is away)."""
         self.facts: ServerFacts | None = None
-        """Cache size and other facts (None while it is away)."""
+        """Cache size and other facts (None while the server is away)."""
         self.refused: ModelError | None = None
-        """Error for which it is given up (None if it is not)."""
+        """Error for which the server is given up (None if it is not)."""
         self.took: int | None = None
-        """Version of the weights it was given (None if it has been away since)."""
+        """Version of the weights that the server was given last (None if it has been away since).
+        """
         self.proved: Watched | None = None
-        """State at its last proof (None if it was given weights since, or was away)."""
+        """State at the server's last proof (None if it was given weights since, or was away)."""
         self._options, self._number = options, number
         self._given = "" if number < options.count else options.servers[number - options.count]
         self._process: VllmProcess | None = None
         self._weights: WeightsClient | None = None
         self._adapter = ""
         self._base_compared = False
-        """True if the base weights of adapters were compared. The digest shows later changes."""
+        """True if the base weights of adapters were compared. They are compared once, since digests
+        show later changes.
+        """
         self._counts = True
-        """True if it counts lookups in its cache."""
+        """True if the server counts lookups in its cache."""
         self._unanswered = self._starts = 0
 
     @property
@@ -121,8 +130,9 @@ class FleetServer:
 
     @property
     def kind(self) -> tuple[str, ServerFacts | None]:
-        """Kind of server, equal for servers with equal costs: all started here, or one address with
-        the same options, of the same facts.
+        """Kind of server, equal for servers with equal costs. Servers started here are of one kind
+        if their facts are equal. Another server is of one kind with itself: the same address,
+        options and facts.
         """
         return self._given, self.facts
 
@@ -140,10 +150,10 @@ class FleetServer:
         )
 
     def look(self) -> str | None:
-        """Check on the server, and connect to it if it has come. Return the reason if it is lost
-        (None if not). Raises the error for which it is to be refused.
+        """Check on the server, and connect to it if it has come. Return the reason if the server is
+        lost (None if not). If it is to be refused, raises the error.
 
-        A server of this machine that does not run is started.
+        If a server that belongs to this fleet does not run, it is started.
         """
         if self.refused is not None:
             return None
@@ -165,7 +175,7 @@ class FleetServer:
         return f"it has not answered {_SICK_LOOKS} times"
 
     def is_there(self) -> bool:
-        """True if it answers now."""
+        """True if the server answers now."""
         return (self._process is None or self._process.ended is None) and self._healthy()
 
     def take(self, publication: Publication) -> None:
@@ -186,8 +196,8 @@ class FleetServer:
         self._adapter = publication.adapter
 
     def head(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Repeat these tokens until they exceed a block of its cache, which a shorter prompt would
-        never fill.
+        """Repeat these tokens until they fill more than a block of the server's cache. A shorter
+        prompt would never be cached.
         """
         engine, _ = self._here()
         assert self.facts is not None
@@ -196,12 +206,14 @@ class FleetServer:
         return tuple((list(token_ids) * (wanted // len(token_ids) + 1))[:wanted])
 
     def prime(self, publication: Publication) -> None:
-        """Put the beginning of the next proof's prompt into its cache."""
+        """Put the beginning of the next proof's prompt into the server's cache."""
         if self.proved is not None:
             self._sampled(self.head(publication.texts[0].token_ids), _ONE_TOKEN)
 
     def show(self, publication: Publication, *, sampled: bool) -> Shown:
-        """Compare its tensors, sample if wanted, and read its state afterwards."""
+        """Compare the server's tensors, sample if `sampled`, and read the server's state
+        afterwards.
+        """
         _, weights = self._here()
         compared = self._compared(publication)
         sample, kept = None, False
@@ -212,11 +224,13 @@ class FleetServer:
         return Shown(compared, sample, kept, self.watch(digest=True))
 
     def watch(self, *, digest: bool) -> Watched:
-        """Current state. With `digest`, all of its weights are read."""
+        """Current state of the server. With `digest`, the server reads all its weights."""
         return self._here()[1].watch(digest=digest)
 
     def salt(self, salt: str) -> None:
-        """Separate its cache: from the next request on only requests of the same salt share it."""
+        """Set the salt of the server's cache. From the next request on, requests share the cache
+        only with those of the same salt.
+        """
         self._here()[0].cache_salt = salt
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
@@ -224,8 +238,8 @@ class FleetServer:
         return self._here()[1].logprobs(token_ids, self._adapter or None)
 
     def measured(self) -> IterationCosts:
-        """Measure its iteration costs. It must have no other requests meanwhile. Its cache is empty
-        afterwards.
+        """Measure the server's iteration costs. It must get no other requests meanwhile. Its cache
+        is empty afterwards.
         """
         engine, weights = self._here()
         assert self.facts is not None
@@ -259,7 +273,7 @@ class FleetServer:
             self._process.stop()
 
     def refuse(self, error: ModelError) -> None:
-        """Set the error for which it is given up."""
+        """Give the server up for an error."""
         self.refused = error
 
     def close(self) -> None:
@@ -281,12 +295,14 @@ class FleetServer:
             ) from error
 
     def _found_since(self, before: tuple[float, float]) -> bool:
-        """True if its cache had any token requested since `before`. Its counters lag a little."""
+        """True if the server found any token in its cache since `before`. Its counters lag a
+        little, so this waits for them.
+        """
         _, weights = self._here()
         until = time.monotonic() + _COUNT_SECONDS
         while (now := weights.cache_hits() or before)[0] <= before[0] and time.monotonic() < until:
             time.sleep(_COUNT_SECONDS / 40)
-        self._counts = now[0] > before[0]  # ask a server without a prefix cache once
+        self._counts = now[0] > before[0]  # a server without a prefix cache is not asked again
         return now[1] > before[1]
 
     def _compared(self, publication: Publication) -> Compared:
@@ -316,7 +332,8 @@ class FleetServer:
         engine, weights = self.engine, self._weights
         if engine is None or weights is None:
             raise ServerGoneError(
-                f"The vLLM server at {self.url} is away.", "It is waited for; or resume the run."
+                f"The vLLM server at {self.url} is away.",
+                "Wait until it is back, or resume the run.",
             )
         return engine, weights
 
@@ -362,11 +379,11 @@ class FleetServer:
         if self._options.tokenizer and "tokenizer=" not in name:
             name += f"{'&' if '?' in name else '?'}tokenizer={self._options.tokenizer}"
         try:
-            # the reader of its tokens reports when it has fallen silent
+            # no timeout: the watcher of its tokens finds out if the server falls silent
             engine = open_vllm(name, seconds=math.inf)
             weights = WeightsClient(engine.address, engine.model, self._options.patience)
             facts = weights.facts()
-            weights.watch()  # raises if it cannot take weights
+            weights.watch()  # raises if the server cannot take weights
             if self._options.collective and facts.replicas > 1:
                 raise ModelError(
                     f"The vLLM server at {self.url} has {facts.replicas} replicas, but weights can"

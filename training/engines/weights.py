@@ -1,23 +1,23 @@
-"""Weights on their way to engines of other processes, and the proof that these sample with them.
+"""Transfer of weights to engines in other processes, and the proof that these engines sample with
+them.
 
-`WeightsFolder` writes them to files in a folder that both sides see. On one machine that folder
-lies in memory (/dev/shm), so that nothing touches a disk; across machines it is a shared one that
-the user names. It has the same name each time that a run is resumed, so that leftovers of a killed
-trainer are removed.
+`WeightsFolder` writes weights to files in a folder that both sides see. On one machine the folder
+lies in memory (/dev/shm), so that nothing touches a disk. Across machines the user names a shared
+folder. A resumed run uses the same folder name, so that it removes what a killed trainer has left.
 
-`WeightsBroadcast` sends them over the network to the workers of one server at a time, without a
-shared folder. Each server has its own group, so that a dead or slow one blocks only itself. The
-weights are kept in the trainer's memory until the next version, as a file would be: a server that
-comes back while the trainer learns receives the current version, and not a half-changed one.
+`WeightsBroadcast` needs no shared folder: it sends weights over the network to the workers of one
+server at a time. Each server has a process group, so that a dead or slow server blocks only itself.
+The trainer keeps a copy of the weights until the next version. So a server that comes back while
+the trainer updates its model receives the current version, not a half-changed one.
 
-While a transfer lasts, any process that reaches the trainer's address can take part in it. The
-network has to be closed, as for the servers' dev mode.
+While a transfer lasts, any process that reaches the trainer's address can take part in it. So the
+network has to be closed to others, as vLLM's dev mode requires, too.
 
-Engines are proved to sample with the weights they were given after each publish; this is never
-assumed. Ways to hand weights to a server can answer "done" and be silently wrong: a server that was
-asleep wakes with its old weights (huggingface/trl issue 5312), an output layer tied to the
-embedding keeps another (pytorch/torchtitan PR 2402). Training then continues on samples of another
-policy, and its curves only look a little worse. Three things are compared with the trainer:
+After each publish, every engine is proved to sample with the new weights. A transfer can answer
+"done" and be silently wrong: a server that was asleep wakes with its old weights (huggingface/trl
+issue 5312), or an output layer tied to the embedding keeps its old values (pytorch/torchtitan PR
+2402). Training then continues on samples of another policy, and its curves only look a little
+worse. Three things are compared with the trainer:
 
 * the tensors, layer by layer, byte by byte (`hrm_agent/models/vllm/in_server/hrm_agent_held.py`),
   in whatever form and on however many cards: this shows *which* are wrong, and detects a step of
@@ -30,10 +30,11 @@ policy, and its curves only look a little worse. Three things are compared with 
 The allowed difference of log-probs depends on the dtype of the server's weights. In float32 the
 largest difference counts. In half precision single tokens differ by up to 0.8 with equal weights,
 so the mean counts there: it is 0.016 with the small policy, and cannot show a small step. So
-tensors that cannot be compared are named, and trusted only if the user allows it.
+log-probs cannot replace the comparison of tensors: tensors that cannot be compared are named, and
+trusted only if the user allows it.
 
-A proof holds for one moment. `hrm_agent.training.engines.fleet` covers the time after it, and
-`engine_difference` of each step, within the bounds of `difference_bound`, covers what both of them
+A proof holds for one moment. `hrm_agent.training.engines.fleet` watches the engines after it. The
+metric `engine_difference` of each step, within the bounds of `difference_bound`, detects what both
 miss.
 """
 
@@ -94,12 +95,12 @@ _NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """A text and its log-probs by the trainer."""
+    """Text with the log-probs that the trainer gives it."""
 
     token_ids: tuple[int, ...]
     """Token ids of the whole text."""
     logprobs: tuple[float, ...]
-    """Log-probs of its last tokens, in order."""
+    """Log-probs of the text's last tokens, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,11 @@ def refuse_other_weights(
     found: LogprobDifference,
     differing: Sequence[str],
 ) -> None:
-    """Raise `OtherWeightsError` if an engine does not sample with the weights of `version`.
-    `where`: its address.
+    """Raise `OtherWeightsError` if the engine at `where` does not sample with the weights of
+    `version`.
 
-    `tolerance`: maximum difference of log-probs (None: by dtype). `differing`: tensors known to
-    differ, each of which is refused even if the log-probs do not show it.
+    `tolerance`: maximum difference of log-probs (None: chosen by `dtype`). `differing`: tensors
+    known to differ. Any such tensor is an error, even if the log-probs agree.
     """
     exact = dtype == "float32"
     tolerance = tolerance if tolerance is not None else _FLOAT32 if exact else _HALF
@@ -170,7 +171,7 @@ def refuse_unknown(
         return f"{said} They are taken on trust (unproved_weights)."
     raise OtherWeightsError(
         f"{said} Log-probs agree, and do not show a small difference.",
-        "Go on without that proof with --unproved-weights; or let vLLM 0.32 serve the model in a"
+        "Trust such tensors with --unproved-weights, or let vLLM 0.32 serve the model in a"
         " form that it can reload layer by layer.",
     )
 
@@ -181,7 +182,7 @@ def refuse_kept_cache(where: str, version: int) -> None:
     """
     raise OtherWeightsError(
         f"The engine at {where} answers with version {version} from a cache of its former weights:"
-        " it said that it had dropped its cache, and found in it what it had been asked before.",
+        " it reported that its cache was dropped, but found an earlier prompt in it.",
         "Nothing was trained on its samples. Look at what stands between trainer and server, and at"
         " the server's log; then resume.",
     )
@@ -194,20 +195,20 @@ def _named(names: Sequence[str]) -> str:
 
 
 _SECONDS = 120.0
-"""Timeout in seconds of a worker for one tensor, to pack or to compare it."""
+"""Seconds that a worker may take to pack or to compare one tensor."""
 _END_SECONDS = 10.0
 _HTTP_PORT = 80
 
 
 class WeightsBroadcast:
-    """Weights of a version, for any number of servers, each of which may take or compare them
-    repeatedly.
-    """
+    """Weights of a version, which any number of servers may take or compare any number of times."""
 
     def __init__(
         self, tensors: Mapping[str, Any], address: str = "", *, seconds: float = _SECONDS
     ) -> None:
-        """`address`: of this machine, as servers reach it (empty: the one towards each server)."""
+        """`address`: address of this machine as servers reach it (empty: the address that faces
+        each server).
+        """
         given: dict[str, Tensor] = {name: tensor.detach() for name, tensor in tensors.items()}
         self._device = next((tensor.device for tensor in given.values()), torch.device("cpu"))
         self._tensors = {
@@ -221,7 +222,8 @@ class WeightsBroadcast:
         tensors.
 
         `gpus`: the GPU of each worker, named by `gpu_of`. Raises `ModelError` if the address does
-        not belong to this machine, and adds details to a `ServerGoneError` of the body.
+        not belong to this machine. If the body of the `with` raises `ServerGoneError`, details of
+        the transfer are added to the error.
         """
         own = gpu_of(self._device)
         # NCCL takes no two ranks on one GPU
@@ -268,7 +270,7 @@ class WeightsBroadcast:
         device = self._device if offer.backend == "nccl" else torch.device("cpu")
         try:
             send(offer, store, self._tensors, device, answered)
-        # any error: the server's answer shows what became of the weights
+        # catch any error, since the server's answer shows whether the weights arrived
         except Exception as error:
             failures.append(" ".join(str(error).split()))
 
@@ -283,8 +285,8 @@ class Publication:
     version: int
     """Number of optimiser steps behind the weights."""
     source: Path | WeightsBroadcast
-    """Path of a safetensors file of all weights or of an adapter's folder, or a broadcast of the
-    weights.
+    """Path of a safetensors file with all weights, path of an adapter's folder, or a broadcast of
+    the weights.
     """
     texts: tuple[ScoredText, ...]
     """Texts with the trainer's log-probs."""
@@ -303,8 +305,8 @@ class WeightsFolder:
     """Folder of a run's weights for its engines."""
 
     def __init__(self, run: Path, base: Path | None = None) -> None:
-        """`base`: a parent folder that the engines see, too (None: this machine's memory). Raises
-        `RunError` if the folder cannot be made.
+        """`base`: parent folder that the engines see, too (None: a folder in this machine's
+        memory). Raises `RunError` if the folder cannot be made.
         """
         base = base or (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
         key = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
@@ -312,7 +314,7 @@ class WeightsFolder:
         try:
             base.mkdir(parents=True, exist_ok=True)
             if self._folder.is_symlink() or self._folder.exists():
-                # the memory folder is open to all users of a machine
+                # any user of this machine can make files in /dev/shm
                 status = self._folder.lstat()
                 if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                     raise RunError(
@@ -335,8 +337,8 @@ class WeightsFolder:
         )
 
     def write(self, version: int, tensors: Mapping[str, Any]) -> Path:
-        """Write all weights to a file, which is complete before engines get its path. Raises
-        `RunError`.
+        """Write all weights to a file and return its path, which engines may get once the file is
+        complete. Raises `RunError`.
         """
         path = self.place(version, adapter=False)
         held: dict[str, Tensor] = {

@@ -145,10 +145,10 @@ def test_where_the_watch_fails_requests_do_not_wait_for_ever(
         )
         monkeypatch.setattr(EngineFleet, "_give_up_where_nobody_comes", fails)
         with pytest.raises(
-            ModelError, match="What watches the engines has failed: RuntimeError: can't start new"
+            ModelError, match="The watcher of the engines failed: RuntimeError: can't start new"
         ):
             answer.result(60)
-        with pytest.raises(ModelError, match="What watches"):
+        with pytest.raises(ModelError, match="The watcher of the engines"):
             fleet.publish(1, {"weight": torch.zeros(1)})
 
 

@@ -67,7 +67,7 @@ BEFORE = [
     (fault("half"), "It differs in: weight"),
     (fault("ignores_once"), "It differs in: weight"),
     (fault("keeps_cache"), "from a cache of its former weights"),
-    (fault("turns"), "while it was proved they changed"),
+    (fault("turns"), "while it was proved, its weights changed"),
     (fault("unknown"), r"Not all weights.*can be compared.*all: this kernel.*--unproved-weights"),
 ]
 AFTER = [
@@ -172,7 +172,7 @@ def test_a_server_that_has_changed_and_answered_nothing_is_proved_anew(
         assert stub.held == right
         rolled_out(fleet, 1)
     assert (
-        "no other is there, so its rollouts wait until one is, 30 s at most"
+        "no other engine is present, so its rollouts wait for one, at most 30 s"
         in capsys.readouterr().err
     )
 
