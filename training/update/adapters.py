@@ -1,21 +1,21 @@
-"""LoRA adapters under training, on a model with frozen weights: one adapter, or one for each of
-some roles.
+"""LoRA adapters in training on a model with frozen weights: a single adapter, or a shared one and
+one for each of some roles.
 
-PEFT inserts its layers into the model in place. The model remains the same object of the same
-class, the engine's replica (`hrm_agent.models.local.packed_attention`) shares the adapter's weights
-like all others, and the rest of a training is unaffected. The adapter's weights are in single
-precision whatever the precision of the model's own, 4 bits included.
+PEFT inserts its layers into the model in place, so the model remains the same object of the same
+class. The engine's replica (`hrm_agent.models.local.packed_attention`) shares the adapter's weights
+as it shares the model's, and the rest of a training is unaffected. The adapter's weights are in
+single precision, even if the model's weights are in 4 bits.
 
 A folder of an adapter has PEFT's two files and the model's name
-(`hrm_agent.models.adapter_folder`). It has neither weights nor the tokenizer of the model, which a
-training does not change. A training may start from such a folder: it continues that adapter, with
-its rank, strength and layers.
+(`hrm_agent.models.adapter_folder`). It has neither the model's weights nor its tokenizer, since a
+training changes neither. A training that starts from such a folder continues the adapter, with its
+rank, strength and layers.
 
-All roles that are not named share an adapter. Engine and trainer run the same layers
+Roles that `lora_roles` does not name share an adapter. Engine and trainer run the same layers
 (`hrm_agent.models.local.role_adapters`): the engine with tokens of several roles in one pass, the
-trainer with those of one at a time (`hrm_agent.training.update.batch`). A role that samples nothing
-in a step, or that is frozen, has no gradient, and its adapter stays unchanged to the bit: the
-optimiser skips it, including weight decay.
+trainer with tokens of one role at a time (`hrm_agent.training.update.batch`). A role that is
+frozen, or samples nothing in a step, has no gradient. Its adapter then stays unchanged to the bit,
+since the optimiser skips it, including weight decay.
 
     FOLDER/                 the shared adapter, in PEFT's files; base.json names the model and the roles
     FOLDER/plan/            the adapter of the role plan, which can be served alone
@@ -71,9 +71,9 @@ _BEYOND = (
     "use_qalora",
     "velora_config",
 )
-"""Keys of PEFT for kinds of adapters that are not supported here."""
+"""Keys of PEFT's configuration for kinds of adapters that cannot be trained here."""
 _CHANGE_THE_MODEL = ("corda", "loftq", "olora", "pissa")
-"""Initialisations that remove a part of the model's own weights."""
+"""Initialisations that subtract a part from the model's weights."""
 
 
 class Adapter:
@@ -100,8 +100,8 @@ class Adapter:
         a fresh one, which changes nothing yet, or the one in the folder `start`.
 
         `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError` if
-        the model has none of the layers that `options` name, and `ConfigError` if they differ from
-        the adapter in `start`.
+        the model has none of the layers that `options` name, and `ConfigError` if `options` differ
+        from the adapter in `start`.
         """
         need_package("peft", "adapters", f"lora_rank = {options.lora_rank}")
         quiet_libraries()
@@ -110,9 +110,8 @@ class Adapter:
         if start is not None and (roles := roles_on_record(start)):
             named = ", ".join(roles)
             raise ConfigError(
-                f"lora_roles names no role, and in {start} each of {named} has an adapter of its"
-                " own.",
-                f"Set lora_roles to {named}; or train the adapter of one alone:"
+                f"lora_roles names no role, but {start} has an adapter for each of {named}.",
+                f"Set lora_roles to {named}, or train the adapter of one role:"
                 f" {Path(start, roles[0])}.",
             )
         with refused_layers(model, base, options.lora_targets), dropout_seed(seed):
@@ -137,7 +136,9 @@ class Adapter:
         write_base(folder, self._base)
 
     def load(self, folder: Path) -> None:
-        """Read the weights that `save` wrote. Raises `ModelError` if they are another adapter's."""
+        """Read the weights that `save` wrote. Raises `ModelError` if they do not fit
+        this adapter.
+        """
         import peft
 
         given, own = load_file(folder / WEIGHTS_FILE), peft.get_peft_model_state_dict(self._wrapped)
@@ -151,14 +152,14 @@ class Adapter:
                 if shapes[0].get(name) != shapes[1].get(name)
             )
             raise ModelError(
-                f"The adapter in {folder} is another one: {name!r} does not fit, for example."
+                f"The adapter in {folder} does not fit this one: {name!r} differs, for example."
             )
         peft.set_peft_model_state_dict(self._wrapped, given)
 
     def reference(self) -> nn.Module:
-        """Policy that a training starts from, to be requested before it: the model without the
-        adapter if that is fresh, else with the adapter's current weights. All share the weights of
-        the model.
+        """Policy that a training starts from; call this before the first update. It is the model
+        without the adapter if the adapter is fresh, else with a copy of the adapter's current
+        weights. The policy shares the weights of the model.
         """
         fresh = self._began_with is None
         return ReferencePolicy(
@@ -168,13 +169,13 @@ class Adapter:
 
 class ReferencePolicy(nn.Module):
     """Runs a model with its adapters switched off, or with a copy of their current weights, and
-    without dropout. Not for gradients.
+    without dropout. It computes no gradients.
     """
 
     def __init__(self, model: Any, off: Callable[[], AbstractContextManager[Any]] | None) -> None:
         """`off` switches the adapters of `model` off (None: run with a copy of their weights)."""
         super().__init__()
-        # in a tuple: a submodule would change its mode together with this module
+        # the model is in a tuple, since a submodule would change its mode together with this module
         self._held = (model,)
         self._off = off
         named = () if off else model.named_parameters()
@@ -206,9 +207,10 @@ class ReferencePolicy(nn.Module):
 def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
     """PEFT's configuration of a fresh adapter, with target layers by their names in `model`.
 
-    Experts that lie in one tensor are adapted as such. The router of a mixture of experts is left
-    out unless it is named: a shift of it sends tokens to experts that were not trained for them,
-    and the engine's rounding is enough to route a token differently from the trainer.
+    Experts that lie in one tensor are adapted as one parameter. The router of a mixture of experts
+    has no adapter unless `options` name it. A changed router sends tokens to experts that were not
+    trained for them. Even the engine's rounding is enough to route a token differently from the
+    trainer.
     """
     import peft
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -226,7 +228,7 @@ def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
         or None,
         task_type="CAUSAL_LM",
     )
-    # otherwise PEFT would convert it, with the router among its targets
+    # convert the configuration here: PEFT's own conversion would adapt the router, too
     convert_peft_config_for_transformers(config, model, None)
     if config.target_parameters:
         config.target_parameters = sorted(
@@ -238,7 +240,7 @@ def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
 
 
 def _routers(model: nn.Module) -> list[str]:
-    """Names of the layers that choose the experts of a token, or weigh one."""
+    """Names of the layers that choose the experts of a token, or weigh an expert."""
     found: list[str] = []
     for name, layer in model.named_modules():
         path, _, last = name.rpartition(".")
@@ -293,7 +295,7 @@ def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
                 for each in (given, known)
             ]
             raise ConfigError(
-                f"{key} = {shown[0]}, and the adapter in {start} has {shown[1]}.",
+                f"{key} = {shown[0]}, but the adapter in {start} has {shown[1]}.",
                 f"Set {key} to {shown[1]} to train that adapter on, or name its model as policy for"
                 " a new one.",
             )
@@ -304,7 +306,9 @@ def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
 
 @contextmanager
 def refused_layers(model: nn.Module, base: str, targets: Iterable[str]) -> Generator[None]:
-    """Raise PEFT's error that it finds no layer for an adapter as this project's `ModelError`."""
+    """Turn PEFT's error for an adapter without a matching layer into `ModelError`, within the
+    block.
+    """
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -355,8 +359,9 @@ class AdaptersByRole(Adapter):
         start: str | None = None,
     ) -> Self:
         """Put an adapter for each role and a shared one into a model, whose other weights are
-        frozen from here on. They begin fresh, with those of their roles in the folder `start`, or
-        all with the single adapter there.
+        frozen from here on. The adapters are fresh if `start` is None. If the folder `start` has an
+        adapter for each role, each begins with the adapter of its role. If it has a single adapter,
+        all begin with it.
 
         `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError` if
         the model has none of the layers that `options` name, and `ConfigError` if `start` has
@@ -381,8 +386,8 @@ class AdaptersByRole(Adapter):
         return cls(model, base, route=route, configs=configs, began_with=start)
 
     def save(self, folder: Path) -> None:
-        """Write the shared adapter, and each role's into a folder of its own, each with the name of
-        the model.
+        """Write the shared adapter to `folder` and each role's adapter to a subfolder. Each is
+        written with the name of the model.
         """
         for (role, name), config in zip(self._route.names().items(), self._configs, strict=True):
             own = folder / role
@@ -393,25 +398,29 @@ class AdaptersByRole(Adapter):
             write_base(own, self._base, () if role else self._route.roles)
 
     def load(self, folder: Path) -> None:
-        """Read the weights that `save` wrote. Raises `ModelError` if they are other adapters'."""
+        """Read the weights that `save` wrote. Raises `ModelError` if they do not fit these
+        adapters.
+        """
         for role, name in self._route.names().items():
             read_adapter(self._wrapped, name, folder / role)
 
     def reference(self) -> nn.Module:
-        """Policy that a training starts from, to be requested before it: the model without adapters
-        if they are fresh, else with their current weights.
+        """Policy that a training starts from; call this before the first update. It is the model
+        without adapters if they are fresh, else with a copy of their current weights.
         """
         return ReferencePolicy(self._wrapped, self._route.off if self._began_with is None else None)
 
 
 def _folders(start: str, roles: Sequence[str]) -> list[Path]:
-    """Folders of the shared adapter that a training starts from, and of each role's."""
+    """Folders that a training starts from: of the shared adapter, then of the adapter
+    of each role.
+    """
     known = roles_on_record(start)
     if not known:
         return [Path(start) for _ in ("", *roles)]
     if set(known) != set(roles):
         raise ConfigError(
-            f"lora_roles = {', '.join(roles)}, and the adapters in {start} are of"
+            f"lora_roles = {', '.join(roles)}, but the adapters in {start} are of"
             f" {', '.join(known)}.",
             f"Set lora_roles to {', '.join(known)} to train those on.",
         )

@@ -2,13 +2,13 @@
 registries.
 
 An *estimator* turns the rewards of a group into a number for each kept rollout. All estimators use
-only the *kept* rollouts of a group: the baseline belongs to the rollouts that are trained on, as in
-rStar2-Agent (section 2).
+only the *kept* rollouts of a group, so that the baseline is computed from the rollouts that are
+trained on, as in rStar2-Agent (section 2).
 
-A *credit* turns this number into a weight for each call, so that the calls of several roles may
-learn different things from one outcome. It sees the kept rollouts of a step with their overlays. A
-call without a weight is context: its tokens are read, and never trained. The calls of a frozen role
-have no weight.
+A *credit* turns a rollout's advantage into a weight for each of its calls, so that calls of
+different roles may get different weights from one outcome. Its input is all kept rollouts of a
+step, with their overlays. A call without a weight is context: its tokens are read, but not trained.
+The calls of a frozen role have no weight.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def grpo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[fl
 
 def normalised(reward_G: Sequence[float], eps: float = 1e-6) -> list[float]:
     """Rewards less their mean, over their unbiased standard deviation plus `eps` (zeros for fewer
-    than two).
+    than two rewards).
     """
     if len(reward_G) < 2:
         return [0.0] * len(reward_G)
@@ -73,15 +73,15 @@ def dr_grpo(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list
 
         A_i = R_i - mean R
 
-    Divided by the deviation, a group that is almost always right or almost always wrong weighs more
-    than one in between. `eps` is unused.
+    GRPO's division by the deviation gives a group that is almost always right, or almost always
+    wrong, more weight than a group in between. `eps` is unused.
     """
     del eps
     return [centred(reward_G) for reward_G in reward_by_group]
 
 
 def centred(reward_G: Sequence[float]) -> list[float]:
-    """Rewards less their mean (zero for a single one)."""
+    """Rewards less their mean (zero for a single reward)."""
     if not reward_G:
         return []
     mean = statistics.fmean(reward_G)
@@ -117,10 +117,10 @@ def reinforce_plus_plus(
 
         B_i = R_i - mean of R over its group,      A_i = (B_i - mean B) / (std B + eps)
 
-    Of the two variants of Hu et al. (arXiv 2501.03262) this is *REINFORCE++-baseline*, the one for
-    several rollouts of a prompt. Mean and unbiased deviation are over all kept rollouts of the
-    step, each counted once however long it is. So a group whose rewards hardly differ keeps small
-    advantages, where GRPO would blow them up.
+    This is *REINFORCE++-baseline*, the variant of Hu et al. (arXiv 2501.03262) for several rollouts
+    of a prompt. Mean and unbiased deviation are over all kept rollouts of the step, and each
+    rollout counts once, however long it is. So a group whose rewards hardly differ keeps small
+    advantages, which GRPO would scale up.
     """
     groups = [centred(reward_G) for reward_G in reward_by_group]
     advantages = iter(normalised([each for group in groups for each in group], eps))
@@ -128,8 +128,8 @@ def reinforce_plus_plus(
 
 
 Estimator = Callable[[Sequence[Sequence[float]], float], list[list[float]]]
-"""Function (rewards of the kept rollouts of each group, eps) -> their advantages, in the same
-order.
+"""Function (rewards of the kept rollouts of each group, eps) -> advantages of these rollouts, in
+the same order.
 """
 
 ADVANTAGES: dict[str, Estimator] = {
@@ -150,10 +150,11 @@ def estimator_by_name(name: str) -> Estimator:
 
 
 def by_group(overlays: Iterable[Overlay], name: str = "grpo", eps: float = 1e-6) -> list[Overlay]:
-    """Overlays in their order, with the advantages of those kept. Groups are distinguished by
-    `group_id`.
+    """Overlays in their given order, in which the kept ones have an advantage. Groups are
+    distinguished by `group_id`.
 
-    `name` is one of `ADVANTAGES`. `eps` is added to deviations used as divisors.
+    `name` is a key of `ADVANTAGES`. `eps` is added to standard deviations before a division by
+    them.
     """
     estimate, judged = estimator_by_name(name), list(overlays)
     kept: dict[str, list[int]] = defaultdict(list)
@@ -177,11 +178,10 @@ def whole_trajectory(
 ) -> dict[str, float]:
     """Credit under which every call of a rollout has the rollout's advantage.
 
-    This is the assumption of GRPO: one number for a whole run allows no distinction between its
-    calls.
+    GRPO assumes the same: with one number for a whole run, its calls cannot be told apart.
 
-    Weights by call: the advantage of its trajectory. Calls that a fork inherited are left to the
-    run that made them.
+    Returns the weights by call id. Calls that a fork inherited have no weight here, since they are
+    trained with the run that made them.
     """
     pairs = zip(trajectories, overlays, strict=True)
     return {
@@ -192,8 +192,8 @@ def whole_trajectory(
 
 
 def advantage_of(overlay: Overlay) -> float:
-    """Advantage of a kept rollout. Raises `ValueError` if it has none because it was not kept, or
-    `by_group` has not been called.
+    """Advantage of a kept rollout. Raises `ValueError` if there is none, because the rollout was
+    not kept or `by_group` was not called.
     """
     if overlay.advantage is None:
         raise ValueError(f"trajectory {overlay.trajectory_id} was kept but has no advantage")
@@ -201,29 +201,30 @@ def advantage_of(overlay: Overlay) -> float:
 
 
 _Place = tuple[str, str, bytes]
-"""Key shared by siblings: (group, role, digest of the tokens that the first call of a stretch saw).
+"""Key that siblings have in common: (group, role, digest of the tokens that the first call of a
+stretch saw).
 """
 
 
 def per_role(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], estimate: Estimator, eps: float
 ) -> dict[str, float]:
-    """Credit that compares the calls of a role with those of its siblings: the same role after the
-    very same context.
+    """Credit that compares the calls of a role among siblings: the same role in other rollouts,
+    after the same context to the token.
 
     Rollouts of one prompt whose plans differ give their solvers different subgoals, and the outcome
     of a run depends on its plan as much as on its solvers. If several rollouts share a plan (forks
     of one run, or runs that planned alike), their solvers can be compared among themselves: the
     plan is the same, so any difference of the outcome is due to the solvers.
 
-    A *stretch* is the own calls of one role in one conversation, from its first one on. Siblings
-    are stretches of one role in one group whose first calls saw the same tokens, prompt included.
-    If siblings come from at least two rollouts with differing rewards, the calls of a stretch get
-    the advantage among them, otherwise that of their rollout. A planner sees the same prompt in
-    each rollout of its group, so that its siblings are the whole group and nothing changes for it.
+    A *stretch* is a sequence of calls of one role in one conversation of a run, without inherited
+    calls. Siblings are stretches of one role in one group whose first calls saw the same tokens,
+    prompt included. If siblings come from at least two rollouts with different rewards, the calls
+    of a stretch get the advantage among its siblings. If not, they get the advantage of their
+    rollout. A planner sees the same prompt in each rollout of its group, so its siblings are the
+    whole group, and its calls get the same weights as without this credit.
 
-    Weights by call: the advantage among its siblings by `estimate`, or that of its trajectory if it
-    has none.
+    Returns the weights by call id. `estimate` computes the advantage among siblings.
     """
     siblings: dict[_Place, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for index, trajectory in enumerate(trajectories):
@@ -241,8 +242,8 @@ def per_role(
 
 
 def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
-    """Own calls with tokens as (role, digest of the tokens seen by the first call of its stretch,
-    call).
+    """Calls of a run that have tokens and were not inherited, each as (role, digest of the tokens
+    that the first call of its stretch saw, call).
     """
     by_id = {call.id: call for call in trajectory.calls}
     own = {call.id for call in trajectory.own_calls if call.token_ids}
@@ -252,7 +253,7 @@ def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
         while first.parent in own and by_id[first.parent].identity.role == call.identity.role:
             first = by_id[first.parent]
         if first.id not in seen:
-            # tokens before the first one that the call sampled, from the root on
+            # collect all tokens from the root to the first token that the call sampled
             prompt = first.mask.index(True) if True in first.mask else len(first.mask)
             parts = [first.token_ids[:prompt]]
             before = first
@@ -260,7 +261,7 @@ def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
                 before = by_id[before.parent]
                 parts.append(before.token_ids)
             context = array("q", [token for part in reversed(parts) for token in part])
-            # a context may have thousands of tokens, in a step of thousands of calls
+            # keep a digest only: a step may have thousands of calls with thousands of tokens each
             seen[first.id] = hashlib.sha256(context.tobytes()).digest()
         yield call.identity.role, seen[first.id], call
 
@@ -268,15 +269,15 @@ def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
 def even(
     trajectories: Sequence[Trajectory], weight_by_call: Mapping[str, float]
 ) -> dict[str, float]:
-    """Credit under which a rollout of many tokens weighs as much as one of few.
+    """Credit under which a rollout of many tokens weighs as much as a rollout of few.
 
-    Under a mean over tokens a rollout weighs by its number of tokens: one that asks nine models
-    outweighs one that asks five, though each has one outcome. Here the weights of a rollout with n
+    Under a mean over tokens a rollout weighs by its number of tokens: a rollout with nine calls
+    outweighs one with five, though each has one outcome. Here the weights of a rollout with n
     trained tokens are scaled by k / n, so that the sum of |weight| over its tokens is k
-    |advantage|. k is the mean number of trained tokens of a rollout. It makes the mean scale of the
-    batch's tokens 1, so that the gradient keeps its size.
+    |advantage|. k is the mean number of trained tokens of a rollout. With this k the mean scale
+    over the batch's tokens is 1, so that the gradient keeps its size.
 
-    Scale the weights. Rollouts without a token to train are ignored.
+    Returns the scaled weights by call id. Rollouts without a token to train are left out.
     """
     lengths: dict[str, int] = {}
     for each in trajectories:
@@ -308,10 +309,10 @@ CREDITS = ("whole_trajectory", "per_role", "even")
 def credit_by_name(
     name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()
 ) -> Credit:
-    """Credit `name`, under which calls of the roles `frozen` have no weight.
+    """Return the credit `name`, under which calls of the roles `frozen` have no weight.
 
-    `advantages` and `eps` are passed to `by_group`, by which `per_role` compares siblings. Raises
-    `ConfigError` for an unknown name.
+    `per_role` compares siblings by the estimator `advantages` with `eps`. Raises `ConfigError` for
+    an unknown name.
     """
     if name not in CREDITS:
         hint = f"{nearest(name, CREDITS)} Credits: {', '.join(CREDITS)}.".strip()
@@ -340,7 +341,8 @@ def credit_by_name(
 def credited(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], credit: Credit
 ) -> list[Overlay]:
-    """Overlays in their order, the kept ones with the weights that `credit` gives their calls.
+    """Overlays in their given order. The kept ones have the weights that `credit` gives their
+    calls.
 
     Weights of `whole_trajectory` are not recorded, since they follow from the advantage.
     """
@@ -370,8 +372,8 @@ def credited(
 def as_recorded(
     trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> dict[str, float]:
-    """Weights by call as recorded in the overlays. If an overlay has none, each of its calls gets
-    the advantage.
+    """Weights by call id, as recorded in the overlays. If an overlay records no weights, each call
+    of its trajectory gets the advantage.
     """
     weights: dict[str, float] = {}
     for trajectory, overlay in zip(trajectories, overlays, strict=True):

@@ -1,14 +1,14 @@
 """Trajectories to tensors: each sampled token trained exactly once, each inserted token never.
 
 A trajectory is a forest of calls (`hrm_agent.trajectory.forest`), and a model computes sequences.
-So each path from a root to a leaf becomes one *row*. If paths share a prefix, its tokens are in
-each of their rows, as context, but the loss mask is on in the first row only: counted twice they
-would weigh twice. For the same reason the calls that a forked run inherited are context in its
-rows: they are trained where they were made.
+So each path from a root to a leaf becomes one *row*. The tokens of a prefix that several paths
+share are in each of their rows, but the loss mask is on in the first row only, since a token
+counted twice would weigh twice. For the same reason the calls that a forked run inherited are
+context in its rows; they are trained with the run that made them.
 
-A micro-batch is flat: the tokens that are forwarded, each with its position and the token before
-it, and one entry for each token that is trained. The forward pass
-(`hrm_agent.training.update.logprobs`) decides which rows are batched together, under a budget of
+A micro-batch is flat. It lists the tokens that are forwarded, each with its position and the index
+of the token before it, and has an entry for each token that is trained. The forward pass
+(`hrm_agent.training.update.logprobs`) decides which rows are batched together within a budget of
 tokens:
 
 * padded: rows of similar length, the budget counts the padding
@@ -19,14 +19,16 @@ Each token is trained at the temperature of its call: the loss takes the log sof
 divided by it. Calls whose tokens are no sample of that distribution (temperature 0, top-p, a
 schema) are context: `no_gradient` gives the reason.
 
-By the next-token convention a token is predicted at the one before it. A mask, a log-prob or a
-weight has the index of the token that it belongs to.
+The model predicts a token at the position of the token before it. Masks, log-probs and weights are
+indexed by the predicted token itself.
 
-A batch of rollouts can be split into several, each for an optimiser step of its own.
+A batch of rollouts can be split into mini-batches, each for a separate optimiser step
+(`split_kept`).
 
-In a tree each shared prefix is stored once. Siblings of a group begin with one prompt, and the rows
-of one rollout with the tokens that its calls share. In lexicographic order rows that share most are
-adjacent, and a row adds only the tokens that it does not share with its neighbours.
+In a tree each shared prefix is stored once. Rollouts of a group begin with the same prompt, and
+rows of a rollout begin with the tokens that its calls share. In lexicographic order, rows with long
+common prefixes are adjacent, and a row adds only the tokens that it does not share with its
+neighbours.
 """
 
 # Field names contain shapes, too.
@@ -81,14 +83,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """N tokens, a parent before its children, and all descendants of a token directly after it."""
+    """N tokens in an order in which a parent comes before its children, and all descendants of a
+    token directly after it.
+    """
 
     token_ids: np.ndarray
     """Token ids."""
     positions: np.ndarray
     """Depth of each token, from 0."""
     parents: np.ndarray
-    """Index of the token before each one (-1 for the first of a sequence)."""
+    """Index of the token before each token (-1 for the first token of a sequence)."""
     indices: list[np.ndarray]
     """Indices of the tokens of each row."""
 
@@ -99,8 +103,8 @@ def lexicographic(token_ids: np.ndarray) -> bytes:
 
 
 def placed_rows(rows: Sequence[np.ndarray], *, shared: bool) -> PlacedRows:
-    """Place rows one after the other. `shared`: each without the prefix that it shares with the one
-    before it.
+    """Place rows one after the other. `shared`: place each row without the prefix that it shares
+    with the row before it.
 
     With `shared`, rows in lexicographic order become a tree in which no prefix is repeated.
     """
@@ -165,15 +169,17 @@ class NoGradient(StrEnum):
     GREEDY = "greedy_calls"
     """Call at temperature 0."""
     NUCLEUS = "nucleus_calls"
-    """Call with top_p below 1. The distribution sampled from is renormalised, and not the policy's.
+    """Call with top_p below 1, which samples from a renormalised distribution, not from
+    the policy.
     """
     UNTRAINABLE = "untrainable_calls"
-    """Call with any other reason in `Call.untrainable`: no token ids, log-probs of an unknown kind.
+    """Call with any other reason in `Call.untrainable`, for example no token ids or log-probs of an
+    unknown kind.
     """
 
 
 def no_gradient(call: Call, policy: str) -> NoGradient | None:
-    """Reason why a call cannot be trained on, by its record (None if it can)."""
+    """Reason in a call's record why it cannot be trained on (None if it can)."""
     if call.model != policy:
         return NoGradient.OTHER_MODEL
     if call.constrained:
@@ -194,14 +200,14 @@ class Row:
     loss_mask: np.ndarray
     """True if the token is trained in this row."""
     old_logprobs: np.ndarray
-    """Natural log-prob as reported by the engine, 0 if not trained."""
+    """Natural log-prob of the token as the engine reported it, 0 if not trained."""
     weights: np.ndarray
-    """Advantage times credit, 0 if not trained."""
+    """Weight of the token in the loss: advantage times credit, 0 if not trained."""
     temperatures: np.ndarray
     """Temperature at which the token was sampled, 1 if not trained."""
     old_temperatures: np.ndarray
-    """Temperature of `old_logprobs`: 1 for raw ones, the token's own for tempered ones, 1 if not
-    trained.
+    """Temperature at which `old_logprobs` were computed: 1 for raw log-probs, the token's
+    temperature for tempered ones, 1 if not trained.
     """
     versions: np.ndarray
     """Policy version that sampled the token, 0 if not trained."""
@@ -210,7 +216,7 @@ class Row:
     sequence_tokens: int = 0
     """Number of trained tokens of the trajectory, over all its rows."""
     role: str = ""
-    """Role whose adapter sampled the trained tokens. Empty for the shared adapter."""
+    """Role whose adapter sampled the trained tokens (empty for the shared adapter)."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -218,28 +224,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """N tokens that are forwarded, each once, and K entries of the loss, in row-major order of the
-    rows.
-    """
+    """N tokens, each forwarded once, and K entries of the loss, in row-major order."""
 
     token_ids_N: Int[Tensor, " N"]
     """Token ids, without padding."""
     positions_N: Int[Tensor, " N"]
     """Depth of each token in its sequence, from 0."""
     parents_N: Int[Tensor, " N"]
-    """Index in N of the token before each one (-1 for the first of a sequence)."""
+    """Index in N of the token before each token (-1 for the first token of a sequence)."""
     loss_indices_K: Int[Tensor, " K"]
-    """Index in N of each token to train, never of a first one. Siblings that sampled the same token
-    have an entry each.
+    """Index in N of each token to train, never the first of a sequence. If several rows share a
+    trained token, each has an entry for it.
     """
     weights_K: Float[Tensor, " K"]
-    """Advantage times credit."""
+    """Weight of each token in the loss: advantage times credit."""
     old_logprobs_K: Float[Tensor, " K"]
     """Natural log-probs as reported by the engine."""
     temperatures_K: Float[Tensor, " K"]
     """Sampling temperature of each token's call."""
     old_temperatures_K: Float[Tensor, " K"]
-    """Temperature of `old_logprobs_K`: 1 for raw ones, the call's for tempered ones."""
+    """Temperature at which `old_logprobs_K` were computed: 1 for raw log-probs, the call's
+    temperature for tempered ones.
+    """
     versions_K: Int[Tensor, " K"]
     """Policy version that sampled the token."""
     sequences_K: Int[Tensor, " K"]
@@ -249,7 +255,7 @@ class MicroBatch:
     lengths_K: Float[Tensor, " K"]
     """Number of trained tokens of that trajectory in the whole step."""
     role: str = ""
-    """Role through whose adapter all tokens go. Empty for the shared adapter."""
+    """Role through whose adapter all tokens go (empty for the shared adapter)."""
     forward: ForwardName = "padded"
     """Forward pass of the batch. In a tree, several tokens may have one parent."""
 
@@ -278,8 +284,8 @@ def build_batches(
     roles: Collection[str] = (),
     may_be_empty: bool = False,
 ) -> list[MicroBatch]:
-    """Build micro-batches of the kept trajectories (empty if nothing is kept). `roles`: roles with
-    adapters of their own.
+    """Build micro-batches of the kept trajectories (empty if nothing is kept). `roles`: roles that
+    have an adapter, besides the shared one.
 
     Raises `ModelError` if trajectories were kept but none of them can be trained on, unless it
     `may_be_empty`.
@@ -300,8 +306,8 @@ def kept_rows(
 ) -> list[Row]:
     """Rows of all kept trajectories, in the order of the overlays (empty if nothing was kept).
 
-    `credit` gives each call its weight: by default that recorded in the overlays, or the advantage
-    of its trajectory.
+    `credit` gives each call its weight. By default this is the weight recorded in the overlay, or
+    the trajectory's advantage if none is recorded.
 
     Raises `ModelError` if trajectories were kept but none of them can be trained on, unless it
     `may_be_empty`.
@@ -320,7 +326,7 @@ def kept_rows(
             f"None of the {len(kept)} kept trajectories has a sampled token to train on:"
             f" {_why_untrainable(whole[0])}.",
             "Sample with a policy that reports token ids, at a temperature above 0 and with top_p"
-            " 1; freeze not all roles.",
+            " 1, and do not freeze all roles.",
         )
     return rows
 
@@ -334,10 +340,10 @@ def linearise(
     """Rows of a trajectory, one for each path that has tokens to train. `sequence`: the
     trajectory's number within the batch.
 
-    `roles` have adapters of their own. A call was sampled through the adapter of its role, with all
-    tokens before it. So a path whose calls are of several adapters becomes a row for each, in which
-    calls of the others are context. Calls without a weight, untrainable ones, those of other models
-    and those that a fork inherited are context only.
+    Each of `roles` has an adapter, and a call and all tokens before it went through the adapter of
+    its role. So a path with calls of several adapters becomes a row for each adapter, in which
+    calls of other adapters are context. Calls without a weight, untrainable calls, calls of other
+    models and calls that a fork inherited are context only.
     """
     free = {
         call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None
@@ -353,8 +359,8 @@ def linearise(
         }
         for role in dict.fromkeys(fresh.values()):
             mine = [name for name, adapter in fresh.items() if adapter == role]
-            # A path stops at its last call with tokens to train. Later calls are no context for
-            # them.
+            # Cut the path after its last call with tokens to train: later calls are no context for
+            # these tokens.
             last = max(place for place, call in enumerate(path) if call.id in mine)
             row = _row(path[: last + 1], {name: weight_by_call[name] for name in mine})
             if row.loss_mask.any():
@@ -365,7 +371,9 @@ def linearise(
 
 
 def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
-    """Tokens of `path`, with the loss on the sampled tokens of the calls in `fresh`."""
+    """Row of the tokens of `path`, in which the sampled tokens of the calls in `fresh`
+    are trained.
+    """
     size = sum(len(call.token_ids) for call in path)
     token_ids, loss_mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
     old_logprobs, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -386,8 +394,8 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
                 old_temperatures[span] = temperatures[span]
     if loss_mask[:1].any():
         raise ValueError(
-            f"call {path[0].id} begins with a sampled token: nothing predicts the first of a"
-            " sequence"
+            f"call {path[0].id} begins with a sampled token, but no token predicts the first of"
+            " a sequence"
         )
     return Row(
         token_ids, loss_mask, old_logprobs, weights, temperatures, old_temperatures, versions
@@ -407,8 +415,8 @@ def _why_untrainable(trajectory: Trajectory) -> str:
 
 
 def left_out(trajectories: Iterable[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """Numbers of calls without a gradient, by reason, as metrics of a step. Counts calls of
-    trajectories that were kept, or left out for lack of a gradient.
+    """Number of calls without a gradient, by reason, as metrics of a step. Calls count if their
+    trajectory was kept, or was dropped for lack of a gradient.
     """
     counted = {
         o.trajectory_id
@@ -428,13 +436,13 @@ def micro_batches(
     forward: ForwardName = "padded",
     whole_trajectories: bool = False,
 ) -> list[MicroBatch]:
-    """Group rows so that each micro-batch takes at most `token_budget` tokens (a longer row is
-    alone), longest first.
+    """Group rows into micro-batches of at most `token_budget` tokens, longest rows first. A row
+    longer than the budget is alone.
 
-    Longest first, so that a budget too large for the memory fails at once and not late in the step.
-    For a tree, rows are in the order of their tokens. With `whole_trajectories` all rows of a
-    trajectory are in one micro-batch, whatever it takes. Rows that go through different adapters
-    are never batched together.
+    With the longest rows first, a budget that is too large for the memory fails at once and not
+    late in the step. For a tree, rows are in lexicographic order instead. With `whole_trajectories`
+    all rows of a trajectory are in one micro-batch, even beyond the budget. Rows that go through
+    different adapters are never batched together.
     """
     by_role: dict[str, list[Row]] = {}
     for row in rows:
@@ -478,7 +486,7 @@ def _longest(rows: Sequence[Row]) -> int:
 
 @dataclass(slots=True)
 class _Padded:
-    """Number of tokens of a micro-batch, updated as rows are added, including all padding."""
+    """Number of tokens of a micro-batch with its padding, updated as rows are added."""
 
     rows: int = 0
     width: int = 0
@@ -548,9 +556,10 @@ def split_kept(overlays: Sequence[Overlay], count: int, *, seed: int) -> list[li
     """Split the kept overlays into `count` parts whose sizes differ by at most one, for
     `build_batches`.
 
-    Drawn at random, by `seed` and step, so that no part has the rollouts of a few prompts only. A
-    rollout is whole in its part: its tokens have one ratio in GSPO, and one mean in the aggregation
-    by sequence. A single part has the overlays in their order.
+    The parts are drawn at random, by `seed` and step, so that no part has the rollouts of a few
+    prompts only. A rollout is never divided, since GSPO needs all its tokens for their common
+    ratio, and the aggregation by sequence for their mean. With `count` 1 the overlays keep their
+    order.
     """
     if count < 1:
         raise ConfigError(f"A batch cannot be cut into {count} mini-batches.", "Take 1 or more.")

@@ -1,17 +1,17 @@
-"""Exchange of gradients between ranks, clipping, and optimiser steps that are only taken if finite,
-for every trainer.
+"""Exchange of gradients between ranks, clipping, and optimiser steps that are skipped if the
+gradient is not finite. All trainers use them.
 
 Gradients stay on their rank until the last micro-batch of a step has been processed
-(`kept_on_rank`). Then they are averaged over the ranks here, not by the data-parallel wrapper,
-which waits for a gradient of every parameter in each backward pass. A model may have parameters
-that a step does not use. A vision tower has no gradient for text, an expert none if no token was
-routed to it, a role's adapter none if the role sampled nothing. Another rank may use them. A
-parameter that any rank has used has a gradient on all of them. One that none has used has none on
-any, as in one process: the optimiser skips it, including weight decay.
+(`kept_on_rank`). Then `clip` averages them over the ranks. The data-parallel wrapper cannot do
+this, since it waits for a gradient of every parameter in each backward pass, and a step may not use
+all parameters. A vision tower has no gradient for text, an expert has none if no token was routed
+to it, and a role's adapter has none if the role sampled nothing. Another rank may use such a
+parameter. If any rank has used a parameter, it has a gradient on all ranks afterwards. If no rank
+has used it, it has none, and the optimiser skips it, including weight decay, as in one process.
 
-A step with non-finite numbers would ruin a training, so it is not taken. One overflow must not end
-a run of days. A run in which no step can be taken ends with an error, and so does one whose weights
-a step has ruined.
+A step with a non-finite gradient would ruin the weights, so it is skipped: one overflow must not
+end a run of days. A run ends with an error if no step can be taken, or if a step has made weights
+non-finite.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = ["SkippedSteps", "clip", "kept_on_rank", "step_if_finite", "weights_no
 _BUCKET = 2**23
 """Number of elements that are exchanged at once."""
 _MOST_IN_A_ROW = 10
-"""Maximum number of consecutive steps that could not be taken."""
+"""Number of consecutive skipped steps at which a run ends with an error."""
 
 
 def kept_on_rank(model: nn.Module, accelerator: Accelerator | None) -> AbstractContextManager[Any]:
-    """Exchange nothing in a backward pass within the block. Sharded weights (FSDP2) still exchange
-    theirs.
+    """Exchange no gradients in a backward pass within the block, except those of sharded weights
+    (FSDP2).
     """
     return nullcontext() if accelerator is None else accelerator.no_sync(model)
 
 
 def clip(model: nn.Module, accelerator: Accelerator | None, max_norm: float) -> Tensor:
-    """Average gradients over ranks and scale them down to `max_norm`. Returns their total L2 norm
-    before scaling.
+    """Average gradients over ranks, and scale them down to the L2 norm `max_norm`. Returns their
+    total L2 norm before scaling.
     """
     if accelerator is None:
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -68,7 +68,9 @@ def clip(model: nn.Module, accelerator: Accelerator | None, max_norm: float) -> 
 
 @torch.no_grad()
 def _average(weights: Iterable[nn.Parameter]) -> None:
-    """Average each gradient over all ranks. A missing one counts as 0 if another rank has one."""
+    """Average each gradient over all ranks. A rank without a gradient counts as 0 if another rank
+    has one.
+    """
     every = list(weights)
     if not every:
         return
@@ -126,10 +128,10 @@ def step_if_finite(
             example = f", {ruined[0]!r} for example" if ruined else ""
             rate = float(optimizers[-1].param_groups[0]["lr"])
             raise RunError(
-                f"A step has made {count} of the model's tensors not finite{example}: "
+                f"A step has made {count} of the model's tensors not finite{example}; "
                 f"the norm of the gradient was {float(norm):.3g}, the learning rate {rate:.3g}.",
-                "Checkpoints are of the weights before. Lower the learning rate, in a new run that"
-                " starts from one.",
+                "Checkpoints are of the weights before. Start a new run from one, with a lower"
+                " learning rate.",
             )
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
@@ -147,8 +149,8 @@ def weights_not_finite(model: nn.Module) -> list[str]:
                 named.append((name, own))
     if not named:
         return []
-    # A sum reads each number once, and is finite if all are, except for numbers at the end of their
-    # range.
+    # Sums are a quick first check. A sum is finite if all numbers are, unless they are so large
+    # that it overflows; so tensors with a non-finite sum are then checked number by number.
     sums = torch.stack(
         [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for _, weight in named]
     )
@@ -165,13 +167,13 @@ class SkippedSteps:
 
     def __init__(self) -> None:
         self.steps = self.skipped = 0
-        """Numbers of steps with something to learn from, and of those not taken."""
+        """Number of steps with tokens to train, and number of those that were skipped."""
         self._in_a_row = 0
         self.taken_before = False
         """True if a step was taken before the run was resumed."""
 
     def count(self, *, stepped: bool) -> None:
-        """Record a step. Raises `RunError` if too many in a row were not taken."""
+        """Count a step. Raises `RunError` if too many consecutive steps were skipped."""
         self.steps += 1
         self.skipped += not stepped
         self._in_a_row = 0 if stepped else self._in_a_row + 1
@@ -179,7 +181,7 @@ class SkippedSteps:
             raise _cannot_recover(f"None of the last {self._in_a_row} steps could be taken")
 
     def end(self) -> None:
-        """Raise `RunError` if there were steps, and none of them was taken."""
+        """Raise `RunError` if there were steps and all of them were skipped."""
         if self.steps and self.skipped == self.steps and not self.taken_before:
             raise _cannot_recover(f"None of the {self.steps} steps could be taken")
 

@@ -1,10 +1,10 @@
 """Policy under training: weights, optimiser and version, and the engine that samples from the same
 weights.
 
-In one process the engine and the trainer share one module, so that publishing version n + 1 only
-makes the engine drop its cache. If rollouts are running while the weights change, the engine has a
-copy of the trained weights, and publishing updates it between two of the engine's steps. Servers
-are sent the weights.
+In one process the engine and the trainer share a module, so that publishing version n + 1 only
+makes the engine drop its cache. If rollouts run while the weights change, the engine has a copy of
+the trained weights, which publishing updates between two of the engine's steps. If servers sample,
+publishing sends them the weights.
 """
 
 from __future__ import annotations
@@ -71,23 +71,26 @@ class Learner:
         self.forward: ForwardName = usable_forward(
             model, config.loss.forward, quiet=not accelerator.is_main_process
         )
-        """Forward pass of rows: that of the run, or padded if the model does not support packing.
+        """Forward pass of rows: the one in the configuration, or padded if the model does not
+        support it.
         """
         self.model, self.optimizer = self._prepared(model)
         self.version = 0
         """Number of optimiser steps behind the weights."""
         self.skipped = SkippedSteps()
-        """Updates of this process that were skipped because of a non-finite gradient."""
+        """Counter of this process's updates, and of those skipped because of a
+        non-finite gradient.
+        """
         self._folder = folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
 
     def _prepared(self, model: Any) -> tuple[Any, Any]:
-        """Prepared model and its optimiser."""
+        """Model and optimiser, prepared by the accelerator."""
         return self.accelerator.prepare(model, make_adamw(model, self._config.optim))
 
     @cached_property
     def engine(self) -> Engine:
-        """Engine, created when first used. A training that samples nothing has none."""
+        """Engine, created at first use. A training that samples nothing never creates it."""
         rollout = self._config.rollout
         if self._on_servers:
             from hrm_agent.training.engines.open import open_fleet
@@ -104,18 +107,18 @@ class Learner:
         return engine
 
     def publish(self, version: int) -> None:
-        """Publish the current weights as `version`, also to the engine if there is one."""
+        """Publish the current weights as `version`, also to the engine if it was created."""
         self.version = version
         if "engine" in self.__dict__:
             self._publish_to(self.engine)
 
     def engine_metrics(self) -> dict[str, float]:
-        """Metrics of the servers that sample (empty if this process does)."""
+        """Metrics of the servers that sample (empty if this process samples)."""
         engine: Any = self.__dict__.get("engine")
         return dict(engine.metrics()) if self._on_servers and engine is not None else {}
 
     def formats(self) -> dict[str, float]:
-        """Number formats of trainer and engine, and the difference of log-probs that they allow."""
+        """Number format of trainer or engine -> difference of log-probs that it allows."""
         own = parse_model(self.name).options.load or ""
         found = {(self._config.optim.dtype, own)}
         if self._on_servers:
@@ -140,7 +143,7 @@ class Learner:
             engine.publish(
                 self.version, dict(model.named_parameters()) if adapter is None else adapter.save
             )
-        else:  # the engine has the very weights, or a copy
+        else:  # the engine shares the weights, or has a copy
             engine.publish(
                 self.version, model.state_dict() if self._config.rollout.versions_behind else None
             )
@@ -157,9 +160,7 @@ class Learner:
     def update(
         self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float
     ) -> dict[str, Any]:
-        """Train on a step's batches, then publish version n + 1, even if there was nothing to train
-        on.
-        """
+        """Train on a step's batches, then publish version n + 1, even if no token was trained."""
         config = self._config
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -199,7 +200,7 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that
-        describes their origin.
+        describes the origin of the weights.
 
         If an adapter is trained, only the adapter is saved.
         """
@@ -216,7 +217,9 @@ class Learner:
         torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def read(self, folder: Path, version: int) -> None:
-        """Read a checkpoint of `write`, from this process or several ranks, as `version`."""
+        """Read a checkpoint as `version`. It was written by `write`, in one process or by several
+        ranks.
+        """
         if is_sharded(folder):
             read_sharded(folder, self._policy.model, self.optimizer)
             self.publish(version)

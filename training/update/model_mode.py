@@ -1,20 +1,20 @@
-"""Mode of the parts of a model (training or evaluation), decided in one place for everything that a
-trainer does with it.
+"""Mode of the parts of a model (training or evaluation) in everything that a trainer does with the
+model.
 
-A model may drop units (`attention_dropout`, `resid_pdrop`, `layerdrop`), add noise (the router of a
-mixture of experts) or change running statistics while it is in `train()`. An engine never does: it
-answers in `eval()`.
+In `train()` a model may drop units (`attention_dropout`, `resid_pdrop`, `layerdrop`), add noise
+(the router of a mixture of experts) or change running statistics. An engine answers in `eval()`,
+where a model does none of this.
 
 | | mode |
 |---|---|
 | engine, reference policy, log-probs, evaluation | as the model answers: nothing is dropped |
-| update of reinforcement learning | as the model answers, except for an adapter's own `lora_dropout` |
+| update of reinforcement learning | as the model answers, except for an adapter's `lora_dropout` |
 | supervised fine-tuning | `train()`: the dropout of the model's `config.json` is active |
 
-In reinforcement learning a ratio, a divergence and a correction compare two policies. Under another
-draw of dropout the policy is another one, and the comparison measures the dropout. The dropout of
-an adapter is an option of the run, which refuses it if policies are compared (`GrpoConfig`).
-Supervised fine-tuning compares nothing.
+Reinforcement learning compares two policies in a ratio, a divergence and a correction. Each draw of
+dropout makes another policy, so with dropout the comparison would measure the dropout. An adapter's
+dropout is an option of a run, and `GrpoConfig` refuses it if policies are compared. Supervised
+fine-tuning compares no policies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def as_it_answers(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def in_update(model: nn.Module) -> Generator[None]:
-    """Put `model` in the mode of a policy update within the block, and restore it afterwards.
+    """Put `model` in the mode of a policy update within the block, and restore its mode afterwards.
 
     All parts are in evaluation mode, except that adapters apply `lora_dropout`, and layers are
     computed again in the backward pass if `TrainedPolicy.recompute_activations` was called.
@@ -63,7 +63,7 @@ def in_update(model: nn.Module) -> Generator[None]:
         before = [layer._gradient_checkpointing_func for layer in again]
         hooks: list[Any] = []
         for layer, checkpoint in zip(again, before, strict=True):
-            layer.training = True  # the library's condition for computing a layer again
+            layer.training = True  # transformers recomputes a layer in training mode only
             layer._gradient_checkpointing_func = partial(_computed_again, layer, checkpoint)
             # without gradients the library may run the layer as it is, in its training mode
             hooks.append(layer.register_forward_pre_hook(_drop_nothing))
@@ -78,7 +78,9 @@ def in_update(model: nn.Module) -> Generator[None]:
 
 
 def learning_from_texts(model: nn.Module) -> None:
-    """Put `model` in the mode of supervised fine-tuning, in which its own dropout acts."""
+    """Put `model` in the mode of supervised fine-tuning, in which the dropout of its configuration
+    is active.
+    """
     model.train()
 
 

@@ -60,33 +60,36 @@ class LossOptions:
     their tokens over `constant` (Dr. GRPO).
     """
     constant: float = 256.0
-    """Number of tokens by which the sum of a rollout is divided. Only for the aggregation constant.
+    """Number of tokens by which the sum of a rollout is divided. Used only by the aggregation
+    "constant".
     """
     clip_low: float = 0.2
-    """Lower clip bound of the probability ratio, as a distance from 1. No effect in cispo. GSPO's
-    paper: 3e-4.
+    """Lower clip bound of the probability ratio, as a distance from 1. It has no effect in cispo.
+    GSPO's paper uses 3e-4.
     """
     clip_high: float = 0.28
-    """Upper clip bound of the probability ratio, as a distance from 1. GSPO's paper: 4e-4."""
+    """Upper clip bound of the probability ratio, as a distance from 1. GSPO's paper uses 4e-4."""
     dual_clip: float | None = None
-    """Maximum loss of a token with a negative weight, as a multiple of the weight (None:
-    unbounded). Only for clipped.
+    """Maximum loss of a token with a negative weight, as a multiple of |weight| (None: unbounded).
+    Used only by the objective "clipped".
     """
     kl_coef: float = 0.0
-    """Coefficient of the divergence from the starting policy (k3, per token). 0: none, and no
-    second model is held.
+    """Coefficient of the divergence from the starting policy (k3, per token). With 0 there is no
+    such term, and no reference model is held in memory.
     """
     old_logprobs: Literal["trainer", "engine"] = "trainer"
-    """Denominator of the ratio. trainer: log-probs that it computes before the first optimiser
-    step. engine: those recorded when the tokens were sampled.
+    """Source of the log-probs in the denominator of the ratio. trainer: the trainer computes them
+    before the first optimiser step. engine: they were recorded when the tokens were sampled.
     """
     correction: Literal["none", "token", "sequence"] = "none"
-    """Importance correction: weigh the loss by the trainer's over the engine's probability before
-    the first optimiser step, by token or by whole rollout. Tokens of an engine that rounds
-    differently, or of older weights, then count as the trainer's own.
+    """Importance correction: weigh the loss by the trainer's probability (before the first
+    optimiser step) over the engine's, for each token or each whole rollout. It corrects for an
+    engine that rounds differently, or sampled with older weights.
     """
     correction_mode: Literal["truncate", "mask"] = "truncate"
-    """Treatment of a correction above the cap. truncate: the cap. mask: 0."""
+    """Treatment of a correction above the cap. truncate: it is set to the cap. mask: it is set to
+    0.
+    """
     correction_cap: float = 2.0
     """Maximum correction."""
     max_staleness: int | None = None
@@ -101,21 +104,23 @@ class LossOptions:
         if not 0 < self.clip_low < 1:
             raise ConfigError(f"clip_low is {self.clip_low}.", "Take a number between 0 and 1.")
         if self.kl_coef < 0:
-            raise ConfigError(f"kl_coef is {self.kl_coef}.", "Take 0, for none, or more.")
+            raise ConfigError(
+                f"kl_coef is {self.kl_coef}.", "Take a number above 0, or 0 for no such term."
+            )
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError(
                 f"max_staleness is {self.max_staleness}.",
-                "Take 0 or more; none trains on all tokens.",
+                "Take 0 or more, or none to train on all tokens.",
             )
         if self.dual_clip is not None and (self.objective != "clipped" or self.dual_clip <= 1):
             raise ConfigError(
-                f"dual_clip is {self.dual_clip} and the objective {self.objective}.",
+                f"dual_clip is {self.dual_clip} and the objective is {self.objective}.",
                 "Take a number above 1, with the objective clipped.",
             )
         if self.correction != "none" and self.old_logprobs == "engine":
             raise ConfigError(
-                "A correction has no effect with old_logprobs = engine: the ratio is the engine's"
-                " already.",
+                "A correction has no effect with old_logprobs = engine, since the ratio already has"
+                " the engine's log-probs.",
                 "Take old_logprobs = trainer, or correction = none.",
             )
 
@@ -127,13 +132,13 @@ class TrainedTokens:
     logprobs_K: Float[Tensor, " K"]
     """Log-probs of the trained policy, with a gradient."""
     old_logprobs_K: Float[Tensor, " K"]
-    """Log-probs in the denominator of the ratio."""
+    """Log-probs of the old policy, in the denominator of the ratio."""
     weights_K: Float[Tensor, " K"]
-    """Advantage times credit."""
+    """Weight of each token in the loss: advantage times credit."""
     sequences_K: Int[Tensor, " K"]
     """Number of each token's trajectory within the step."""
     lengths_K: Float[Tensor, " K"]
-    """Number of trained tokens of that trajectory in the step."""
+    """Number of trained tokens of the token's trajectory in the step."""
     sequence_log_ratios_K: Float[Tensor, " K"] | None = None
     """Mean log ratio of each token's trajectory, without gradient (None if each trajectory is
     complete in this micro-batch).
@@ -147,14 +152,14 @@ class TrainedTokens:
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Counts of one optimiser step over all ranks, divided by the number of ranks, since gradients
-    are averaged over these.
+    are averaged over ranks.
     """
 
     tokens: float
     """Number of trained tokens."""
     sequences: float
-    """Number of trajectories with trained tokens. One that is split over several optimiser steps
-    counts by its share.
+    """Number of trajectories with trained tokens. A trajectory that is split over several optimiser
+    steps counts by its share.
     """
 
 
@@ -169,7 +174,7 @@ class PerToken:
     clipped_low_K: Tensor
     """True if the lower bound removed the gradient."""
     clipped_high_K: Tensor
-    """True if the upper bound removed the gradient, or some of it."""
+    """True if the upper bound removed the gradient or a part of it."""
 
 
 def sum_by_sequence(
@@ -182,16 +187,20 @@ def sum_by_sequence(
 
 
 LARGEST = "ratio_max"
-"""Metric that is a maximum. All others are shares of means."""
+"""Metric that is a maximum. All others are sums over tokens, divided by the number of tokens in the
+batch.
+"""
 
 
 def means(
     found: PerToken, logprobs_K: Tensor, old_logprobs_K: Tensor, tokens: float
 ) -> dict[str, Tensor]:
-    """Shares of the means over all `tokens` of the batch, except `ratio_max`.
+    """Metrics of a micro-batch: its share of the means over all `tokens` of the batch, and its
+    maximum of the ratio (`ratio_max`).
 
-    `kl_k3` estimates KL(old, new) from samples of the old policy: under it the mean of r - 1 is 0
-    and that of -log r the divergence, and no summand is negative.
+    `kl_k3` estimates KL(old, new) from samples of the old policy as the mean of r - 1 - log r.
+    Under the old policy the mean of r - 1 is 0, and the mean of -log r is the divergence. No
+    summand is negative.
     """
     with torch.no_grad():
         log_ratio_K = logprobs_K - old_logprobs_K
@@ -208,8 +217,8 @@ def means(
 
 
 def merge_metrics(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Metrics of a batch from those of its micro-batches, which share one denominator: sums, except
-    the maximum of `ratio_max`.
+    """Metrics of a batch from the metrics of its micro-batches, which have the same denominator.
+    They are summed, except `ratio_max`, of which the maximum is taken.
     """
     joined = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
     return {
@@ -222,13 +231,13 @@ def clipped(tokens: TrainedTokens, options: LossOptions) -> PerToken:
 
         J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A),     r = pi / pi_old
 
-    The upper bound is wider than the lower by default (DAPO's "clip higher"; rStar2-Agent, arXiv
-    2508.20722, section 2).
+    By default the upper bound is farther from 1 than the lower (DAPO's "clip higher"; rStar2-Agent,
+    arXiv 2508.20722, section 2).
 
-    `dual_clip` bounds the loss of a token with a negative advantage at `dual_clip * |A|` (3.0 in
-    the trainer that the authors used; not in the paper).
+    `dual_clip` bounds the loss of a token with a negative advantage at `dual_clip * |A|`. The paper
+    does not mention it; the trainer that its authors used has 3.0.
 
-    Surrogate of each token by its own ratio.
+    Returns the surrogate of each token, by the token's ratio.
     """
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp()
     return surrogate(
@@ -243,7 +252,7 @@ def surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> PerToken:
-    """Surrogate of each token by the given ratios."""
+    """Clipped surrogate of each token with the given ratios."""
     clipped_K = ratios_K.clamp(1 - clip_low, 1 + clip_high)
     objective_K = torch.minimum(ratios_K * weights_K, clipped_K * weights_K)
     if dual_clip is not None:
@@ -264,7 +273,7 @@ def clipped_surrogate(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Loss -J of the given tokens, summed and divided by `denominator`, and metrics to be joined by
+    """Loss -J of the given tokens, summed and divided by `denominator`, and metrics for
     `merge_metrics`.
 
     Both log-probs are at the temperature of sampling.
@@ -280,12 +289,12 @@ def cispo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
 
         J = stop_gradient(min(r, 1 + clip_high)) A log pi
 
-    In the clipped surrogate a token outside the bounds has no gradient at all, and those are often
-    the rare tokens that decide the reasoning. Here each keeps its gradient, and only its weight is
-    bounded. There is no lower bound, as in the paper's experiments.
+    In the clipped surrogate a token outside the bounds has no gradient at all, and such tokens are
+    often the rare ones that decide the reasoning. In CISPO each token keeps its gradient, and only
+    its weight is bounded. There is no lower bound, as in the paper's experiments.
 
-    Loss of each token. `clipped_high_K` marks tokens of positive weight whose ratio was clipped,
-    though they have a gradient.
+    Returns the loss of each token. `clipped_high_K` marks tokens of positive weight whose ratio was
+    clipped, although they have a gradient.
     """
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp().detach()
     bound = 1 + options.clip_high
@@ -300,15 +309,17 @@ def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
         s = exp(mean over the rollout's trained tokens of log r)
         J = min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)
 
-    The reward belongs to a rollout, and so does its ratio. It is written token by token, like the
-    paper's GSPO-token. Value and gradient are the same if all tokens of a rollout have one weight:
+    The reward belongs to a rollout, so the ratio does, too. The code computes the paper's
+    GSPO-token, which has a ratio for each token. It has the value and gradient of GSPO if all
+    tokens of a rollout have the same weight:
 
         s_t = stop_gradient(s) pi_t / stop_gradient(pi_t)
 
     So the tokens of a rollout may lie in several micro-batches, and its calls may have different
-    weights. If they lie in several, a forward pass over all of them computes s beforehand.
+    weights. If the tokens lie in several micro-batches, a forward pass over all of these computes s
+    beforehand.
 
-    Surrogate of each token by the ratio of its rollout.
+    Returns the surrogate of each token, by the ratio of its rollout.
     """
     own_K = tokens.logprobs_K.detach()
     mean_K = tokens.sequence_log_ratios_K
@@ -321,17 +332,17 @@ def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
 
 
 def aggregate(loss_K: Tensor, lengths_K: Tensor, counts: Counts, options: LossOptions) -> Tensor:
-    """Aggregation of the losses of tokens to one number.
+    """Aggregate the losses of tokens to one number.
 
         token        1 / N * sum over tokens
         sequence     1 / M * sum over rollouts of 1 / n_i * sum over the n_i tokens of rollout i
         constant     1 / M * sum over rollouts of 1 / C   * sum over tokens
 
-    N and M are the trained tokens and rollouts of the **whole** batch of an optimiser step, over
-    all micro-batches and ranks. They are passed in: with a mean over each micro-batch, the weight
-    of a token would depend on the tokens batched with it.
+    N and M are the numbers of trained tokens and rollouts in the **whole** batch of an optimiser
+    step, over all micro-batches and ranks. They are given by `counts`, since with a mean over each
+    micro-batch the weight of a token would depend on the tokens batched with it.
 
-    Share of the loss of this micro-batch.
+    Returns this micro-batch's share of the loss.
     """
     match options.aggregation:
         case "token":
@@ -349,10 +360,10 @@ def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
 
         k3 = pi_ref / pi - 1 - log(pi_ref / pi)
 
-    No summand is negative, and under samples of pi the mean is KL(pi, pi_ref) (Schulman's third
-    estimator, as in GRPO).
+    No summand is negative, and the mean over samples of pi estimates KL(pi, pi_ref) (Schulman's
+    third estimator, as in GRPO).
 
-    Estimate k3 of each token, with a gradient.
+    Returns k3 of each token, with a gradient.
     """
     log_ratio_K = reference_logprobs_K - logprobs_K
     return log_ratio_K.exp() - 1 - log_ratio_K
@@ -370,18 +381,20 @@ class Correction(NamedTuple):
 def corrections(
     trainer_logprobs_K: Tensor, engine_logprobs_K: Tensor, sequences_K: Tensor, options: LossOptions
 ) -> Correction:
-    """Importance correction: tokens sampled by another distribution are weighted as if the trainer had
+    """Importance corrections, which weigh tokens of another distribution as if the trainer had
     sampled them.
 
         w = pi_trainer / pi_engine
 
-    before the first optimiser step: of each token, or of a whole rollout (the product over its
-    trained tokens). Engine and trainer differ if their rounding differs (half precision, other
-    kernels), or if the engine sampled with older weights. An unbounded w has no bounded variance.
-    It is therefore truncated at a cap, which biases the estimate a little, or masked above it,
-    which leaves out the tokens that the trainer finds far too likely.
+    w is computed before the first optimiser step, for each token or for a whole rollout (the
+    product over its trained tokens). Engine and trainer differ if their rounding differs (half
+    precision, other kernels), or if the engine sampled with older weights. The variance of an
+    unbounded w has no bound. Therefore w is truncated at a cap, which biases the estimate a little,
+    or masked above the cap, which leaves out tokens that the trainer finds far more likely than the
+    engine.
 
-    Corrections as set by `options`. If they are by sequence, the tokens must be of whole sequences.
+    `options` choose the kind. For corrections by sequence, all tokens of each sequence must be
+    given.
     """
     log_weights_K = trainer_logprobs_K - engine_logprobs_K
     if options.correction == "sequence":
@@ -399,12 +412,12 @@ def mismatch(
     correction: Correction | None,
     tokens: float,
 ) -> dict[str, Tensor]:
-    """Difference between engine and trainer, as shares of means over `tokens`, to be joined by
+    """Metrics of the difference between engine and trainer, as shares of means over `tokens`, for
     `merge_metrics`.
 
-    Without a correction the weights are the ratios of single tokens. `importance_square` becomes
-    `effective_sample_size`, (mean w)^2 / mean w^2: the share of equally weighted tokens that would
-    carry as much information.
+    The weights w are the corrections, or the ratios of single tokens without a correction. From
+    `importance_square` the trainer later computes `effective_sample_size`, (mean w)^2 / mean w^2:
+    the share of the tokens that would carry as much information if all were weighted equally.
     """
     log_ratio_K = trainer_logprobs_K - engine_logprobs_K
     ratio_K = log_ratio_K.exp()
@@ -421,7 +434,7 @@ def mismatch(
 
 
 Objective = Callable[[TrainedTokens, LossOptions], PerToken]
-"""Function (trained tokens, options) -> loss of each."""
+"""Function (trained tokens, options) -> loss of each token."""
 
 OBJECTIVES: dict[str, Objective] = {"clipped": clipped, "cispo": cispo, "gspo": gspo}
 """Objectives by the name that a user gives."""
@@ -430,7 +443,7 @@ OBJECTIVES: dict[str, Objective] = {"clipped": clipped, "cispo": cispo, "gspo": 
 def policy_loss(
     tokens: TrainedTokens, counts: Counts, options: LossOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Share of the loss of this micro-batch, and metrics to be joined by `merge_metrics`.
+    """Loss of this micro-batch, as a share of the batch's loss, and metrics for `merge_metrics`.
 
     `kl_reference` is nan without a reference policy.
     """

@@ -1,31 +1,31 @@
-"""Policy update: forward and backward over the micro-batches, clipping of the gradient, and an
-optimiser step, or several.
+"""Policy update: forward and backward passes over the micro-batches, clipping of the gradient, and
+one or several optimiser steps.
 
-A batch of rollouts may be trained on once as a whole, the default, or in mini-batches of whole
-rollouts, an optimiser step each, and in several epochs. The denominator of the probability ratio is
-fixed before the first of these steps. The ranks agree on their counts for each
-(`hrm_agent.training.update.reductions`).
+By default a batch of rollouts is trained on as a whole, in one optimiser step. It may also be split
+into mini-batches of whole rollouts, with an optimiser step for each, and be trained on in several
+epochs. The denominator of the probability ratio is fixed before the first step. For each mini-batch
+the ranks exchange their counts (`hrm_agent.training.update.reductions`).
 
-`old_logprobs = trainer` uses the trainer's own log-probs as the old ones. In the first step, on the
-weights that sampled the batch, they equal the engine's in theory, and this removes the engine's
-rounding (1e-2 in half precision, enough to reach the clip bounds now and then). Either way
-`engine_difference`, the mean of |log pi - log pi_engine| at the temperature of the recorded ones,
-is a metric of every batch, since the agreement of engine and trainer is an assumption. Recorded
-log-probs that enter the loss have to be at the temperature of sampling. Others are refused.
+With `old_logprobs = trainer` the trainer computes the old log-probs. On the weights that sampled
+the batch they would equal the engine's, except for the engine's rounding (1e-2 in half precision,
+enough to reach the clip bounds now and then), which this option removes. With either option
+`engine_difference`, the mean of |log pi - log pi_engine| at the temperature of the recorded
+log-probs, is a metric of every batch, since the agreement of engine and trainer is an assumption.
+Recorded log-probs that enter the loss must be at the temperature of sampling, or the update raises
+an error.
 
-A step that cannot be taken (there is nothing to train, or the gradient is not finite) leaves the
-weights unchanged: `stepped` is 0, and `skipped` gives the reason. One overflow must not end a run
-of days, and must not go unnoticed. The metrics of every update have the same names. One without a
+If there is nothing to train, or the gradient is not finite, the step is skipped and the weights
+stay unchanged: `stepped` is 0, and `skipped` gives the reason. So one overflow does not end a run
+of days, and is not hidden either. Every update has metrics of the same names; a metric without a
 value is nan.
 
-Old log-probs and corrections are of the weights before the first optimiser step of a batch, however
-many steps are taken on it. They come from the first forward pass of a micro-batch if it uses those
-weights. A forward pass without gradients computes them beforehand for micro-batches that are
-trained on later, and if a correction is by rollout and the rollout's tokens lie in several
-micro-batches.
+Old log-probs and corrections are computed with the weights before the first optimiser step of a
+batch, no matter how many steps follow. If the first training pass of a micro-batch uses these
+weights, that pass yields them. A forward pass without gradients computes them beforehand for
+micro-batches that are trained on after the first step. It does so, too, if corrections are by
+rollout and the tokens of a rollout lie in several micro-batches.
 
-Tokens may have been sampled by weights of some versions ago. Their staleness is measured, and can
-be bounded.
+Tokens may have been sampled with older weights. Their staleness is measured, and can be bounded.
 """
 
 # Field names contain shapes, too.
@@ -116,8 +116,8 @@ def most_behind(batches: Sequence[MicroBatch], version: int) -> int:
 def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) -> list[MicroBatch]:
     """Batches without the entries of tokens that are more than `max_staleness` versions behind.
 
-    Such tokens are context: they count neither among the trained tokens of the step nor of their
-    trajectory.
+    Older tokens are context. They are not counted in the number of trained tokens, neither of the
+    step nor of their trajectory.
     """
     kept: list[MicroBatch] = []
     for batch in batches:
@@ -135,24 +135,24 @@ def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) 
 
 @dataclass(slots=True)
 class FixedInputs:
-    """Inputs of one micro-batch that are fixed before the first step. Missing old log-probs and
-    corrections are set by the first forward pass with a gradient.
+    """Inputs of one micro-batch that are fixed before the first step. If old log-probs or
+    corrections are missing, the first forward pass with a gradient sets them.
     """
 
     batch: MicroBatch
-    """Micro-batch itself."""
+    """Micro-batch that the inputs belong to."""
     old_logprobs_K: Tensor | None = None
     """Log-probs in the denominator of the ratio."""
     recorded_at_K: Tensor | None = None
-    """Log-probs of the trainer at the temperatures at which the engine's were recorded."""
+    """Log-probs of the trainer at the temperatures of the engine's recorded log-probs."""
     correction: Correction | None = None
     """Factors of the loss that correct for the distribution that sampled the tokens."""
     reference_logprobs_K: Tensor | None = None
     """Log-probs of the reference policy (None if the loss has none)."""
 
     def complete(self, logprobs_K: Tensor, options: LossOptions) -> Tensor:
-        """Set missing fields from log-probs under the weights before the first step. Returns the
-        old log-probs.
+        """Set missing fields from `logprobs_K`, which are under the weights before the first step.
+        Returns the old log-probs.
         """
         if self.old_logprobs_K is None:
             self.old_logprobs_K = logprobs_K.detach()
@@ -205,8 +205,8 @@ def fix_inputs(
 def sequence_log_ratios(
     logprobs: Callable[[MicroBatch], Tensor], fixed: Sequence[FixedInputs], options: LossOptions
 ) -> list[Tensor]:
-    """Mean log ratio of each token's whole trajectory, for each micro-batch, by `logprobs` of the
-    current weights.
+    """Mean log ratio of each token's whole trajectory, for each micro-batch. `logprobs` computes
+    log-probs with the current weights.
     """
     differences: list[Tensor] = []
     with torch.no_grad():
@@ -220,14 +220,16 @@ def sequence_log_ratios(
 
 
 def require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
-    """Raise `ModelError` if log-probs were recorded at another temperature than sampled."""
+    """Raise `ModelError` if log-probs were recorded at another temperature than the tokens were
+    sampled at.
+    """
     for batch in batches:
         wrong_K = batch.old_temperatures_K != batch.temperatures_K
         if wrong_K.any():
             at = float(batch.temperatures_K[wrong_K][0])
             raise ModelError(
-                f"Tokens sampled at temperature {at:g} have raw log-probs on record, and the ratio"
-                " of an off-policy step needs those of the distribution that was sampled.",
+                f"Tokens sampled at temperature {at:g} have raw log-probs on record, but the ratio"
+                " of an off-policy step needs log-probs of the distribution that was sampled.",
                 "Sample with an engine of this process, with a vLLM server in --logprobs-mode"
                 " processed_logprobs, or at temperature 1.",
             )
@@ -252,7 +254,7 @@ _MEANS = (
     LARGEST,
     *_MISMATCH,
 )
-"""Metrics without a value in a step without a token."""
+"""Metrics that have no value in a step without tokens."""
 _NO_STALENESS = {"staleness_mean": math.nan, "staleness_max": math.nan}
 
 
@@ -268,7 +270,7 @@ class OptimOptions:
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.max_grad_norm > 0:
             raise ConfigError(
-                f"{self} is no way to train.", "epochs is 1 or more, and max_grad_norm above 0."
+                f"{self} is invalid.", "Take 1 or more epochs, and a max_grad_norm above 0."
             )
 
 
@@ -294,24 +296,24 @@ def policy_update(
 ) -> dict[str, Any]:
     """Train on `batches` (this rank's share), and return metrics over all ranks.
 
-    `batches` are the micro-batches of one optimiser step, or those of each of several (as many on
-    every rank). Metrics of several are means over them, weighted by their tokens. With an
-    accelerator, `model` and `optimizer` are those returned by its `prepare`. `reference` is the
-    policy for `kl_coef`, on the model's device. `version` is the policy version of the weights, for
-    staleness.
+    `batches` are the micro-batches of one optimiser step, or a list of such sequences for several
+    steps, as many on every rank. Metrics of several steps are means over the steps, weighted by
+    their tokens. With an accelerator, `model` and `optimizer` are those returned by its `prepare`.
+    `reference` is the policy for `kl_coef`, on the model's device. `version` is the policy version
+    of the weights, from which staleness is counted.
 
-    Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`,
-    `micro_batches` (of the rank with most), `optimizer_steps` that were taken, `grad_norm` before
-    clipping, `stale_tokens` that were left out, `staleness_mean` and `staleness_max` of all,
-    `stepped`, and `skipped`, the reason why no step was taken (None if one was). The mode of the
-    model (train or eval) is restored. Raises `ModelError` if the loss needs recorded log-probs that
-    are not of the distribution that was sampled.
+    Returns the metrics of `policy_loss` and `mismatch`, and these: `effective_sample_size`,
+    `trained_tokens`, `micro_batches` (of the rank with most), `optimizer_steps` that were taken,
+    `grad_norm` before clipping, `stale_tokens` that were left out, `staleness_mean` and
+    `staleness_max` over all tokens, `stepped`, and `skipped`, the reason why no step was taken
+    (None if one was). The mode of the model (train or eval) is restored. Raises `ModelError` if the
+    loss needs recorded log-probs that are not of the distribution that was sampled.
     """
     update = _Update(model, optimizer, accelerator, loss or LossOptions(), optim or OptimOptions())
     if update.loss.kl_coef and reference is None:
-        raise ValueError("kl_coef is above 0, and there is no reference policy")
+        raise ValueError("kl_coef is above 0, but there is no reference policy")
     if update.loss.max_staleness is not None and version is None:
-        raise ValueError("max_staleness is given, and the version of the policy is not")
+        raise ValueError("max_staleness is given, but the version of the policy is not")
     device = next(model.parameters()).device
     if all(isinstance(each, MicroBatch) for each in batches):
         batches = [cast("Sequence[MicroBatch]", batches)]
@@ -359,7 +361,9 @@ def policy_update(
 def _within_bound(
     parts: list[list[MicroBatch]], update: _Update, version: int | None, device: torch.device
 ) -> tuple[list[list[MicroBatch]], dict[str, float]]:
-    """Mini-batches without tokens that are too stale, and metrics of the staleness."""
+    """Mini-batches, from which tokens that are too stale are removed, and metrics of
+    the staleness.
+    """
     if version is None:
         return parts, {"stale_tokens": 0.0, **_NO_STALENESS}
     behind = float(sum(versions_behind(part, version) for part in parts))
@@ -384,7 +388,7 @@ def _within_bound(
 def _optimizer_step(
     update: _Update, fixed: Sequence[FixedInputs], agreed: Agreed, *, first: bool, epoch: int
 ) -> dict[str, float]:
-    """Take an optimiser step. `first`: the weights are still those of the old log-probs."""
+    """Take an optimiser step. `first`: no step was taken since the old log-probs were fixed."""
     log_ratios: Sequence[Tensor | None] = [None] * len(fixed)
     own = first and update.loss.old_logprobs == "trainer"
     if update.loss.objective == "gspo" and agreed.split and not own:
@@ -442,8 +446,8 @@ def _loss(
 
 
 def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of an update from those of its optimiser steps: means over tokens, without missing
-    values.
+    """Metrics of an update from the metrics of its optimiser steps. Most are means weighted by
+    tokens, for which missing values are left out.
     """
     if len(rows) == 1:
         return rows[0]
@@ -458,7 +462,7 @@ def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _finished(row: Mapping[str, float]) -> dict[str, float]:
-    """Metrics with `effective_sample_size` in place of the mean square of the weights."""
+    """Metrics with `effective_sample_size` in place of `importance_square`."""
     square = row["importance_square"]
     size = row["importance_mean"] ** 2 / square if square else math.nan
     return {name: value for name, value in row.items() if name != "importance_square"} | {

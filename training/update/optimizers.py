@@ -1,5 +1,6 @@
-"""AdamW for reinforcement learning (in single precision, with its state in 8 bits, or on masters),
-and the optimisers of supervised fine-tuning.
+"""Optimisers. Reinforcement learning uses AdamW (in single precision, with its state in 8 bits, or
+on masters). Supervised fine-tuning uses AdamW, or Muon for the matrices of the layers and AdamW for
+the rest.
 
 | | memory of a weight, in bytes: weight, gradient, state |
 |---|---|
@@ -8,21 +9,20 @@ and the optimisers of supervised fine-tuning.
 | adamw, bfloat16 | 2 + 2 + 12: a master of the weight, and the state |
 | adamw8bit, bfloat16 | 2 + 2 + 6 |
 
-Weights in bfloat16 need masters: an update of a thousandth is lost in their rounding (3 digits),
-and at the learning rates of reinforcement learning all updates are. The weights themselves are
-rounded, not only the computation with them (as autocast does). The engine, which shares them, thus
-samples with the very numbers that are trained, its cache is half as large, and the saved weights
-are those that were evaluated.
+Weights in bfloat16 need masters (copies in single precision). bfloat16 has 3 digits, so an update
+of a thousandth of a weight is lost by rounding, and at the learning rates of reinforcement learning
+all updates are that small. The weights themselves are rounded, not only the computation with them,
+as autocast does. Thus the engine, which shares the weights, samples with exactly the numbers that
+are trained, its cache is half as large, and the saved weights are those that were evaluated.
 
-Supervised fine-tuning uses AdamW, or Muon for the matrices of the layers and AdamW for the rest.
+Muon (Keller Jordan, 2024) takes a step of the same size in every direction of a matrix. It steps
+along the momentum of the gradient with all singular values brought near 1. A few rounds of a
+polynomial do this without a decomposition. A small model trained from scratch learns to copy in 500
+steps, after which AdamW has not begun to.
 
-Muon (Keller Jordan, 2024) takes a step of the same size in every direction of a matrix: the
-momentum of the gradient with all its singular values brought near 1, by a few rounds of a
-polynomial in place of a decomposition. A small model trained from scratch learns to copy in 500
-steps, in which it has not begun to with AdamW.
-
-torch 2.13 has its own Muon, but computes those rounds in bfloat16: 0.31 s a step for half a million
-parameters on a CPU without instructions for it, against 0.02 s in single precision on any.
+torch 2.13 has a Muon, too, but computes these rounds in bfloat16. On a CPU without bfloat16
+instructions this takes 0.31 s a step for half a million parameters, against 0.02 s in single
+precision.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ __all__ = [
 _BLOCK = 256
 """Number of elements that share a quantization scale."""
 _SMALL = 4096
-"""Minimum size of a tensor whose state is quantized. Smaller ones (norms, biases) keep their state
-in single precision, which costs little and matters more.
+"""Minimum size of a tensor whose state is quantized. The state of smaller tensors (norms, biases)
+stays in single precision, since it needs little memory and its precision matters more.
 """
 
 
 def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
-    """Optimiser of the model's trained weights. Raises `ModelError` if its library is missing."""
+    """Optimiser of the model's trained weights. Raises `ModelError` if the optimiser's library is
+    missing.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {
         "lr": decided(optim.learning_rate, "learning_rate"),
@@ -75,13 +77,13 @@ def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
 
 
 class AdamW8bit(Optimizer):
-    """AdamW that stores its means of gradients and of their squares in 8 bits between steps, by
-    bitsandbytes.
+    """AdamW that between steps stores its means of gradients and of squared gradients in 8 bits.
 
-    Only bitsandbytes' quantization is used, block by block on a scale with many steps near 0, since
-    its own optimiser runs on a GPU only. Of squares the root is stored, so that both means have the
-    range of gradients. Squares themselves would be rounded to 0 where the mean of gradients is not,
-    and the step would be that mean over epsilon.
+    The means are quantized by bitsandbytes, block by block on a scale with many steps near 0. Its
+    optimiser is not used, since that runs on a GPU only. Instead of the mean of squares its root is
+    stored, so that both stored tensors have the range of gradients. A stored mean of squares would
+    be rounded to 0 where the mean of gradients is not, and the step would be that mean over
+    epsilon.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class AdamW8bit(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take a step for everything that has a gradient."""
+        """Take a step for every weight that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for weight in group["params"]:
@@ -144,8 +146,8 @@ class AdamW8bit(Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`. torch's own method would convert 8 bits to the dtype
-        of the weights.
+        """Restore the state of `state_dict`. torch's method alone would convert 8-bit tensors to
+        the dtype of the weights.
         """
         super().load_state_dict(state_dict)
         weights = [weight for group in self.param_groups for weight in group["params"]]
@@ -161,7 +163,7 @@ _codes: dict[tuple[bool, torch.device], Tensor] = {}
 
 
 def _code(name: str, device: torch.device) -> Tensor:
-    """Codebook of 256 8-bit values. Square roots need no sign."""
+    """Codebook of 256 values for 8 bits. It is unsigned for the roots of squares."""
     signed = name == "mean"
     if (signed, device) not in _codes:
         from bitsandbytes.functional import create_dynamic_map
@@ -172,7 +174,7 @@ def _code(name: str, device: torch.device) -> Tensor:
 
 class OnMasters(Optimizer):
     """Runs another optimiser on copies of the weights in single precision (masters). After a step
-    the weights are the rounded masters.
+    the masters are rounded to the weights.
     """
 
     def __init__(
@@ -227,13 +229,15 @@ class OnMasters(Optimizer):
 
 ROUNDS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-"""Coefficients of ax + bx^3 + cx^5, from Muon's author: five rounds bring singular values above
-0.01 to about 0.7 to 1.2.
+"""Coefficients of ax + bx^3 + cx^5 by Muon's author, with which five rounds bring singular values
+above 0.01 to between about 0.7 and 1.2.
 """
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon, for matrices only. `momentum` is Nesterov's. Weight decay is decoupled, as in AdamW."""
+    """Muon, for matrices only, with Nesterov's `momentum`. Weight decay is decoupled,
+    as in AdamW.
+    """
 
     def __init__(
         self,
@@ -312,7 +316,7 @@ class RunningMean:
     """Exponentially weighted mean of a model's trained weights, which averages out the noise of the
     last steps.
 
-    It forgets faster at first, so that the initial weights leave no trace.
+    The decay is faster in the first steps, so that the initial weights leave no trace.
     """
 
     def __init__(self, model: PreTrainedModel, decay: float) -> None:

@@ -1,11 +1,11 @@
 """Counts and metrics that the ranks of a data-parallel training exchange.
 
-Each rank has micro-batches of its own. The denominators of the loss are the trained tokens, and the
-rollouts, of *all* ranks (divided by their number, because data-parallel training averages gradients
-where the loss is a sum). The number of rounds is the largest number of micro-batches of a rank.
-Forward and backward of sharded weights are collective, so a rank with fewer micro-batches continues
-with batches that train nothing, so that the others do not hang. Gradients are exchanged after the
-last round (`hrm_agent.training.update.gradients`).
+Each rank has different micro-batches. The denominators of the loss are the numbers of trained
+tokens and of rollouts on *all* ranks. They are divided by the number of ranks, because the loss is
+a sum but data-parallel training averages gradients. The number of rounds is the largest number of
+micro-batches of a rank. A rank with fewer micro-batches continues with batches that train nothing:
+forward and backward passes of sharded weights are collective, so the other ranks would hang without
+it. Gradients are exchanged after the last round (`hrm_agent.training.update.gradients`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Agreed:
     rounds: int
     """Largest number of micro-batches of a rank."""
     sequences: float
-    """Number of trajectories with trained tokens, of all ranks. One of which only a part is in the
-    mini-batch counts by its share.
+    """Number of trajectories with trained tokens, of all ranks. A trajectory that is only partly in
+    the mini-batch counts by its share.
     """
     split: bool
     """True if on some rank a trajectory's tokens are in several micro-batches."""
@@ -90,8 +90,8 @@ def max_over_ranks(value: float, accelerator: Accelerator | None, device: torch.
 
 
 def over_ranks(metrics: Mapping[str, Tensor], accelerator: Accelerator | None) -> dict[str, float]:
-    """Metrics over all ranks. A rank's means were taken with its share of the denominator, so ranks
-    are averaged.
+    """Metrics over all ranks. Each rank divided its sums by the denominator per rank (`Counts`), so
+    the ranks are averaged.
     """
     if accelerator is None:
         return {name: float(value) for name, value in metrics.items()}

@@ -1,6 +1,6 @@
-"""Learning rate and dropout noise of a training step, given by its number.
+"""Learning rate and dropout noise of a training step, both determined by the step's number.
 
-Implemented here because the library's module of schedules imports its trainer, and with it PEFT and
+The schedules of transformers are not used, because their module imports its trainer, PEFT and
 bitsandbytes, which takes seconds and prints messages about kernels for quantized weights.
 """
 
@@ -30,11 +30,11 @@ def trapezoid(
     fall: Fall = "linear",
     least: float = 0.0,
 ) -> float:
-    """Share of the full rate in a step, counted from 0: a linear rise, a plateau, and a decay
+    """Share of the full rate in `step` (counted from 0): a linear rise, a plateau, and a decay
     towards `least` at `steps`.
 
-    `cooldown` is the share of the steps, the last ones, in which the rate decays. No share is 0. A
-    warm-up longer than the training takes as long as the training.
+    `cooldown` is the share of all steps, at the end, in which the rate decays. The rate is never 0.
+    A warm-up longer than the training is shortened to it.
     """
     warmup = max(1, min(warmup_steps, steps))
     left = (steps - step) / (round(cooldown * steps) + 1)
@@ -52,9 +52,9 @@ class Schedule:
     steps: int
     """Number of steps."""
     warmup_steps: int
-    """Number of first steps in which the rate rises (0 for none)."""
+    """Number of steps at the beginning in which the rate rises (0 for none)."""
     cooldown: float
-    """Share of the steps, the last ones, in which the rate decays."""
+    """Share of all steps, at the end, in which the rate decays."""
     fall: Fall = "linear"
     """Shape of the decay."""
     least: float = 0.0
@@ -66,11 +66,11 @@ class Schedule:
 
 
 def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: object) -> None:
-    """Raise `RunError` if a run planned for `steps_before` steps cannot take `now.steps` instead.
+    """Raise `RunError` if a run planned for `steps_before` steps cannot be changed to `now.steps`.
 
-    It can if the `taken` steps had the rates that the new schedule gives them. The run then equals
-    one of `now.steps` steps. The rates depend on the number of steps in the cool-down, and in a
-    warm-up longer than the run.
+    It can be changed if the new schedule gives the `taken` steps the rates that they had. The run
+    then equals a run planned for `now.steps`. Rates depend on the planned number of steps only in
+    the cool-down, and in a warm-up longer than the run.
     """
     if now.steps < taken:
         raise RunError(
@@ -81,18 +81,19 @@ def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: ob
     other = next((step for step in range(taken) if before.share(step) != now.share(step)), None)
     if other is not None:
         raise RunError(
-            f"The run in {folder} cannot be taken from {steps_before} to {now.steps} steps: the"
+            f"The run in {folder} cannot be changed from {steps_before} to {now.steps} steps: the"
             f" learning rate of step {other}, which it has taken, was {before.share(other):.3g} of"
-            f" the full rate and would be {now.share(other):.3g}.",
-            "Start a new run from the weights of this one (--policy, another --out). A run that is"
-            " to be prolonged takes --cooldown 0, and no more --warmup-steps than steps, from its"
-            " beginning.",
+            f" the full rate and would now be {now.share(other):.3g}.",
+            "Start a new run from the weights of this one (--policy, another --out). To be able to"
+            " prolong a run, start it with --cooldown 0 and no more --warmup-steps than steps.",
         )
 
 
 @contextmanager
 def dropout_seed(seed: int) -> Generator[None]:
-    """Let torch draw from `seed` within the block. A repeated step drops the same units."""
+    """Seed torch's random numbers with `seed` within the block, so that a repeated step drops the
+    same units.
+    """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield

@@ -1,5 +1,5 @@
-"""Gradient of one batch of supervised fine-tuning: the cross entropy of the trained tokens, in
-micro-batches.
+"""Gradient of one batch of supervised fine-tuning. The loss is the cross entropy of the trained
+tokens, computed in micro-batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Aligned tokens of one sequence."""
+    """Tokens and loss mask of one sequence, of equal length."""
 
     token_ids: tuple[int, ...]
     """Tokens of the prompt and the turns after it, in the model's vocabulary."""
@@ -42,7 +42,7 @@ class Example:
 def gradient_of_batch(
     accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig
 ) -> Metrics:
-    """Compute the gradients of one batch, clipped. The loss is the mean over its trained tokens in
+    """Compute and clip the gradients of one batch. The loss is the mean over the trained tokens of
     all processes.
     """
     trained = max(1, sum(sum(example.mask[1:]) for example in batch))
@@ -64,16 +64,16 @@ def gradient_of_batch(
 
 
 _Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-"""Function that returns the summed cross entropy of a micro-batch over its trained tokens, and the
-number of them that are most probable.
+"""Function that returns, for a micro-batch, the summed cross entropy of its trained tokens, and the
+number of trained tokens that the model finds most probable.
 """
 
 
 def _padded_losses(
     model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device
 ) -> list[_Loss]:
-    """Losses of examples sorted by length, cut so that each share, padded, stays within
-    `micro_batch_tokens`.
+    """Loss functions of micro-batches: examples sorted by length, and divided so that each part
+    with its padding stays within `micro_batch_tokens`.
     """
     if depends_on_length(model):
         return _flat_losses(model, examples, config, device)
@@ -89,17 +89,17 @@ def _padded_losses(
 def _flat_losses(
     model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device
 ) -> list[_Loss]:
-    """Losses computed with the forward passes of a policy update."""
+    """Loss functions of micro-batches that use the forward passes of a policy update."""
     most = decided(config.micro_batch_tokens, "micro_batch_tokens")
     batches = micro_batches(map(_row, examples), token_budget=most, forward=config.forward)
     return [partial(_flat_loss, model, batch.to(device)) for batch in batches]
 
 
 def _row(example: Example) -> Row:
-    """Row of a policy update for an example. Only its tokens and its mask are used."""
+    """Row of a policy update for an example. Only the row's tokens and mask are used."""
     size = len(example.token_ids)
     trained = np.array(example.mask, np.bool_)
-    trained[0] = False  # nothing predicts the first token
+    trained[0] = False  # no token predicts the first token
     zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
     tokens = np.array(example.token_ids, np.int64)
     return Row(tokens, trained, zeros, zeros, ones, ones, np.zeros(size, np.int64))
@@ -119,7 +119,8 @@ def _flat_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tenso
 def _loss(
     model: Any, examples: Sequence[Example], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed cross entropy of the trained tokens, and the number of them that are most probable.
+    """Summed cross entropy of the trained tokens, and the number of trained tokens that the model
+    finds most probable.
 
     Padding is at the end, where no trained token can see it, so that no attention mask is needed.
     """

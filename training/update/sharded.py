@@ -1,21 +1,22 @@
-"""Weights of which each rank holds a share: FSDP2, `torch.distributed.fsdp.fully_shard`, and their
+"""Weights sharded over ranks by FSDP2 (`torch.distributed.fsdp.fully_shard`), and their
 checkpoints.
 
-The sharded module is a second one. The first stays whole on each rank: the engine samples with it,
-and it is saved. After an update the shares are gathered into it, one tensor after the other.
+The sharded module is a copy. The original module stays whole on each rank: the engine samples with
+it, and its weights are saved. After an update the shares are gathered into the original, one tensor
+after the other.
 
-Trained weights are in single precision. If the policy is in bfloat16, its layers are rounded when
-they are gathered for a forward pass, as with masters (`hrm_agent.training.update.optimizers`): the
-engine has the same rounded numbers.
+Sharded weights are in single precision. If the policy is in bfloat16, layers are rounded when they
+are gathered for a forward pass, as with masters (`hrm_agent.training.update.optimizers`). So the
+forward pass uses the same rounded numbers as the engine.
 
-To a checkpoint each rank writes its share, in torch's distributed format, and any number of ranks
-can read it.
+Each rank writes its share to a checkpoint in torch's distributed format, which any number of ranks
+can read.
 
     CHECKPOINT/sharded/     .metadata, which share of which tensor lies where, and a file of each rank
 
-Tensors are named after the weights that they belong to. They can therefore be read by ranks with
-other shares than those that wrote them, and by a process without a process group. The files are
-listed in the checkpoint's manifest (`hrm_agent.training.checkpoints`) like all others.
+Stored tensors are named after the weights that they belong to. Therefore ranks with other shares
+can read them, and so can a process without a process group. The files are listed in the
+checkpoint's manifest (`hrm_agent.training.checkpoints`) like all others.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ __all__ = [
 
 
 def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
-    """Copy of `model` in single precision, of which each rank holds a share. `model` itself is not
-    trained.
+    """Copy of `model` in single precision, of which each rank holds a share. Gradients of `model`
+    itself are switched off.
 
-    Each layer is a unit that is gathered when it runs. The parts around the layers are another
-    unit.
+    Each layer is a unit that is gathered when the layer runs. All parts outside of the layers are
+    one further unit.
     """
     dtype = next(model.parameters()).dtype
     sharded = copy.deepcopy(model).float()
@@ -73,7 +74,7 @@ def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
 
 @torch.no_grad()
 def gather(sharded: nn.Module, whole: nn.Module) -> None:
-    """Copy the weights into the module that has all of them. All ranks have to call it."""
+    """Copy all weights of `sharded` into the module `whole`. All ranks have to call this."""
     targets = dict(whole.named_parameters())
     for name, weight in sharded.named_parameters():
         targets[name].copy_(weight.full_tensor() if isinstance(weight, DTensor) else weight)
@@ -81,7 +82,7 @@ def gather(sharded: nn.Module, whole: nn.Module) -> None:
 
 @torch.no_grad()
 def put(whole: Tensor, place: Tensor) -> None:
-    """Copy a tensor to its place, or this rank's share of it if the place is sharded."""
+    """Copy a whole tensor to `place`. If `place` is sharded, copy this rank's share only."""
     if isinstance(place, DTensor):
         own = distribute_tensor(
             whole.to(place.to_local().device),
@@ -97,8 +98,8 @@ def put(whole: Tensor, place: Tensor) -> None:
 def take_whole(
     sharded: nn.Module, optimizer: Optimizer, whole: nn.Module, kept: dict[str, Any]
 ) -> None:
-    """Load weights and optimiser state that one process has saved: the weights of `whole`, and the
-    state dict `kept` of its optimiser.
+    """Load into `sharded` and `optimizer` what a single process has saved: the weights of `whole`,
+    and the state dict `kept` of its optimiser.
     """
     trained = [name for name, _ in whole.named_parameters()]
     masters = dict(zip(trained, kept.get("masters", ()), strict=False))
@@ -119,8 +120,8 @@ def take_whole(
 
 
 def held_by(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that the optimiser changes, with their names in the model (the masters of weights
-    that have some).
+    """Tensors that the optimiser changes (weights, or their masters if there are any), with the
+    names of the weights in the model.
     """
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     held: Iterable[Tensor] = [
@@ -130,8 +131,8 @@ def held_by(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tenso
 
 
 def refresh(optimizer: Optimizer) -> None:
-    """Round the weights from masters that were changed from outside."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # within Accelerate's
+    """Round masters to the weights, after the masters were changed from outside."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # inside Accelerate's wrapper
     if isinstance(inner, OnMasters):
         inner.load_state_dict(inner.state_dict())
 
@@ -146,7 +147,9 @@ def is_sharded(folder: Path) -> bool:
 
 
 def write_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Write weights and optimiser state, each rank its share. All ranks have to call it."""
+    """Write weights and optimiser state. Each rank writes its share, so all ranks have to call
+    this.
+    """
     state: dict[str, Any] = {}
     for name, weight in held_by(model, optimizer):
         state[f"{_WEIGHT}/{name}"] = weight
@@ -157,7 +160,9 @@ def write_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Read the data of `write_sharded`, from any number of ranks. All ranks have to call it."""
+    """Read what any number of ranks have written by `write_sharded`. All ranks have to
+    call this.
+    """
     written = FileSystemReader(folder / _FOLDER).read_metadata().state_dict_metadata
     held = dict(held_by(model, optimizer))
     optimizer.state.clear()
@@ -168,7 +173,7 @@ def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
         value: Tensor = torch.zeros_like(held[name]) if of_weight else torch.zeros(())
         state[entry] = optimizer.state[held[name]][key] = value
     with warnings.catch_warnings():
-        # a warning that there is no process group, in a process that needs none
+        # torch warns that there is no process group, but here none is needed
         warnings.simplefilter("ignore", UserWarning)
         load(state, checkpoint_id=folder / _FOLDER, no_dist=not distributed.is_initialized())
     refresh(optimizer)

@@ -36,7 +36,7 @@ class TrainedPolicy:
     model: Any
     """Model, including the adapter's layers if there is one."""
     tokenizer: Any
-    """Tokenizer, never trained."""
+    """Tokenizer, which a training does not change."""
     adapter: Adapter | None
     """Adapter that is trained (None if all weights are)."""
     options: LoadOptions
@@ -54,8 +54,8 @@ class TrainedPolicy:
         wanted = adapter.lora_rank > 0
         folder = model_folder(name, adapter=wanted)
         whole = on_its_base(parse_model(name))
-        # Not packed for answers: packing would round the scales anew whenever engine and trainer
-        # take turns.
+        # Quantized weights are not packed for sampling: whenever the engine and the trainer take
+        # turns, packing would round the scales again.
         options = replace(
             whole.options, adapter=None, dtype=dtype, device=str(device), kernel="plain"
         )
@@ -63,7 +63,7 @@ class TrainedPolicy:
         codec = open_codec(tokenizer, whole.codec, model.generation_config)
         _refuse_not_finite(model, name)
         asked = whole.codec
-        if asked.renderer == "auto":  # which needs the model's name on the hub
+        if asked.renderer == "auto":  # the renderer's choice needs the model's name on the hub
             from renderers.base import MODEL_RENDERER_MAP
 
             asked = replace(asked, renderer=MODEL_RENDERER_MAP[tokenizer.name_or_path])
@@ -73,12 +73,12 @@ class TrainedPolicy:
         start = whole.options.adapter
         kind = AdaptersByRole if adapter.lora_roles else Adapter
         put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
-        # the adapter's new layers, too
+        # put the adapter's new layers in evaluation mode, too
         return cls(name, model.eval(), tokenizer, put, options, codec, asked)
 
     def save(self, folder: Path, card: str) -> None:
-        """Save the trained weights, and a card. For a whole model, also its tokenizer and chat
-        template.
+        """Save the trained weights and a card. If all weights are trained, also save the tokenizer
+        and chat template.
         """
         if self.adapter is None:
             save_policy(self.model, self.tokenizer, folder, card)
@@ -95,9 +95,10 @@ class TrainedPolicy:
             self.adapter.load(folder)
 
     def reference(self) -> nn.Module:
-        """Policy that the training starts from, to be requested before it. It is a second model.
-        With an adapter it is the same model without it, or with the adapter's current weights if
-        the training began from an existing adapter.
+        """Policy that the training starts from; call this before the first update. If all weights
+        are trained, it is a second model. With a fresh adapter, it is the same model without the
+        adapter. If the training began with an existing adapter, it is the same model with a copy of
+        the adapter's current weights.
         """
         if self.adapter is not None:
             return self.adapter.reference()
@@ -105,11 +106,11 @@ class TrainedPolicy:
         return model.eval().requires_grad_(False)
 
     def recompute_activations(self) -> None:
-        """Keep only each layer's inputs for the backward pass, which computes the rest again."""
+        """Keep only each layer's inputs for the backward pass, which computes the layer again."""
         model: Any = self.model
         if not getattr(model, "supports_gradient_checkpointing", False):
             raise ModelError(
-                f"{self.name!r} cannot compute its layers again in the backward pass.",
+                f"{self.name!r} does not support gradient checkpointing.",
                 "Leave gradient_checkpointing out.",
             )
         # transformers gave it a new name, and warns of the old one
@@ -121,7 +122,8 @@ def _refuse_not_finite(model: Any, name: str) -> None:
     """Raise `ModelError` if non-finite weights would make every answer and every gradient
     non-finite.
 
-    A row of an embedding affects only texts with its token. Steps over those are skipped.
+    Non-finite rows of an embedding are allowed, since a row affects only texts with its token, and
+    steps on such texts are skipped.
     """
     rows = {
         id(layer.weight)
@@ -147,7 +149,9 @@ def copy_of_trained(model: Any) -> Any:
 
 
 def _named(asked: ModelString, options: LoadOptions) -> str:
-    """Model string of the same weights, valid from any folder, with options."""
+    """Model string of the same weights with other `options`. Its paths are absolute, so that it is
+    valid from any folder.
+    """
     usual = LoadOptions()
     base = asked.base if asked.scheme else str(Path(asked.name).resolve())
     if asked.scheme == "gguf":

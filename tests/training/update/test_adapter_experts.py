@@ -78,7 +78,7 @@ def test_the_router_is_adapted_where_it_is_named(tmp_path: Path) -> None:
     assert adapted(set(weights_of(learner(tmp_path / "adapter").model, trained=True)), "gate")
     learner(tmp_path / "adapter", lora_targets=("gate", "q_proj"))
     with pytest.raises(
-        ConfigError, match=r"lora_targets = q_proj, and the adapter in .* has q_proj, gate\.weight"
+        ConfigError, match=r"lora_targets = q_proj, but the adapter in .* has q_proj, gate\.weight"
     ):
         learner(tmp_path / "adapter", lora_targets=("q_proj",))
 

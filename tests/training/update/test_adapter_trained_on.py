@@ -134,11 +134,11 @@ def test_the_reference_is_the_policy_that_the_run_starts_from_also_when_it_is_re
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"lora_rank": 8}, r"lora_rank = 8, and the adapter in .* has 4\..*Set lora_rank to 4"),
-        ({"lora_alpha": 8.0}, r"lora_alpha = 8, and the adapter in .* has 6\."),
+        ({"lora_rank": 8}, r"lora_rank = 8, but the adapter in .* has 4\..*Set lora_rank to 4"),
+        ({"lora_alpha": 8.0}, r"lora_alpha = 8, but the adapter in .* has 6\."),
         (
             {"lora_targets": ("q_proj",)},
-            r"lora_targets = q_proj, and the adapter in .* has down_proj, q_proj\.",
+            r"lora_targets = q_proj, but the adapter in .* has down_proj, q_proj\.",
         ),
     ],
 )

@@ -273,7 +273,7 @@ def test_the_adapter_is_as_wide_and_as_strong_as_was_asked() -> None:
 
 def test_another_adapter_is_not_read(tmp_path: Path) -> None:
     learner(lora_rank=2).save(tmp_path)
-    with pytest.raises(ModelError, match="is another one"):
+    with pytest.raises(ModelError, match="does not fit this one"):
         learner(lora_rank=4)._policy.read(tmp_path)
 
 

@@ -326,11 +326,11 @@ def test_adapters_go_on_from_those_of_their_roles_or_all_from_one(
         found = load_file(tmp_path / "one" / role / WEIGHTS_FILE)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     with pytest.raises(
-        ConfigError, match=r"lora_roles = plan, and the adapters in .* are of plan, solve"
+        ConfigError, match=r"lora_roles = plan, but the adapters in .* are of plan, solve"
     ):
         learner(policy=str(learnt), lora_roles=("plan",))
     with pytest.raises(
-        ConfigError, match=r"lora_roles names no role.*train the adapter of one alone: .*plan"
+        ConfigError, match=r"lora_roles names no role.*train the adapter of one role: .*plan"
     ):
         learner(policy=str(learnt), lora_roles=())
 

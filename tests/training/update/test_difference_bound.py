@@ -92,7 +92,8 @@ def test_a_step_that_another_policy_sampled_stops_the_run_and_goes_on_where_that
     }
     for _ in range(2):
         with pytest.raises(
-            ModelError, match=r"engine_difference is 0\.002 nats, and 0\.0005 is allowed in float32"
+            ModelError,
+            match=r"engine_difference is 0\.002 nats, but only 0\.0005 is allowed in float32",
         ):
             asyncio.run(train(GrpoConfig.of(**keys), tmp_path / "run", on_step=rows.append))
     assert rows == []

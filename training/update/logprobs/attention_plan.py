@@ -1,14 +1,14 @@
-"""Attention of the tokens of one sequence to their paths, as products of dense matrices.
+"""Plan of attention in which each token of a sequence sees its path, as products of dense matrices.
 
-Each token of the sequence sees those on its path to the root, and itself. A *run* is a stretch of
-the sequence in which each token follows the one before. The first token of a run follows none, or
-one within an earlier run. So the path of a run is a few intervals of the sequence and the run
-itself.
+Each token of the sequence sees itself and the tokens on its path to the root. A *run* is an
+interval of the sequence in which the parent of each token is the token directly before it. Only the
+first token of a run may have no parent, or a parent in an earlier run. So the path of a run's last
+token is a few intervals of the sequence and the run itself.
 
-A *job* is a stretch of a run as queries, with all keys of its path. Jobs of similar size are
-computed at once, padded to one size, as a *round*. Only needed products are computed, except for
-half a block on the diagonal and a little padding: the cost grows with the tokens times the length
-of their paths, not with the square of all tokens.
+A *job* is an interval of a run as queries, with all keys on its path. A *round* is a set of jobs of
+similar size, padded to one size and computed at once. Besides half a block on the diagonal and a
+little padding, only needed products are computed. So the cost grows with the tokens times the
+length of their paths, not with the square of all tokens.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["AttentionPlan", "AttentionRows", "RoundRows", "Run", "runs_of"]
 BLOCK, BLOCK_ON_GPU = 160, 512
 """Maximum number of queries of a job."""
 ROUND_PRODUCTS, ROUND_PRODUCTS_ON_GPU = 2**16, 2**22
-"""Maximum number of (query, key) pairs in a round, for each head. On a CPU a round then stays in a
-cache, on a GPU kernels are launched less often.
+"""Maximum number of (query, key) pairs in a round, for each head. The limit keeps a round in the
+cache of a CPU. On a GPU it is larger, so that fewer kernels are launched.
 """
 PADDING = 1.15
-"""Maximum ratio of pairs in a round to needed pairs, roughly."""
+"""Rough maximum of the ratio of computed pairs in a round to needed pairs."""
 
 Intervals = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run of tokens that follow each other, with its prefix."""
+    """Interval of tokens that follow each other, with its prefix."""
 
     start: int
     """Index of the first token."""
@@ -50,11 +50,11 @@ class Run:
 def runs_of(parents: np.ndarray) -> tuple[Run, ...]:
     """Runs of a sequence in which `parents[i]` is the index of the token before i (-1 for none).
 
-    Raises `ValueError` if a token precedes the one it follows.
+    Raises `ValueError` if a token stands before its parent.
     """
     index = np.arange(len(parents))
     if (parents >= index).any():
-        raise ValueError("a token stands before the one that it follows")
+        raise ValueError("a token stands before its parent")
     starts = np.flatnonzero((parents != index - 1) | (index == 0))
     bounds = [*starts.tolist(), len(parents)]
     runs: list[Run] = []
@@ -87,7 +87,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Jobs that are computed at once, padded to T queries and L keys."""
+    """B jobs that are computed at once, padded to T queries and L keys."""
 
     jobs: list[_Job]
     queries: np.ndarray
@@ -100,14 +100,14 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class RoundRows:
-    """Round for vectors that are listed by token and head."""
+    """Round of a plan, for vectors that are listed by token and head."""
 
     jobs: int
-    """Number B of its jobs."""
+    """Number B of the round's jobs."""
     query_shape: tuple[int, int]
-    """Numbers of products at once, and of queries in each."""
+    """Number of matrices in the batched product, and number of queries in each."""
     key_shape: tuple[int, int]
-    """Numbers of products at once, and of keys in each."""
+    """Number of matrices in the batched product, and number of keys in each."""
     query_rows: Tensor
     """Indices of the query vectors."""
     key_rows: Tensor
@@ -115,11 +115,13 @@ class RoundRows:
     mask: Tensor
     """[B or 1, 1, T, L] mask: minus infinity for a hidden key, else 0."""
     asking: slice
-    """Slice of its queries among those of all rounds."""
+    """Slice of the round's queries among the queries of all rounds."""
     known: slice
-    """Slice of its keys among those of all rounds."""
+    """Slice of the round's keys among the keys of all rounds."""
     prefixes: tuple[tuple[slice, Intervals], ...]
-    """Jobs that share a prefix, with that prefix. Jobs without a prefix are left out."""
+    """Slices of jobs that share a prefix, each with the prefix. Jobs without a prefix
+    are left out.
+    """
 
     def of_queries(self, vectors: Tensor) -> Tensor:
         return vectors.index_select(0, self.query_rows).view(*self.query_shape, -1)
@@ -130,7 +132,7 @@ class RoundRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """All rounds for vectors that are listed by token and head."""
+    """All rounds of a plan, for vectors that are listed by token and head."""
 
     rounds: tuple[RoundRows, ...]
     """Rounds, ordered by the size of their jobs."""
@@ -141,10 +143,12 @@ class AttentionRows:
     keys: int
     """Number of keys of all rounds, with padding and repeats."""
     query_places: Tensor
-    """Index of each vector among the queries of all rounds (after the last if it is no query)."""
+    """Index of each vector among the queries of all rounds (the index after the last query if the
+    vector is no query).
+    """
     key_places: Tensor
-    """Index of each vector among the keys of all rounds, as a key of its own job (after the last if
-    there is none).
+    """Index of each vector among the keys of all rounds, as a key of the job whose interval
+    contains its token (the index after the last key if there is no such job).
     """
 
 
@@ -160,7 +164,7 @@ class AttentionPlan:
         device: torch.device | str = "cpu",
     ) -> None:
         """`asking`: ascending indices of the query tokens (None for all). `window`: number of
-        tokens that each sees, itself included (None for its whole path).
+        tokens that each token sees, itself included (None for its whole path).
         """
         self._window = window
         self._size = max(run.stop for run in runs)
@@ -182,7 +186,9 @@ class AttentionPlan:
         return sum(each.queries.size * each.keys.shape[1] for each in self._rounds)
 
     def rows(self, heads: int, shared: int) -> AttentionRows:
-        """Rows for `heads` query heads and `shared` key heads. Cached, since layers share them."""
+        """Rounds for `heads` query heads and `shared` key heads. They are cached, since layers
+        share them.
+        """
         if (heads, shared) not in self._made:
             self._made[heads, shared] = self._rows(heads, shared)
         return self._made[heads, shared]

@@ -1,9 +1,9 @@
-"""Entropy of the distribution that each trained token was drawn from, and its log-prob, under a
-model.
+"""Entropy of the distribution from which each trained token was drawn, and log-prob of the token,
+under a model.
 
-As for log-probs (`sampled`), no tensor of all logits is made. A model that changes its logits (a
-soft cap, an adapter on its output layer) is instead forwarded once for each bounded share of the
-entries.
+No tensor of all logits is made, as for log-probs (`sampled`). This needs a model whose logits are
+the product of hidden states and a weight. A model with a soft cap, or with an adapter on its output
+layer, is instead run once for each part of the entries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from hrm_agent.training.update.logprobs.vocabulary_chunks import (
 __all__ = ["token_entropies"]
 
 LOGITS = 2**25
-"""Maximum number of logits at once if a model only returns logits: 128 MiB in single precision."""
+"""Maximum number of logits at once for a model whose logits must be used as they are: 128 MiB in
+single precision.
+"""
 _LARGE_VOCABULARY = 2**18
 
 Found = tuple[Float[Tensor, " K"], Float[Tensor, " K"]]
@@ -42,8 +44,8 @@ def token_entropies(model: nn.Module, batch: MicroBatch) -> Found:
     The entropy is at the entry's temperature. The log-prob is at the temperature at which log-probs
     were recorded, for comparison with them.
 
-    The same module must not be used for sampling meanwhile. Raises `ModelError` for a model that
-    does not support the batch's forward.
+    The module must not be used for sampling meanwhile, since it has hooks. Raises `ModelError` for
+    a model that does not support the batch's forward.
     """
     if (route := route_of(model)) is not None:
         route.all_through(batch.role)

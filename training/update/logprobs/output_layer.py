@@ -1,11 +1,13 @@
 """Output layer of a model, inside any wrapper.
 
 Only a part of a batch's positions is trained, and the output layer is the widest of the model. So
-the hidden states are narrowed to the positions that predict a trained token *before* that layer. A
+*before* that layer, the hidden states are narrowed to the positions that predict a trained token. A
 hook on the layer does this within the model's ordinary forward, so that wrappers of the model (DDP,
-FSDP, LoRA) and operations after the layer (soft caps, scales) remain unchanged. For log-probs
-without logits (`vocabulary_chunks`), only the layer's weight is needed: its input is caught, and
-the layer sees one position only, which shows whether any operation follows it.
+FSDP, LoRA) and operations after the layer (soft caps, scales) remain in effect.
+
+Log-probs without logits (`vocabulary_chunks`) need only the layer's weight and its input, which is
+caught. The layer itself then sees one position, whose output shows whether any operation follows
+the layer.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def output_layer(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def only_positions(layer: nn.Module, rows_K: Tensor, columns_K: Tensor) -> Generator[None]:
-    """Let `layer` see the hidden states of the given positions only, within the block."""
+    """Pass `layer` the hidden states of the given positions only, within the block."""
 
     def narrow(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
         return (inputs[0][rows_K, columns_K],)
@@ -44,7 +46,7 @@ def only_positions(layer: nn.Module, rows_K: Tensor, columns_K: Tensor) -> Gener
 
 
 class Found:
-    """Result of `in_place_of_logits`, and the logits to check it against."""
+    """Result of `in_place_of_logits`, and the logits with which it is checked."""
 
     result: Any = None
     """Result of `compute`."""
@@ -62,9 +64,11 @@ class Found:
 def in_place_of_logits(
     layer: nn.Module, rows_P: Tensor, columns_P: Tensor, compute: Callable[[Tensor, nn.Module], Any]
 ) -> Generator[Found]:
-    """Call `compute` with the hidden states of the given positions and `layer`, within the block.
+    """Call `compute` with the hidden states of the given positions and `layer`, when the model is
+    run within the block.
 
-    It is called while `layer` is, so that parameters gathered for the call (FSDP) are available.
+    `compute` runs inside the call of `layer`, while parameters that FSDP gathers for the call are
+    available.
     """
     found = Found()
     caught: list[Tensor] = []

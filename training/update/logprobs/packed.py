@@ -1,14 +1,16 @@
-"""All tokens of a micro-batch in one sequence, without padding. Prefixes shared by rows are stored
-once.
+"""Forward pass with all tokens of a micro-batch in one sequence, without padding. In a tree,
+prefixes that rows share are stored once.
 
 Apart from its attention, a layer of a transformer treats tokens one by one. So the model runs with
-a custom attention function, in which a token sees its own path only (`path_attention`), or a window
-of it, and with positions along that path. This requires a model of transformers whose attention can
-be replaced and whose tokens interact nowhere else. Others are refused. A training checks this
-before it begins (`usable_forward`), and pads their rows.
+a custom attention function (`path_attention`), in which a token sees only its path, or a window of
+it. Positions are counted along the path. This requires a model of transformers whose attention can
+be replaced, and in which tokens interact only by attention. Other models are refused. A training
+checks its model before it begins (`usable_forward`), and pads the rows of a model that would be
+refused.
 
-In the last layer only tokens that predict a trained one are needed. The others are keys in it, but
-no queries, and skip the MLP after its attention if that is a plain one.
+In the last layer only tokens that predict a trained token are needed. The other tokens are keys of
+its attention, but no queries. They also skip the MLP after the attention if it consists of linear
+layers only.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ _LAYERS = {"attention", "full_attention", "sliding_attention"}
 
 @contextmanager
 def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
-    """Model inputs of packed rows. Raises `ModelError` for a model that cannot be run like this."""
+    """Model inputs of packed rows. Raises `ModelError` for a model that cannot run with packed
+    rows.
+    """
     inner = _transformers_model(getattr(model, "policy", model))
     _refuse(inner)
     tokens = batch.token_ids_N
@@ -55,7 +59,7 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     arguments = {
         "input_ids": tokens[None],
         "position_ids": batch.positions_N[None],
-        # without one, transformers would separate texts by their positions
+        # without a mask, transformers would split the sequence where positions restart
         "attention_mask": torch.ones_like(tokens)[None],
         "use_cache": False,
         "paths": paths,
@@ -67,8 +71,8 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
 
 
 def usable_forward(model: Any, asked: ForwardName, *, quiet: bool = False) -> ForwardName:
-    """Forward to use: `asked`, or `padded`, with a line on stderr, if rows of the model cannot be
-    packed.
+    """Forward pass to use: `asked`, or `padded` if the model cannot run with packed rows. The
+    reason is then written to stderr.
 
     The check costs about as much as a step of sampling.
     """
@@ -104,8 +108,8 @@ class _Paths:
         self._plans: dict[tuple[bool, int | None], AttentionPlan] = {}
 
     def of(self, layer: int | None, window: int | None) -> AttentionPlan:
-        """Plan for a layer whose tokens see `window` tokens, themselves included (None for all
-        before them).
+        """Plan for a layer in which a token sees `window` tokens, itself included (None for its
+        whole path).
         """
         key = layer == self._last, window
         if key not in self._plans:
@@ -117,7 +121,9 @@ class _Paths:
 
 
 def _plain_mlp(model: PreTrainedModel) -> nn.Module | None:
-    """MLP of the last layer, if it treats tokens one by one and returns one tensor."""
+    """MLP of the last layer (None if it may not treat tokens one by one, or may not return a single
+    tensor).
+    """
     layers = getattr(getattr(model, "model", None), "layers", None)
     mlp = getattr(layers[-1], "mlp", None) if isinstance(layers, nn.ModuleList) else None
     if mlp is None or any(isinstance(module, nn.ModuleList) for module in mlp.modules()):
@@ -136,7 +142,7 @@ def _plain_mlp(model: PreTrainedModel) -> nn.Module | None:
 
 @contextmanager
 def _only_for(wanted_P: Tensor, mlp: nn.Module | None) -> Generator[None]:
-    """Let `mlp` see the given tokens only, and return 0 for others, within the block."""
+    """Pass `mlp` the given tokens only, and return 0 for the others, within the block."""
     if mlp is None:
         yield
         return
@@ -167,7 +173,9 @@ def _transformers_model(model: nn.Module) -> PreTrainedModel:
 
 
 def _refuse(model: PreTrainedModel) -> None:
-    """Raise `ModelError` if tokens of a model interact outside of a replaceable attention."""
+    """Raise `ModelError` if tokens of a model interact other than by an attention that can be
+    replaced.
+    """
     name, config = type(model).__name__, model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False):
         raise _refusal(f"{name} does not let its attention be replaced")
@@ -175,7 +183,7 @@ def _refuse(model: PreTrainedModel) -> None:
         raise _refusal(f"{name} does not take the positions of its tokens")
     others = set(getattr(config, "layer_types", None) or ()) - _LAYERS
     if others or getattr(model, "_is_stateful", False):
-        raise _refusal(f"{name} has layers in which tokens meet otherwise than by attention")
+        raise _refusal(f"{name} has layers in which tokens interact other than by attention")
 
 
 def _refusal(reason: str) -> ModelError:
@@ -216,7 +224,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attention function of the model's layers. Each argument is [1, heads, tokens, head size]."""
     if paths is None:
-        raise _refusal(f"{type(module).__name__} is not told of the paths")
+        raise _refusal(f"{type(module).__name__} does not pass on the paths")
     _refuse_options(module, dropout, options)
     try:
         window = window_of(attention_mask)

@@ -1,8 +1,8 @@
-"""Inputs of a forward pass, and rows side by side, padded on the right to B x T, which every causal
-model accepts.
+"""Inputs of a forward pass, and the padded forward pass: rows as a B x T tensor with padding on the
+right, which every causal model accepts.
 
-There is no attention mask and there are no position ids: in a causal model no token sees the
-padding to its right, and positions count from 0 anyway.
+An attention mask and position ids are not needed: in a causal model no token sees the padding to
+its right, and positions count from 0 by default.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ModelInputs:
 
 
 Forward = Callable[[nn.Module, MicroBatch], AbstractContextManager[ModelInputs]]
-"""Context manager in which the model may be called with the inputs, and must not be called
-otherwise.
+"""Context manager that yields inputs of the model. Within the block the model may be called with
+these inputs only.
 """
 
 
@@ -50,8 +50,8 @@ def padded(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
 def side_by_side(
     batch: MicroBatch, pad_id: int = 0
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " N"]]:
-    """Token ids of the rows of `batch`, and the row of each of its tokens. The column is the
-    token's position.
+    """Token ids of the rows of `batch`, and the row of each token. A token's column is its
+    position.
     """
     index_N = torch.arange(len(batch.token_ids_N), device=batch.token_ids_N.device)
     first_N = batch.parents_N == -1

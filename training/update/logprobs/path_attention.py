@@ -1,9 +1,9 @@
 """Attention in which each token sees only the tokens on its path to the root.
 
-Forward and backward pass loop over the rounds of a plan. States are lists of vectors, one for each
-token and head, so that one look-up gathers a round. Query heads that share a key head are stacked
-as if they were more queries. Probabilities are kept for the backward pass if they are few, and
-computed again if they are many.
+The forward and the backward pass loop over the rounds of a plan. States are lists of vectors, one
+for each token and head, so that one look-up gathers a round. Query heads that share a key head are
+stacked as if they were further queries of one head. Probabilities are kept for the backward pass,
+or computed again in it if there are too many.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hrm_agent.training.update.logprobs.attention_plan import (
 __all__ = ["path_attention"]
 
 KEPT_ELEMENTS = 2**23
-"""Maximum number of probabilities that a layer keeps for its backward pass: 32 MiB in single
+"""Maximum number of probabilities in a layer that are kept for its backward pass: 32 MiB in single
 precision.
 """
 
@@ -35,8 +35,8 @@ def path_attention(
     plan: AttentionPlan,
     scale: float,
 ) -> Float[Tensor, "N H D"]:
-    """Softmax of scaled products along the paths, applied to the values (0 for a token that is no
-    query). H is a multiple of G.
+    """Attention output of each token over its path: softmax of scaled products, applied to the
+    values (0 for a token that is no query). H is a multiple of G.
     """
     return _PathAttention.apply(query_NHD, key_NGD, value_NGD, plan, scale)  # type: ignore[no-any-return]
 
@@ -110,8 +110,8 @@ def _probabilities(queries: Tensor, keys: Tensor, each: RoundRows) -> Tensor:
 
 
 def _gathered(grads: Tensor, rows: AttentionRows) -> Tensor:
-    """Gradients of keys at the positions of their tokens, summed over their own jobs and all jobs
-    with them in the prefix.
+    """Gradients of keys in the order of their tokens. The gradient of a key is summed over the job
+    whose interval contains it and all jobs that have it in their prefix.
     """
     whole = grads.index_select(0, rows.key_places).view(-1, rows.shared, grads.shape[1])
     for each in rows.rounds:

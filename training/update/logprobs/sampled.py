@@ -1,13 +1,14 @@
 """Log-probs of the tokens that a policy sampled, under a model.
 
-The distribution is the one that was sampled from: log softmax(logits / T) with the temperature T of
-each token's own call. A policy sampled at T and trained at 1 would be another one.
+The distribution is the one that was sampled from: log softmax(logits / T), where T is the
+temperature of the token's call. With T = 1 instead, another policy would be trained than the one
+that sampled.
 
-A batch of padded rows with few logits goes through the model unchanged, equal to the last bit. In
-all other cases no tensor of all logits is made (`vocabulary_chunks`), if the model's logits are the
-product of hidden states and a weight. If another operation follows that product (a soft cap, a
-scale), or the layer is another (an adapter on it, a quantised one), the model computes logits, one
-row for each entry.
+A batch of padded rows with few logits goes through the model as usual, so that results are equal to
+the last bit. For other batches no tensor of all logits is made (`vocabulary_chunks`), if the
+model's logits are the product of hidden states and a weight. If another operation follows that
+product (a soft cap, a scale), or the layer is not plain (it has an adapter or is quantised), the
+model computes one row of logits for each entry.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ __all__ = [
 
 
 def by_length(batch: MicroBatch, switch: int) -> tuple[MicroBatch, Bool[Tensor, " N"]]:
-    """Split texts that grow beyond the length at which a model switches its rotary factors
+    """Split texts that are longer than the length at which a model switches its rotary factors
     (`hrm_agent.models.local.long_rope`).
 
-    A token up to that length was predicted with the short factors, and one beyond it with the long
-    factors for all tokens before it. A text with trained tokens on both sides goes through the
-    model twice: its beginning, and all of it.
+    A token up to that length was predicted with the short factors. A token beyond it was predicted
+    with the long factors, which then apply to all tokens before it, too. So a text with trained
+    tokens on both sides goes through the model twice: its beginning, and the whole text.
 
-    Returns the batch in which each entry belongs to a text of its own side, in the order of the
-    entries, and a mask of the tokens of long texts. `switch`: maximum number of tokens before one
-    that is predicted with the short factors.
+    Returns a batch in which each entry belongs to a text of its side, in the order of the given
+    entries, and a mask of the tokens of long texts. `switch`: largest position that is predicted
+    with the short factors.
     """
     long_K = batch.positions_N[batch.loss_indices_K] > switch
     if not bool(long_K.any()):
@@ -95,13 +96,15 @@ def _up_to(batch: MicroBatch, runs: tuple[Run, ...], entries_K: Tensor) -> Tenso
 
 
 def require_fixed_factors(model: nn.Module, batch: MicroBatch) -> None:
-    """Raise `ModelError` if the model would use other rotary factors for every length of a text."""
+    """Raise `ModelError` if a text is so long that the model's rotary factors depend on
+    its length.
+    """
     limit = dynamic_limit(model)
     longest = 1 + int(batch.positions_N.max()) if limit is not None else 0
     if limit is not None and longest > limit:
         raise ModelError(
             f"A text has {longest} tokens. Beyond {limit} the model's rotary factors vary with the"
-            " length (rope_type dynamic), so texts computed beside it would change its log-probs.",
+            " length (rope_type dynamic), so other texts in a batch would change its log-probs.",
             f"Train on texts of at most {limit} tokens, or set rope_type to yarn or linear in the"
             " model's config.json.",
         )
@@ -110,7 +113,8 @@ def require_fixed_factors(model: nn.Module, batch: MicroBatch) -> None:
 Result = TypeVar("Result")
 
 FORWARDS: dict[ForwardName, Forward] = {"padded": padded, "packed": packed, "tree": packed}
-"""Forward passes by name. A tree differs from packed rows by its tokens, not by the forward pass.
+"""Forward passes by name. A tree and packed rows have the same forward pass; their
+batches differ.
 """
 
 _FOLLOWED: WeakSet[nn.Module] = WeakSet()
@@ -130,12 +134,12 @@ def token_logprobs(model: nn.Module, batch: MicroBatch) -> Float[Tensor, " K"]:
 def sampled_and_recorded_logprobs(
     model: nn.Module, batch: MicroBatch
 ) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
-    """Log-probs of `token_logprobs`, and those at the temperatures at which log-probs were
-    recorded, without a gradient.
+    """Log-probs of `token_logprobs`, and log-probs without a gradient at the temperatures of the
+    recorded log-probs.
 
-    The two differ if an engine recorded raw log-probs of a call at another temperature than 1. The
-    tempered log-prob of a token cannot be computed from the raw one (that takes all logits), so
-    such a record cannot be used in a ratio. It can be compared with the trainer's raw log-prob.
+    The two differ if an engine recorded raw log-probs of a call with a temperature other than 1. A
+    tempered log-prob cannot be computed from a raw one, since that needs all logits. So a raw
+    record cannot be used in a ratio, but can be compared with the trainer's raw log-prob.
     """
     if torch.equal(batch.temperatures_K, batch.old_temperatures_K):
         logprobs_K = token_logprobs(model, batch)
@@ -211,7 +215,8 @@ def from_hidden(
 
 @contextmanager
 def _forwarded(model: nn.Module, batch: MicroBatch) -> Generator[tuple[MicroBatch, ModelInputs]]:
-    """Batch as it goes through the model, its entries in their order, and the model's arguments.
+    """Batch as it goes through the model, with its entries in the given order, and the model's
+    arguments.
 
     Raises `ModelError` for a model that does not support the batch's forward.
     """

@@ -3,10 +3,10 @@ at once.
 
     log p(y | h) = (w_y . h + b_y) / T - log sum_v exp((w_v . h + b_v) / T)
 
-A chunk of positions goes through the output layer, and one number for each entry is kept of its
-logits. The backward pass computes a chunk's probabilities again. If all probabilities are few, they
-are kept instead. Several entries may be predicted at one position (siblings that share it): its
-logits are computed once.
+Positions go through the output layer chunk by chunk, and of a chunk's logits one number is kept for
+each entry. The backward pass computes the probabilities again, unless they are so few that all were
+kept. If several entries are predicted at one position, which rows in a tree may share, its logits
+are computed once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["entropies_from_hidden", "entropies_of", "logprobs_from_hidden"]
 CHUNK_ELEMENTS = 2**23
 """Number of logits computed at once: 32 MiB in single precision."""
 CHUNK_ELEMENTS_ON_GPU = 2**26
-"""Number of logits computed at once on a GPU. There each chunk costs a pass over the gradient of
-the output layer's weight, which is as large as the layer.
+"""Number of logits computed at once on a GPU. The number is larger there, since each chunk costs a
+pass over the gradient of the output layer's weight, which is as large as the layer.
 """
 KEPT_ELEMENTS = 2**23
 """Maximum number of probabilities that are kept for the backward pass."""
@@ -37,8 +37,8 @@ def logprobs_from_hidden(
     token_ids_K: Int[Tensor, " K"],
     temperatures_K: Float[Tensor, " K"],
 ) -> Float[Tensor, " K"]:
-    """Log-prob of each entry's token, predicted by the hidden state at the entry's index, at its
-    temperature.
+    """Log-prob of each entry's token at the entry's temperature. `places_K`: index of the hidden
+    state that predicts the token.
     """
     hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
     return _Chunked.apply(
@@ -81,9 +81,10 @@ def entropies_of(logits_PV: Float[Tensor, "P V"]) -> Float[Tensor, " P"]:
 def _at_one_temperature(
     hidden_PD: Tensor, places_K: Tensor, temperatures_K: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, the index among them of each entry, and the temperature of each state.
+    """Hidden states, the index of each entry's state, and the temperature of each state.
 
-    If siblings share a state at several temperatures, each entry gets a state of its own.
+    If entries share a state and differ in temperature, the states are repeated so that each entry
+    has one.
     """
     temperatures_P = temperatures_K.new_ones(len(hidden_PD))
     temperatures_P[places_K] = temperatures_K
@@ -179,8 +180,8 @@ def _add_product(onto: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
 def _buffer(
     chunks: Sequence[tuple[int, int, Tensor]], weight: Tensor, exact: torch.dtype
 ) -> Tensor:
-    """Allocate one buffer for the logits of all chunks in turn. An allocation for each fragments
-    the heap.
+    """Allocate one buffer for the logits of all chunks in turn, since an allocation for each chunk
+    would fragment the heap.
     """
     most = max((stop - start for start, stop, _ in chunks), default=0)
     return torch.empty(most, weight.shape[0], dtype=exact, device=weight.device)
