@@ -1,10 +1,10 @@
-"""Config models of the commands that collect, evaluate and train: read from a TOML file and flags,
-saved with the run.
+"""Config models of the commands that collect, evaluate and train. Values are read from a TOML file
+and from flags, and saved with the run.
 
-They are separate from the code that they configure, so that a command's help needs neither torch
-nor langgraph. A value that suits one model ruins another, so a key whose default depends on the
-model is None until the model is known (`hrm_agent.training.config.fitted`). Values of the paper
-(rStar2-Agent, arXiv 2508.20722) are given beside the defaults.
+The models are separate from the code that they configure, so that a command's help needs neither
+torch nor langgraph. A value that suits one model may ruin another. So a key whose default depends
+on the model is None until the model is known (`hrm_agent.training.config.fitted`). Values of the
+paper (rStar2-Agent, arXiv 2508.20722) are given beside the defaults.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ FREE_ON_RESUME = frozenset(
         *(*TRACK_KEYS, "otel", "otel_content"),
     }
 )
-"""Keys that affect how a run is carried out and not its result. They may change when it is resumed.
+"""Keys that affect how a run is carried out, but not its result. They may change when the run is
+resumed.
 """
 FREE_IN_TRAINING = FREE_ON_RESUME | {
     "data",
@@ -87,8 +88,8 @@ FREE_IN_TRAINING = FREE_ON_RESUME | {
     "engine_difference_limit",
     "loss.engine_difference_limit",
 }
-"""Keys that may change when a training is resumed. It checks data and steps itself, since a run may
-be prolonged.
+"""Keys that may change when a training is resumed. They include `data` and `steps`, since a run may
+be prolonged; the training checks these two itself.
 """
 
 TANK = (
@@ -134,7 +135,7 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings,
     processes: int = Field(default=1, ge=1)
     """Processes that run the graphs, around one engine (1: only the process of the engine)."""
     ray: str | None = None
-    """Ray cluster that these processes are spread over, as HOST:PORT, auto or local (none: this
+    """Ray cluster on which these processes run, as HOST:PORT, auto or local (none: this
     machine).
     """
     durability: Durability = "calls"
@@ -143,8 +144,8 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings,
     next one begins.
     """
     share_memory: bool = False
-    """Rollouts share the caches and the LangGraph stores that the graph holds. Otherwise each
-    rollout has empty caches and its own copy of a store in memory.
+    """Rollouts share the caches and the LangGraph stores that the graph holds. If false, each
+    rollout begins with empty caches and a copy of each store in memory.
     """
     seed: int = 0
     """Seed of the draw of tasks, and base of the seeds of all model calls."""
@@ -162,52 +163,53 @@ class SftConfig(CheckpointSettings):
     """Settings of fine-tuning on conversations."""
 
     steps: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Optimiser steps. By the model: those of three passes over the conversations; the small
-    built-in policies bring their own, 400.
+    """Optimiser steps. By the model: as many as three passes over the conversations take; for the
+    small built-in policies 400.
     """
     batch_size: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Conversations per step, over all processes. By the model: 16, or all if there are fewer; the
-    small built-in policies bring their own, 64.
+    """Conversations per step, over all processes. By the model: 16, or all if there are fewer; for
+    the small built-in policies 64.
     """
     micro_batch_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Maximum number of tokens, padding included, that one process holds at a time. A longer
-    conversation goes alone. By the model: as many as 4 GiB hold, 8192 at most.
+    """Maximum number of tokens in a forward pass of one process, padding included. A longer
+    conversation is alone in a pass. By the model: as many as fit into 4 GiB, at most 8192.
     """
     forward: Literal["padded", "packed"] = "padded"
     """Layout of conversations in a forward pass. padded: side by side. packed: one after the other
-    without padding, each seeing itself alone. Loss and gradients are equal up to rounding.
+    without padding, where tokens see only their own conversation. Loss and gradients are equal up
+    to rounding.
     """
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimiser. muon: Muon for the matrices of the layers and AdamW for the rest, which takes
     fewer steps to train a model from scratch.
     """
     learning_rate: Annotated[float | None, BY_MODEL] = Field(default=None, gt=0)
-    """AdamW's learning rate between warm-up and cool-down. By the model: by its size, 2e-5 or 1e-5,
-    of an adapter 1e-4; the small built-in policies bring their own, 3e-3.
+    """AdamW's learning rate between warm-up and cool-down. By the model: 2e-5 or 1e-5, depending on
+    its size, and 1e-4 for an adapter; for the small built-in policies 3e-3.
     """
     matrix_learning_rate: Annotated[float | None, BY_MODEL] = Field(default=None, gt=0)
-    """Muon's learning rate between warm-up and cool-down. By the model: five times AdamW's; the
-    small built-in policies bring their own, 0.02.
+    """Muon's learning rate between warm-up and cool-down. By the model: five times AdamW's rate;
+    for the small built-in policies 0.02.
     """
     warmup_steps: Annotated[int | None, BY_MODEL] = Field(default=None, ge=0)
-    """Number of first steps, at most all, in which the learning rate rises linearly to its full
-    value (0: none). By the model: a tenth of the steps, 30 at most; the small built-in policies
-    bring their own, 30.
+    """Number of steps at the beginning in which the learning rate rises linearly to its full value
+    (0: none). By the model: a tenth of the steps, at most 30; for the small built-in policies 30.
     """
     cooldown: float = Field(default=0.0, ge=0, le=1)
-    """Share of the steps, at the end, in which the learning rate falls to almost nothing. With 0 it
-    stays, and the run can be prolonged later if it has no fewer steps than its warm-up.
+    """Share of the steps, at the end, in which the learning rate falls to almost 0. With 0 the rate
+    does not fall, and the run can be prolonged later, unless its warm-up is longer than the run.
     """
     fall: Literal["linear", "cosine"] = "linear"
     """Shape of the learning rate's fall in the cool-down."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay of either optimiser, times the learning rate in each step (0: none).
+    """Decoupled weight decay of the optimiser, multiplied by the learning rate in each step (0:
+    none).
     """
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Maximum L2 norm of a step's gradient. A larger gradient is scaled down to it."""
+    """Maximum L2 norm of a step's gradient. A larger gradient is scaled down to this norm."""
     average: float = Field(default=0.0, ge=0, lt=1)
-    """Decay of a running mean of the weights, which the run ends with (0: none). With 0.98 it
-    covers about the last 50 steps.
+    """Decay of a running mean of the weights; the mean replaces the weights at the end of the run
+    (0: no mean). With 0.98 the mean covers about the last 50 steps.
     """
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps from one checkpoint to the next. Steps after the last checkpoint are taken again when a
@@ -227,38 +229,38 @@ class FineTuneConfig(SftConfig, TrackSettings):
     policy: str = "builtin:cold-start"
     """Starting policy: a built-in policy, a model folder, or hf:NAME."""
     data: str = ""
-    """JSONL file of conversations, also the first argument. Each line is {"messages": [{"role":
-    ..., "content": ...}, ...]}
+    """JSONL file of conversations. It may also be given as the first argument. Each line is
+    {"messages": [{"role": ..., "content": ...}, ...]}
     """
     source: StoreUrl = ""
-    """Store, run folder or exported file whose completed runs are learned from instead of data.
-    Also --from.
+    """Store, run folder or exported file whose completed runs are learned from, instead of data.
+    The flag is also called --from.
     """
     reward: float | None = None
-    """Minimum reward of runs that are learned from, with source (none: all, verified or not)."""
+    """Minimum reward of the runs in source that are learned from (none: all runs,
+    verified or not).
+    """
     by: str = ""
-    """Scores that replace each run's own rewards, with source: the name of a `hrm-agent rescore`,
-    or feedback.
+    """Scores that replace the rewards of the runs in source: the name of a `hrm-agent rescore`, or
+    feedback.
     """
     adapter: AdapterPart = AdapterPart()
     """LoRA adapter, trained instead of all weights."""
     roles: tuple[str, ...] = ()
-    """Roles, the nodes that asked, whose answers are learned from, such as solve, with source. Also
-    --role (empty: all).
+    """Roles (nodes that asked the model), such as solve, whose answers in source are learned from
+    (empty: all roles). The flag is also called --role.
     """
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.source and self.data:
-            raise ConfigError(
-                "Both a file and --from were named.", "Learn from the one or from the other."
-            )
+            raise ConfigError("Both a file and --from were named.", "Name only one of the two.")
         if self.adapter.lora_roles:
             raise ConfigError(
-                "lora_roles is of `train rl`: conversations do not say which role each answer"
-                " is of.",
-                "Leave it out; the adapter of one role is tuned as FOLDER/ROLE, on its answers"
-                " (--role).",
+                "lora_roles is of `train rl` only: conversations do not say which role gave an"
+                " answer.",
+                "Leave lora_roles out. To tune the adapter of one role, name it as policy,"
+                " FOLDER/ROLE, and learn from the role's answers (--role).",
             )
         return self
 
@@ -269,27 +271,27 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     policy: str = "builtin:cold-start"
     """Starting policy: a built-in policy, a model folder, or hf:NAME."""
     source: tuple[StoreUrl, ...] = ()
-    """Stores, run folders or exported files whose runs are learned from. Nothing is sampled. Also
-    --from.
+    """Stores, run folders or exported files whose runs are learned from. Nothing is sampled. The
+    flag is also called --from.
     """
     by: str = ""
-    """Scores that replace each run's own rewards, with source: the name of a `hrm-agent rescore`,
-    or feedback.
+    """Scores that replace the rewards of the runs in source: the name of a `hrm-agent rescore`, or
+    feedback.
     """
     steps: int = Field(default=30, ge=1)
-    """Optimiser steps (paper: 510 in three stages). With --from, by default one pass over the
-    record.
+    """Optimiser steps (paper: 510 in three stages). With --from the default is one pass over the
+    runs on record.
     """
     max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Maximum number of completion tokens of one reply (paper: 8K to 12K of a whole rollout). By
-    the model: half of its context, 2048 at most; the small built-in policies bring their own, 256.
+    """Maximum number of completion tokens in one reply (paper: 8K to 12K in a whole rollout). By
+    the model: half of its context window, at most 2048; for the small built-in policies 256.
     """
     temperature: float = Field(default=1.0, gt=0)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Sampling temperature of the rollouts, and of the log-probs in the loss. It is above 0, since
-    0 would make all rollouts alike.
+    """Sampling temperature of the rollouts, and of the log-probs in the loss. It must be above 0,
+    since at 0 all rollouts of a prompt are alike.
     """
     seed: int = 0
-    """Seed of the tasks and their order, the draw of kept rollouts, and all model calls."""
+    """Seed of the tasks and their order, of the draw of kept rollouts, and of all model calls."""
     rollout: RolloutPart = RolloutPart()
     """Rollouts of a step."""
     engines: EnginesPart = EnginesPart()
@@ -307,20 +309,20 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     evaluation: EvaluationPart = EvaluationPart()
     """Evaluation on held-out problems during the run."""
     stages: tuple[TrainingStage, ...] = ()
-    """Stages of the training, in order. `steps` is the sum of theirs. Only in a file, as
-    [[stages]].
+    """Stages of the training, in order. `steps` is the sum of their steps. Stages can only be given
+    in a file, as [[stages]].
     """
 
     @classmethod
     def of(cls, **keys: Any) -> Self:
-        """Return a configuration of keys by their own names, whatever their table: `of(steps=3,
+        """Return a configuration of the given keys, without naming their tables: `of(steps=3,
         group_size=4)`.
         """
         return cls.model_validate(in_tables(cls, keys))
 
     def but(self, *, on_record: bool = False, **keys: Any) -> Self:
-        """Return a copy with other values, by the keys' own names. `on_record`: it may belong to a
-        run of an earlier version.
+        """Return a copy with other values of the given keys, without naming their tables.
+        `on_record`: True if the configuration may belong to a run of an earlier version.
         """
         given = in_tables(type(self), {**self.model_dump(), **keys})
         return self.model_validate(given, context=ON_RECORD if on_record else None)
@@ -348,20 +350,20 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @model_validator(mode="after")
     def _passes_go_together(self, info: ValidationInfo) -> Self:
-        """Refuse settings that are right alone and wrong together."""
+        """Refuse combinations of settings that are each valid alone."""
         optim, loss = self.optim, self.loss
         mean = loss.taken("aggregation")
         if loss.credit == "even" and mean == "sequence" and info.context != ON_RECORD:
             raise ConfigError(
-                "credit = even does not go with aggregation = sequence: both divide a rollout by"
-                " its tokens.",
-                "Take one of the two: aggregation = token with even, or sequence with another"
-                " credit.",
+                "credit = even does not go with aggregation = sequence: both divide a rollout's"
+                " weight by its number of tokens.",
+                "Take aggregation = token with credit = even, or aggregation = sequence with"
+                " another credit.",
             )
         if optim.gradient_checkpointing and loss.forward != "padded":
             raise ConfigError(
-                f"gradient_checkpointing does not go with forward = {loss.forward}: layers are"
-                " computed again when the attention along paths is gone.",
+                f"gradient_checkpointing does not go with forward = {loss.forward}: the backward"
+                " pass computes layers again when their attention along paths is removed.",
                 "Take forward = padded, or smaller micro_batch_tokens without"
                 " gradient_checkpointing.",
             )
@@ -369,18 +371,18 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
             raise ConfigError(
                 "weights_by = collective does not go with lora_rank: an adapter goes to servers as"
                 " files.",
-                "Leave weights_by out; across hosts name a folder that all see with"
-                " weights_folder.",
+                "Leave weights_by out. If servers are on other hosts, name a folder that all hosts"
+                " see with weights_folder.",
             )
         several = optim.mini_batches * optim.epochs > 1 or loss.objective == "gspo"
         compared = loss.old_logprobs == "engine" or loss.correction != "none" or self.source
         if self.adapter.lora_dropout and (several or (compared and info.context != ON_RECORD)):
             raise ConfigError(
-                "lora_dropout does not go with several optimiser steps a batch, nor with ratios of"
-                " whole rollouts or to log-probs of an engine or a record: those are of another"
-                " draw of dropout, and the ratio is noise.",
-                "Leave it out; or epochs and mini_batches at 1, loss by token, old_logprobs ="
-                " trainer, no correction.",
+                "lora_dropout does not go with several optimiser steps on a batch, with ratios of"
+                " whole rollouts, or with log-probs of an engine or a record: the two sides of"
+                " the ratio would have different draws of dropout, and the ratio would be noise.",
+                "Leave lora_dropout out; or set epochs and mini_batches to 1, objective to clipped"
+                " or cispo, old_logprobs to trainer and correction to none.",
             )
         return self
 
@@ -389,7 +391,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         refuse_uncorrected(self.rollout, self.loss, self.samples)
         if self.by and self.rewards is not None:
             raise ConfigError(
-                "Both by and rewards were named.", "Learn from scores on record, or from new ones."
+                "Both by and rewards were named.", "Take scores on record (by) or new (rewards)."
             )
         refuse_with_ranks(self.rollout, self.optim, self.adapter, on_record=bool(self.source))
         return self
@@ -401,13 +403,13 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
             return self
         if self.steps != type(self).model_fields["steps"].default:
             raise ConfigError(
-                f"steps = {self.steps}, and the stages have {total} together.", "Leave steps out."
+                f"steps = {self.steps}, but the stages have {total} together.", "Leave steps out."
             )
         return self.model_copy(update={"steps": total})
 
     @property
     def tasks_of_stages(self) -> tuple[str, ...]:
-        """Families of tasks that stages use instead of `tasks`, each once."""
+        """Families of tasks that stages use instead of `tasks`, without repeats."""
         own = [
             stage.tasks
             for stage in self.stages
@@ -417,7 +419,9 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @property
     def same_as_clipped(self) -> str:
-        """Reason why the objective makes no difference here, in one line (empty if it does)."""
+        """Reason, in one line, why the objective makes no difference in this configuration (empty
+        if it does).
+        """
         loss, optim = self.loss, self.optim
         keys = {**loss.model_dump(), **optim.model_dump(), "source": self.source}
         if loss.objective == "clipped" or ratio_moves(keys):
@@ -430,8 +434,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         )
 
     def runner_options(self) -> RunnerOptions:
-        """Runner options. The policy replaces every model of the graph, without constraints, since
-        tokens chosen by a schema teach nothing.
+        """Runner options of a training. The policy replaces every model of the graph. It samples
+        without constraints, since tokens chosen by a schema teach nothing.
         """
         own: RunnerOptions = {
             "stand_in": True,
@@ -467,7 +471,9 @@ class DemoConfig(BaseModel):
     from_scratch: bool = False
     """Train the cold-start model instead of using the one that the package ships."""
     train: GrpoConfig = GrpoConfig.of(cooldown=0.67)
-    """Reinforcement learning between the two evaluations. It cools down for most of its steps."""
+    """Reinforcement learning between the two evaluations. Its learning rate falls in most of the
+    steps.
+    """
     eval_problems: int = Field(default=256, ge=1)
     """Number of held-out problems of each evaluation, the same before and after training."""
     problem: str = TANK

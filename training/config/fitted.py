@@ -1,14 +1,14 @@
-"""Defaults of a training that depend on the model: learning rates, batches, steps and lengths of
+"""Training defaults that depend on the model: learning rates, batches, steps and lengths of
 answers.
 
-Rates follow common practice. A pretrained model takes 1e-6 to 5e-6 in reinforcement learning and
-1e-5 to 5e-5 in fine-tuning, more the smaller it is. An adapter takes about ten times as much. A
-hundred times as much, which suits a small model trained from scratch, ruins a pretrained one within
-a few steps. A model that brings its own defaults (`hrm_agent.models.own_defaults`) is trained by
-those.
+Learning rates follow common practice. A pretrained model takes 1e-6 to 5e-6 in reinforcement
+learning and 1e-5 to 5e-5 in fine-tuning; smaller models take higher rates. An adapter takes about
+ten times the rate. A hundred times the rate suits a small model that is trained from scratch, but
+ruins a pretrained model within a few steps. If a model brings its own defaults
+(`hrm_agent.models.own_defaults`), these are used.
 
-A configuration is fitted once, before its run begins, and saved as it was fitted. A resumed run
-takes the recorded values.
+A configuration is fitted once, before its run begins, and saved with the chosen values. A resumed
+run takes these values.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _RATES = (
     _Rates(below=1e10, rl=2e-6, rl_adapter=2e-5, sft=1e-5, sft_adapter=1e-4),
     _Rates(below=inf, rl=1e-6, rl_adapter=1e-5, sft=1e-5, sft_adapter=1e-4),
 )
-"""Rates by size, ascending. The last ones also apply to a model of unknown size."""
+"""Rates by size, ascending. The last entry also applies to a model of unknown size."""
 _MATRIX_FACTOR = 5
-"""Muon's rate over AdamW's. A step of Muon is spread over a whole matrix, so that each number in it
-moves less.
+"""Muon's rate over AdamW's. Muon's step is spread over a whole matrix, so that each number in the
+matrix moves less.
 """
 _BATCH = 16
 _PASSES = 3
@@ -73,7 +73,7 @@ _MOST_OF_RL = 4096
 _MOST_OF_SFT = 8192
 """Maximum tokens of a micro-batch in fine-tuning."""
 _FAR = 100
-"""Factor above or below the usual learning rate from which a warning is given."""
+"""Factor above or below the usual learning rate at which a warning is given."""
 _SFT_KEYS = (
     "learning_rate",
     "matrix_learning_rate",
@@ -91,7 +91,7 @@ class Fitted:
     values: Mapping[str, Any]
     """Values by key."""
     lines: tuple[str, ...]
-    """Choices with their reasons, as text for the user (empty if nothing was left to the model)."""
+    """Text for the user: what was chosen and why (empty if nothing was left to the model)."""
     warning: str
     """Warning about a learning rate far from the usual one (empty if there is none)."""
 
@@ -99,19 +99,21 @@ class Fitted:
 def decided(value: Value | None, key: str) -> Value:
     """Return the value of `key` in a fitted configuration. Raises `ValueError` if it is None."""
     if value is None:
-        raise ValueError(f"{key} is left to the model: fit the configuration first ({__name__})")
+        raise ValueError(
+            f"{key} has no value yet: fit the configuration to its model first ({__name__})"
+        )
     return value
 
 
 def conversations_taken(config: SftConfig) -> int:
-    """Number of conversations that a fitted configuration learns from, counting repeats in further
-    passes.
+    """Number of conversations that a fitted configuration learns from. A conversation counts once
+    in each pass.
     """
     return decided(config.steps, "steps") * decided(config.batch_size, "batch_size")
 
 
 def fit(config: GrpoConfig) -> GrpoConfig:
-    """Return the configuration fitted to its policy. Raises `ModelError` if it cannot be
+    """Return the configuration fitted to its policy. Raises `ModelError` if the policy cannot be
     trained.
     """
     if not left_open(config):
@@ -121,8 +123,8 @@ def fit(config: GrpoConfig) -> GrpoConfig:
 
 
 def with_recorded(config: Config, recorded: Config) -> Config:
-    """Return the configuration with keys that it leaves to the model taken from its recorded
-    run.
+    """Return the configuration, in which keys left to the model get the values of the
+    recorded run.
     """
     before = _by_model(recorded)
     return with_values(
@@ -141,7 +143,7 @@ def left_open(config: SftConfig | GrpoConfig) -> list[str]:
 
 
 def _by_model(config: SftConfig | GrpoConfig) -> dict[str, Any]:
-    """Keys whose defaults depend on the model, with their values."""
+    """Keys whose defaults depend on the model -> their values."""
     if isinstance(config, SftConfig):
         return {key: getattr(config, key) for key in _SFT_KEYS}
     return {
@@ -152,7 +154,9 @@ def _by_model(config: SftConfig | GrpoConfig) -> dict[str, Any]:
 
 
 def fit_grpo(config: GrpoConfig, facts: ModelFacts) -> Fitted:
-    """Choose values for keys that a reinforcement learning of this model leaves open."""
+    """Choose values for the keys that a configuration of reinforcement learning leaves to this
+    model.
+    """
     usual, why = _usual_rate(
         "rl", facts, facts.own.train_rl.learning_rate, adapter=config.adapter.lora_rank > 0
     )
@@ -171,10 +175,10 @@ def fit_grpo(config: GrpoConfig, facts: ModelFacts) -> Fitted:
 def fit_sft(
     config: SftConfig, facts: ModelFacts, *, adapter: bool, conversations: int | None
 ) -> Fitted:
-    """Choose values for keys that a fine-tuning of this model leaves open. `adapter`: True for an
-    adapter.
+    """Choose values for the keys that a configuration of fine-tuning leaves to this model.
+    `adapter`: True if an adapter is trained.
 
-    If the number of `conversations` is unknown (None), values that depend on it stay open.
+    If the number of `conversations` is unknown (None), keys that depend on it stay None.
     """
     own = facts.own.train_sft
     usual, why = _usual_rate("sft", facts, own.learning_rate, adapter=adapter)
@@ -209,7 +213,9 @@ class _Choice:
     """Values chosen for one configuration, with the text that reports them to the user."""
 
     def __init__(self, given: Mapping[str, Any], own: BaseModel) -> None:
-        """`given`: keys with their values, None if open. `own`: defaults that the model brings."""
+        """`given`: keys with their values (None: left to the model). `own`: defaults that the model
+        brings.
+        """
         self._given = given
         self._own = own
         self._values: dict[str, Any] = {}
@@ -217,7 +223,7 @@ class _Choice:
         self._others: list[str] = []
 
     def take_rate(self, usual: float, why: str) -> float:
-        """Return the learning rate. `why`: the reason for the usual one."""
+        """Return the given learning rate, else `usual`. `why`: the reason for the usual rate."""
         if self._given["learning_rate"] is not None:
             return self._given["learning_rate"]
         self._values["learning_rate"] = usual
@@ -225,8 +231,8 @@ class _Choice:
         return usual
 
     def take(self, key: str, by_model: Callable[[], Any], text: str) -> Any:
-        """Return the value of `key`: the given one, else the model's own, else the one derived from
-        its size.
+        """Return the value of `key`: the given value, else the default that the model brings, else
+        `by_model()`. `text` describes a chosen value for the user.
         """
         if self._given[key] is not None:
             return self._given[key]
@@ -247,7 +253,7 @@ def _usual_rate(
 ) -> tuple[float, str]:
     """Return the usual learning rate of a training of this kind, and the reason."""
     if own is not None:
-        return own, "the model brings it along"
+        return own, "the default of this model"
     parameters = facts.measure().parameters
     size = "" if parameters is None else f"{_count(parameters)} "
     rates = (
@@ -264,7 +270,9 @@ def _usual_rate(
 
 
 def _micro_batch(facts: ModelFacts, most: int) -> int:
-    """Tokens of a micro-batch: a power of two that its memory holds, at most `most`."""
+    """Number of tokens in a micro-batch: a power of two that fits into the memory of a micro-batch,
+    at most `most`.
+    """
     size = facts.measure().training_bytes_per_token
     fitting = most if size is None else _MICRO_BATCH_BYTES // size
     return min(most, max(_LEAST_MICRO_BATCH, 1 << max(0, fitting.bit_length() - 1)))
@@ -272,7 +280,7 @@ def _micro_batch(facts: ModelFacts, most: int) -> int:
 
 def _warning(rates: Iterable[float], usual: float) -> str:
     """Warning about a learning rate far from the usual one (empty if there is none)."""
-    nearly = _FAR * (1 - 1e-9)  # tolerance for rounding of the quotient
+    nearly = _FAR * (1 - 1e-9)  # tolerates rounding of the quotient
     far = next((rate for rate in rates if max(rate / usual, usual / rate) >= nearly), None)
     if far is None:
         return ""

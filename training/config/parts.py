@@ -1,7 +1,8 @@
-"""Tables of the `train rl` configuration. Each key is also a flag, so every key name is unique
+"""Tables of the `train rl` configuration. Each key is also a flag, so the name of a key is unique
 across tables.
 
-They are separate from the code that they configure, so that a command's help does not need torch.
+The tables are separate from the code that they configure, so that a command's help does not need
+torch.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ObjectiveDefaults(NamedTuple):
     clip_high: float
     """Upper clip of the probability ratio, as a distance above 1."""
     aggregation: Aggregation
-    """Unit of the mean."""
+    """Default aggregation of the losses."""
 
 
 OWN: dict[ObjectiveName, ObjectiveDefaults] = {
@@ -66,11 +67,11 @@ OWN: dict[ObjectiveName, ObjectiveDefaults] = {
     "cispo": ObjectiveDefaults(None, 4.0, "token"),
     "gspo": ObjectiveDefaults(3e-4, 4e-4, "sequence"),
 }
-"""Defaults by objective name, from each one's own paper.
+"""Defaults by objective name, from the objective's paper.
 
-clipped: DAPO's upper clip (arXiv 2503.14476), and rStar2-Agent's. gspo: arXiv 2507.18071, section
-5.1. cispo has no lower bound; MiniMax-M1 (arXiv 2506.13585) gives no upper one, ScaleRL (arXiv
-2510.13786) cuts the ratio at 5.
+clipped: the upper clip of DAPO (arXiv 2503.14476) and rStar2-Agent. gspo: arXiv 2507.18071, section
+5.1. cispo: MiniMax-M1 (arXiv 2506.13585) has no lower bound and gives no number for the upper;
+ScaleRL (arXiv 2510.13786) cuts the ratio at 5.
 """
 
 
@@ -98,8 +99,8 @@ class TrackSettings(BaseModel):
     track_project: str = "hrm-agent"
     """Project name of the run in trackio and wandb."""
     track_folder: str | None = None
-    """Folder that trackers write to (none: TensorBoard and wandb into the run's folder, trackio
-    where it keeps all its runs).
+    """Folder that trackers write to (none: TensorBoard and wandb write into the run's folder, and
+    trackio where it keeps all its runs).
     """
 
 
@@ -128,27 +129,27 @@ class RolloutPart(ConfigPart):
     group_size: int = Field(default=8, ge=2)
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
     oversampling: float = Field(default=2, ge=1)
-    """Oversampling factor: all algorithms except grpo sample this many times G rollouts, rounded
-    (paper: 2). grpo samples G.
+    """Oversampling factor. grpo samples G rollouts of a prompt. All other algorithms sample this
+    factor times G, rounded (paper: 2).
     """
     shuffle_block: int = Field(default=480, ge=1)
-    """Block size for task order. Tasks are drawn in blocks of this many, each in its own random
-    order.
+    """Block size of the task order. Tasks are drawn in blocks of this many, and each block is
+    shuffled.
     """
     problems: int | None = Field(default=None, ge=1)
-    """Size of the pool that tasks are drawn from, pass after pass (none: all of a finite family,
-    new ones without end of another; paper: 42K).
+    """Size of the pool from which tasks are drawn, pass after pass (none: all tasks of a finite
+    family, or new tasks without end of an infinite one; paper: 42K).
     """
     refill: int = Field(default=0, ge=0)
-    """Maximum number of further prompts that a step draws to replace groups that teach nothing (0:
-    none; paper: none).
+    """Maximum number of further prompts that a step may draw to replace groups that teach nothing
+    (0: none; paper: none).
     """
     processes: int = Field(default=1, ge=1)
     """Processes that run the graphs of a step's rollouts, around one engine (1: only the training
     process).
     """
     ray: str | None = None
-    """Ray cluster that these processes are spread over, as HOST:PORT, auto or local (none: this
+    """Ray cluster on which these processes run, as HOST:PORT, auto or local (none: this
     machine).
     """
     durability: Durability = "calls"
@@ -157,29 +158,30 @@ class RolloutPart(ConfigPart):
     next one begins.
     """
     share_memory: bool = False
-    """Rollouts share the caches and the LangGraph stores that the graph holds. Otherwise each
-    rollout has empty caches and its own copy of a store in memory.
+    """Rollouts share the caches and the LangGraph stores that the graph holds. If false, each
+    rollout begins with empty caches and a copy of each store in memory.
     """
     versions_behind: int = Field(default=0, ge=0)
-    """Maximum number of versions between the sampling weights and the trained weights. Rollouts of
-    this many coming steps run while the weights change. Above 0 it needs `correction` (token is
-    usual) or old_logprobs engine (0: no rollouts run ahead).
+    """Maximum number of versions between the sampling weights and the trained weights: rollouts of
+    so many coming steps run while the weights change (0: no rollouts run ahead). A value above 0
+    needs `correction` (token is usual) or old_logprobs engine.
     """
     on_publish: Literal["finish", "abort"] = "finish"
     """Handling of replies in progress when new weights are published. finish: they end with the
-    weights that they began with. abort: they are requested again. Whole rollouts go on either way.
+    weights with which they began. abort: they are requested again. With either, rollouts go on.
     """
     group_quorum: float = Field(default=1, gt=0, le=1)
-    """Share of a prompt's rollouts after which the others have group_deadline seconds left.
-    Rollouts that have not ended by then are cut off: they stay on record as they are, and are left
-    out of the step (1: all are waited for).
+    """Share of a prompt's rollouts after whose end the others have group_deadline seconds left (1:
+    a step waits for all rollouts). Rollouts that have not ended by then are cut off: they stay on
+    record as they are, and are left out of the step.
     """
     group_deadline: float = Field(default=60, ge=0)
-    """Seconds to wait for the last rollouts of a prompt once its quorum has ended."""
+    """Seconds to wait for the other rollouts of a prompt after its quorum has ended."""
     carry_over: bool = False
-    """Rollouts that were cut off go on in the next step, once, until group_deadline after that
-    step's own rollouts. Those that have ended by then are trained on there, judged with their own
-    group. Needs `correction` or old_logprobs engine.
+    """Rollouts that were cut off go on in the next step, until group_deadline after that step's
+    rollouts. If they have ended by then, they are trained on in that step, and are judged with the
+    group in which they began. A rollout goes on only once. Needs `correction` or old_logprobs
+    engine.
     """
 
 
@@ -193,34 +195,34 @@ class SelectPart(ConfigPart):
     selection: Literal["inverse", "lowest"] = "inverse"
     """Draw of positives by RoC. inverse: as in the paper. lowest: as in its released code."""
     min_positives: int = Field(default=2, ge=0)
-    """Minimum number of positives that RoC keeps of a group, if there are as many. At most half of
-    G.
+    """Minimum number of positives that RoC keeps of a group, if the group has as many. At most half
+    of G.
     """
     min_negatives: int = Field(default=2, ge=0)
-    """Minimum number of negatives that RoC keeps of a group, if there are as many. At most half of
-    G.
+    """Minimum number of negatives that RoC keeps of a group, if the group has as many. At most half
+    of G.
     """
     penalty_eps: float = Field(default=1e-6, gt=0)
     """Constant added to a positive's penalty before it is inverted. The larger it is, the less the
     penalty matters to RoC's draw.
     """
     penalties: Literal["whole", "by_role"] = "whole"
-    """Scope of RoC's penalties. whole: all calls and turns of a rollout (paper). by_role: those of
-    each role, the node that asked; the rollout has the mean over the roles that have tools, or that
-    answer.
+    """Scope of RoC's penalties. whole: all calls and turns of a rollout (paper). by_role: the calls
+    and turns of each role (node that asked the model), then the mean over the roles that have
+    tools, or that answer.
     """
     min_group: float = Field(default=0.75, gt=0, le=1)
-    """Minimum share of a prompt's rollouts that are usable (not lost to a machine). A group below
-    it is left out.
+    """Minimum share of a prompt's rollouts that must be usable (not lost to a failed machine or
+    service). A group with fewer is left out.
     """
     truncated: Truncated = "wrong"
     """Handling of rollouts that ended at a limit. wrong: their outcome is 0 (paper). leave_out:
-    they are no part of their group. keep_reward: they are not right, but are rewarded as if they
-    had ended by themselves.
+    they are left out of their group. keep_reward: they count as wrong, but keep the reward that
+    they would have without the limit.
     """
     mastered_after: int = Field(default=0, ge=0)
-    """Number of times in a row that all rollouts of a problem's group must be right before the
-    problem leaves the pool (0: no problem leaves).
+    """Number of consecutive groups of a problem that must be all right before the problem leaves
+    the pool (0: no problem leaves).
     """
 
 
@@ -228,68 +230,70 @@ class LossPart(ConfigPart):
     """Training loss."""
 
     advantages: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus"] = "grpo"
-    """Baseline of a rollout's reward. grpo: the mean of its group, over the deviation. dr_grpo: the
-    mean alone. rloo: the mean of the others. reinforce_plus_plus: the mean, over the deviation of
-    the whole batch.
+    """Advantage of a rollout: its reward less a baseline. grpo: the mean of its group, and divided
+    by the group's deviation. dr_grpo: the mean alone. rloo: the mean of the other rollouts.
+    reinforce_plus_plus: the mean, and divided by the deviation of the whole batch.
     """
     advantage_eps: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation of rewards that advantages are divided by."""
     credit: Literal["whole_trajectory", "per_role", "even"] = "whole_trajectory"
-    """Distribution of a rollout's advantage over its calls. whole_trajectory: the same to all.
-    per_role: compared among calls of one role that had the same prompt. even: a rollout of many
-    tokens weighs as much as one of few.
+    """Distribution of a rollout's advantage over its calls. whole_trajectory: all calls get the
+    same. per_role: calls of one role that had the same prompt are compared with each other. even: a
+    rollout of many tokens weighs as much as a rollout of few.
     """
     frozen_roles: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
-    """Role, the node that asked, whose calls are context and never trained on, such as critique.
-    Repeatable.
+    """Role (node that asked the model), such as critique, whose calls are context and never trained
+    on. Repeatable.
     """
     objective: ObjectiveName = "clipped"
-    """Loss of a token. clipped: the surrogate of PPO and GRPO. cispo: the log-prob weighed by the
-    clipped ratio, which leaves no token without gradient. gspo: the surrogate with one ratio for a
+    """Loss of a token. clipped: the surrogate of PPO and GRPO. cispo: the log-prob times the
+    clipped ratio, so that every token keeps its gradient. gspo: the surrogate with one ratio for a
     whole rollout. If each batch is trained on once, as by default, the ratio is 1, and all three
     have the same gradient.
     """
     aggregation: Aggregation | None = None
-    """Unit of the mean. token: all trained tokens (paper). sequence: rollouts, each with the mean
-    of its tokens. constant: rollouts, each with the sum of its tokens over `constant` (none:
-    sequence for gspo, token for the others).
+    """Aggregation of the losses. token: mean over all trained tokens (paper). sequence: mean over
+    rollouts of the mean of their tokens. constant: mean over rollouts of the sum of their tokens,
+    divided by `constant` (none: sequence for gspo, token for the others).
     """
     constant: float = Field(default=256.0, gt=0)
     """Tokens that the sum of a rollout is divided by. Used only with aggregation constant."""
     clip_low: float | None = Field(default=None, gt=0, lt=1)
-    """Lower clip of the probability ratio, below 1. The ratio is 1 if each batch is trained on once
-    (none: 0.2, for gspo 3e-4; cispo has none).
+    """Lower clip of the probability ratio, as a distance below 1. The ratio is 1 if each batch is
+    trained on once (none: 0.2, for gspo 3e-4; cispo has no lower clip).
     """
     clip_high: float | None = Field(default=None, gt=0)
-    """Upper clip of the probability ratio, above 1. The ratio is 1 if each batch is trained on once
-    (none: 0.28, for gspo 4e-4, for cispo 4).
+    """Upper clip of the probability ratio, as a distance above 1. The ratio is 1 if each batch is
+    trained on once (none: 0.28, for gspo 4e-4, for cispo 4).
     """
     dual_clip: float | None = Field(default=None, gt=1)
-    """Largest loss of a token with a negative weight, as a multiple of it (none: unbounded, as in
-    the paper).
+    """Maximum loss of a token with a negative weight, as a multiple of the weight's size (none:
+    unbounded, as in the paper).
     """
     kl_coef: float = Field(default=0.0, ge=0)
-    """Coefficient of the divergence from the starting policy (0: none, and no second model is held,
-    as in the paper).
+    """Coefficient of the divergence from the starting policy (0: no such term, as in the paper, and
+    no reference model in memory).
     """
     old_logprobs: Literal["trainer", "engine"] = "trainer"
     """Denominator of the ratio. trainer: log-probs that the trainer computes before the first
     optimiser step. engine: log-probs recorded when the tokens were sampled. With --from and without
-    a correction, trainer applies to steps whose tokens were sampled by the very weights that take
-    them; other steps use engine.
+    a correction, trainer is used only in steps whose tokens were sampled by exactly the weights
+    that are trained; other steps use engine.
     """
     engine_difference_limit: float | None = Field(default=None, gt=0)
-    """Limit in nats of engine_difference. A step on tokens of the newest weights that exceeds it
-    stops the run (none: 5e-4 in float32, 0.05 in half precision, 0.15 with weights in 8 bits, 0.5
-    in 4).
+    """Limit in nats of engine_difference. If a step on tokens of the newest weights exceeds it, the
+    run stops (none: 5e-4 in float32, 0.05 in half precision, 0.15 with weights in 8 bits, 0.5 in 4
+    bits).
     """
     correction: Literal["none", "token", "sequence"] = "none"
-    """Weight of the loss by the trainer's over the engine's probability, so that tokens of an
-    engine that rounds differently, or of older weights, count as the trainer's own. Applied by
-    token, or by whole rollout.
+    """Importance correction: the loss of each token or each whole rollout is weighted by the
+    trainer's probability over the engine's. It corrects for an engine that rounds differently, or
+    sampled with older weights.
     """
     correction_mode: Literal["truncate", "mask"] = "truncate"
-    """Handling of a correction above the cap. truncate: the cap. mask: 0."""
+    """Handling of a correction above the cap. truncate: it is set to the cap. mask: it
+    is set to 0.
+    """
     correction_cap: float = Field(default=2.0, gt=0)
     """Cap of the correction."""
     max_staleness: int | None = Field(default=None, ge=0)
@@ -298,28 +302,28 @@ class LossPart(ConfigPart):
     """
     forward: Literal["padded", "packed", "tree"] = "padded"
     """Layout of rollouts in a forward pass. padded: side by side. packed: one after the other
-    without padding. tree: parts that siblings share (their prompt, a first turn) once. Loss and
-    gradients are equal up to rounding.
+    without padding. tree: packed, and beginnings that rollouts share (a prompt, a first turn) are
+    computed once. Loss and gradients are equal up to rounding.
     """
     micro_batch_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Maximum number of tokens, padding included, of one forward pass. By the model: as many as 4
-    GiB hold, 4096 at most.
+    """Maximum number of tokens in a forward pass, padding included. By the model: as many as fit
+    into 4 GiB, at most 4096.
     """
 
     @field_serializer("aggregation", "clip_high", "clip_low", when_used="json")
     def _as_taken(self, value: Any, info: FieldSerializationInfo) -> Any:
-        """Serialise the value in use. A configuration that others are merged with keeps its
-        None.
+        """Serialise the value in use to JSON. In other dumps, with which configurations are merged,
+        None stays None.
         """
         return self.own(info.field_name or "") if value is None else value
 
     def taken(self, key: str) -> Any:
-        """Value of a key, or the objective's default if none was given."""
+        """Value of a key: the given value, or the objective's default if none was given."""
         given = getattr(self, key)
         return self.own(key) if given is None else given
 
     def own(self, key: str) -> Any:
-        """Default of the objective for a key (None if no objective has one)."""
+        """Default of the objective for a key (None if it has no default for the key)."""
         return getattr(OWN[self.objective], key, None)
 
 
@@ -327,17 +331,19 @@ class EnginesPart(ConfigPart):
     """Engines that sample the rollouts."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """Sampling engine. transformers: this process, with the very weights that are trained. vllm:
-    servers that receive the weights after each update, and are verified to sample with them.
+    """Sampling engine. transformers: this process samples with the weights that are trained. vllm:
+    servers sample; they receive the weights after each update, and are verified to use them.
     """
     servers: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
     """vLLM server that takes weights (docs/scale.md), as vllm:http://HOST:PORT/v1. Repeatable."""
     server_count: int = Field(default=0, ge=0)
-    """Number of vLLM servers to start on this machine, each on its own GPU if there are any (0: 1
-    if no server is named).
+    """Number of vLLM servers to start on this machine, each on a different GPU if there are GPUs
+    (0: one server if no server is named, else none).
     """
     server_python: str = ""
-    """Interpreter of the environment that has vLLM, for servers started here (empty: this one)."""
+    """Python interpreter of the environment that has vLLM, for servers started here (empty: the
+    running interpreter).
+    """
     server_options: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
     """Further option of `vllm serve` for servers started here, such as
     --server-options=--max-model-len=8192. Repeatable.
@@ -345,34 +351,36 @@ class EnginesPart(ConfigPart):
     assign: Literal[
         "expected_peak", "least_requests", "safe_maximum", "static_prompts", "static_rollouts"
     ] = "expected_peak"
-    """Assignment of rollouts to servers. expected_peak: as many as their caches hold at the peak
-    predicted from the last step's lengths. safe_maximum: as many as fit at the longest length
-    (paper). The others admit all at once, by fewest requests, or split by prompts or by rollouts.
+    """Assignment of rollouts to servers. expected_peak: as many as the caches hold at the peak
+    predicted from the last step's lengths. safe_maximum: as many as fit if all get the maximum
+    length (paper). The others admit all rollouts at once: least_requests to the server with the
+    fewest rollouts, static_prompts divided by prompt, static_rollouts divided by rollout.
     """
     weights_by: Literal["file", "collective"] = "file"
-    """Transport of weights to servers. file: a file in weights_folder. collective: the trainer
-    sends them to each server's workers, over the network by gloo, or from GPU to GPU by NCCL if
-    each rank has its own.
+    """Transport of weights to servers. file: by a file in weights_folder. collective: the trainer
+    sends them to each server's workers, from GPU to GPU by NCCL if trainer and workers are on
+    different GPUs, else over the network by gloo.
     """
     weights_address: str = ""
-    """Address of this machine that servers reach, for weights by a collective (empty: the one
-    towards each server).
+    """Address of this machine that servers reach, for weights_by collective (empty: the address
+    that faces each server).
     """
     weights_folder: str = ""
-    """Folder visible to this machine and the servers, for weights (empty: this machine's memory).
+    """Folder for weights, visible to this machine and the servers (empty: a folder in this
+    machine's memory).
     """
     publish_tolerance: float | None = Field(default=None, gt=0)
     """Maximum difference between a server's log-probs and the trainer's after a publish (none: 1e-4
     at most in float32, 0.05 on average in half precision).
     """
     unproved_weights: bool = False
-    """Go on if some weights of a server cannot be compared with the trainer's. They are named
-    either way.
+    """Go on if some weights of a server cannot be compared with the trainer's. The run names such
+    weights in any case.
     """
     server_patience: float = Field(default=600.0, gt=0)
     """Seconds that rollouts wait while no server is available; after that the run ends, and can be
-    resumed. Also the seconds without a report on a request after which a server's rollouts go on in
-    others.
+    resumed. If a server reports nothing on a request for as long, its rollouts go on in other
+    servers.
     """
 
     @model_validator(mode="after")
@@ -393,38 +401,40 @@ class EnginesPart(ConfigPart):
 
 
 class AdapterPart(ConfigPart):
-    """LoRA adapter, trained instead of all weights on a model that stays unchanged."""
+    """LoRA adapter, which is trained on an unchanged model, instead of all weights."""
 
     lora_rank: int = Field(default=0, ge=0)
-    """Rank of a LoRA adapter, which is trained and saved alone (the model may be loaded with
-    ?load=nf4). 0: none, all weights are trained (paper: none).
+    """Rank of a LoRA adapter. Only the adapter is trained and saved, and the model may be loaded
+    with ?load=nf4 (0: no adapter, all weights are trained; paper: 0).
     """
     lora_alpha: float | None = Field(default=None, gt=0)
-    """Scale of the adapter's output, divided by its rank (none: twice the rank)."""
+    """Strength of the adapter: its output is scaled by lora_alpha / lora_rank (none: twice the
+    rank).
+    """
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of a layer's inputs that are dropped before the adapter in a training forward pass (0:
-    none). Not applied when log-probs are compared.
+    none). It is not applied when log-probs are compared.
     """
     lora_targets: Annotated[tuple[str, ...], ONE_BY_ONE] = ("all-linear",)
     """Layer that has the adapter, such as q_proj. Repeatable. all-linear: all but the output layer
     and the router of a mixture of experts.
     """
     lora_roles: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
-    """Role, the node that asked, with a separate adapter, such as plan. Repeatable. All other roles
-    share one (none named: all roles do).
+    """Role (node that asked the model), such as plan, that gets a separate adapter. Repeatable. All
+    other roles share an adapter (empty: all roles share it).
     """
 
     @model_validator(mode="after")
     def _names_are_sound(self) -> Self:
         if not self.lora_targets:
-            raise ConfigError("lora_targets names no layer.", "Leave it out for all linear ones.")
+            raise ConfigError("lora_targets names no layer.", "Leave it out for all linear layers.")
         for role in self.lora_roles:
             if not re.fullmatch(r"\w[\w -]*", role) or self.lora_roles.count(role) > 1:
                 raise ConfigError(
-                    f"lora_roles cannot have {role!r}: its adapter is kept in a folder of that"
-                    " name, once.",
-                    "Name each role once; a node has letters, digits, _ and - in its name, or its"
-                    " adapter is shared.",
+                    f"lora_roles cannot have {role!r}: a role's adapter is saved in a folder with"
+                    " the role's name.",
+                    "Name each role once. Only a node whose name has letters, digits, _, - and"
+                    " spaces can have a separate adapter.",
                 )
         return self
 
@@ -438,45 +448,46 @@ class OptimPart(ConfigPart):
     """Optimiser, precision and learning rate."""
 
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """Optimiser. adamw8bit is AdamW that keeps its means of gradients in 8 bits, a quarter of the
-    memory, by bitsandbytes.
+    """Optimiser. adamw8bit is AdamW that keeps its means of gradients in 8 bits by bitsandbytes,
+    which takes a quarter of their memory.
     """
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights, in the trainer and its engine. bfloat16: trained weights have float32
-    masters, which the optimiser changes.
+    """Type of the weights, in the trainer and its engine. bfloat16: trained weights have copies in
+    float32 (masters), which the optimiser changes.
     """
     gradient_checkpointing: bool = False
-    """Compute layers again in the backward pass. This takes the memory of one layer's activations
+    """Compute layers again in the backward pass. Only one layer's activations are then in memory,
     for a third more arithmetic.
     """
     sharding: Literal["none", "ddp", "fsdp2"] = "none"
-    """Joint training of several processes, started by torchrun. none: there is one process. ddp:
-    each holds all weights and the whole optimiser. fsdp2: each holds a share of both, and in
-    addition the weights it samples with.
+    """Joint training by several processes, started by torchrun. none: one process trains. ddp: each
+    process holds all weights and the whole optimiser. fsdp2: each holds a share of the trained
+    weights and of the optimiser, and in addition all weights for sampling.
     """
 
     learning_rate: Annotated[float | None, BY_MODEL] = Field(default=None, gt=0)
     """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters). By the
-    model: by its size, 5e-6 to 1e-6, of an adapter ten times as much; the small built-in policies
-    bring their own, 5e-4.
+    model: 5e-6 to 1e-6, depending on its size, and ten times as much for an adapter; for the small
+    built-in policies 5e-4.
     """
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of first steps, at most all, in which the learning rate rises linearly to its full
-    value (0: none; paper: 20).
+    """Number of steps at the beginning in which the learning rate rises linearly to its full value
+    (0: none; paper: 20).
     """
     cooldown: float = Field(default=0.0, ge=0, le=1)
-    """Share of the steps, at the end, in which the learning rate falls to almost nothing (demo:
-    0.67). With 0 it stays (paper), and the run can be prolonged later. A fall cannot be prolonged,
-    since another number of steps would move its beginning.
+    """Share of the steps, at the end, in which the learning rate falls to almost 0 (demo: 0.67).
+    With 0 the rate does not fall (paper), and the run can be prolonged later. A run whose rate has
+    begun to fall cannot be prolonged, since another number of steps would move the beginning of the
+    fall.
     """
     fall: Literal["linear", "cosine"] = "linear"
     """Shape of the learning rate's fall in the cool-down."""
     least_rate: float = Field(default=0.0, ge=0, le=1)
-    """Minimum learning rate in the cool-down, as a share of the full one."""
+    """Minimum learning rate in the cool-down, as a share of the full rate."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's decoupled weight decay, times the learning rate in each step (0: none)."""
+    """AdamW's decoupled weight decay, multiplied by the learning rate in each step (0: none)."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Maximum L2 norm of a step's gradient. A larger gradient is scaled down to it."""
+    """Maximum L2 norm of a step's gradient. A larger gradient is scaled down to this norm."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's decay of the mean of gradients."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -493,7 +504,8 @@ class CheckpointSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     checkpoints: int = Field(default=2, ge=1)
-    """Number of checkpoints kept, the newest ones. A damaged one is skipped for the previous one.
+    """Number of newest checkpoints that are kept. If the newest is damaged, the previous one is
+    used.
     """
     checkpoint_every: int = Field(default=1, ge=1)
     """Steps from one checkpoint to the next. Steps after the last checkpoint are taken again when a
@@ -513,17 +525,17 @@ class EvaluationPart(ConfigPart):
     RUN/best.
     """
     eval_problems: int = Field(default=64, ge=1)
-    """Number of held-out problems of an evaluation, the same each time, at the temperature of
-    training.
+    """Number of held-out problems in an evaluation. All evaluations have the same problems, and
+    sample at the temperature of training.
     """
     patience: int = Field(default=0, ge=0)
-    """Number of evaluations without a better one after which the run ends (0: it takes all its
-    steps).
+    """Number of consecutive evaluations without a new best after which the run ends (0: the run
+    takes all its steps).
     """
 
 
 class TrainingStage(BaseModel):
-    """Stage of a training. Settings that are none are those of the whole training."""
+    """Stage of a training. For a setting that is none, the value of the whole training is used."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -541,18 +553,18 @@ class TrainingStage(BaseModel):
     turns: int | None = Field(default=None, ge=1)
     """Maximum number of turns of a rollout: `max_turns` of the graph's context."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Further options of the graph, which override those of the whole."""
+    """Further options of the graph, which override those of the whole training."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """Learning rate between warm-up and cool-down. Each stage has a cool-down. Only the first stage
-    and stages with reset_optimizer have a warm-up.
+    """Learning rate between warm-up and cool-down. Each stage ends with a cool-down. Only the first
+    stage and stages with reset_optimizer begin with a warm-up.
     """
     reset_optimizer: bool = False
-    """Begin with a fresh state of the optimiser."""
+    """True if the stage begins with a fresh state of the optimiser."""
     leave_out_solved: int = Field(default=0, ge=0)
-    """Number of rollouts of each problem of the pool before the stage. Problems that were right
-    each time are left out (paper: 8 in stage 3; 0: none is left out).
+    """Number of rollouts that are made of each problem in the pool before the stage. Problems that
+    were right each time are left out of the stage (0: none is left out; paper: 8 in stage 3).
     """
     plateau: int = Field(default=0, ge=0)
-    """Number of steps without a new best share of right rollouts after which the stage ends (0:
-    never early).
+    """Number of consecutive steps without a new best share of right rollouts after which the stage
+    ends early (0: never).
     """

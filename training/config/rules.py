@@ -1,7 +1,8 @@
-"""Unions of configuration keys, and combinations of keys that are refused.
+"""Rules on configuration keys: which keys act only together with others, and combinations that are
+refused.
 
-Keys are flat in a file and as flags. Each union names the keys of its kinds, such as `dual_clip` of
-the objective `clipped`. A key has no effect in a kind that does not name it, and is refused there.
+Each union names the keys of its kinds, such as `dual_clip` of the objective `clipped`. A key has no
+effect in a kind that does not name it, and is refused in a configuration of that kind.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = [
 
 Config = TypeVar("Config", bound=BaseModel)
 Keys = Mapping[str, Any]
-"""Keys of a configuration with their values, whatever their table."""
+"""Keys of a configuration with their values, without tables."""
 
 QUOTA_KEYS = ("min_positives", "min_negatives")
 
@@ -46,13 +47,13 @@ class KeyUnion(NamedTuple):
     kind: str | Callable[[Keys], object]
     """Key whose value is the kind, or a function that returns the kind."""
     keys: Mapping[Any, tuple[str, ...]]
-    """Kind -> its keys. A key has no effect in a kind that does not list it. Kinds True and False
-    are of a value that is set or not.
+    """Kind -> its keys. A key has no effect in a kind that does not list it. The kinds True and
+    False stand for a value that is set or not.
     """
     why: str
-    """Reason that a key has no effect. {kind} is the kind."""
+    """Reason why a key has no effect. {kind} stands for the kind."""
     hint: str = ""
-    """Hint for the user (empty: to leave the key out)."""
+    """Hint for the user (empty: the hint is to leave the key out)."""
 
 
 def ratio_moves(keys: Keys) -> bool:
@@ -70,7 +71,7 @@ UNIONS = (
                 *("mastered_after", "eval_every"),
             )
         },
-        "with --from: no problem is drawn, and none is put",
+        "with --from: no problem is drawn, and nothing is sampled",
     ),
     KeyUnion(
         "engine",
@@ -134,7 +135,7 @@ UNIONS = (
     KeyUnion(
         "old_logprobs",
         {"trainer": ("correction",)},
-        "here: with old_logprobs engine the ratio is the engine's already",
+        "here: with old_logprobs engine the ratio already has the engine's log-probs",
         "Take old_logprobs trainer, or leave correction out.",
     ),
     KeyUnion(
@@ -145,17 +146,17 @@ UNIONS = (
     KeyUnion(
         "versions_behind",
         {True: ("on_publish",)},
-        "here: without versions_behind nothing is under way when weights are published",
+        "here: without versions_behind no reply is in progress when weights are published",
     ),
     KeyUnion(
         lambda keys: keys["group_quorum"] < 1,
         {True: ("group_deadline", "carry_over")},
-        "here: without group_quorum all rollouts are waited for",
+        "here: without group_quorum a step waits for all rollouts",
     ),
     KeyUnion(
         lambda keys: keys["versions_behind"] or keys["carry_over"] or keys["source"],
         {True: ("max_staleness",)},
-        "here: all tokens of a step are of its own weights",
+        "here: all tokens of a step were sampled with its weights",
     ),
     KeyUnion(
         "eval_every",
@@ -185,7 +186,7 @@ UNIONS = (
 
 
 def with_acting_keys(config: Config, *, on_record: bool) -> Config:
-    """Return the configuration, in which every key that differs from its default has an effect.
+    """Return the configuration if every key that differs from its default has an effect.
 
     Raises `ConfigError` for a key without effect. If the configuration is `on_record`, such a key
     gets its default instead, since earlier versions accepted it.
@@ -226,7 +227,7 @@ def with_acting_keys(config: Config, *, on_record: bool) -> Config:
 
 
 def with_values(config: Config, values: Keys) -> Config:
-    """Return the configuration with `values` in it, each in the table of its key. They are not
+    """Return the configuration with `values`, each in the table of its key. The values are not
     checked.
     """
     own = {key: value for key, value in values.items() if key in type(config).model_fields}
@@ -239,16 +240,16 @@ def with_values(config: Config, values: Keys) -> Config:
 
 
 def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> None:
-    """Raise `ConfigError` if older weights sample without a correction, or if the quorum is only
-    one of `samples`.
+    """Raise `ConfigError` if older weights sample without a correction, or if one of `samples`
+    rollouts is a quorum.
     """
     behind, share = rollout.versions_behind, rollout.group_quorum
     older = f"versions_behind = {behind}" if behind else "carry_over" if rollout.carry_over else ""
     if older and loss.correction == "none" and loss.old_logprobs != "engine":
         raise ConfigError(
-            f"{older} trains on tokens of older weights, and nothing corrects for that.",
-            "Set correction = token, which weighs each by the ratio of its probabilities, or"
-            " old_logprobs = engine.",
+            f"{older} trains on tokens of older weights, but nothing corrects for that.",
+            "Set correction = token, which weighs each token by the ratio of its probabilities,"
+            " or old_logprobs = engine.",
         )
     if share < 1 and share * samples <= 1:
         raise ConfigError(
@@ -261,7 +262,9 @@ def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> No
 def refuse_with_ranks(
     rollout: RolloutPart, optim: OptimPart, adapter: AdapterPart, *, on_record: bool
 ) -> None:
-    """Raise `ConfigError` for settings that several processes do not support."""
+    """Raise `ConfigError` for settings that joint training by several processes does
+    not support.
+    """
     whole = "whole weights on each process: take ddp" if optim.sharding == "fsdp2" else ""
     for given, what, hint in (
         (on_record, "--from", "Learn from what is on record in one process."),
@@ -270,12 +273,12 @@ def refuse_with_ranks(
         (
             rollout.versions_behind > 0,
             "versions_behind",
-            "Several ranks take their steps one after the other.",
+            "Leave it out: with several ranks no rollouts run ahead.",
         ),
         (
             rollout.carry_over,
             "carry_over",
-            "Leave it out: what a rank has cut off stays on record.",
+            "Leave it out: rollouts that a rank has cut off stay on record.",
         ),
         (whole and adapter.lora_rank > 0, "lora_rank", f"An adapter needs {whole}."),
         (

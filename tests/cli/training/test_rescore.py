@@ -354,7 +354,7 @@ async def test_what_was_scored_before_a_kill_is_on_record(hrm: Command, rubrics:
         (("--rewards", "./none.py:rubric"), "There is no file none.py in "),
         (("--rewards", "./mine.py:words"), "'words' returned 'good', a str"),
         (("--rewards", "nothing"), "There are no scores 'nothing'"),
-        (("--rewards", "feedback"), "Nobody has said anything"),
+        (("--rewards", "feedback"), "There is no feedback on any run"),
         (("--rewards", "answer:nonsense"), "no answer reader"),
         (("--rewards", "verifier", "--name", "recorded"), "cannot be called 'recorded'"),
         (("--rewards", "verifier", "--thread", "thread-99"), "no thread 'thread-99'"),

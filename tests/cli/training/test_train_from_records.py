@@ -90,7 +90,7 @@ def test_chat_holds_every_call_of_every_role(
 def test_what_people_liked_is_learned(solved: Trajectory, hrm: Command, tmp_path: Path) -> None:
     words = ("--from", "runs", "--by", "feedback", "--reward", "1", "--out", "liked", *QUICK)
     refused = hrm("train", "sft", *words)
-    assert refused.code == 2 and "Nobody has said anything of a run" in refused.err
+    assert refused.code == 2 and "There is no feedback on any run" in refused.err
     for score, code, said in ((0.0, 2, "1 left out: the reward is below 1"), (1.0, 0, "")):
         with open_store(tmp_path / "runs" / "store.db") as store:
             given = RewardScore(name="feedback", value=score)

@@ -110,7 +110,7 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
         ),
         (
             ("--max-staleness", "1"),
-            "max_staleness has no effect here: all tokens of a step are of its own weights",
+            "max_staleness has no effect here: all tokens of a step were sampled with its weights",
         ),
     ],
     ids=" ".join,

@@ -106,7 +106,7 @@ def test_a_call_is_told_by_the_responses_before_it() -> None:
 
 def test_tokens_beyond_the_vocabulary_are_another_models() -> None:
     one = trajectory(calls=(sampled_call("a", [1, 900, 3], 1),))
-    with pytest.raises(ModelError, match="token 900, and the model's vocabulary has 64"):
+    with pytest.raises(ModelError, match="token 900, but the model's vocabulary has 64"):
         list(call_entropies(tiny_model(), [(one, {"a"})]))
 
 

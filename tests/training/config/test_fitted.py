@@ -98,7 +98,9 @@ def test_a_fine_tuning_passes_three_times_over_what_it_is_given(
 def test_what_follows_from_the_conversations_stays_open_until_they_are_known() -> None:
     config = with_values(SftConfig(), sft(None).values)
     assert left_open(config) == ["steps", "batch_size", "warmup_steps"]
-    with pytest.raises(ValueError, match="steps is left to the model: fit the configuration first"):
+    with pytest.raises(
+        ValueError, match="steps has no value yet: fit the configuration to its model first"
+    ):
         decided(config.steps, "steps")
     assert sft(None, steps=40).values["warmup_steps"] == 4
 
@@ -147,7 +149,7 @@ def test_it_is_said_what_was_chosen_why_and_how_to_choose_otherwise() -> None:
         ),
     )
     own = fit_grpo(GrpoConfig(), facts_of("builtin:trained")).lines
-    assert own[0] == "Learning rate 5e-4: the model brings it along; --learning-rate sets another."
+    assert own[0] == "Learning rate 5e-4: the default of this model; --learning-rate sets another."
     assert "answers of at most 256 tokens (--max-tokens)" in own[1]
 
 

@@ -90,7 +90,7 @@ def test_one_step_a_batch_is_told_where_it_makes_objectives_equal() -> None:
         ({"advantages": "rloo", "advantage_eps": 1e-3}, "rloo divides by no deviation"),
         (
             {"max_staleness": 1},
-            "max_staleness has no effect here: all tokens of a step are of its own weights",
+            "max_staleness has no effect here: all tokens of a step were sampled with its weights",
         ),
         (
             {"selection": "lowest", "penalty_eps": 0.1},
@@ -126,7 +126,7 @@ def test_what_has_no_effect_or_acts_twice_is_refused(given: dict[str, Any], said
         ("[loss]\ndual_clip = 3.0", "each batch is trained on once"),
         ("[optim]\nleast_rate = 0.1", "without cooldown"),
         ('[loss]\nadvantages = "dr_grpo"\nadvantage_eps = 1e-3', "dr_grpo divides"),
-        ("[loss]\nmax_staleness = 1", "all tokens of a step are of its own weights"),
+        ("[loss]\nmax_staleness = 1", "all tokens of a step were sampled with its weights"),
     ],
 )
 def test_a_file_cannot_hold_it_either_and_a_run_on_record_gets_the_default(

@@ -292,8 +292,8 @@ def test_the_bound_of_tokens_is_that_of_steps() -> None:
     ("keys", "said"),
     [
         ({"versions_behind": 1}, "nothing corrects for that"),
-        ({"on_publish": "abort"}, "without versions_behind nothing is under way"),
-        ({"group_deadline": 5.0}, "without group_quorum all rollouts are waited for"),
+        ({"on_publish": "abort"}, "without versions_behind no reply is in progress"),
+        ({"group_deadline": 5.0}, "without group_quorum a step waits for all rollouts"),
         ({"group_quorum": 0.05}, "one alone teaches nothing"),
     ],
 )

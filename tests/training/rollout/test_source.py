@@ -276,7 +276,7 @@ def test_the_cool_down_falls_along_either_line_and_not_below_its_floor() -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"stages": STAGES, "steps": 9}, "steps = 9, and the stages have 7 together"),
+        ({"stages": STAGES, "steps": 9}, "steps = 9, but the stages have 7 together"),
         ({"dual_clip": 3.0, "objective": "gspo"}, "dual_clip has no effect here"),
         ({"correction": "token", "old_logprobs": "engine"}, "correction has no effect here"),
         (

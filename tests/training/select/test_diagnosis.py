@@ -49,7 +49,7 @@ def row(**counts: Any) -> dict[str, Any]:
     [
         (
             {"raised": 16, "too_small": 2},
-            f"In 16 of 16 rollouts the graph raised by itself: {ERROR}. Mend the graph",
+            f"In 16 of 16 rollouts the graph itself raised an error: {ERROR}. Mend the graph",
         ),
         (
             {"raised": 5, "tools_lost": 1, "too_small": 2, "correct": 0.6},

@@ -341,7 +341,7 @@ def test_what_cannot_be_is_said() -> None:
     ):
         GrpoConfig.of(lora_roles=ROLES)
     for roles in (("plan", "plan"), ("../plan",), ("",)):
-        with pytest.raises(ConfigError, match="is kept in a folder of that name"):
+        with pytest.raises(ConfigError, match="is saved in a folder with"):
             GrpoConfig.of(lora_rank=4, lora_roles=roles)
     with pytest.raises(ConfigError, match=r"lora_roles is of `train rl`"):
         FineTuneConfig.model_validate(
