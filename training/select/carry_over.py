@@ -1,18 +1,18 @@
-"""Carries over rollouts that were cut off. They continue in the next step, with its weights, and
-are trained on there.
+"""Carries over rollouts that were cut off: they continue in the next step, with that step's
+weights, and are trained on in it.
 
-A rollout resumes as after a kill. Its samples on record are not sampled again, and new ones use the
-weights of the later step. Each call records which weights sampled a token. The loss is corrected
-for older ones as with `versions_behind`.
+A rollout resumes as after a kill. Its calls on record are not sampled again, and new calls use the
+weights of the later step. Each call records the version of the weights that sampled its tokens. The
+loss is corrected for tokens of older weights, as with `versions_behind`.
 
-A carried rollout belongs to the group it was begun in, which was trained on without it. When it has
-ended, that group is judged once more with it, by the draw of its own step, as if it had been
-awaited. Its verdict and advantage are those it would have had. Only the carried rollouts are
-trained on. The verdicts of the others do not change. So the duration of a rollout does not change
-its chance of being trained on.
+A carried rollout belongs to the group in which it began, and which was trained on without it. When
+it has ended, the whole group is judged once more, with the random draw of the group's step. So the
+rollout gets the verdict and advantage that it would have had if the step had waited. Only the
+carried rollouts are trained on, and the verdicts of the others do not change. Thus the duration of
+a rollout does not change its chance of being trained on.
 
-A rollout is carried once. One that has not ended by the deadline of the later step is dropped for
-good. No rollout is carried into another stage, whose tasks and lengths differ.
+A rollout is carried only once: if it has not ended by the deadline of the later step, it is
+dropped. No rollout is carried into another stage, since stages differ in tasks and lengths.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["Carried", "CarryOver"]
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Results of the rollouts that a step has taken over from the previous one."""
+    """Results of the rollouts that a step has taken over from the previous step."""
 
     begun: int = 0
     """Number of rollouts taken over."""
@@ -63,7 +63,7 @@ class Carried:
 
 
 class CarryOver:
-    """Continues the rollouts of a run that its last step has cut off."""
+    """Continues the rollouts that the previous step of a run has cut off."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class CarryOver:
 
     @asynccontextmanager
     async def beside(self, plan: StepPlan) -> AsyncGenerator[Callable[[], Awaitable[Carried]]]:
-        """Run the carried rollouts beside the groups of a step. Call the function that is yielded
-        once these groups have ended.
+        """Run the carried rollouts beside the groups of a step. Yields a function, to be called
+        when these groups have ended, that returns the results.
         """
         episodes = self._episodes(plan)
         async with self._collector.carried(episodes, plan.step, plan.config) as ended:
@@ -92,7 +92,7 @@ class CarryOver:
             yield carried
 
     def _episodes(self, plan: StepPlan) -> list[Episode]:
-        """Rollouts cut off by the previous step, by group and sample."""
+        """Rollouts that the previous step has cut off, ordered by group and sample."""
         if not plan.config.rollout.carry_over or plan.step == self._source.progress.began_at:
             return []
         before, cut = plan.step - 1, dict[str, set[str]]()
@@ -102,8 +102,8 @@ class CarryOver:
         for place, group_id in sorted(
             (int(group_id.rpartition("/")[2]), group_id) for group_id in cut
         ):
-            # A rollout that was still waiting to start is not on record, but others of its group
-            # have ended.
+            # The task is read from the group, since a rollout that had not started is not on
+            # record, but others of its group are.
             known = self._store.journal.headers("group_id = ?", (group_id,))[0].task
             task = self._source.drawn(known.family, known.id)
             if task is None:

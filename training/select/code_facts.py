@@ -1,13 +1,13 @@
-"""Facts of a Python snippet: its form without wording, and the variables it takes and leaves. The
-snippet is compiled, never run.
+"""Facts of a Python snippet: its form without wording, and the variables that it reads and sets.
+The snippet is compiled, but never run.
 
 `form` is equal for two snippets that differ only in comments, whitespace, parentheses, annotations,
 docstrings, `pass`, standalone constants, `x = x`, and names of variables, functions and classes
-that they define themselves. It is computed from the bytecode, in which these are gone or numbered.
-Names of the session, of attributes and keywords stay.
+that they define. It is computed from the bytecode, in which all these are missing or numbered.
+Names taken from the session, and names of attributes and keywords, are part of the form.
 
-The text comes from a model, of any size and depth. A snippet that is too long, or nested too deep,
-has no facts.
+Snippets come from a model and may have any size and depth. A snippet that is too long, or nested
+too deep, has no facts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from typing import Any, cast
 __all__ = ["MAX_CHARACTERS", "CodeFacts", "code_facts"]
 
 MAX_CHARACTERS = 8 * 1024
-"""Maximum length of a snippet. Ordinary snippets take milliseconds, the worst less than a second:
-anything that the compiler does not handle in linear time is removed or refused.
+"""Maximum length of a snippet. An ordinary snippet takes milliseconds, the worst less than a
+second, since constructs that the compiler does not handle in linear time are removed or refused.
 """
 _MAX_SCOPES = 20
-"""Maximum nesting of functions, classes and comprehensions. A variable of the outermost passes
-through each of them.
+"""Maximum nesting of functions, classes and comprehensions. The compiler passes a variable of the
+outermost scope through each scope.
 """
 _MAX_PATTERNS = 200
-"""Maximum number of patterns of `match`. Each name that one binds is moved past all others."""
+"""Maximum number of patterns of `match`. The compiler moves each name that a pattern binds past all
+others.
+"""
 _SCOPES = (
     *(ast.AsyncFunctionDef, ast.ClassDef, ast.FunctionDef, ast.Lambda),
     *(ast.DictComp, ast.GeneratorExp, ast.ListComp, ast.SetComp),
@@ -58,7 +60,7 @@ _MUTATORS = {
     ),
     *("remove", "reverse", "rotate", "setdefault", "sort", "update"),
 }
-"""Methods that change the object they are called on."""
+"""Methods that change the object on which they are called."""
 _ARGUMENT_MUTATORS = {"heapify", "heappop", "heappush", "insort", "setattr", "shuffle"}
 """Functions that change their first argument."""
 _RECITERS = {"print", "repr", "str"}
@@ -92,7 +94,7 @@ _OF_VARIABLES = {
     for what in ("DELETE", "LOAD", "STORE")
     for where in ("GLOBAL", "NAME")
 }
-_SHIFTS = {dis.opmap["LOAD_GLOBAL"]: 1}  # bits below the index of a name in an argument
+_SHIFTS = {dis.opmap["LOAD_GLOBAL"]: 1}  # number of bits below a name's index in an argument
 if sys.version_info >= (3, 12):
     _SHIFTS |= {dis.opmap["LOAD_ATTR"]: 1, dis.opmap["LOAD_SUPER_ATTR"]: 2}
 _ORDERED_BY_NAME = {
@@ -105,15 +107,15 @@ class CodeFacts:
     """Facts of one snippet."""
 
     form: str
-    """Digest of the snippet without its wording. Empty if it does nothing."""
+    """Digest of the snippet without its wording (empty if the snippet does nothing)."""
     shows: bool
     """True if the snippet prints or ends with an expression, so that it may have output."""
     recites: bool
     """True if all output is contained in the code: literals, and variables set to literals."""
     renames: tuple[tuple[str, str], ...]
-    """Pairs of new and old name, in order, if the snippet only renames variables."""
+    """Pairs of new and old name, in order (empty unless the snippet only renames variables)."""
     reads: frozenset[str]
-    """Names that the snippet takes from its session: those read before it sets them itself."""
+    """Names that the snippet takes from its session: names that it reads before it sets them."""
     sets: frozenset[str]
     """Names that the snippet binds in its session."""
     changes: frozenset[str]
@@ -128,11 +130,11 @@ class CodeFacts:
 
 @lru_cache(maxsize=4096)
 def code_facts(code: str) -> CodeFacts | None:
-    """Facts of a snippet (None if it cannot be read: no Python, too long, or nested too deep)."""
+    """Facts of a snippet (None if it is not Python, too long, or nested too deep)."""
     if len(code) > MAX_CHARACTERS:
         return None
     try:
-        # warnings about odd escapes are shown to the model where its code runs
+        # Ignore warnings about odd escapes; the model sees them when its code runs.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = _plain(ast.parse(code))
@@ -160,13 +162,14 @@ def code_facts(code: str) -> CodeFacts | None:
 
 
 def _plain(tree: ast.Module) -> list[ast.stmt]:
-    """Statements without annotations and without those that do nothing, all on one line.
+    """Statements of a snippet, all on one line. Annotations, and statements that do nothing, are
+    removed.
 
-    The bytecode would contain fillers for lines that do nothing.
+    With several lines, the bytecode would contain NOPs for lines that do nothing.
     """
     patterns = 0
     nodes: list[tuple[Any, int]] = [(tree, 0)]
-    while nodes:  # as ast.walk, in a third of the time
+    while nodes:  # walks the tree as ast.walk does, in a third of the time
         node, depth = nodes.pop()
         values: dict[str, Any] = node.__dict__
         for name in values.keys() & _BLOCKS:
@@ -197,9 +200,9 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
 def _simpler(node: ast.stmt) -> ast.stmt:
     """Statement without its annotation, or without `finally`.
 
-    The block of a `finally` moves behind its `try`. The compiler copies the block to each exit,
-    which doubles the size per nesting level. The block is reached whatever the `try` does. No
-    source contains the inserted condition.
+    The block of a `finally` is moved behind its `try`, under a condition that no source contains.
+    In place, the compiler would copy the block to each exit, which doubles the size per nesting
+    level.
     """
     if isinstance(node, (ast.Try, ast.TryStar)) and node.finalbody:
         last, node.finalbody = node.finalbody, []
@@ -214,8 +217,8 @@ def _if_empty_set(body: list[ast.stmt]) -> ast.If:
 
 
 def _keep_factors(node: ast.BinOp) -> None:
-    """Keep the compiler from multiplying constants. The result can be 4 kB for nine characters, and
-    each sum of such results stays in memory.
+    """Keep the compiler from multiplying constants. The product can be 4 kB for nine characters,
+    and each sum of such products stays in memory.
     """
     if (
         isinstance(node.op, ast.Mult)
@@ -223,7 +226,7 @@ def _keep_factors(node: ast.BinOp) -> None:
         and isinstance(node.right, _FOLDED)
     ):
         shown = _on_one_line(ast.FormattedValue(node.right, -1))
-        # a product with a text is never one in what people write
+        # no real snippet multiplies by an f-string, so the marked product equals no other
         node.right = _on_one_line(ast.JoinedStr([shown]))
 
 
@@ -282,8 +285,8 @@ def _renames(body: list[ast.stmt]) -> tuple[tuple[str, str], ...]:
 
 
 def _compiled(body: list[ast.stmt]) -> list[CodeType]:
-    """Code of the statements, then of the last one's value if it is an expression, which a notebook
-    shows.
+    """Code objects of a snippet. If the last statement is an expression, whose value a notebook
+    shows, it is a separate, second code object.
     """
     last = body[-1] if body else None
     if not isinstance(last, ast.Expr):
@@ -296,8 +299,8 @@ def _compiled(body: list[ast.stmt]) -> list[CodeType]:
 
 
 def _at_once(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Nodes that are evaluated when the snippet runs, excluding bodies of functions that are only
-    called later.
+    """Nodes that are evaluated when the snippet itself runs. Bodies of functions and classes are
+    left out.
     """
     nodes = list(body)
     while nodes:
@@ -333,8 +336,8 @@ def _base(node: ast.AST) -> Iterator[str]:
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
-    """Opcode and argument of each instruction, like `dis` without the text, in a hundredth of the
-    time.
+    """Opcode and argument of each instruction. `dis` would also make texts, and take a hundred
+    times as long.
     """
     extended, raw = 0, code.co_code
     for place in range(0, len(raw), 2):
@@ -348,10 +351,10 @@ def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
 
 
 class _Flow:
-    """Names that a snippet takes and leaves, in the order of its instructions.
+    """Names that a snippet reads and sets, found in the order of its instructions.
 
-    A name set on one of two branches counts as set. No name that the snippet may have set itself is
-    attributed to the session.
+    A name that is set on one of two branches counts as set. So a name that the snippet may have set
+    is never attributed to the session.
     """
 
     def __init__(self) -> None:
@@ -375,13 +378,15 @@ class _Flow:
             elif opcode in _ITEM_STORES:
                 self.changes = True
             elif opcode == _LOAD_CONST and isinstance(inner := code.co_consts[argument], CodeType):
-                if inner.co_name.startswith("<"):  # of a comprehension, or a lambda
+                if inner.co_name.startswith("<"):  # code of a comprehension or a lambda
                     self._read(_globals(inner))
                 else:
                     self.through[inner.co_name] = _globals(inner)
 
     def end(self) -> None:
-        """Count the names that a called function of the snippet takes from the session."""
+        """Add the names that functions of the snippet take from the session, if the snippet calls
+        these functions.
+        """
         for name in self.loaded & self.through.keys():
             self.reads |= self.through[name] - self.sets
 
@@ -391,7 +396,7 @@ class _Flow:
 
 
 def _globals(code: CodeType) -> set[str]:
-    """Names that the code of a function, or of one within it, takes from the session."""
+    """Names that a function, or a function nested in it, takes from the session."""
     found = {
         code.co_names[argument >> 1]
         for opcode, argument in _instructions(code)
@@ -414,12 +419,12 @@ def _form(parts: Iterable[CodeType], own: set[str]) -> str:
 def _written(
     code: CodeType, own: set[str], numbers: dict[str, int], around: dict[str, str]
 ) -> tuple[Any, ...]:
-    """Code without its wording. The compiler numbers variables of functions and constants by their
-    first appearance.
+    """Code without its wording. In bytecode, variables of functions and constants are numbered by
+    their first appearance.
 
-    Variables shared by functions are in alphabetical order and are numbered here. `around` has the
-    shared variables of the enclosing functions. `numbers` has those of `own`, over the whole
-    snippet.
+    Variables that nested functions share are in alphabetical order there, so they are numbered
+    here. `around`: numbers of the shared variables of enclosing functions. `numbers`: numbers of
+    the names in `own`, over the whole snippet.
     """
     shared = {name: around[name] for name in code.co_freevars if name in around}
     flow: list[tuple[int | str, ...]] = []

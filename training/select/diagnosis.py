@@ -1,9 +1,8 @@
-"""Diagnosis of a training that learns nothing: the cause that explains most, and what to do about
-it.
+"""Diagnosis of a training that learns nothing: the most likely cause, and what to do about it.
 
-A single metric misleads. A step whose rollouts are all truncated has equal rewards, and so has one
-whose tasks are too hard. A step whose prompts are too long for the policy has no call to train on,
-and so has one that samples greedily.
+A single metric misleads. Rewards are equal in a step whose rollouts are all truncated, but also in
+a step whose tasks are too hard. A step has no call to train on if its prompts are too long for the
+policy, but also if it samples greedily.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ __all__ = [
 
 GROUPS_FAILED = "groups_failed"
 _FEW = 0.05
-"""Share of right answers below which tasks are too hard, and of wrong ones below which they are too
-easy.
+"""Share of right answers below which tasks are too hard, and share of wrong answers below which
+tasks are too easy.
 """
 _MOST = 0.5
-"""Share of the rollouts from which a cause is reported."""
+"""Share of the rollouts at or above which a cause is reported."""
 _SHOWN = 3
-"""Maximum number of errors in a step's row, the most frequent ones."""
+"""Number of most frequent errors in a step's row."""
 _NOT_FINITE = ("not_a_number", "not nan", "not inf", "not -inf")
 
 
 def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
-    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones as
-    text.
+    """Number of failed rollouts of a step, by cause, and the most frequent errors as text
+    (`errors`).
 
-    A truncated run has an error if a prompt was too long, the first one or a later one.
+    A truncated run with an error had a prompt that was too long: its first prompt or a later one.
     """
     faults = [(each, fault_of(each)) for each in rollouts]
     reasons = Counter(fault[0] for _, fault in faults if fault is not None)
@@ -69,7 +68,7 @@ def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
 
 
 def _reward_fault(trajectory: Trajectory) -> RewardFault | None:
-    """Kind of the fault that left a rollout without a reward (None if it is not counted
+    """Kind of the fault that left a rollout without a reward (None for kinds that are not counted
     separately).
     """
     error = trajectory.error or ""
@@ -103,7 +102,7 @@ _SHARES = ("rollout/correct", "rollout/truncated", "rollout/failed")
 
 
 def totals_of(rows: Sequence[Mapping[str, object]]) -> Totals:
-    """Sum the counts of these rows."""
+    """Sum the counts in rows of metrics."""
     names = {name for row in rows for name in row if name.startswith(("select/", "rollout/"))}
     counts = dict.fromkeys(names, 0.0)
     for row in rows:
@@ -121,10 +120,10 @@ def _number(value: object) -> float:
 
 
 def nothing_got_through(totals: Totals) -> bool:
-    """True if every rollout failed in its graph or its reward, so that no later step can be better.
+    """True if every rollout failed in its graph or its reward, and no later step can be better.
 
-    Rollouts that failed because of what the policy wrote count only if all rollouts of each group
-    raised the same error at the same line. Others may improve by chance.
+    A rollout that failed because of what the policy wrote counts only if all rollouts of each group
+    raised the same error at the same line, since otherwise later rollouts may succeed by chance.
     """
     failed = sum(totals.of(f"rollout/{name}") for name in ("raised", "not_scored"))
     if all(not totals.of(f"select/{name}") for name in _GROUPS if name != GROUPS_FAILED):
@@ -135,7 +134,9 @@ def nothing_got_through(totals: Totals) -> bool:
 
 
 def diagnosis(totals: Totals) -> str:
-    """Return the cause that explains most of what these steps lack, and what to do next."""
+    """Return the most likely cause why these steps learned nothing, and what to do next, as text
+    for the user.
+    """
     for cause in _CAUSES:
         if cause.holds(totals):
             return cause.advice(totals)
@@ -161,7 +162,9 @@ def _mostly(*names: str) -> Callable[[Totals], bool]:
 
 
 def _lost_by(name: str) -> Callable[[Totals], bool]:
-    """True if most rollouts are lost or groups too small, and this is the most frequent cause."""
+    """Condition: most rollouts are lost or most groups too small, and `name` is the most frequent
+    cause of loss.
+    """
 
     def holds(totals: Totals) -> bool:
         lost = {each: totals.of(f"rollout/{each}") for each in _LOSSES}
@@ -198,8 +201,8 @@ _CAUSES: tuple[_Cause, ...] = (
     _Cause(
         _lost_by("raised"),
         lambda t: (
-            f"In {_share(['raised'], t)} the graph raised by itself{_named(t)}. Mend the graph, or"
-            " what it asks."
+            f"In {_share(['raised'], t)} the graph itself raised an error{_named(t)}. Mend the"
+            " graph, or what it asks."
         ),
     ),
     _Cause(
@@ -285,6 +288,6 @@ _CAUSES: tuple[_Cause, ...] = (
         lambda _: "Almost every answer was right: take harder tasks.",
     ),
 )
-"""Causes in the order in which they are checked. Losses come first, since they are not due to the
-policy.
+"""Causes in the order in which they are checked. Losses come first, since the policy does not cause
+them.
 """

@@ -1,7 +1,7 @@
-"""Novelty of a call's output, compared with all that was known before the call.
+"""Novelty of a call's output, compared with everything that was known before the call.
 
-Words and numbers count as known if they appear in this or an earlier snippet of the session, follow
-from such without calculation (`hrm_agent.training.select.retracing.sessions`), or were shown
+A word or number is known if it appears in this or an earlier snippet of the session, follows from
+these snippets without calculation (`hrm_agent.training.select.retracing.sessions`), or was shown
 before.
 """
 
@@ -28,12 +28,11 @@ _NEUTRAL = re.compile(r"(?<![\d.])[01](?![\d.])")
 _TYPES = ("array", "dtype", "float32", "float64", "int32", "int64")
 """Words that describe how a number is stored."""
 _SMALL = 1000
-"""Limit below which a number may result from a long calculation and appear in its code by chance.
-"""
+"""Limit below which the result of a long calculation may appear in the code by chance."""
 
 
 class Known:
-    """Words and numbers of a session, call by call."""
+    """Known words and numbers of a session, updated call by call."""
 
     def __init__(self) -> None:
         self._tokens = {"0", "1", *_TYPES}
@@ -52,10 +51,10 @@ class Known:
                 self._tokens |= _tokens(str(value.known)) | _tokens(repr(value.known))
 
     def has_plain_news(self, code: str, output: str) -> bool:
-        """True if `code` is arithmetic and `output` a number that is certainly new. Both are known
-        afterwards.
+        """True if `code` is arithmetic and `output` a number that is certainly new. In this case
+        both are known afterwards.
 
-        False means undecided. Most calls then need no retracing.
+        False means undecided. This quick test makes retracing unnecessary for most calls.
         """
         if not _ARITHMETIC.fullmatch(code) or not _NUMBER.fullmatch(output):
             return False
@@ -78,7 +77,7 @@ class Known:
         return True
 
     def has_news(self, output: str, retraced: Retraced | None) -> bool:
-        """True if `output`, of the code that was read last, shows anything new. It is known
+        """True if `output`, of the code that was read last, shows anything new. The output is known
         afterwards.
         """
         output = _ADDRESS.sub("", output).strip()
@@ -91,7 +90,9 @@ class Known:
         return news
 
     def _is_spelt(self, token: str) -> bool:
-        """True if `token` is a word made of the letters of texts in the code, in whatever order."""
+        """True if `token` is a word that consists of letters of string literals in the code, in any
+        order.
+        """
         return (
             not token[0].isdigit()
             and token[0] != "."
@@ -126,7 +127,9 @@ class Known:
 
 
 def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
-    """True if the recorded output contradicts the retraced values. The record takes precedence."""
+    """True if the recorded output contradicts the retraced values. In this case the output is
+    believed, not the values.
+    """
     if (
         not values
         or not tokens
@@ -139,7 +142,7 @@ def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _tokens(text: str) -> frozenset[str]:
-    """Words, without regard to case, and numbers, in whatever notation."""
+    """Words in lower case, and numbers in one notation."""
     return frozenset(
         _number(each) if each[0] in ".0123456789" else each.casefold()
         for each in _TOKEN.findall(text)

@@ -4,65 +4,67 @@ does not lower them.
     p_err    = 0.5 without a tool call that counts, else failed calls / (failed calls + effective calls)
     p_format = 1 without an <answer> tag,            else min(1, surplus answer tags / turns)
 
-In the paper both are over *all* calls and turns, and a policy lowers them by calls that do nothing.
-Here a successful call counts only if it is *effective*:
+In the paper both are over *all* calls and turns, so a policy can lower them by calls that do
+nothing. Here a successful call counts only if it is *effective*, that is, if both of these hold:
 
 * It differs from every earlier call by more than wording: comments, whitespace, and the names that
   the code defines itself make no difference (`hrm_agent.training.select.code_facts`). Nor does it
   repeat a call that failed before. Sessions are compared separately: one solver does not know what
   another has run.
-* And its output was not known before, or it set or changed a variable of its session that a later
+* Its output was not known before, or it set or changed a variable of its session that a later
   effective call takes. Known are the words and numbers of this and earlier code of the session,
-  what follows from them without calculation, and what was shown before
+  everything that follows from them without calculation, and everything that was shown before
   (`hrm_agent.training.select.novelty`, `hrm_agent.training.select.retracing.sessions`). So
   `print("hello")` shows nothing new, and neither do `if True: print("hello")`, `chr(104) +
   chr(105)`, `print(n + 1)`, a variable of an earlier call that holds a text, the time, or the
   version of Python. Renaming a variable, or setting it to the value it already has (`x = x + 0`),
   changes nothing.
 
-A program that only prints words of its own (`print("prime")`) is padding by this rule. One that
-prints a number, or a `True` that was calculated, is not. Findings about words or lists of the
-problem count although little is calculated: `"strawberry".count("r")`.
+By this rule a program that only prints words of its code (`print("prime")`) is padding. A program
+that prints a calculated number or `True` is not. Findings about words or lists of the problem
+count, although little is calculated (`"strawberry".count("r")`).
 
-A failed call counts once, however often it was repeated. A call whose arguments could not be
-decoded is a call like any other. Calls of tools other than this package's for Python are effective
-if they are distinct. Faults of the infrastructure, and calls that were never finished, count on
-neither side. A turn counts unless it only made calls that do not count, or that failed before in
-other words. Messages and calls of models other than the policy do not count. If no call is padding,
-both penalties are those of the paper.
+A failed call counts once, no matter how often it was repeated. A call whose arguments could not be
+decoded is a call like any other. Calls of tools other than this package's Python tools are
+effective if they are distinct. Calls that failed because of the infrastructure, or were never
+finished, count neither as failed nor as effective. A turn counts unless it only made calls that do
+not count, or that failed before in other words. Messages and calls of models other than the policy
+do not count. If no call is padding, both penalties equal those of the paper.
 
-Limits: a number that is calculated and shown for no purpose is not detected, even one of literals
-(`7 * 19` may be all that a rollout needs its tool for), nor is the result of a function that is not
-retraced (`calendar.isleap(2024)`). Each such call has to show a number or a word that neither a
-call nor an output of the session had before, so that repetitions in other words count once. It is
-also not detected that a used value is changed and changed back, or that a used object of unknown
-content is changed to no purpose. A variable taken through `eval`, `globals()`, a function of
-another module, or by another model's call counts as not taken. Calls too long to be read count as
-one. A small program whose result happens to appear in its code (`10 - 5`) does not count.
+Some padding is not detected. A number that is calculated and shown for no purpose counts, even if
+it is calculated from literals, since `7 * 19` may be all that a rollout needs its tool for. So does
+the result of a function that is not retraced (`calendar.isleap(2024)`). But each such call has to
+show a number or a word that no earlier call or output of the session had, so that repetitions in
+other words count once. Nor is it detected if a used value is changed and changed back, or if a used
+object of unknown content is changed to no purpose.
+
+Some useful calls do not count. A variable taken through `eval`, `globals()`, a function of another
+module, or by another model's call counts as not taken. Calls too long to be read count as one
+call. A small program whose result happens to appear in its code (`10 - 5`) does not count.
 
 Penalties by role, for graphs with several roles:
 
-Over the whole rollout, a role with many calls hides one with few: one failed call of a solver among
-twenty hardly matters, even if it was the only call of its role. Here each role, the node that made
-the call, has penalties of its own. Those of the rollout are the means over the roles that have
-them:
+Over the whole rollout, a role with many calls hides a role with few: one failed call among twenty
+hardly matters, even if it was the only call of its role. By role, each role (node that made the
+call) has separate penalties, and the rollout has the means over the roles that have them:
 
-* p_err exists for each role with tools: one of its calls was offered some, or asked for one. A
-  planner without tools has none, so that the 0.5 of a rollout without a tool call does not count
-  against it. A tool call belongs to the role that asked for it, whichever node executed it. One
-  that no call asked for belongs to the role in whose node it ran.
-* p_format exists for each role that wrote an answer tag. A graph does not declare which roles are
-  to write one: a synthesizer whose problem asks for another format rightly writes none, while the
-  solvers before it do. (If it should have, the answer is not read, and the rollout is a negative,
-  whose penalty is not used.) If no role wrote one, the role of the last call gets 1, as over the
-  whole rollout.
+* p_err exists for each role with tools, that is, if tools were offered to one of its calls or it
+  asked for one. A planner without tools has no p_err, so that the 0.5 of a rollout without a tool
+  call does not count against it. A tool call belongs to the role that asked for it, no matter which
+  node executed it. A tool call for which no model call asked belongs to the role in whose node it
+  ran.
+* p_format exists for each role that wrote an answer tag. A graph does not declare which roles must
+  write one: if a problem asks for another format, the synthesizer rightly writes no tag, although
+  the solvers before it do. (If the synthesizer should have written a tag, its answer is not read,
+  and the rollout is a negative, whose penalty is not used.) If no role wrote a tag, the role of the
+  last call gets 1, as over the whole rollout.
 
-Calls are counted over the whole rollout (`count_calls`), since roles may share a session: a
-variable that one sets and another takes was of use, and the same failure counts once, for the role
-that made it first. The counts of the roles therefore add up to those of the whole.
+Calls are counted over the whole rollout (`count_calls`), since roles may share a session. A
+variable that one role sets and another takes was of use, and the same failure counts once, for the
+role that made it first. Therefore the counts of the roles add up to those of the whole rollout.
 
-A rollout in which the policy answers in one role only (the tool loop, a graph whose nodes are not
-on record) has the penalties over the whole.
+If the policy answers in one role only (the tool loop, or a graph whose nodes are not on record),
+the penalties are those over the whole rollout.
 """
 
 from __future__ import annotations
@@ -102,16 +104,18 @@ _BLANK = re.compile(r"#[^\n]*|\s+")
 
 @dataclass(frozen=True, slots=True)
 class CountedCalls:
-    """Tool calls of a rollout that ended through the policy's own doing."""
+    """Counted tool calls of a rollout: calls that ended, except for faults of the
+    infrastructure.
+    """
 
     failed_calls: tuple[ToolCall, ...]
-    """Calls that failed, repeats left out."""
+    """Failed calls, without repeats."""
     effective_calls: tuple[ToolCall, ...]
-    """Successful calls that were of use."""
+    """Effective calls."""
     padding: frozenset[str]
-    """`tool_call_id` of each call that counts in neither."""
+    """`tool_call_id` of each call that counts neither as failed nor as effective."""
     counted: frozenset[str] = frozenset()
-    """`tool_call_id` of each call that counts in one of them."""
+    """`tool_call_id` of each call that counts as failed or as effective."""
 
     @property
     def failed(self) -> int:
@@ -128,8 +132,8 @@ class CountedCalls:
 
 
 def count_calls(tool_calls: Sequence[ToolCall], problem: str = "") -> CountedCalls:
-    """Count the calls of one rollout, in their order. `problem` is the text that the rollout was
-    given.
+    """Count the tool calls of one rollout, given in their order. `problem` is the prompt of the
+    rollout's task.
     """
     sessions: dict[str, _Session] = {}
     ended = [
@@ -156,17 +160,23 @@ def count_calls(tool_calls: Sequence[ToolCall], problem: str = "") -> CountedCal
 
 
 def error_share(failed: int, effective: int) -> float:
-    """p_err of these numbers of calls: the share of failed ones (0.5 without any)."""
+    """p_err of the given numbers of calls: the share of failed calls (0.5 if there are
+    no calls).
+    """
     return failed / (failed + effective) if failed + effective else 0.5
 
 
 def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
-    """Share of failed calls among those that count (0.5 without any)."""
+    """p_err of a rollout's tool calls: the share of failed calls among those that count (0.5 if
+    none counts).
+    """
     return count_calls(tool_calls).error
 
 
 def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
-    """Own tool calls of a rollout, except those that only another model asked for."""
+    """Tool calls of a rollout that were not inherited, except those for which only another model
+    asked.
+    """
     asked: dict[bool, set[str]] = {True: set(), False: set()}
     for call in trajectory.own_calls:
         asked[call.model == trajectory.policy].update(asked_ids(call))
@@ -175,8 +185,8 @@ def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
 
 
 def asked_ids(call: Call) -> list[str]:
-    """`tool_call_id` of each tool call that a model call asked for, or may have asked for by a
-    fenced block.
+    """`tool_call_id` of each tool call for which a model call asked. It includes the ids that
+    fenced blocks in the text would have.
     """
     made = [
         *(call.response.get("tool_calls") or ()),
@@ -210,7 +220,7 @@ def penalty_format(
 
 
 class _Session:
-    """Facts of a session from its calls so far."""
+    """Values and known words of a session, updated call by call."""
 
     def __init__(self, problem: str) -> None:
         self.values = SessionValues(problem)
@@ -218,7 +228,7 @@ class _Session:
 
 
 class _Looked:
-    """Ended call with the facts of its code and its output."""
+    """Ended tool call, with the facts of its code and its output."""
 
     __slots__ = ("asked", "call", "facts", "failed", "form", "news", "output", "session", "sets")
 
@@ -228,9 +238,9 @@ class _Looked:
         self.session = (
             "" if call.name != python.name else f"{call.identity.thread_id} {call.identity.scope}"
         )
-        """Session of the call. Empty for a tool without one."""
+        """Session of the call (empty for a tool without sessions)."""
         self.asked = self.session, call.repeated_of or call.id
-        """Key that is equal for calls of one session with the same arguments."""
+        """Key that calls of one session with the same arguments have in common."""
         is_python = call.name in (python.name, python_stateless.name)
         given = call.arguments.get("code") if isinstance(call.arguments, dict) else None
         code = given if isinstance(given, str) and is_python else None
@@ -248,7 +258,7 @@ class _Looked:
             )
             try:
                 self._look(code, self.facts, seen)
-            except Exception:  # what a policy wrote must not end its training
+            except Exception:  # code that a policy wrote must not end its training
                 self.news, self.sets = None, left
 
     def _look(self, code: str, facts: CodeFacts, seen: _Session) -> None:
@@ -272,7 +282,7 @@ class _Looked:
 
 
 def _effective(went_well: Sequence[_Looked]) -> list[_Looked]:
-    """Calls that showed something new, or left a variable that a later effective call takes."""
+    """Calls that showed something new, or set a variable that a later effective call takes."""
     first: dict[str, _Looked] = {}
     for looked in went_well:
         first.setdefault(looked.form, looked)
@@ -301,7 +311,9 @@ def _effective(went_well: Sequence[_Looked]) -> list[_Looked]:
 
 
 def _through(calls: Iterable[_Looked]) -> dict[str, dict[str, set[str]]]:
-    """Names that the functions defined in a session take from it, by session and function."""
+    """Names that functions take from the session in which they were defined, by session and
+    function.
+    """
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for looked in calls:
         for name, free in looked.facts.through if looked.facts is not None else ():
@@ -310,7 +322,9 @@ def _through(calls: Iterable[_Looked]) -> dict[str, dict[str, set[str]]]:
 
 
 def _reach(names: Iterable[str], through: dict[str, set[str]]) -> set[str]:
-    """Given names, and the names that functions among them take."""
+    """Given names, and all names that functions among them take, directly or through other
+    functions.
+    """
     reached: set[str] = set()
     waiting = set(names)
     while waiting:
@@ -323,7 +337,7 @@ def _reach(names: Iterable[str], through: dict[str, set[str]]) -> set[str]:
 def _form(
     call: ToolCall, code: str | None, facts: CodeFacts | None, session: str, *, failed: bool
 ) -> str:
-    """Key that is equal for calls of one session that differ only in wording."""
+    """Key that calls of one session have in common if they differ only in wording."""
     if code is None:
         try:
             return json.dumps([session, call.name, call.arguments], sort_keys=True, default=str)
@@ -335,9 +349,9 @@ def _form(
 
 
 def _output(call: ToolCall) -> str | None:
-    """Output of the code as shown to the model, empty if there is none (None if not on record).
+    """Output of the code as shown to the model (empty if there was none, None if not on record).
 
-    Notes on the session are left out of the text.
+    Notes of the tool on the session are not part of the output.
     """
     if call.stdout or call.value is not None:
         return f"{call.stdout}\n{call.value or ''}".strip()
@@ -347,7 +361,9 @@ def _output(call: ToolCall) -> str | None:
 
 
 def _only_pads(call: Call, tools: CountedCalls) -> bool:
-    """True if a turn only made calls that do not count, as calls or by fenced blocks."""
+    """True if a turn did nothing but make tool calls that do not count, as calls or by fenced
+    blocks.
+    """
     listed: list[Any] = call.response.get("tool_calls") or []
     asked = [each.get("id") for each in listed]
     asked += [id_ for id_ in block_ids(call.id) if id_ in tools.padding or id_ in tools.counted]
@@ -355,7 +371,7 @@ def _only_pads(call: Call, tools: CountedCalls) -> bool:
 
 
 def answer_tags(call: Call) -> int:
-    """Answer tags in the text of a model call."""
+    """Number of answer tags in the text of a model call."""
     return _text(call.response.get("content")).count("<answer>")
 
 
@@ -370,16 +386,18 @@ def _text(content: Any) -> str:
 
 
 _NO_TOOLS = ("", content_hash(()))
-"""Values of `Call.tools_hash` without tools: not on record, or none offered."""
+"""Values of `Call.tools_hash` that show no tools: the tools are not on record, or none were
+offered.
+"""
 
 
 def role_penalties(
     trajectory: Trajectory, counted: CountedCalls | None = None
 ) -> dict[str, RolePenalty]:
-    """Penalties by role, in the order of first appearance. Empty if the policy answered in fewer
-    than two roles.
+    """Penalties by role, in the order in which roles first appear (empty if the policy answered in
+    fewer than two roles).
 
-    `counted`: counts of the rollout's tool calls, if they already exist.
+    `counted`: counts of the rollout's tool calls (None: they are computed).
     """
     calls = [call for call in trajectory.own_calls if call.model == trajectory.policy]
     roles = list(dict.fromkeys(call.identity.role for call in calls))
@@ -422,8 +440,8 @@ def role_penalties(
 
 
 def mean_penalties(roles: Iterable[RolePenalty]) -> tuple[float, float]:
-    """(p_err, p_format) of a rollout: the means over the roles that have them. If no role has one,
-    the value for a rollout without calls.
+    """(p_err, p_format) of a rollout: the means over the roles that have them. If no role has a
+    penalty, it is that of a rollout without calls.
     """
     each = list(roles)
     errors = [role.error for role in each if role.error is not None]

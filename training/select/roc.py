@@ -1,56 +1,56 @@
 """Resample on correct (GRPO-RoC): selects the rollouts of a group to train on.
 
-rStar2-Agent (arXiv 2508.20722) samples 2G rollouts of a question and keeps G: half of the negatives
-at random, so that failures stay diverse, and half of the positives, preferring those with few tool
-errors and a clean format. An outcome reward alone teaches that a clumsy trajectory is as good as a
-clean one if both end right. Selection favours the clean ones *without touching the reward*, which
-would invite hacking it.
+rStar2-Agent (arXiv 2508.20722) samples 2G rollouts of a question and keeps G. It keeps half of the
+negatives, drawn at random so that failures stay diverse, and half of the positives, preferring
+those with few tool errors and a clean format. An outcome reward alone teaches that a clumsy
+trajectory is as good as a clean one if both end right. Selection favours clean trajectories
+*without a change of the reward*, since penalties in the reward would invite reward hacking.
 
     p_err    = 0.5 if the rollout called no tool, else failed calls / calls
     p_format = 1 without an <answer> tag,         else min(1, surplus answer tags / turns)
     keep probability of a positive ~ 1 / (p_err + p_format + eps), without replacement
 
-`select` runs one of four algorithms that differ in nothing else, so that an ablation compares like
-with like. `grpo` trains on every rollout, `grpo-roc` as above. The other two are controls that the
-paper lacks. `grpo-random` keeps a random G of 2G. It loses the only positive of 16 in half of the
-draws, and with it the group. `grpo-roc-random` keeps as many positives and negatives as `grpo-roc`,
-with one seed the very same negatives, but draws the positives uniformly. The two thus differ only
-in the choice of clean positives.
+`select` runs one of four algorithms that differ only in the rollouts that they keep, as an ablation
+needs. `grpo` trains on every rollout, and `grpo-roc` selects as above. The other two are controls
+that the paper lacks. `grpo-random` keeps a random G of 2G. If a group of 16 has a single positive,
+half of the draws lose it, and with it the group. `grpo-roc-random` keeps as many positives and
+negatives as `grpo-roc`, and with the same seed the same negatives, but draws the positives
+uniformly. So the two differ only in the preference for clean positives.
 
-Three deviations from the paper and the code released with it, each to prevent cheating or loss of
+There are three deviations from the paper and its released code. Each prevents cheating or a loss of
 data:
 
-* Errors are *typed outcomes* (`ToolStatus.is_policy_failure`), never the word "error" in a text.
-  Faults of the infrastructure, and calls that were never finished, count neither as calls nor as
-  failures.
+* Errors are *typed outcomes* (`ToolStatus.is_policy_failure`), not the word "error" in a text.
+  Calls that failed because of the infrastructure, or were never finished, count neither as calls
+  nor as failures.
 * Calls and turns that do nothing do not count (`hrm_agent.training.select.penalties`): padding must
   not lower a penalty.
 * Surplus answer tags are counted within each conversation. With one conversation this is the
-  paper's answer_tags - 1. A graph in which several solvers answer once each has no surplus. Only
-  the policy's own messages are counted.
+  paper's answer_tags - 1. So a graph in which several solvers answer once each has no surplus. Only
+  messages of the policy are counted.
 
-For graphs of several roles the penalties can be counted by role
+For graphs with several roles, penalties can be counted by role
 (`hrm_agent.training.select.penalties`).
 
-The outcome (`correct`) decides between positive and negative, and with it the quotas. The reward, a
-rubric's weighted sum if the run has one, is maximised and decides the advantages.
+The outcome (`correct`) decides whether a rollout is positive or negative, and thus the quotas. The
+reward (the rubric's weighted sum if the run has a rubric) is maximised and decides the advantages.
 
-Every rollout gets an `Overlay` with the reason why it was kept or dropped. Truncated rollouts stay,
-with outcome 0 (filtering them made truncation worse), unless the run is configured otherwise.
-Rollouts that failed through no fault of the policy, were aborted, never ended, or lost a tool call
-to the infrastructure are dropped *before* the quotas, so that a fault of a machine neither counts
-as a negative nor changes the mean. A group reduced below G by this is kept whole. One with less
-than the share `min_group` left is rejected, since the mean and deviation of two survivors do not
+Every rollout gets an `Overlay` with the reason why it was kept or dropped. By default truncated
+rollouts stay, with outcome 0, since filtering them made truncation worse. Some rollouts are dropped
+*before* the quotas are computed: rollouts that failed through no fault of the policy, were aborted,
+never ended, or lost a tool call to the infrastructure. So a fault of a machine neither counts as a
+negative nor changes the mean. If fewer than G rollouts remain, all are kept. If less than the share
+`min_group` remains, the group is rejected, since the mean and deviation of two survivors do not
 characterise the prompt.
 
-A rollout whose graph raised on what the policy wrote (see `hrm_agent.runtime.failures`) is a
-negative. Its reward is 0, or the lowest of its group if that is less, so that unreadable answers
-never pay. If every rollout of a group raised one error at one place, the graph itself may be the
-cause, and the group teaches nothing.
+A rollout is a negative if its graph raised an error on what the policy wrote (see
+`hrm_agent.runtime.failures`). Its reward is 0, or the lowest of its group if that is less, so that
+unreadable answers never pay. If every rollout of a group raised the same error at the same place,
+the graph itself may be the cause, and the group is rejected.
 
-The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the
-order of the list nor on ids that contain the time. A permuted group, or one collected again after a
-crash, is therefore judged alike.
+The draw depends on the seed and on each rollout's place in its group (`sample_index`). It does not
+depend on the order of the list, or on ids that contain the time. Therefore a group gets the same
+verdicts if it is permuted, or collected again after a crash.
 """
 
 from __future__ import annotations
@@ -107,22 +107,22 @@ class RocOptions:
     """Options that the paper leaves open. Raises `ConfigError` for invalid values."""
 
     selection: Literal["inverse", "lowest"] = "inverse"
-    """Positives by a weighted draw with inverse penalties (the paper), or those with the lowest
-    penalty (the released code).
+    """Choice of positives. inverse: a random draw weighted by inverse penalties (the paper).
+    lowest: the positives with the lowest penalties (the released code).
     """
     min_negatives: int = 2
-    """Minimum number of negatives to keep, if there are that many. Without them a group of 31
-    positives has no contrast.
+    """Minimum number of negatives to keep, if there are that many. Without it, a group of 31
+    positives and one negative might have no contrast.
     """
     min_positives: int = 2
     """Minimum number of positives to keep, if there are that many."""
     eps: float = 1e-6
-    """Constant added to the penalty. A small value takes positives without penalty before all
-    others.
+    """Constant added to the penalty. With a small value, positives without penalty are drawn before
+    all others.
     """
     penalties: Literal["whole", "by_role"] = "whole"
-    """Penalties over all calls and turns (the paper), or means over roles
-    (`hrm_agent.training.select.penalties`).
+    """Scope of penalties: over all calls and turns (whole, the paper), or means over roles
+    (by_role, see `hrm_agent.training.select.penalties`).
     """
     truncated: Truncated = "wrong"
     """Treatment of rollouts that ended at a limit."""
@@ -130,7 +130,7 @@ class RocOptions:
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
             raise ConfigError(
-                f"{self} is no way to select.", "eps is above 0, and the minima are 0 or more."
+                f"{self} is invalid.", "Take an eps above 0, and minima of 0 or more."
             )
 
 
@@ -139,7 +139,7 @@ class SelectableRollout:
     """Rollout that takes part in the selection."""
 
     trajectory: Trajectory
-    """Rollout itself."""
+    """Trajectory of the rollout."""
     reward: float
     """Value to maximise: the outcome, or a rubric's weighted sum."""
     outcome: float
@@ -149,8 +149,8 @@ class SelectableRollout:
     penalty_format: float
     """p_format, in [0, 1]."""
     by_role: Mapping[str, RolePenalty]
-    """Penalties by role, whose means are the two penalties. Empty if these are over the whole
-    rollout.
+    """Penalties by role, whose means are the two penalties (empty if the two are over the whole
+    rollout).
     """
 
     @property
@@ -165,7 +165,9 @@ class SelectableRollout:
 Reasons = dict[str, str]
 """Reasons for keeping rollouts, by trajectory id."""
 Algorithm = Callable[[Sequence[SelectableRollout], int, random.Random, RocOptions], Reasons]
-"""Function (candidates, number to keep, source of randomness, options) -> kept rollouts."""
+"""Function (candidates, number to keep, source of randomness, options) -> reason for each kept
+rollout.
+"""
 Draw = Callable[[Sequence[SelectableRollout], int, random.Random, float], list[SelectableRollout]]
 """Function (positives, number to keep, source of randomness, eps) -> kept positives."""
 
@@ -185,7 +187,7 @@ def select(
     without advantages.
 
     `keep` is G. If fewer rollouts can take part, all of them are kept, unless they are less than
-    the share `min_group` of the group. `algorithm` is a name of `ALGORITHMS`.
+    the share `min_group` of the group. `algorithm` is a key of `ALGORITHMS`.
     """
     if algorithm not in ALGORITHMS:
         hint = f"{nearest(algorithm, ALGORITHMS)} Algorithms: {', '.join(ALGORITHMS)}.".strip()
@@ -194,7 +196,7 @@ def select(
     if keep < 2:
         raise ConfigError(
             f"{keep} rollouts of a group are to be kept.",
-            "Keep 2 or more: one alone has no contrast.",
+            "Keep 2 or more: a single rollout has no contrast.",
         )
     options = options or RocOptions()
     judged = _with_failures_last([_candidate(trajectory, options) for trajectory in group])
@@ -213,7 +215,7 @@ def is_positive(reward: float) -> bool:
 
 
 def outcome_of(trajectory: Trajectory) -> float:
-    """Correctness of the answer, in [0, 1]. 0 for a truncated rollout."""
+    """Correctness of the answer, in [0, 1] (0 for a truncated rollout)."""
     return 0.0 if trajectory.status is RunStatus.TRUNCATED else trajectory.outcome
 
 
@@ -221,8 +223,8 @@ def reward_of(trajectory: Trajectory, truncated: Truncated = "wrong") -> float:
     """Reward that the trainer maximises: a rubric's weighted sum, else the outcome. `truncated` is
     the run's setting.
 
-    0 if the graph could not continue from what the policy wrote. `select` may lower it further
-    within the group.
+    The reward is 0 if the graph could not continue from what the policy wrote; `select` may then
+    lower it to the lowest in the group.
     """
     if failed_by_policy(trajectory):
         return 0.0
@@ -275,7 +277,7 @@ def _resample(
     options: RocOptions,
     draw: Draw,
 ) -> Reasons:
-    """Keep each side's quota: negatives uniformly, positives by `draw`."""
+    """Keep the quotas of negatives, drawn uniformly, and of positives, drawn by `draw`."""
     if len(candidates) <= keep:
         return _keep_all(candidates, keep, rng, options)
     positives = [c for c in candidates if c.positive]
@@ -306,10 +308,10 @@ ALGORITHMS: dict[str, Algorithm] = {
 def quotas(
     positives: int, negatives: int, keep: int, min_positives: int = 2, min_negatives: int = 2
 ) -> tuple[int, int]:
-    """(positives, negatives) to keep of a group larger than `keep`. Their sum is `keep`.
+    """Numbers of (positives, negatives) to keep of a group larger than `keep`. Their sum is `keep`.
 
-    Follows the released code, with two repairs. If both shares round the same way (an odd `keep`),
-    the positives give way. The minimum of a side is at most half of `keep`.
+    The rule is that of the released code, with two corrections. If the rounded shares do not add up
+    to `keep`, the number of positives is adjusted. The minimum of a side is at most half of `keep`.
     """
     total = positives + negatives
     least_z = min(min_negatives, negatives, keep // 2)
@@ -326,8 +328,8 @@ def quotas(
 def _inverse(
     positives: Sequence[SelectableRollout], count: int, rng: random.Random, eps: float
 ) -> list[SelectableRollout]:
-    """Draw without replacement with weight 1 / (penalty + eps), by Efraimidis and Spirakis'
-    exponential keys.
+    """Draw without replacement with weights 1 / (penalty + eps), by the exponential keys of
+    Efraimidis and Spirakis.
     """
     keys = [-math.log(1.0 - rng.random()) * (c.penalty + eps) for c in positives]
     return [positives[i] for i in sorted(range(len(positives)), key=keys.__getitem__)[:count]]
@@ -367,8 +369,8 @@ def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout
 
 
 def _with_failures_last(group: Sequence[SelectableRollout]) -> dict[str, SelectableRollout]:
-    """Candidates by trajectory id. A rollout that failed because of the policy gets at most the
-    lowest reward of the others.
+    """Candidates by trajectory id, in which a rollout that failed because of the policy has at most
+    the lowest reward of the group.
     """
     able = [c.reward for c in group if fault_of(c.trajectory) is None]
     lowest = min(able, default=0.0)

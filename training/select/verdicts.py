@@ -1,9 +1,9 @@
-"""Verdicts for the rollouts of a step, group by group, and the reason why a step is empty.
+"""Verdicts for the rollouts of a step, group by group, and the reasons why a step has nothing to
+train on.
 
-Only the last attempt of a rollout is judged with its group. An earlier one gets a verdict of its
-own, so that every attempt on record has one. A kept group that cannot teach anything (none of its
-calls was sampled from the unmodified policy: temperature 0, top-p) is rejected like one whose
-rewards are equal.
+Only the last attempt of a rollout is judged with its group. Earlier attempts get separate verdicts,
+so that every attempt on record has a verdict. A group is rejected if its rewards are equal, and
+also if none of its calls was sampled from the unmodified policy (temperature 0, top-p).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _GROUPS = {
     DropReason.RUN_FAILED: GROUPS_FAILED,
     DropReason.NO_GRADIENT: "groups_without_gradient",
 }
-"""Metrics, `select/{name}`, by the reason why a whole group is left out."""
+"""Reason why a whole group is left out -> name of the metric `select/{name}`."""
 _WORDS = {
     DropReason.EQUAL_REWARDS: "have equal rewards",
     DropReason.SMALL_GROUP: "have too few rollouts that can take part",
@@ -59,7 +59,7 @@ _WORDS = {
     DropReason.NO_GRADIENT: "have no call that can be trained on",
 }
 _MOST_GROUPS = 0.8
-"""Share of groups without a signal from which a step teaches next to nothing."""
+"""Share of rejected groups at or above which a step teaches almost nothing."""
 _LAST_STEPS = 5
 _LOST = (DropReason.INFRASTRUCTURE, DropReason.RUN_FAILED)
 
@@ -127,10 +127,10 @@ def judge_group(
 
 
 def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> list[Overlay]:
-    """Overlays of a group, rejected if none of the calls to learn from can be trained on.
+    """Overlays of a group, which is rejected if none of the calls to learn from can be trained on.
 
-    A group of greedy rollouts has equal rewards, too. The reported reason is that nothing was
-    sampled.
+    A group of greedy rollouts also has equal rewards, but the reported reason is that it has no
+    call to train on.
     """
     able = [t for t in group if fault_of(t) is None]
     kept = {overlay.trajectory_id for overlay in overlays if _is_kept(overlay)}
@@ -154,7 +154,7 @@ def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> l
 
 
 def _why_left_out(trajectory: Trajectory, step: int, config: GrpoConfig) -> Why | None:
-    """Reason why an ended rollout is excluded from its group (None if it is included)."""
+    """Reason why an ended rollout is left out of its group (None if it is not)."""
     if (old := _too_old(trajectory, step, config)) is not None:
         return DropReason.TOO_OLD, old
     cut = trajectory.status is RunStatus.TRUNCATED and config.select.truncated == "leave_out"
@@ -165,13 +165,14 @@ def _why_left_out(trajectory: Trajectory, step: int, config: GrpoConfig) -> Why 
 
 
 def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | None:
-    """Reason why a rollout is too old: a token of it was sampled by weights further back than the
-    run allows (None if none was).
+    """Reason why a rollout is too old: one of its tokens was sampled by older weights than the run
+    allows (None if there is no such token).
 
-    No rollout is begun so early. One on record can be too old if its run allowed more.
+    A run begins no rollout so early. But a rollout on record can be too old if the run allowed more
+    `versions_behind` before it was resumed.
     """
     bound = config.rollout.versions_behind
-    if not bound or config.source:  # versions of another training do not count
+    if not bound or config.source:  # versions on record are those of another training
         return None
     versions = (
         call.policy_version
@@ -194,8 +195,8 @@ def credited_overlays(
 ) -> list[Overlay]:
     """Overlays of a step with advantages and the weight of each call.
 
-    `beside`: further overlays of the step, which already have advantages. Estimators that look at a
-    whole step see them, too.
+    `beside`: further overlays of the step, which already have advantages. They are passed to the
+    estimator, which may use all rewards of a step.
     """
     loss = config.loss
     overlays = by_group([*judged, *beside], loss.advantages, loss.advantage_eps)[: len(judged)]
@@ -206,7 +207,9 @@ def credited_overlays(
 
 
 def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> Row:
-    """Numbers of rollouts run again, failed or lost, and of groups left out, by reason."""
+    """Numbers of rollouts that were run again, failed or were lost, and of groups that were left
+    out, by reason.
+    """
     by_id = {overlay.trajectory_id: overlay for overlay in overlays}
     last = [by_id[attempts[-1].id] for attempts in rollouts]
     members: dict[str, list[Overlay]] = {}
@@ -237,7 +240,7 @@ def _is_kept(overlay: Overlay) -> bool:
 
 
 def _why_rejected(group: Sequence[Overlay]) -> DropReason:
-    """Reason why a group was rejected (too small if all its rollouts were lost)."""
+    """Reason why a group was rejected (`SMALL_GROUP` if all its rollouts were lost)."""
     reasons = (
         overlay.drop_reason for overlay in group if overlay.verdict is Verdict.GROUP_REJECTED
     )
@@ -245,7 +248,7 @@ def _why_rejected(group: Sequence[Overlay]) -> DropReason:
 
 
 def explained(update: Row, metrics: Mapping[str, float]) -> Row:
-    """Metrics of an update. If there was nothing to train on, `skipped` also gives the reason."""
+    """Metrics of an update, in which `skipped` also says why there was nothing to train on."""
     if update["skipped"] != NOTHING_TO_TRAIN:
         return update
     return {**update, "skipped": f"{NOTHING_TO_TRAIN}: {why_nothing_is_kept(metrics)}"}
@@ -273,8 +276,8 @@ def why_nothing_is_kept(metrics: Mapping[str, Any]) -> str:
 def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
     """Reason why no step of a run changed the weights, with advice.
 
-    None if a step changed them, or if there are no rows. Rows of an earlier version contain no
-    reason.
+    Returns None if a step changed them, or if there are no rows. Rows written by an earlier version
+    contain no reason.
     """
     if not rows or any(row["stepped"] for row in rows):
         return None
@@ -297,10 +300,10 @@ def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
 
 
 def when_learning_stopped(rows: Sequence[Row]) -> str | None:
-    """First step from which almost no group taught anything, with advice (None if that did not
-    happen).
+    """Text with the first step from which on almost no group taught anything, and advice (None if
+    there is no such step).
 
-    Requires at least `_LAST_STEPS` such steps at the end. A single one may be bad luck.
+    At least `_LAST_STEPS` such steps at the end are required, since a single one may be bad luck.
     """
     rejected = [row.get("select/groups_rejected") for row in rows]
     idle = list(
@@ -319,8 +322,8 @@ def when_learning_stopped(rows: Sequence[Row]) -> str | None:
 
 
 def refuse_hopeless(row: Row, folder: Path) -> None:
-    """Raise `RunError` if no rollout of a run has succeeded yet. Further steps would have the same
-    result.
+    """Raise `RunError` if every rollout of the run so far failed in its graph or its reward, so
+    that further steps would fail, too.
     """
     if not nothing_got_through(totals_of([row])):
         return
@@ -335,5 +338,5 @@ def refuse_hopeless(row: Row, folder: Path) -> None:
 
 
 def advice(rows: Sequence[Row]) -> str:
-    """Advice if many groups of these steps taught nothing."""
+    """Advice for steps in which many groups taught nothing."""
     return diagnosis(totals_of(rows))

@@ -1,7 +1,8 @@
 """Expressions of a snippet, retraced without running it (see
 `hrm_agent.training.select.retracing.sessions`).
 
-Only functions of `hrm_agent.training.select.retracing.given` are called, on small data.
+Only functions listed in `hrm_agent.training.select.retracing.given` are called, with small
+arguments.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
 
 
 class Expressions(Objects):
-    """Evaluates expressions in the current scopes."""
+    """Evaluates expressions of a snippet in the current scopes."""
 
     def value(self, node: ast.expr) -> Value:
         self.tick()
@@ -209,8 +210,8 @@ class Expressions(Objects):
         return collected(make, [each.known for each in values], kind)
 
     def _conditions(self, node: Any) -> Iterator[int]:
-        """Kind `CALCULATED` if a comprehension has conditions. Even an empty result reveals
-        something about them.
+        """Yield the kind `CALCULATED` if a comprehension has conditions, since even its empty
+        result tells something about them.
         """
         if any(generator.ifs for generator in node.generators):
             yield CALCULATED

@@ -1,9 +1,9 @@
-"""Python's own functions that create nothing new from given values, and bounds for calling them
-here.
+"""Functions of Python's library that may be called to retrace a snippet, and bounds on their
+arguments.
 
-A policy decides the arguments, in the trainer's process. All arguments are plain data, and small
-enough for a small result. Code refused here is still allowed in the sandbox. It is just not
-retraced.
+The functions run in the trainer's process, with arguments that a policy chose. So all arguments
+must be plain data, and so small that the result is small, too. A call that is refused by these
+bounds is not retraced; in the sandbox it still runs.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ WRITERS = frozenset(
         *("types", "unicodedata", "zlib"),
     }
 )
-"""Modules, and functions of some, that rewrite their input or choose from it."""
+"""Modules, and names of modules, that only rewrite their input or choose from it."""
 NOISY_ATTRIBUTES = frozenset(
     {
         "absolute",
@@ -123,7 +123,7 @@ NOISY_ATTRIBUTES = frozenset(
         "utcnow",
     }
 )
-"""Attributes, of whatever object, whose values depend on the machine or the moment."""
+"""Attributes whose values depend on the machine or the moment, whatever object they belong to."""
 _NAMES = (
     *(
         "abs",
@@ -174,7 +174,7 @@ _NAMES = (
     *("tuple", "zip"),
 )
 FUNCTIONS: dict[str, Any] = {name: getattr(builtins, name) for name in _NAMES}
-"""Builtin functions that are called."""
+"""Builtin functions that may be called."""
 MODULES: dict[str, dict[str, Any]] = {
     "math": {name: getattr(math, name) for name in dir(math) if not name.startswith("_")},
     "string": {name: value for name, value in vars(string).items() if isinstance(value, str)},
@@ -197,7 +197,9 @@ MODULES: dict[str, dict[str, Any]] = {
         for name in ("add", "concat", "itemgetter", "mul", "sub", "truediv")
     },
 }
-"""Modules of which something is called or read. Everything else in them is unknown."""
+"""Modules, with the functions and values of each that may be called or read. Everything else in a
+module is unknown.
+"""
 CALCULATES: frozenset[Any] = frozenset(
     {
         itertools.accumulate,
@@ -218,7 +220,7 @@ CALCULATES: frozenset[Any] = frozenset(
     if callable(value)
     and name not in ("ceil", "copysign", "fabs", "floor", "isfinite", "isinf", "isnan", "trunc")
 )
-"""Functions whose result may be new. The others only choose, count or rewrite."""
+"""Functions whose result may be new. All other functions only choose, count or rewrite."""
 REWRITES: frozenset[Any] = frozenset(
     {ascii, bool, bytes, float, format, int, list, repr, str, tuple}
 )
@@ -240,7 +242,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _METHODS_OF = (str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, complex)
 _ATOMS = (float, complex, type(None), slice, type)
 _WIDENS = re.compile(r"\d{4}|\*|\{[^}]*\{")
-"""Pattern of a format with a width of four digits, or one given by an argument."""
+"""Pattern of a format whose width has four digits or is given by an argument."""
 _OF_NUMBERS = {
     *(
         "abs",
@@ -275,8 +277,8 @@ _OF_NUMBERS = {
     ),
     *("sub", "sum", "truediv", "tuple", "xor"),
 }
-"""Functions whose result is not much larger than their arguments, however large a number among them
-is.
+"""Functions whose result is not much larger than their arguments, even if a number among the
+arguments is large.
 """
 _MOST_CHARACTERS = 2000
 _MOST_ITEMS = 1000
@@ -286,11 +288,13 @@ _MOST_DEPTH = 30
 
 
 class TooLarge(Exception):
-    """Raised if the result might take long, or much memory."""
+    """Raised if a call might take long, or its result might take much memory."""
 
 
 def is_plain(value: Any) -> bool:
-    """True if a value is data without code of its own, and small with all that is in it."""
+    """True if a value is plain data (no object with user code) and small, with everything that it
+    contains.
+    """
     waiting, left = [(value, 0)], _MOST_ITEMS
     while waiting:
         each, depth = waiting.pop()
@@ -322,7 +326,9 @@ def method(value: Any, name: str) -> Any:
 
 
 def apply(function: Any, args: Sequence[Any], keywords: Mapping[str, Any] = {}) -> Any:
-    """Return the result. Raises `TooLarge` if it might be large, and the function's errors."""
+    """Call the function and return its result. Raises `TooLarge` if the result might be large, and
+    the function's errors.
+    """
     values = [*args, *keywords.values()]
     own = getattr(function, "__self__", None)
     if not all(map(is_plain, values)) or (isinstance(own, _METHODS_OF) and not is_plain(own)):
@@ -357,10 +363,10 @@ def _is_bounded(function: Any, own: Any, values: Sequence[Any]) -> bool:
             and isinstance(values[1], int | float)
             and abs(values[1]) <= _MOST_EXPONENT
         )
-    # bz2 and zip make much of little
+    # allow a few codecs only: bz2 and zip expand small data to large
     if name in ("decode", "encode") and not isinstance(own, _METHODS_OF):
         return values[-1] in ("ascii", "base64", "hex", "rot13", "rot_13", "utf-8", "utf8")
-    # called on numbers within
+    # bytes and bytearray, given as a function, make large results of numbers
     if any(each in (bytes, bytearray) for each in values if isinstance(each, type)):
         return function is isinstance
     if function is itertools.product:

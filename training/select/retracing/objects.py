@@ -39,7 +39,7 @@ _DEEPEST = 12
 
 
 class Objects(ABC):
-    """Objects by their names in the current scopes."""
+    """Objects of a snippet, by their names in the current scopes."""
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
@@ -48,7 +48,7 @@ class Objects(ABC):
         self.steps = 0
         self.depth = 0
         self.control = GIVEN
-        """Kind of the conditions under which the current code is reached."""
+        """Highest kind among the conditions under which the current code is reached."""
 
     @abstractmethod
     def value(self, node: ast.expr) -> Value:
@@ -64,7 +64,7 @@ class Objects(ABC):
             raise TooLong
 
     def items(self, value: Value) -> Iterator[Value]:
-        """Items of an iterable (one unknown item if they are not known)."""
+        """Items of an iterable (a single unknown item if the iterable is not known)."""
         known = value.known
         if isinstance(known, range) and len(known) > 10_000:
             raise TooLong
@@ -165,7 +165,7 @@ class Objects(ABC):
         return found
 
     def change(self, base: Value, name: str, args: list[Value]) -> Value:
-        """Call a method that changes the object."""
+        """Call a method of `base` that changes it."""
         base.kind, base.own_word = max([base.kind, self.control, *(each.kind for each in args)]), ""
         change = (
             getattr(base.known, name, None)
@@ -197,7 +197,7 @@ class Objects(ABC):
             return Value(GIVEN)
 
     def _reads(self, function: Any, values: Sequence[Value]) -> bool:
-        """True if the call finds out something about words or lists of the problem."""
+        """True if the call tells something about words or lists of the problem."""
         if not self.problem or function in REWRITES:
             return False
         own = getattr(function, "__self__", None)

@@ -1,21 +1,23 @@
-"""Retraces the output of a session's snippets, by an interpreter that calculates nothing.
+"""Retraces the output of a session's snippets with an interpreter that calculates nothing.
 
-A policy can pad a rollout with calls that show what it wrote itself. There are endless ways to
-write them (`print('ok')`, `if True: print('ok')`, a variable of an earlier call, `chr(111) +
-chr(107)`, a function that returns it). Each snippet is therefore followed: literals, and what
-results from rewriting, choosing or counting them, through variables, branches, loops and functions
-of the session. A value is of one of four kinds:
+A policy can pad a rollout with calls that only show what the policy wrote into the code. There are
+endless ways to write such calls (`print('ok')`, `if True: print('ok')`, a variable of an earlier
+call, `chr(111) + chr(107)`, a function that returns the text). Therefore literals, and what results
+from rewriting, choosing or counting them, are followed through variables, branches, loops and
+functions of the session. A value is of one of four kinds:
 
-* *given*: it appears in the code, or follows from that as above; a step of one (`n + 1`); a
-  comparison of such. If its value is unknown, it is noise: it depends on the machine, the moment or
-  chance.
-* *calculated*: by arithmetic, under a condition on such, or by something that is not retraced.
-* *read*: found out about words or lists of the problem, as by `'strawberry'.count('r')`.
-* *long*: by a loop that took longer than could be followed.
+* *given*: the value appears in the code or results from such values as above. A step of one (`n +
+  1`) and a comparison of given values are given, too. A given value that is unknown is noise: it
+  depends on the machine, the moment or chance.
+* *calculated*: the value results from arithmetic, was set under a calculated condition, or comes
+  from a function that is not retraced.
+* *read*: the value tells something about words or lists of the problem, such as
+  `'strawberry'.count('r')`.
+* *long*: the value comes from a loop that was too long to be followed.
 
-Nothing of the snippet is run. Only functions of `hrm_agent.training.select.retracing.given` are
-called, on small data. Each snippet has a budget of steps, so that a hostile one costs some
-milliseconds.
+The snippet itself is not run. Only functions listed in `hrm_agent.training.select.retracing.given`
+are called, with small arguments. Each snippet has a budget of steps, so that even a hostile snippet
+takes only some milliseconds.
 """
 
 from __future__ import annotations
@@ -46,11 +48,13 @@ _MANY_STEPS = 250
 _MADE = (ast.BinOp, ast.Call, ast.JoinedStr, ast.Subscript)
 _MOST_MADE = 20
 _SHOWN = "RESULT"
-"""Variable that is shown if the snippet does not end with an expression."""
+"""Variable whose value is shown if the snippet does not end with an expression."""
 
 
 class _Leave(Exception):
-    """Raised at a `break`, `continue` or `return`, with the value of its condition."""
+    """Raised at a `break`, `continue` or `return`. `value`: the returned value, or the kind of the
+    conditions under which a loop is left.
+    """
 
     def __init__(self, how: type[ast.stmt], value: Value) -> None:
         super().__init__()
@@ -59,7 +63,9 @@ class _Leave(Exception):
 
 
 class Retraced:
-    """Result of retracing one snippet: its possible output, and what it left unchanged."""
+    """Result of retracing one snippet: what it may have shown, and which names it left
+    unchanged.
+    """
 
     __slots__ = ("certain", "given", "kept", "long", "shown")
 
@@ -74,28 +80,28 @@ class Retraced:
     ) -> None:
         self.shown = shown
         self.given = given
-        """Given values inside code that could not be followed."""
+        """Values of kind *given* inside code that is not followed (classes, generators)."""
         self.certain = certain
-        """True if no branch had to be guessed."""
+        """True if it was known which branches the snippet took."""
         self.kept = kept
-        """Names that the snippet set to the value they already had."""
+        """Names that the snippet set to the values that they already had."""
         self.long = long
         """True if the snippet took many steps."""
 
 
 class SessionValues(Expressions):
-    """Values of one session, call by call."""
+    """Values of one session, updated call by call."""
 
     def __init__(self, problem: str = "") -> None:
-        """`problem`: text that the rollout was given, if known."""
+        """`problem`: prompt of the rollout's task (empty if unknown)."""
         super().__init__(problem)
         self._names = self.scopes[0]
         self._certain = True
         self._given: list[Value] = []
 
     def follow(self, code: str, kept_among: Iterable[str] = ()) -> Retraced | None:
-        """Follow the next call (None if it cannot be read). `kept_among`: names to check for
-        `kept`.
+        """Follow the snippet of the next call (None if the snippet cannot be parsed). `kept_among`:
+        names that are checked for `Retraced.kept`.
         """
         try:
             with warnings.catch_warnings():
@@ -125,8 +131,8 @@ class SessionValues(Expressions):
         return Retraced(self.shown, self._given, frozenset(kept), long=long, certain=self._certain)
 
     def _follow(self, statement: ast.stmt, *, last: bool) -> None:
-        """Follow a statement of the snippet itself. If it takes too long, the names it sets are
-        unknown afterwards.
+        """Follow a statement at the top level of the snippet. If this takes too many steps, the
+        names that the statement sets are unknown afterwards.
         """
         before = len(self.shown)
         try:
@@ -228,8 +234,8 @@ class SessionValues(Expressions):
                 raise TooLong
 
     def _round(self, node: ast.For | ast.While, condition: Value) -> bool:
-        """Follow one round of a loop. Returns True if another one may follow. After a `break`, the
-        names set in the loop depend on its condition.
+        """Follow one round of a loop. Returns True if another round may follow. After a `break`,
+        names set in the loop depend on the conditions of the `break`.
         """
         try:
             self._block(node.body, condition)
@@ -268,7 +274,9 @@ class SessionValues(Expressions):
         return None
 
     def _opaque(self, node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> None:
-        """Bind a class or function that is not followed. Notes the given values in it."""
+        """Bind the name of a class or function that is not followed, and collect the values of kind
+        *given* inside it.
+        """
         self.scopes[-1][node.name] = Value(
             CALCULATED, own_word="class" if isinstance(node, ast.ClassDef) else ""
         )
@@ -281,7 +289,7 @@ class SessionValues(Expressions):
     def _import(self, node: ast.Import) -> None:
         for each in node.names:
             name = each.asname or each.name.partition(".")[0]
-            self.shown += [Value(GIVEN)] if name == "this" else []  # it prints
+            self.shown += [Value(GIVEN)] if name == "this" else []  # importing `this` prints
             self.scopes[-1][name] = _module(each.name if each.asname else name)
 
     def _import_from(self, node: ast.ImportFrom) -> None:
@@ -336,7 +344,7 @@ def _stored(node: ast.stmt) -> set[str]:
 
 
 def _image(value: Value) -> Any:
-    """Copy of a value for comparison: equal for equal objects, even if they change later."""
+    """Copy of a value for later comparison, since the object itself may change."""
     known = value.known
     if not value.is_known or not (
         callable(known) or isinstance(known, (bytes, range, str)) or is_plain(known)

@@ -1,4 +1,4 @@
-"""Values of a retraced snippet, and facts about two of them that need no arithmetic."""
+"""Values of a retraced snippet, and results of operations that need no arithmetic."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ __all__ = [
 ]
 
 GIVEN, CALCULATED, READ, LONG = range(4)
-"""Kinds of values. Each ranks above the kinds it is made of."""
+"""Kinds of values, in ascending order. A value made of several values has the highest of their
+kinds, or a higher one.
+"""
 UNKNOWN: Any = object()
 """Marker of a value that is not known."""
 FAILS = (Exception,)
-"""Errors of called functions: any, since the arguments come from a policy."""
+"""Errors of called functions. A call may raise anything, since its arguments come from a policy."""
 
 
 class Value:
-    """Knowledge of one object of the session. All names of the object share it, so that a change is
-    visible under each.
+    """Knowledge about an object of the session. All names of the object share one `Value`, so that
+    a change is visible under each name.
     """
 
     __slots__ = ("kind", "known", "own_word")
@@ -46,8 +48,8 @@ class Value:
         self.kind = kind
         self.known = known
         self.own_word = own_word
-        """`class` for a class of the session, `module` for something of a module. Showing it
-        reveals nothing.
+        """`class` for a class of the session, `module` for a member of a module (empty for other
+        objects). Showing such an object tells nothing new.
         """
 
     @property
@@ -56,8 +58,8 @@ class Value:
 
     @property
     def is_noise(self) -> bool:
-        """True if the value says nothing about a problem: it depends on the machine, or is a
-        function, class or module.
+        """True if the value tells nothing about a problem: it depends on the machine, the moment or
+        chance, or is a function, class or module.
         """
         known = self.known
         return (
@@ -79,7 +81,7 @@ class Function:
 
 
 class Module:
-    """Module, known by its name."""
+    """Imported module, represented by its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,7 +92,7 @@ class TooLong(Exception):
 
 
 def collected(make: Callable[[Any], Any], items: list[Any], kind: int) -> Value:
-    """Result of `make(items)`. Unknown if the items would have to be hashed and are not small."""
+    """Result of `make(items)` (unknown if items have to be hashed and are not small plain data)."""
     if make in (dict, set) and not all(map(is_plain, items)):
         return Value(kind)
     try:
@@ -115,7 +117,9 @@ def _is(value: Value, number: int) -> bool:
 
 
 def same_value(op: ast.operator, left: Value, right: Value) -> Value | None:
-    """Operand equal to `left op right`, or 0 or 1, if this needs no arithmetic (else None)."""
+    """Result of `left op right` if it is an operand, 0 or 1 without any arithmetic
+    (None if not).
+    """
     numbers = not any(isinstance(each.known, (str, bytes, list, tuple)) for each in (left, right))
     equal = left is right or (
         isinstance(left.known, (int, float)) and numbers and left.known == right.known
