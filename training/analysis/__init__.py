@@ -1,3 +1,3 @@
-"""Analysis of a recorded run: entropy of its tokens, tool errors, lengths, and effects of
+"""Analysis of a run on record: entropy of its tokens, tool errors, lengths, and effects of
 selection.
 """

@@ -1,9 +1,9 @@
 """Entropy of recorded completion tokens, by one forward pass over exactly the tokens that were
 sampled.
 
-Entropies are in nats, over the whole vocabulary, of the distribution at the temperature of the
-call. Top-p and schemas, which cut that distribution further, are not applied. A call at temperature
-0 has its entropy at temperature 1.
+An entropy is in nats, over the whole vocabulary, of the distribution at the temperature of the
+call. Top-p and schemas, which would restrict that distribution, are not applied. For a call at
+temperature 0 the entropy is computed at temperature 1.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ __all__ = [
 ]
 
 TOKENS = 8192
-"""Maximum tokens of one forward pass, unless one row is longer."""
+"""Maximum number of tokens in a forward pass, unless a single row is longer."""
 After = Literal["none", "ok", "error"]
-"""Tool responses before a call: none, none that failed, or one that failed through the policy's
-fault.
+"""Tool responses before a call. none: there are none. ok: none failed through the policy's fault.
+error: at least one did.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CallEntropy:
-    """Tokens of one call. Each array has one entry for each token that the call adds."""
+    """Entropies of the tokens of one call. Each array has an entry for each token that the call
+    adds.
+    """
 
     trajectory_id: str
     """Id of its trajectory."""
@@ -51,7 +53,7 @@ class CallEntropy:
     entropies: np.ndarray[Any, np.dtype[np.float32]]
     """Entropies in nats (nan for prompt tokens)."""
     differences: np.ndarray[Any, np.dtype[np.float32]]
-    """|log-prob - recorded log-prob| (nan for prompt tokens, and if the recorded one is not
+    """|log-prob - recorded log-prob| (nan for prompt tokens, and if the recorded log-prob is not
     comparable).
     """
     temperature: float
@@ -59,7 +61,7 @@ class CallEntropy:
     after: After
     """Outcome of the tool responses before the call."""
     statuses: tuple[str, ...]
-    """Statuses of those tool responses."""
+    """Statuses of the tool responses before the call."""
 
     @property
     def sampled(self) -> np.ndarray[Any, np.dtype[np.intp]]:
@@ -78,7 +80,7 @@ def call_entropies(
     roles: Collection[str] = (),
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> Iterator[CallEntropy]:
-    """Yield entropies of the named calls of each trajectory, in order. `roles`: those with an
+    """Yield entropies of the named calls of each trajectory, in order. `roles`: roles that have an
     adapter in the model.
 
     `on_tokens`: called with the number of completion tokens of each finished batch. Raises
@@ -89,8 +91,8 @@ def call_entropies(
     largest = max((int(row.token_ids.max()) for row, _ in rows), default=0)
     if largest >= size:
         raise ModelError(
-            f"The record has token {largest}, and the model's vocabulary has {size}: its tokens are"
-            " another model's.",
+            f"The record has token {largest}, but the model's vocabulary has {size}: another model"
+            " sampled the record's tokens.",
             "Name the weights that sampled them by --policy.",
         )
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -127,8 +129,8 @@ def call_entropies(
 def responses_before(
     trajectory: Trajectory, call: Call, by_id: Mapping[str, Call]
 ) -> tuple[ToolStatus, ...]:
-    """Statuses of the tool responses before a call: those to the calls of the answer that it
-    continues.
+    """Statuses of the tool responses before a call, that is, of the tool calls in the answer that
+    the call continues.
     """
     before = by_id.get(call.parent or call.branch_of or "")
     asked = set(asked_ids(before)) if before is not None else set[str]()
@@ -138,14 +140,14 @@ def responses_before(
 
 
 _Spans = tuple[tuple[str, int, int], ...]
-"""Wanted calls of a row, with the start and end of their tokens: (id, start, stop)."""
+"""Wanted calls of a row as (id, start of its tokens, end of its tokens)."""
 
 
 def _rows(
     trajectory: Trajectory, wanted: Collection[str], roles: Collection[str]
 ) -> Iterator[tuple[Row, _Spans]]:
-    """Yield a row for each path with wanted calls, and for each adapter among them. A call is
-    computed in its first path only.
+    """Yield a row for each path with wanted calls, and in a path for each adapter of these calls. A
+    call is computed in its first path only.
     """
     seen: set[str] = set()
     for path in paths(trajectory.calls):
@@ -179,7 +181,7 @@ def _row(path: Sequence[Call], wanted: Collection[str], role: str) -> tuple[Row,
             if call.logprob_kind is LogprobKind.TEMPERED:
                 recorded_at[start:stop] = temperature_of(call)
         start = stop
-    mask[:1] = False  # nothing predicts the first token of a sequence
+    mask[:1] = False  # no token predicts the first token of a sequence
     nothing = np.zeros(size, np.float32)
     row = Row(
         token_ids,
@@ -202,8 +204,8 @@ def temperature_of(call: Call) -> float:
 def _forwarded(
     model: Any, rows: Iterable[Row], on_tokens: Callable[[int], None]
 ) -> Iterator[tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Yield each row's number, with entropies, log-probs and recorded log-probs of its wanted
-    tokens.
+    """Yield the number of each row, with entropies, log-probs and recorded log-probs of the row's
+    wanted tokens.
     """
     device = next(model.parameters()).device
     listed = [row for row in rows if row.loss_mask.any()]
@@ -211,7 +213,7 @@ def _forwarded(
     try:
         batches = micro_batches(listed, token_budget=TOKENS, forward=forward)
         first = token_entropies(model, batches[0].to(device)) if batches else None
-    except ModelError:  # its attention cannot be replaced
+    except ModelError:  # the model's attention cannot be replaced
         batches, first = micro_batches(listed, token_budget=TOKENS, forward="padded"), None
     for place, batch in enumerate(batches):
         found = (

@@ -1,8 +1,8 @@
 """Comparison of two evaluations of the same problems, with a test of significance.
 
-A problem is paired with itself, by its id and its prompt, so that its difficulty cancels out: two
-runs with overlapping intervals may differ significantly. Problems of only one evaluation are named
-and left out.
+Results on the same problem (equal id and prompt) are paired, so that the problem's difficulty
+cancels out. So two runs with overlapping intervals may still differ significantly. Problems of only
+one evaluation are listed and left out.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = [
 
 _LEVEL = 0.05
 _NAMED = 20
-"""Maximum number of problem ids named in the text. The JSON has all of them."""
+"""Maximum number of problem ids listed in the text. The JSON file lists all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of the two runs, on the paired problems only."""
+    """Results of one run, on the paired problems only."""
 
     name: str
-    """Run as it was named: a folder, a store or a file."""
+    """Name by which the user gave the run: a folder, a store or a file."""
     trajectories: int
     """Number of ended trajectories on the paired problems."""
     pass_at_1: Estimate
@@ -47,8 +47,8 @@ class ComparedRun:
     sampled_tokens: float
     """Completion tokens per trajectory: mean over problems of the mean of a problem's samples."""
     tool_errors: float
-    """Failed tool calls per trajectory, through the policy's fault: mean over problems of the mean
-    of a problem's samples.
+    """Tool calls per trajectory that failed through the policy's fault: mean over problems of the
+    mean of a problem's samples.
     """
 
 
@@ -57,19 +57,19 @@ class Comparison:
     """Comparison of the runs A and B. Differences are B less A."""
 
     a: ComparedRun
-    """Run that differences are taken from."""
+    """Run that is subtracted."""
     b: ComparedRun
-    """Run that is compared with A."""
+    """Run from which A is subtracted."""
     problems: int
     """Number of problems in both runs."""
     difference: Estimate
     """Difference of pass@1, resampled over pairs."""
     p_value: float
-    """Two-sided p-value of no difference. McNemar's exact test if every problem has one sample a
-    side.
+    """Two-sided p-value of the hypothesis that A and B do not differ. With one sample per problem
+    and run, it is McNemar's exact test.
     """
     test: str
-    """Name of the test of `p_value`."""
+    """Name of the test that gave `p_value`."""
     sampled_tokens: Estimate
     """Difference of the mean completion tokens, resampled over pairs."""
     tool_errors: Estimate
@@ -97,8 +97,8 @@ def compare(
     seed: int = 0,
     resamples: int = 10_000,
 ) -> Comparison:
-    """Compare two evaluations. `names`: of A and B. Raises `RunError` if they have no ended problem
-    in common.
+    """Compare two evaluations, whose `names` are shown. Raises `RunError` if no problem has an
+    ended trajectory in both.
     """
     ours, theirs = (_ended(samples, name) for samples, name in zip((a, b), names, strict=True))
     both = sorted(ours.keys() & theirs.keys())
@@ -152,8 +152,8 @@ def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
 
 
 def with_width(difference: Estimate, problems: int) -> Estimate:
-    """Return the estimate with an interval. A bootstrap over equal differences (mostly 0) has no
-    width, so it gets that of Wilson's interval of 0.
+    """Return the estimate with an interval of some width. The bootstrap interval of equal
+    differences (mostly 0) has no width, so it gets the width of Wilson's interval for 0.
     """
     if difference.low < difference.high:
         return difference
@@ -185,7 +185,7 @@ def _side(
 
 
 def comparison_rows(found: Comparison) -> list[Row]:
-    """Table of both sides and their difference, by measure."""
+    """Rows of a table: measure, value of A, value of B, difference."""
     a, b = found.a, found.b
     return [
         ("trajectories", a.trajectories, b.trajectories, ""),
@@ -216,11 +216,11 @@ def comparison_rows(found: Comparison) -> list[Row]:
 
 def comparison_lines(found: Comparison) -> list[str]:
     """Conclusions from the table, as text lines."""
-    word = "beyond chance" if found.certain else "within what chance gives"
+    word = "significant" if found.certain else "within chance"
     lines = [
         f"{found.problems} problems are in both.",
         f"The difference of pass@1 is {word}: p = {found.p_value:.2g} ({found.test}).",
-        f"B is right oftener on {len(found.better)}, A on {len(found.worse)}.",
+        f"B is right more often on {len(found.better)} problems, A on {len(found.worse)}.",
     ]
     for name, ids in (("A", found.only_a), ("B", found.only_b)):
         if ids:

@@ -8,9 +8,10 @@
                           share of *correct* trajectories with such a call, which GRPO-RoC reduces
                           and accuracy does not show
 
-Every ended trajectory counts, except completed ones that nothing has scored (`without_score`). A
-run that failed or was truncated is a wrong answer, and `statuses` has their number: a score over
-completed runs only would flatter a policy that completes few. Runs in progress are left out.
+Every ended trajectory counts, except completed trajectories that nothing has scored
+(`without_score`). A run that failed or was truncated counts as a wrong answer, since a score over
+completed runs only would flatter a policy that completes few. `statuses` has the numbers of such
+runs. Runs in progress are left out.
 """
 
 from __future__ import annotations
@@ -80,15 +81,15 @@ class Evaluation:
     problems: int
     """Number of problems with an ended trajectory."""
     trajectories: int
-    """Number of ended trajectories, of any status. A choice among candidates counts once, and its
-    candidates do not.
+    """Number of ended trajectories, of any status. A choice among candidate runs counts once, and
+    the candidates themselves do not count.
     """
     without_score: int
     """Number of completed trajectories that nothing has scored. They are neither right nor wrong,
     and are left out of everything else.
     """
     samples: int
-    """Smallest number of trajectories of a problem, which is the largest k of `pass_at` and
+    """Smallest number of trajectories that any problem has. It is the largest k of `pass_at` and
     `majority_at`.
     """
     pass_at_1: float
@@ -102,14 +103,14 @@ class Evaluation:
     families: dict[str, FamilyScore]
     """Scores by family of a mixture."""
     rewards: dict[str, Estimate]
-    """Mean over problems of each reward of a rubric, `reward` being the weighted sum (empty if only
-    `correct` is known). A trajectory without the reward is left out of its mean.
+    """Name of a rubric's reward -> its mean over problems; `reward` is the weighted sum (empty if
+    only `correct` is known). A trajectory without a reward is left out of the mean of that reward.
     """
     statuses: dict[str, int]
     """Number of trajectories by run status, including those in progress."""
     run_again: int
-    """Number of ended trajectories whose first attempt a machine failed. Only the second attempt
-    counts.
+    """Number of ended trajectories that are second attempts, after a machine failed the first.
+    First attempts do not count.
     """
     stop_reasons: dict[str, int]
     """Number of ended trajectories by stop reason."""
@@ -134,9 +135,9 @@ class Evaluation:
     sampled_tokens: int
     """Completion tokens of all trajectories."""
     mean_sampled_tokens: float
-    """Mean completion tokens of a trajectory (nan without one)."""
+    """Mean completion tokens of a trajectory (nan without trajectories)."""
     mean_tool_calls: float
-    """Mean number of tool calls of a trajectory (nan without one)."""
+    """Mean number of tool calls of a trajectory (nan without trajectories)."""
     seconds: Seconds
     """Time of runs, models and tools."""
     cost: float | None
@@ -228,7 +229,7 @@ def evaluate_samples(
 
 
 def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """Metrics of a step: of all sampled rollouts (`rollout/`), and of their selection
+    """Metrics of a step: those of all sampled rollouts (`rollout/`), and those of the selection
     (`select/`).
     """
     judged = list(overlays)
@@ -244,7 +245,7 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
     given: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in rollouts:
         for name, value in trajectory.rewards.items():
-            if name != "correct":  # it has another name among metrics
+            if name != "correct":  # the metrics have it as rollout/correct
                 given[name].append(value)
     return {
         **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
@@ -261,8 +262,8 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
 
 
 def _by_problem(ended: Iterable[Sample]) -> dict[Problem, list[Sample]]:
-    """Samples by sorted problem, so that intervals do not depend on the order in which rollouts
-    finished.
+    """Samples by problem. Problems are sorted, so that intervals do not depend on the order in
+    which rollouts finished.
     """
     found: defaultdict[Problem, list[Sample]] = defaultdict(list)
     for sample in ended:
@@ -289,7 +290,9 @@ def _curves(
 
 
 def _answers(group: Iterable[Sample]) -> AnswerTally:
-    """Tally of equal answers. Samples without an answer have no vote."""
+    """Answers of a problem's samples, with equal answers counted together. Samples without an
+    answer have no vote.
+    """
     votes: defaultdict[str, list[bool]] = defaultdict(list)
     for sample in group:
         votes[sample.answer_key].append(sample.correct)

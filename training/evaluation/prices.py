@@ -1,5 +1,5 @@
-"""Cost of runs: tokens reported by models, times a price per million; or the cost reported by a
-provider.
+"""Cost of runs: the tokens that models report times a price per million, or the cost that a
+provider reports.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Prices:
     """Prices by model."""
 
     by_model: Mapping[str, Price]
-    """Price by model name of the call. The empty name is for all others."""
+    """Price by the model name of a call. The price of the empty name applies to all models that are
+    not listed.
+    """
 
     def find(self, model: str) -> Price | None:
         return self.by_model.get(model) or self.by_model.get("")
@@ -52,15 +54,17 @@ def read_prices(texts: Iterable[str]) -> Prices:
         if match is None:
             raise ConfigError(
                 f"--price {text!r} is not a price.",
-                "Write PROMPT,COMPLETION, prices of a million tokens: --price 0.15,0.60, or --price"
-                " MODEL=0.15,0.60.",
+                "Write the prices of a million prompt and completion tokens, as --price 0.15,0.60"
+                " or --price MODEL=0.15,0.60.",
             )
         prices[model] = Price(float(match[1]), float(match[2]))
     return Prices(prices)
 
 
 def usage(call: Call) -> tuple[int, int]:
-    """Numbers of prompt tokens and completion tokens that the model reported (0 if it did not)."""
+    """Numbers of prompt tokens and completion tokens that the model reported (0 if it reported
+    none).
+    """
     used = call.used or CallUsage()
     return used.input_tokens or 0, used.output_tokens or 0
 

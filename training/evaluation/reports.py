@@ -1,8 +1,8 @@
 """Evaluation results as files: `results.json` for programs, `results.md` for readers,
 `results.png`.
 
-The picture needs matplotlib, which comes with the extra `train`. Without it `write_results` leaves
-the picture out.
+The picture needs matplotlib, which comes with the extra `train`. Without matplotlib no picture is
+written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _FAILURES = ("failed", "truncated", "undecodable", "asked_again", "tool_errors")
-"""Counts of a role that are failures."""
+"""Names of counts of a role that are shown as failures."""
 _LONGEST_NAME = 24
 """Maximum characters of a name in a picture."""
 
@@ -82,14 +82,14 @@ def _draw(found: Evaluation, path: Path, title: str) -> None:
         for kind in _FAILURES
         if any(role.get(kind) for role in found.roles.values())
     }
-    # several failures of one run all count
+    # a run with several failures counts in each of them
     bars(roles, [_short(name) for name in found.roles], failures, horizontal=True)
     finish(roles, "failures a run, by role")
     save_figure(figure, path)
 
 
 def _short(name: str) -> str:
-    """Name shortened in the middle."""
+    """Name, shortened in the middle if it is long."""
     if len(name) <= _LONGEST_NAME:
         return name
     half = _LONGEST_NAME // 2
@@ -115,7 +115,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def role_rows(found: Evaluation) -> tuple[list[str], list[Row]]:
-    """Table of roles (columns, rows), with the counts that any role has."""
+    """Table of roles as (columns, rows). A count is left out if no role has it."""
     counts = [name for name in ROLE_COUNTS if any(role.get(name) for role in found.roles.values())]
     return ["role", *counts], [
         [name, *(role.get(c, 0) for c in counts)] for name, role in found.roles.items()

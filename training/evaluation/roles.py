@@ -1,10 +1,11 @@
 """Calls and failures of a trajectory by role.
 
-A role is the node of the outermost graph in which a call was made, the first name of its checkpoint
-namespace (`solve:ID|reason:ID` belongs to the solver). One execution of that node is a *run* of the
-role. Counts that any graph's record has are made for every role. A tool call counts for the role
-that asked for it. For the built-in hierarchical graph the required output of a run is also known: a
-plan and a verdict hold a JSON object, a solver's last turn a final answer.
+A role is the node of the outermost graph in which a call was made: the first name of the call's
+checkpoint namespace (`solve:ID|reason:ID` belongs to the role `solve`). One execution of that node
+is a *run* of the role. A tool call counts for the role that asked for it. Most counts exist for the
+roles of any graph. Failed runs are counted for the built-in hierarchical graph only, whose required
+outputs are known: a plan and a verdict contain a JSON object, and a solver's last turn contains a
+final answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from hrm_agent.trajectory.words import text_of
 __all__ = ["ROLE_COUNTS", "Roles", "role_counts"]
 
 Roles = dict[str, Counter[str]]
-"""Counts by role, in the order of first appearance: those of `ROLE_COUNTS` that are not 0."""
+"""Counts by role, in the order in which roles first appear. The names of counts are those of
+`ROLE_COUNTS`.
+"""
 
 ROLE_COUNTS = {
     "runs": "executions of the node",
@@ -36,14 +39,14 @@ ROLE_COUNTS = {
     "control_token": "calls that ended at a control token other than the end of turn",
     "undecodable": "calls with a tool call that cannot be decoded",
     "tool_calls": "tool calls that were carried out or refused",
-    "tool_errors": "those that failed by the policy's doing",
+    "tool_errors": "tool calls that failed through the policy's fault",
     "read_tokens": "prompt tokens",
     "sampled_tokens": "completion tokens",
 }
 
 
 def role_counts(trajectory: Trajectory) -> Roles:
-    """Counts of a trajectory's own calls and tool calls, by role."""
+    """Counts by role of a trajectory's calls and tool calls, except inherited ones."""
     roles: Roles = {}
     last: dict[str, Call] = {}
     for call in trajectory.own_calls:
@@ -64,7 +67,7 @@ def role_counts(trajectory: Trajectory) -> Roles:
             (part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id
         )
         last[run] = call
-    # another node may have executed a tool call than the one that asked for it
+    # The node that executed a tool call may differ from the node that asked for it.
     asked_by = {
         str(asked.get("id")): call.identity.role
         for call in trajectory.own_calls

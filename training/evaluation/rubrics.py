@@ -1,7 +1,9 @@
-"""Statistics of scorings by rubrics: means of one, and a comparison of two on the same runs.
+"""Statistics of scorings: means of one rubric's rewards, and a comparison of two rubrics on the
+same runs.
 
-Two rubrics are compared on the trajectories that both have scored. The problem is the unit, as in
-`hrm_agent.training.evaluation.statistics`, since its samples are not independent.
+Two rubrics are compared on the trajectories that both have scored. As in
+`hrm_agent.training.evaluation.statistics` the problem is the unit, since samples of one problem are
+not independent.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ __all__ = [
 ]
 
 RECORDED = "recorded"
-"""Name of the rewards recorded with runs, used like the name of a rubric."""
+"""Name of the rewards that were recorded with runs, which may be used in place of a
+rubric's name.
+"""
 _RESAMPLES = 10_000
 
 
@@ -46,7 +50,7 @@ class FaultCount:
     reward: str
     """Name of the reward."""
     fault: str
-    """Value of a `RewardFault`, or `no opinion`."""
+    """Value of a `RewardFault`, or `no opinion` if the reward function returned None."""
     count: int
     """Number of trajectories."""
     trajectory: str
@@ -78,15 +82,17 @@ class RubricComparison:
     """Comparison of two rubrics, A and B, on one set of runs. Differences are B less A."""
 
     a: str
-    """Name of the rubric that differences are taken from."""
+    """Name of the rubric that is subtracted."""
     b: str
-    """Name of the rubric that is compared with A."""
+    """Name of the rubric from which A is subtracted."""
     trajectories: int
     """Number of trajectories with rewards by both."""
     problems: int
-    """Number of their problems."""
+    """Number of problems of these trajectories."""
     right: dict[str, int]
-    """Number of trajectories right by `both`, only by `a`, only by `b`, or by `neither`."""
+    """Number of trajectories that are right by `both` rubrics, only by `a`, only by `b`, or by
+    `neither`.
+    """
     a_outcome: Estimate
     """Mean outcome by A over problems."""
     b_outcome: Estimate
@@ -100,7 +106,9 @@ class RubricComparison:
     reward: Estimate
     """Difference of the reward, resampled over problems."""
     p_value: float
-    """Two-sided p-value of equal shares of right ones: sign flips over problems, exact."""
+    """Two-sided p-value of the hypothesis that both rubrics find equally many trajectories right:
+    exact, by sign flips over problems.
+    """
     only_a: int
     """Number of trajectories without a reward by B."""
     only_b: int
@@ -110,7 +118,7 @@ class RubricComparison:
 
 
 def recorded_scorings(trajectories: Iterable[Trajectory]) -> dict[str, Scoring]:
-    """Recorded rewards of runs as scorings. A truncated run is not right."""
+    """Recorded rewards of runs as scorings. A truncated run has outcome 0."""
     return {
         t.id: Scoring(
             trajectory_id=t.id,
@@ -127,15 +135,17 @@ def recorded_scorings(trajectories: Iterable[Trajectory]) -> dict[str, Scoring]:
 def scorings_named(
     store: RunStore, name: str, headers: Iterable[Trajectory]
 ) -> Mapping[str, Scoring]:
-    """Scores of a name, by trajectory id. Raises `ConfigError` for a name without scores."""
+    """Scorings with the name of a rubric, by trajectory id. Raises `ConfigError` for a name without
+    scorings.
+    """
     if name == RECORDED:
         return recorded_scorings(headers)
     known = store.scorings.rubrics()
     if name not in known:
         if name == FEEDBACK:
             raise ConfigError(
-                f"Nobody has said anything of a run in {store.url}.",
-                "`hrm-agent serve` takes POST /v1/feedback.",
+                f"There is no feedback on any run in {store.url}.",
+                "Send feedback to `hrm-agent serve` by POST /v1/feedback.",
             )
         there = f"There is {', '.join([*known, RECORDED])}."
         hint = f"{nearest(name, [*known, RECORDED])} {there} A rubric is named as module:attribute.".strip()
@@ -144,11 +154,11 @@ def scorings_named(
 
 
 def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajectory | None:
-    """Return the trajectory with a rubric's rewards instead of its own (None if the rubric gave it
-    none).
+    """Return the trajectory with a rubric's rewards instead of the recorded ones (None if the
+    rubric gave no rewards).
 
-    A failed or stopped run, which a rubric does not score, stays without rewards: a wrong answer,
-    as in any evaluation.
+    A failed or stopped run, which a rubric does not score, is returned without rewards: it counts
+    as a wrong answer, as in any evaluation.
     """
     scoring = scorings.get(trajectory.id)
     if scoring is not None and scoring.rewards:
@@ -266,7 +276,7 @@ _Pairs = dict[Problem, list[tuple[float, float]]]
 
 
 def _columns(pairs: _Pairs) -> list[list[float]]:
-    """Means by sorted problem: of A, of B, and of the difference."""
+    """Means by sorted problem, as three lists: of A, of B, and of their difference."""
     a, b = (
         [fmean(pair[side] for pair in pairs[problem]) for problem in sorted(pairs)]
         for side in (0, 1)
@@ -275,7 +285,9 @@ def _columns(pairs: _Pairs) -> list[list[float]]:
 
 
 def _said(scoring: Scoring) -> str:
-    """Reasons of a scoring's rewards, each with its value if there are several."""
+    """Reasons of a scoring's rewards as text. If there are several rewards, each reason has the
+    name and value of its reward.
+    """
     several = len(scoring.scores) > 1
     said = (f"{score.name} {score.value:g}: {score.reason}" if several and score.value is not None else score.reason
             for score in scoring.scores if score.reason)  # fmt: skip

@@ -1,8 +1,8 @@
-"""Trajectories reduced to facts that statistics need, which can be summed up, without tokens.
+"""Samples: trajectories reduced to the facts that statistics need, without tokens.
 
-If a rollout chooses its answer among several runs, its own thread has the choice and the answer,
-and the candidates are a group named after that thread. Candidates are not samples, since their
-answers were not submitted, but their cost counts for the rollout.
+If a rollout chooses its answer among several runs, the rollout's thread has the choice and the
+answer. The candidates are in a group whose name is that thread's. Candidates are not samples, since
+their answers were not submitted, but their effort counts for the rollout.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Effort", "Problem", "Sample", "samples_of"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """Problem that a sample answers. The prompt is part of its identity, since two files may give
-    one id to two problems.
+    """Problem that a sample answers, identified by id and prompt, since two files may give the same
+    id to different problems.
     """
 
     id: str
@@ -51,9 +51,11 @@ class Effort:
     roles: Roles = field(default_factory=Roles)
     """Counts by role, as named in `hrm_agent.training.evaluation.roles.ROLE_COUNTS`."""
     model_seconds: float = 0.0
-    """Seconds of model calls, waiting for the engine included. Parallel calls count in full."""
+    """Total seconds of model calls, including time in which they wait for the engine. Parallel
+    calls are added up.
+    """
     tool_seconds: float = 0.0
-    """Seconds of tool calls, without the time in the queue."""
+    """Total seconds of tool calls, without the time in a queue."""
     reported_cost: float = math.nan
     """Cost reported by providers (nan if none did)."""
 
@@ -84,7 +86,7 @@ class Sample:
     thread: str
     """Thread id of the run."""
     group: str
-    """Group of the run. For a candidate of a choice, it is the thread that chooses."""
+    """Group of the run. For a candidate, it is the thread of the run that chooses."""
     forked: bool
     """True for a fork."""
     status: RunStatus
@@ -94,11 +96,11 @@ class Sample:
     correct: bool
     """True if the answer is right and the run was not truncated."""
     verified: bool
-    """True if the answer is right, however the run ended."""
+    """True if the answer is right, even if the run was truncated."""
     rewards: Mapping[str, float]
     """Rewards of the run."""
     answer_key: str
-    """Normalised answer, equal for equal answers (empty without one, or if the run did not
+    """Normalised answer, equal for equal answers (empty without an answer, or if the run did not
     complete).
     """
     began: float
@@ -106,20 +108,22 @@ class Sample:
     ended: float | None
     """End of the run: Unix time in seconds (None while it is in progress)."""
     effort: Effort
-    """Effort of the run, with that of the candidates of a choice."""
+    """Effort of the run, including the candidates among which it chooses."""
     second: bool = False
-    """True for a second attempt, after a machine failed the first, which does not count."""
+    """True for a second attempt, after a machine failed the first. The first attempt is
+    no sample.
+    """
 
     @property
     def unscored(self) -> bool:
-        """True if it completed and has not been scored."""
+        """True if the run completed and has not been scored."""
         return self.status is RunStatus.COMPLETED and not self.rewards
 
 
 def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
-    """Samples among `trajectories`, each with the effort of its candidates.
+    """Samples of `trajectories`, each with the effort of its candidates.
 
-    Forks are excluded, and so is the first attempt of a repeated rollout.
+    Forks, candidates and first attempts of repeated rollouts are left out.
     """
     everything = [_sample(trajectory) for trajectory in trajectories]
     threads = {sample.thread for sample in everything}

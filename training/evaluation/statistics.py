@@ -1,7 +1,7 @@
 """Estimators and tests over problems, on plain numbers.
 
-Several samples of one problem are not independent, so the *problem* is the unit that is resampled,
-everywhere.
+Several samples of one problem are not independent, so every bootstrap and test resamples
+*problems*.
 
     pass@k        1 - C(n - c, k) / C(n, k) for n samples of which c are correct: the share of
                   the k-subsets of a problem's samples that hold a correct one. Unbiased for
@@ -37,18 +37,21 @@ __all__ = [
 ]
 
 _MAX_STEPS = 10_000
-"""Largest common denominator of differences in the permutation test. Finer differences are rounded.
+"""Maximum of the common denominator of differences in the permutation test. Finer differences are
+rounded.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTally:
-    """Answers to one problem, with equal ones counted together."""
+    """Answers to one problem, with equal answers counted together."""
 
     given: tuple[tuple[int, float], ...]
-    """Frequency of each answer, and the share of these samples that is right (mostly 0 or 1)."""
+    """Number of samples of each answer, and the share of these samples that is right (mostly 0 or
+    1).
+    """
     none: int = 0
-    """Number of samples without an answer. They are drawn like the others, and have no vote."""
+    """Number of samples without an answer. They are drawn like the others, but have no vote."""
 
     @property
     def samples(self) -> int:
@@ -56,8 +59,8 @@ class AnswerTally:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of n samples, drawn without replacement, contain one of the c correct
-    ones. Raises `ValueError` for values out of range.
+    """Probability that k of n samples, drawn without replacement, contain a correct one, if c are
+    correct. Raises `ValueError` for values out of range.
     """
     if not 0 <= c <= n or not 1 <= k <= n:
         raise ValueError(f"pass@k takes 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
@@ -84,12 +87,12 @@ def majority_curve(answers: AnswerTally) -> list[float]:
 
 
 def _won_with(answers: AnswerTally, top: int) -> Any:
-    """Sum by k, over the k-subsets whose leading answers occur `top` times, of the share of right
-    ones among the leading.
+    """Sum, for each k, over the k-subsets in which the most frequent answers occur `top` times. The
+    summand is the share of right answers among the most frequent.
 
-    `ways[k, t]` counts the draws of k samples with t answers that occur `top` times and none more
-    often; `right[k, t]` sums up over them how many of those t answers are right. Answers are added
-    one after another.
+    `ways[k, t]` counts the draws of k samples in which t answers occur `top` times and no answer
+    occurs more often. `right[k, t]` is the number of right answers among these t, summed over the
+    same draws. Answers are added one after another.
     """
     n = answers.samples
     ties = n // top
@@ -110,8 +113,8 @@ def _won_with(answers: AnswerTally, top: int) -> Any:
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
-    """Two-sided p-value of `differences` with mean 0, if each sign is equally likely (1 without a
-    difference).
+    """Two-sided p-value of `differences` under the hypothesis that both signs of each difference
+    are equally likely (1 without differences).
     """
     steps = min(_MAX_STEPS, math.lcm(*(d.denominator for d in differences))) if differences else 1
     sizes = [size for d in differences if (size := abs(round(d * steps)))]
@@ -120,7 +123,7 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     chance = np.zeros(2 * reach + 1)  # probability of each sum from -reach to reach
     chance[reach] = 1.0
     for size in sizes:
-        # values that a roll carries around the end are 0
+        # the values that `roll` wraps around are all 0
         chance = (np.roll(chance, size) + np.roll(chance, -size)) / 2
     extreme = np.abs(np.arange(-reach, reach + 1)) >= seen
     return min(1.0, float(chance[extreme].sum()))

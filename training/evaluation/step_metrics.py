@@ -1,6 +1,4 @@
-"""Metrics of a step's rollouts besides accuracy: rewards, lengths, and the contribution of each
-role.
-"""
+"""Metrics of a step's rollouts, besides accuracy: rewards, lengths, and metrics of each role."""
 
 from __future__ import annotations
 
@@ -22,7 +20,9 @@ __all__ = ["roles_of_step", "rollout_metrics"]
 def rollout_metrics(
     rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> dict[str, float]:
-    """Metrics of rewards, as judged, of rollouts without a fault, and of the lengths of all."""
+    """Metrics of rewards (as the selection judged them, for rollouts without a fault) and of
+    lengths (for all rollouts).
+    """
     judged = {overlay.trajectory_id: overlay.reward for overlay in overlays}
     rewards: dict[str, list[float]] = defaultdict(list)
     for each in rollouts:
@@ -52,7 +52,8 @@ def rollout_metrics(
 def roles_of_step(
     rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
 ) -> dict[str, dict[str, float]]:
-    """Metrics by role: its behaviour in all rollouts, and its share of training on the kept ones.
+    """Metrics by role: of the role's calls in all rollouts, and of the role's share of the training
+    on kept rollouts.
 
     `tokens`: sampled tokens per rollout. `entropy`: mean of -log p as the engine recorded it.
     `failed`: share of its runs without the role's required output. `tool_errors`: share of its tool
@@ -71,7 +72,7 @@ def roles_of_step(
     kept = [each for each in overlays if each.verdict is Verdict.KEPT]
     whole = [by_id[each.trajectory_id] for each in kept]
     weights = as_recorded(whole, kept)
-    # tokens that are trained, the sum of their weights, and that of the absolute weights
+    # for each role: number of trained tokens, sum of their weights, and sum of the absolute weights
     trained: defaultdict[str, float] = defaultdict(float)
     signed: defaultdict[str, float] = defaultdict(float)
     absolute: defaultdict[str, float] = defaultdict(float)

@@ -10,9 +10,7 @@ from hrm_agent.basics.intervals import Estimate
 __all__ = ["NOT_REPORTED", "Row", "interval_text", "plain_text"]
 
 NOT_REPORTED = "not reported"
-"""Text for counts that a hosted model's provider does not report (compare
-`hrm_agent.trajectory.words`).
-"""
+"""Text for counts that a hosted model's provider does not report."""
 
 Row = Sequence[object]
 
