@@ -1,11 +1,13 @@
-"""Facts of a run for its tables: one record for each rollout, read step by step, without tokens.
+"""Facts of a run from which the tables of an analysis are made: one record for each rollout,
+without tokens, read step by step.
 
-A rollout that was repeated because a machine failed it counts by its second attempt, as in
+If a rollout was repeated because a machine failed, its second attempt counts, as in
 `metrics.jsonl`.
 
-Failed tool calls are counted by typed status, and those with status `error` also by class of
-exception. The status is decided by the side that enforces it. The class is read from the last line
-of standard error, which the code controls: it is only a label for a table, and decides nothing.
+Failed tool calls are counted by typed status. Calls with status `error` are also counted by class
+of exception. The environment decides the status. The class is read from the last line of standard
+error, which the code of the policy controls, so the class is only a label in a table and decides
+nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class ToolErrorRow:
     rollouts: int
     """Number of rollouts of the part."""
     calls: int
-    """Number of their tool calls."""
+    """Number of tool calls of these rollouts."""
     statuses: dict[str, int]
     """Tool calls by status, `ok` included."""
     errors: dict[str, int]
@@ -105,15 +107,15 @@ class LengthBin:
     rollouts: int
     """Number of rollouts in the bin."""
     accuracy: float
-    """Share of right ones among them."""
+    """Share of right rollouts in the bin."""
     interval: tuple[float, float]
-    """95 % interval of `accuracy` (Wilson). It treats rollouts as independent, which siblings of a
-    group are not quite.
+    """95 % interval of `accuracy` (Wilson). It treats rollouts as independent, although rollouts of
+    one group are not quite.
     """
 
 
 def error_line(stderr: str) -> str:
-    """Last line that is not blank, truncated."""
+    """Last line of `stderr` that is not blank, truncated."""
     lines = stderr[-4096:].split("\n")
     return next((line.strip()[:_LONGEST] for line in reversed(lines) if line.strip()), "")
 
@@ -127,7 +129,7 @@ def error_class(stderr: str) -> str:
 def tool_error_rows(
     facts: Sequence[RolloutFacts], metrics: dict[str, StepMetrics]
 ) -> list[ToolErrorRow]:
-    """One row for each part, in the order of the facts. `metrics`: by part."""
+    """One row for each part, in the order of the facts. `metrics`: metrics by name of the part."""
     parts: dict[str, list[RolloutFacts]] = {}
     for each in facts:
         parts.setdefault(each.part, []).append(each)
@@ -150,7 +152,7 @@ def tool_error_rows(
 
 
 def error_classes(facts: Iterable[RolloutFacts]) -> list[ErrorClass]:
-    """Classes of exceptions, most common first."""
+    """Classes of exceptions of the whole run, most common first."""
     lines: dict[str, Counter[str]] = {}
     right: Counter[str] = Counter()
     for each in facts:
@@ -165,7 +167,9 @@ def error_classes(facts: Iterable[RolloutFacts]) -> list[ErrorClass]:
 
 
 def length_bins(facts: Iterable[RolloutFacts], bins: int = 8) -> list[LengthBin]:
-    """Bins of about equal numbers of rollouts. Equal lengths share a bin."""
+    """Bins by length with about equal numbers of rollouts. Rollouts of equal length are in the same
+    bin.
+    """
     known = sorted(
         (each.tokens, each.correct) for each in facts if each.tokens is not None and each.scored
     )
@@ -187,7 +191,7 @@ def length_bins(facts: Iterable[RolloutFacts], bins: int = 8) -> list[LengthBin]
 
 
 def mean_tokens(facts: Iterable[RolloutFacts], *, correct: bool) -> float:
-    """Mean completion tokens of the correct or the wrong rollouts (nan if none is known)."""
+    """Mean completion tokens of the correct or the wrong rollouts (nan if no length is known)."""
     known = [each.tokens for each in facts if each.correct is correct and each.tokens is not None]
     return fmean(known) if known else math.nan
 
@@ -198,11 +202,11 @@ StepMetrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rollouts that belong together: of one training step, of one evaluation, or single runs."""
+    """Part of a run: the rollouts of one training step or one evaluation, or single runs."""
 
     name: str
-    """Name: `step 1`, as the console counts; `eval-after`; the stage or id of the run; or `single
-    runs`.
+    """Name of the part: `step 1` (as the console counts), `eval-after`, another stage, the id of
+    the run, or `single runs`.
     """
     step: int | None
     """Training step, counted from 1 (None outside of training)."""
@@ -233,27 +237,28 @@ class RolloutFacts:
     failed: bool
     """True if a tool call failed through the policy's fault."""
     penalty_format: float
-    """p_format of GRPO-RoC, from its overlay if there is one."""
+    """p_format of GRPO-RoC, from the rollout's overlay if there is one."""
     padding: int
-    """Number of tool calls that do nothing or repeat another one."""
+    """Number of tool calls that do nothing or repeat another call."""
     verdict: str | None
     """Verdict of the training (None outside of training)."""
     drop_reason: str | None
-    """Reason why it was not trained on (None if it was, and outside of training)."""
+    """Reason why the rollout was not trained on (None if it was, and outside of training)."""
     error_examples: tuple[tuple[str, str], ...]
-    """Class and last line of the errors, in their order."""
+    """Exceptions in their order, each as (class, last line)."""
 
 
 def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
-    """Parts of a record, training steps first, in order. `left_out`: counts by reason, which are
-    added to.
+    """Parts of a record, in order, training steps first. `left_out`: reason -> number of rollouts
+    left out, to which this adds.
     """
     ended = [header for header in runs.headers(left_out) if header.status is not RunStatus.RUNNING]
     threads = {header.thread_id for header in ended}
     counted = [header for header in ended if f"{header.thread_id}{SECOND_ATTEMPT}" not in threads]
     if again := len(ended) - len(counted):
         left_out["first attempts of rollouts that a machine failed"] = again
-    overlays: dict[str, Overlay] = {}  # of the runs that made the trajectories, no other trainings
+    # overlays of the runs that made the trajectories, not of later trainings on these
+    overlays: dict[str, Overlay] = {}
     if runs.store is not None:
         for run_id in sorted({header.run_id for header in ended}):
             overlays |= {each.trajectory_id: each for each in runs.store.journal.overlays(run_id)}
@@ -264,7 +269,7 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
         stage = header.group_id.split("/")[-2] if header.group_id.count("/") >= 2 else ""
         name = f"step {step + 1}" if step is not None else stage or header.run_id or "single runs"
         found.setdefault((None if step is None else step + 1, name), []).append(header)
-    # other parts in the order in which they began
+    # parts that are no steps stay in the order in which they began
     ordered = sorted(found, key=lambda place: (place[0] is None, place[0] or 0))
     return [
         Part(
@@ -283,7 +288,8 @@ def read_part(
     """Read the facts of each rollout of a part, and the metrics of all of them."""
     whole = [*readable(runs, part.headers, left_out)]
     facts = [facts_of(trajectory, part, part.overlays.get(trajectory.id)) for trajectory in whole]
-    # of another step's rollouts, or cut off from their group: the metrics of the step exclude them
+    # A step's metrics exclude rollouts that were carried over from another step, and rollouts that
+    # were cut off.
     beside = {
         each.trajectory_id
         for each in part.overlays.values()
@@ -329,7 +335,9 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
 def readable(
     runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[str, int]
 ) -> Iterator[Trajectory]:
-    """Yield the trajectories with their calls. Damaged ones are counted in `left_out`."""
+    """Yield the trajectories with their calls. Damaged trajectories are left out, and counted in
+    `left_out`.
+    """
     for header in headers:
         try:
             yield runs.whole(header.id, requests=False)

@@ -1,4 +1,4 @@
-"""Files of an analysis in its folder: its numbers, and the entropy of each token."""
+"""Files of an analysis: its numbers, and the entropy of each token."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _REPORT, _TOKENS = "report.json", "tokens.jsonl"
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ConfigError` for a folder that has other contents, or that cannot be written to."""
+    """Raise `ConfigError` for a folder that has contents other than an analysis, or that cannot be
+    written to.
+    """
     if folder.is_dir() and any(folder.iterdir()) and not _is_analysis(folder):
         raise ConfigError(
-            f"{folder} is not empty, and holds no analysis that could be replaced.",
+            f"{folder} is not empty, and has no analysis that could be replaced.",
             "Name another folder by --out.",
         )
     if folder.exists() and not folder.is_dir():
@@ -38,14 +40,14 @@ def check_folder(folder: Path) -> None:
 
 
 def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder: Path) -> list[str]:
-    """Write the report and its tokens to `folder`, and return the names of the files. Those of an
-    earlier analysis are replaced, each as a whole.
+    """Write the report and its tokens to `folder`, and return the names of the files. Files of an
+    earlier analysis are replaced, each at once.
 
-    Raises `ConfigError` for a folder with other contents.
+    Raises `ConfigError` for a folder with contents other than an analysis.
     """
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / "index.html", *folder.glob("*.png")):  # of version 0.2.0
+    for old in (folder / "index.html", *folder.glob("*.png")):  # files of version 0.2.0
         old.unlink(missing_ok=True)
     whole = json.dumps(json.loads(json_line(asdict(report))), ensure_ascii=False, indent=1)
     with replacing(folder / _REPORT) as part:

@@ -1,13 +1,14 @@
-"""Forking tokens: the tokens of highest entropy, at which a reasoning may go one way or another.
+"""Forking tokens: the completion tokens of highest entropy, at which a reasoning may go one way or
+another.
 
 rStar2-Agent (arXiv 2508.20722, section 5.4) takes the fifth of all completion tokens with the
-highest entropy. The threshold is that quantile of the analysed tokens, in nats, and is in the
-report. It is low for a policy that is certain of nearly everything.
+highest entropy. The threshold is the corresponding quantile over the analysed tokens, in nats, and
+is part of the report. A policy that is certain of almost everything has a low threshold.
 
-Reflection tokens are those among the first that a policy samples after a tool response. There the
-policy reads the result of its code; the paper observes that it checks the result, or turns to
-repair. So the tables are separated by the response: after responses of which one failed through the
-policy's fault, and after others.
+Reflection tokens are the forking tokens among the first tokens that a policy samples after a tool
+response. The paper observes that the policy then checks the result of its code, or begins to repair
+the code. So there are separate tables for tokens after responses of which one failed through the
+policy's fault, and for tokens after other responses.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class TokenExample:
     entropy: float
     """Entropy in nats."""
     before: str
-    """Text before it in its call, truncated."""
+    """Text before the token in its call, truncated."""
     text: str
     """Text of the token."""
     after: str
-    """Text after it in its call, truncated."""
+    """Text after the token in its call, truncated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,9 @@ class TokenRow:
     mean_entropy: float
     """Mean entropy of these tokens, in nats."""
     occurrences: int
-    """Number of tokens with this text among those that could have been marked."""
+    """Number of tokens with this text among all tokens that could have been marked."""
     examples: tuple[TokenExample, ...]
-    """Examples of highest entropy."""
+    """Examples with the highest entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +85,23 @@ class ReflectionReport:
     """First tokens sampled after tool responses of one kind."""
 
     after: After
-    """Kind of response: `ok` or `error`. For comparison, `none` has the first tokens of calls after
-    no tool response.
+    """Kind of response: `ok` or `error`. For comparison, `none` stands for calls that follow no
+    tool response.
     """
     calls: int
     """Number of calls that begin after such responses."""
     tokens: int
-    """Number of their first completion tokens, within the window."""
+    """Number of first completion tokens of these calls (at most the window for each)."""
     mean_entropy: float
-    """Mean entropy of those tokens, in nats (nan without any)."""
+    """Mean entropy of these tokens, in nats (nan without tokens)."""
     marked_share: float
-    """Share of those tokens above the threshold of forking tokens (nan without any)."""
+    """Share of these tokens that are above the threshold of forking tokens (nan without tokens)."""
     rows: tuple[TokenRow, ...]
     """Tokens above the threshold, by text."""
 
 
 def fork_threshold(calls: Sequence[CallEntropy], share: float) -> float:
-    """Entropy above which a share of all completion tokens lies (nan without tokens)."""
+    """Entropy above which `share` of all completion tokens lie (nan without tokens)."""
     values = [each.entropies[each.sampled] for each in calls]
     return (
         float(np.quantile(np.concatenate(values), 1 - share))
@@ -147,7 +148,7 @@ def token_rows(
                 text=of_call[index],
                 after=f"{after[:AROUND]}…" if len(after) > AROUND else after,
             )
-            # siblings often share a context, which is shown once
+            # rollouts of a group often share a context, which is shown once
             examples.setdefault((example.before, example.after), example)
             if len(examples) == EXAMPLES:
                 break
@@ -158,7 +159,7 @@ def token_rows(
 
 
 def reflection_indices(call: CallEntropy, threshold: float, window: int) -> list[int]:
-    """Indices of reflection tokens (empty for a call after no tool response)."""
+    """Indices of reflection tokens (empty for a call that follows no tool response)."""
     if call.after == "none":
         return []
     return sorted(set(call.sampled[:window].tolist()) & set(forking_indices(call, threshold)))
@@ -167,7 +168,7 @@ def reflection_indices(call: CallEntropy, threshold: float, window: int) -> list
 def reflections(
     calls: Sequence[CallEntropy], texts: Texts, threshold: float, window: int
 ) -> list[ReflectionReport]:
-    """Reports after failed tool responses, after others, and after none."""
+    """Reports of calls after failed tool responses, after other tool responses, and after none."""
 
     def places(call: CallEntropy) -> list[int]:
         return call.sampled[:window].tolist()

@@ -1,4 +1,4 @@
-"""Report of the whole analysis of a run. The store is read once, step by step."""
+"""Analysis of a run, and its report. The store is read once, step by step."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TokenReport:
     rollouts: int
     """Number of rollouts drawn."""
     calls: int
-    """Number of their calls whose tokens were analysed."""
+    """Number of calls of these rollouts whose tokens were analysed."""
     tokens: int
     """Number of completion tokens of these calls."""
     mean_entropy: float
@@ -96,15 +96,15 @@ class AnalysisReport:
     schema_version: int
     """Schema version of this report."""
     run: str
-    """Run as it was named."""
+    """Name by which the user gave the run."""
     rollouts: int
     """Number of rollouts counted."""
     left_out: dict[str, int]
-    """Reason -> number left out: of rollouts, and of calls of drawn rollouts."""
+    """Reason -> number of rollouts left out, or of calls of drawn rollouts."""
     missing: dict[str, str]
-    """Missing part of the analysis -> reason."""
+    """Missing part of the analysis -> reason why it is missing."""
     tokens: TokenReport | None
-    """Entropies (None if they are in `missing`)."""
+    """Results on tokens (None if `missing` has the reason)."""
     tool_errors: tuple[ToolErrorRow, ...]
     """Tool calls by part."""
     error_classes: tuple[ErrorClass, ...]
@@ -112,7 +112,9 @@ class AnalysisReport:
     length_bins: tuple[LengthBin, ...]
     """Accuracy by completion tokens."""
     selection: tuple[SelectedShare, ...]
-    """Comparison of all rollouts of the training with the kept ones (empty without a selection)."""
+    """Comparison of all rollouts of the training with the kept rollouts (empty without a
+    selection).
+    """
     drops: tuple[DropRow, ...]
     """Rollouts left out, by reason."""
 
@@ -139,7 +141,8 @@ def analyse(
     """Return the report, and the calls whose tokens were analysed. Raises `RunError` if no run has
     ended.
 
-    `on_progress`: called with the current activity, and the number of finished rollouts and of all.
+    `on_progress`: called with the current activity, the number of finished rollouts, and the number
+    of all rollouts.
     """
     left_out: dict[str, int] = {}
     parts = parts_of(runs, left_out)
@@ -147,8 +150,8 @@ def analyse(
     if not total:
         raise RunError(
             f"There is no ended run on record in {runs.where}.",
-            "`hrm-agent history --store PATH` lists what there is. Of a training on records, name"
-            " the record itself.",
+            "`hrm-agent history --store PATH` lists the runs of a store. For a training on"
+            " records, name the record itself.",
         )
     folder = Path(runs.where)
     chosen = chosen_parts(parts, folder, options) if with_tokens else []
@@ -214,7 +217,7 @@ def analyse(
 def _missing(
     facts: Sequence[RolloutFacts], found: AnalysedTokens, *, with_tokens: bool
 ) -> dict[str, str]:
-    """Missing parts of the analysis, with the reason."""
+    """Missing parts of the analysis -> reason why they are missing."""
     missing: dict[str, str] = {}
     if not with_tokens:
         missing["tokens"] = "they were not asked for (--no-tokens)"

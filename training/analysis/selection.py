@@ -1,9 +1,9 @@
-"""Effects of selection: all rollouts of a training compared with the trained ones, and reasons for
-the rest.
+"""Effects of selection: all rollouts of a training compared with the kept rollouts, and the reasons
+why the others were dropped.
 
-Groups with equal rewards are rejected as a whole, whatever the algorithm. So the effect of choosing
-rollouts within a group is measured against all rollouts of the groups that taught something, not
-against all rollouts.
+Every algorithm rejects groups with equal rewards as a whole. So the effect of choosing rollouts
+within a group is measured against the rollouts of groups that taught something, not against all
+rollouts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SelectedShare:
-    """One measure of all rollouts, of those in groups that taught something, and of the kept
-    ones.
+    """Values of one measure over all rollouts, over the rollouts of groups that taught something,
+    and over the kept rollouts.
     """
 
     measure: str
@@ -46,17 +46,17 @@ class DropRow:
     """Rollouts left out for one reason."""
 
     verdict: str
-    """Verdict on them."""
+    """Verdict on these rollouts."""
     reason: str
     """Type of the reason."""
     rollouts: int
     """Number of rollouts."""
     correct: int
-    """Number of right ones among them."""
+    """Number of right rollouts among them."""
 
 
 def selected_shares(facts: Iterable[RolloutFacts]) -> list[SelectedShare]:
-    """Compare all rollouts with the kept ones, by measure (empty if nothing was selected)."""
+    """Compare all rollouts with the kept rollouts, by measure (empty if nothing was selected)."""
     judged = [each for each in facts if each.verdict is not None]
     if not judged:
         return []
@@ -69,7 +69,7 @@ def selected_shares(facts: Iterable[RolloutFacts]) -> list[SelectedShare]:
 
 
 def drop_rows(facts: Iterable[RolloutFacts]) -> list[DropRow]:
-    """Rollouts left out by reason, most common first."""
+    """Numbers of dropped rollouts by reason, most common first."""
     total: Counter[tuple[str, str]] = Counter()
     right: Counter[tuple[str, str]] = Counter()
     for each in facts:

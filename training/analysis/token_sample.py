@@ -1,10 +1,9 @@
-"""Choice of the tokens of a run that are analysed, the weights for them, and the results.
+"""Sample of a run's tokens, and computation of their entropies.
 
-The sample is drawn by a seed from the rollouts of each part of the run. By default only parts with
-weights on record are used, since entropies under other weights are another policy's.
+The sample is drawn by a seed from the rollouts of each part of the run. By default only parts whose
+weights are on record are used, since other weights give the entropies of another policy.
 
-`token_texts` gives the text of each token, so that the texts of all tokens in order form the whole
-text.
+`token_texts` returns the text of each token; joined, these texts are the whole text.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ __all__ = [
 ]
 
 _WAITING = 8
-"""Maximum number of tokens that wait for the rest of a character."""
+"""Maximum number of tokens that are held back until a character is complete."""
 
 
 def token_texts(codec: Codec, token_ids: Sequence[int]) -> list[str]:
-    """Text of each token. A character made of several tokens goes to the last one; the others are
-    empty.
+    """Text of each token. If several tokens form one character, the last of them has its text, and
+    the others are empty.
     """
     pieces = PieceDecoder(partial(_text, codec), _WAITING)
     texts = [pieces.push(token_id) for token_id in token_ids]
@@ -58,7 +57,7 @@ def token_texts(codec: Codec, token_ids: Sequence[int]) -> list[str]:
 
 
 def _text(codec: Codec, token_ids: Sequence[int]) -> str:
-    """Decode all tokens, including a final control token, which a codec leaves out."""
+    """Decode all tokens, including a final control token, which the codec alone would leave out."""
     controls: Any = getattr(codec, "control_token_ids", ())
     ends = bool(token_ids) and token_ids[-1] in controls
     return codec.decode([*token_ids, token_ids[-1]] if ends else token_ids)
@@ -73,7 +72,7 @@ class TokenOptions:
     """Choice of tokens to analyse, and settings of the analysis."""
 
     policy: str | None = None
-    """Weights used for all tokens (None: those on record)."""
+    """Weights that are used for all tokens (None: the weights on record)."""
     steps: tuple[str, ...] = ()
     """Steps from 1 (`3`, `10-12`), names of other parts, or `all` (empty: parts with weights on
     record, if there are any).
@@ -83,7 +82,7 @@ class TokenOptions:
     seed: int = 0
     """Seed of the draw of rollouts."""
     share: float = 0.2
-    """Share of completion tokens, those of highest entropy, that are called forking tokens."""
+    """Share of completion tokens, with the highest entropies, that are called forking tokens."""
     window: int = 16
     """Number of completion tokens after a tool response that are searched for reflection tokens."""
 
@@ -91,25 +90,27 @@ class TokenOptions:
         if self.limit < 1 or self.window < 1 or not 0 < self.share < 1:
             raise ConfigError(
                 f"limit {self.limit}, window {self.window}, share {self.share:g}: nothing can be"
-                " analysed so.",
-                "Limit and window are 1 or more, and the share is between 0 and 1.",
+                " analysed.",
+                "Take 1 or more for limit and window, and a share between 0 and 1.",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsUse:
-    """Weights that computed entropies, and the sampler of the tokens."""
+    """Use of weights: which weights computed entropies, and which sampled the tokens."""
 
     model: str
-    """Model named by the calls."""
+    """Model that the calls name."""
     version: int
     """Policy version that sampled the tokens."""
     weights: str
     """Weights that computed the entropies."""
     weights_version: int | None
-    """Optimiser steps of the run behind these weights (None if they are not of the run)."""
+    """Number of optimiser steps of the run behind these weights (None for weights from
+    elsewhere).
+    """
     exact: bool
-    """True if they are the weights that sampled, by name and version."""
+    """True if they are the weights that sampled the tokens, by name and version."""
     calls: int
     """Number of calls."""
     tokens: int
@@ -119,8 +120,8 @@ class WeightsUse:
     mean_entropy: float
     """Mean entropy in nats."""
     mean_difference: float
-    """Mean |log-prob computed - log-prob recorded|, in nats. Near 0 if the weights are those that
-    sampled (nan if no comparable one was recorded).
+    """Mean |computed log-prob - recorded log-prob|, in nats. It is near 0 if the weights sampled
+    the tokens (nan if no comparable log-prob was recorded).
     """
 
 
@@ -139,7 +140,7 @@ class PartEntropy:
     mean_entropy: float
     """Mean entropy in nats."""
     exact: bool
-    """True if the weights are those that sampled, for all of these tokens."""
+    """True if all of these tokens were analysed with the weights that sampled them."""
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ class AnalysedTokens:
     texts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Call id -> text of each of its tokens."""
     uses: list[WeightsUse] = field(default_factory=list[WeightsUse])
-    """Weights, in the order of computation."""
+    """Uses of weights, in the order of computation."""
     parts: list[PartEntropy] = field(default_factory=list[PartEntropy])
     """Parts in the order of the record."""
     rollouts: int = 0
@@ -191,7 +192,8 @@ def analysed_tokens(
     on_part: Callable[[str], None] = lambda name: None,
 ) -> AnalysedTokens:
     """Compute entropies of a sample of `parts`. `on_part`: called with the name of each set of
-    weights. Raises `ConfigError` if a named policy has another tokenizer than all tokens.
+    weights. Raises `ConfigError` if the policy in `options` has another tokenizer than the policies
+    that sampled the tokens.
     """
     found = AnalysedTokens()
     drawn = [(part, _drawn(part, runs, options)) for part in parts]
@@ -236,8 +238,8 @@ def analysed_tokens(
             )
     if options.policy is not None and not found.calls and found.left_out[OTHER_TOKENIZER]:
         raise ConfigError(
-            f"The tokens of this run are not of the tokenizer of {options.policy!r}.",
-            "Name the weights that sampled them by --policy, or leave it out.",
+            f"The tokenizer of {options.policy!r} is not that of this run's tokens.",
+            "Name the weights that sampled the tokens by --policy, or leave it out.",
         )
     return found
 
@@ -246,13 +248,13 @@ _BySampler = dict[Sampler, list[tuple[Trajectory, list[Call]]]]
 
 
 def _drawn(part: Part, runs: RecordedRuns, options: TokenOptions) -> list[Trajectory]:
-    """Draw rollouts in the order of the record, so that siblings are adjacent and share their
-    prefixes.
+    """Draw rollouts of a part. They stay in the order of the record, so that rollouts of a group
+    are adjacent and share their prefixes.
     """
     rng = random.Random(derive_seed(options.seed, "analysis", part.name))
     count = min(options.limit, len(part.headers))
     places = sorted(rng.sample(range(len(part.headers)), count))
-    damaged: dict[str, int] = {}  # reported by the pass over all rollouts
+    damaged: dict[str, int] = {}  # not used: damage is reported when all rollouts are read
     return list(readable(runs, (part.headers[place] for place in places), damaged))
 
 
@@ -278,7 +280,9 @@ def _computed(
     samplers: _BySampler,
     found: AnalysedTokens,
 ) -> list[tuple[WeightsUse, list[CallEntropy]]]:
-    """Entropies of one set of weights, with a record of its use for each sampler."""
+    """Compute entropies with one set of weights. Returns a record of their use, with the calls, for
+    each sampler.
+    """
     reader = TokenReader(computing.name)
     own_tokenizer = computing.version is not None  # weights of the run that sampled the tokens
     usable: _BySampler = {}

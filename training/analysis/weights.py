@@ -1,9 +1,9 @@
 """Choice of the weights that compute the entropies of a run's tokens.
 
-They are the weights that sampled the tokens, if these are on record: version 0 is the policy that
-the calls name, later versions are the run's `model`, `best` and `checkpoints/step-*`. Otherwise
-they are the nearest available version, which has another distribution. Each use of weights records
-the version that sampled, and the difference of its log-probs from the recorded ones.
+If the weights that sampled the tokens are on record, they are chosen: version 0 is the policy that
+the calls name, and later versions are the run's `model`, `best` and `checkpoints/step-*`. If not,
+the nearest available version is chosen, which has another distribution. Each use of weights records
+the version that sampled, and the difference between computed and recorded log-probs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sampler:
     model: str
     """Model string."""
     version: int
-    """Number of optimiser steps behind its weights."""
+    """Number of optimiser steps behind the sampler's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class WeightsOnRecord:
     name: str
     """Model string."""
     version: int | None
-    """Number of optimiser steps of the run behind them (None if they are not of the run)."""
+    """Number of optimiser steps of the run behind the weights (None for weights from elsewhere)."""
     exact: bool = False
-    """True if they are the weights that sampled, by name and version."""
+    """True if they are the weights that sampled the tokens, by name and version."""
 
 
 def weights_on_record(run: Path) -> list[WeightsOnRecord]:
@@ -66,14 +66,14 @@ def weights_on_record(run: Path) -> list[WeightsOnRecord]:
 def weights_for(
     samplers: Iterable[Sampler], run: Path, policy: str | None
 ) -> dict[Sampler, WeightsOnRecord | None]:
-    """Weights to use for each sampler (None if there are none). `policy`: weights to use for
-    all.
+    """Weights to use for each sampler (None for a sampler without). `policy`: weights to use for
+    all samplers.
     """
     if policy is not None:
         asked = parse_model(policy)
         if not asked.local:
             raise ConfigError(
-                f"The weights of {policy!r} are not here: entropies need them.",
+                f"The weights of {policy!r} are not on this machine, but entropies need them.",
                 "Name a folder, builtin:NAME or hf:NAME by --policy.",
             )
         local_folder(on_its_base(asked))
@@ -85,7 +85,7 @@ def weights_for(
 
 
 def roles_of_weights(weights: WeightsOnRecord) -> frozenset[str]:
-    """Roles with a separate adapter."""
+    """Roles that have a separate adapter in these weights."""
     name = parse_model(weights.name).name
     return frozenset(roles_on_record(name)) if is_adapter_folder(name) else frozenset()
 
@@ -101,8 +101,9 @@ def load_weights(weights: WeightsOnRecord) -> Any:
 def _nearest(
     sampler: Sampler, run: Path, of_run: Sequence[WeightsOnRecord]
 ) -> WeightsOnRecord | None:
-    """Nearest weights to a sampler. The named model is version 0 of a training, or the run's own
-    result, which an evaluation also counts as 0.
+    """Weights nearest to a sampler (None if there are none). The model that a call names is version
+    0 of a training, or the result of the run. An evaluation of the result counts it as version 0,
+    too.
     """
     named = _named(sampler.model, run)
     if _is_result(sampler.model, run):
@@ -115,8 +116,8 @@ def _nearest(
 
 
 def _named(model: str, run: Path) -> str | None:
-    """Model string of a call's model, as it can be loaded here (None if it is hosted, or
-    missing).
+    """Model string by which a call's model can be loaded on this machine (None if the model is
+    hosted or missing).
     """
     asked = parse_model(model)
     if not asked.local:
@@ -132,7 +133,9 @@ def _named(model: str, run: Path) -> str | None:
 
 
 def _is_result(model: str, run: Path) -> bool:
-    """True if a call names the run's own result, by the path of the folder at that time."""
+    """True if a call names the result of the run, by the path that the run's folder had at that
+    time.
+    """
     path = Path(model)
     return path.name in ("model", "best") and path.parent.name in (
         run.name,

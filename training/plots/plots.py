@@ -1,7 +1,7 @@
-"""Plots of training runs: accuracy in a large panel, on held-out problems with its interval, the
-rest in small panels.
+"""Plots of training runs: accuracy in a large panel (on held-out problems with its interval), and
+other metrics in small panels.
 
-Runs that differ only in the seed form one line, their mean with a band.
+Runs that differ only in the seed form one line: their mean, with a band.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ __all__ = [
 ]
 
 Band = Literal["minmax", "interval", "none"]
-"""Band around the mean of several runs: their range, the 95 % interval of the mean, or none."""
+"""Band around the mean of several runs. minmax: their range. interval: the 95 % interval of the
+mean. none: no band.
+"""
 
 _T95 = (
     12.706,
@@ -50,7 +52,7 @@ _T95 = (
 )
 """Percentiles (97.5th) of Student's t, by degrees of freedom from 1."""
 _T95_MORE = 2.131
-"""Percentile for more degrees of freedom, slightly too large."""
+"""Percentile used for more degrees of freedom, which is slightly too large."""
 _SEEDS_NAMED = 6
 
 
@@ -61,12 +63,12 @@ class PlotLine:
     label: str
     """Label in the legend."""
     runs: tuple[PlottedRun, ...]
-    """Runs of the line. The mean of several is drawn."""
+    """Runs of the line. If there are several, their mean is drawn."""
 
     @property
     def steps(self) -> int:
-        """Last step of the line, up to which all runs have values. A mean over fewer runs would
-        jump.
+        """Last step of the line: the last for which all runs have values. Beyond it, the mean would
+        be over fewer runs and jump.
         """
         return min(run.steps[-1] for run in self.runs)
 
@@ -89,8 +91,8 @@ class PlotLine:
         ]
 
     def held_out(self, axis: Axis, band: Band) -> list[tuple[float, Estimate]]:
-        """Accuracy on held-out problems, as (position, estimate) by updates. A single run has the
-        interval over its problems.
+        """Accuracy on held-out problems, as (position, estimate) in the order of updates. The
+        interval of a single run is over its problems.
         """
         at = sorted({updates for run in self.runs for updates in run.held_out})
         found: list[tuple[float, Estimate]] = []
@@ -116,7 +118,7 @@ class PlotLine:
 
 
 def _smoothed(values: Sequence[float], steps: int) -> list[float]:
-    """Running mean of each value and those before it, `steps` in all."""
+    """Running means: of each value and the values before it, `steps` in all."""
     return (
         [_mean(values[max(0, end - steps) : end]) for end in range(1, len(values) + 1)]
         if steps > 1
@@ -148,15 +150,15 @@ def plot_lines(
 ) -> list[PlotLine]:
     """Group the runs into lines, in their order.
 
-    `by_seed`: runs of one configuration form one line. `labels`: one for each run; runs of one
-    label form one line. Raises `ConfigError` for runs of different kinds, or another number of
-    labels than of runs.
+    `by_seed`: runs with the same configuration except the seed form one line. `labels`: a label for
+    each run; runs with the same label form one line. Raises `ConfigError` for runs of different
+    kinds, or if the numbers of labels and runs differ.
     """
     kinds = {run.kind: run.name for run in runs}
     if len(kinds) > 1:
         raise ConfigError(
             f"{kinds['rl']} was trained by reinforcement and {kinds['sft']} on conversations: their"
-            " losses and steps are not the same thing.",
+            " losses and steps cannot be compared.",
             "Plot the runs of `train rl` and of `train sft` one after the other.",
         )
     if labels and len(labels) != len(runs):
@@ -181,8 +183,8 @@ def plot_lines(
 
 
 def _labels(groups: Sequence[Sequence[PlottedRun]]) -> list[str]:
-    """Labels of groups: the one or two keys in which they differ, otherwise the names of their
-    folders.
+    """Labels of groups of runs: the keys in which the groups differ if there are at most two, else
+    the names of the runs' folders.
     """
     configs = [group[0].config for group in groups]
     keys = list(dict.fromkeys(key for config in configs for key in config))
@@ -225,7 +227,7 @@ _CURVES: dict[Kind, tuple[str, ...]] = {
     ),
     "sft": ("loss", "accuracy", "grad_norm", "learning_rate"),
 }
-"""Metrics drawn by default. Those that no run has are left out."""
+"""Metrics that are drawn by default, if a run has them."""
 _TITLES = {
     _ACCURACY: "accuracy of all rollouts",
     _HELD_OUT: "accuracy on held-out problems",
@@ -237,7 +239,7 @@ _TITLES = {
     "reward/reward": "reward, weighted sum",
 }
 _SHARES = {_ACCURACY, _HELD_OUT, "accuracy", "select/groups_rejected", "select/correct"}
-"""Metrics drawn on the whole range from 0 to 1."""
+"""Metrics that are drawn on the whole range from 0 to 1."""
 _FROM_ZERO = {"rollout/correct_with_tool_error", "rollout/sampled_tokens", "select/mastered"}
 _AXES: dict[Axis, str] = {
     "step": "step",
@@ -260,7 +262,7 @@ class PlotStyle(NamedTuple):
     band: Band = "minmax"
     """Band around the mean of several runs."""
     smooth: int = 1
-    """Number of steps of the running mean: a step and those before it."""
+    """Number of steps in the running mean: a step and the steps before it."""
 
 
 def plot_curves(
@@ -272,8 +274,8 @@ def plot_curves(
 ) -> None:
     """Draw curves over the steps of `rows` (`metrics.jsonl`), counted from 1, as one PNG file.
 
-    `held_out`: accuracy on held-out problems, by the number of updates behind the weights (None:
-    from the rows, with `problems` problems each).
+    `held_out`: number of updates behind the weights -> accuracy on held-out problems (None: read
+    from the rows, for `problems` problems).
     """
     run = plotted_rows(rows, title, problems=problems)
     if held_out is not None:
@@ -284,15 +286,15 @@ def plot_curves(
 
 
 def metrics_of(runs: Sequence[PlottedRun], wanted: Sequence[str] = ()) -> list[str]:
-    """Names of the metrics to draw: the wanted ones, otherwise the default ones that any run has.
-    Raises `ConfigError` for an unknown name.
+    """Names of the metrics to draw: the wanted metrics, or if none are named the default metrics
+    that any run has. Raises `ConfigError` for an unknown name.
     """
     known = dict.fromkeys(name for run in runs for name in run.metrics)
     if any(run.held_out for run in runs):
         known[_HELD_OUT] = None
     for name in wanted:
         if name not in known:
-            # `correct` suggests `rollout/correct`, though other names are more similar
+            # suggest `rollout/correct` for `correct`, although other names are more similar
             ends = [each for each in known if each.rpartition("/")[2] == name]
             hint = f"Did you mean {ends[0]!r}?" if ends else nearest(name, known)
             raise ConfigError(
@@ -380,12 +382,12 @@ def _panel(axes: Any, lines: Sequence[PlotLine], metric: str, style: PlotStyle) 
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib neither sets as a formula nor hides."""
+    """Text changed so that matplotlib neither sets it as a formula nor hides it."""
     return text.lstrip("_").replace("$", r"\$") or "-"
 
 
 def _key(axes: Any, lines: Sequence[PlotLine], style: PlotStyle) -> None:
-    """Draw a legend of rollouts and held-out problems in grey, since colours distinguish the
+    """Draw a legend for rollouts and held-out problems. It is grey, since colours distinguish the
     runs.
     """
     from matplotlib.lines import Line2D
@@ -403,7 +405,7 @@ def _key(axes: Any, lines: Sequence[PlotLine], style: PlotStyle) -> None:
 
 
 def _stages(lines: Sequence[PlotLine], axis: Axis) -> list[float]:
-    """Positions at which a run entered another stage, halfway between the two steps (empty for
+    """Positions at which a run entered another stage, halfway between two steps (empty if there are
     several lines).
     """
     if len(lines) != 1 or "stage" not in lines[0].runs[0].metrics:

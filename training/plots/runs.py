@@ -1,7 +1,7 @@
 """Runs for plotting: metrics by step as the console counts, and accuracy on held-out problems.
 
-A run in progress is read up to its current end. Lines that are not rows are left out, and the run
-lists their numbers: a plot of the rest is worth more than none.
+A run in progress is read up to its current end. Lines of the file that are not rows are left out,
+and the run lists their numbers, so that the rest can still be plotted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Axis = Literal["step", "tokens", "seconds"]
 Kind = Literal["rl", "sft"]
 
 _TRAINS = {"train rl": "rl", "train sft": "sft", "demo": "rl"}
-"""Command whose runs have steps -> kind of training."""
+"""Command that makes runs with steps -> kind of training."""
 _PHASES = (
     "evaluation_seconds",
     "rollout_seconds",
@@ -37,7 +37,8 @@ _PHASES = (
     "update_seconds",
 )
 _UNIMPORTANT = {"seed", "store", "otel", "otel_content", *TRACK_KEYS}
-"""Keys that do not distinguish configurations: the seed, the place of the record, and its export.
+"""Keys that do not distinguish configurations: the seed, the place of the record, and where metrics
+and traces are sent.
 """
 
 
@@ -54,7 +55,9 @@ class PlottedRun:
     steps: Sequence[int]
     """Step numbers as the console counts them, from 1, ascending."""
     metrics: Mapping[str, Sequence[float]]
-    """Metrics by name (nan if a step has none). Those of a role are `roles/ROLE/NAME`."""
+    """Metrics by name (nan if a step has no value). A metric of a role is named
+    `roles/ROLE/NAME`.
+    """
     held_out: Mapping[int, Estimate] = field(default_factory=dict[int, Estimate])
     """Accuracy on held-out problems, with its 95 % interval, by the number of updates behind the
     weights.
@@ -87,12 +90,13 @@ class PlottedRun:
             ]
         if not taken:
             raise ConfigError(
-                f"The metrics of {self.name} do not say its {axis}.", "Plot it over --x step."
+                f"The metrics of {self.name} have no values for the axis {axis}.",
+                "Plot it over --x step.",
             )
         return list(accumulate(taken))
 
     def places(self, axis: Axis) -> dict[int, float]:
-        """Position on an axis by number of updates (0 before the first step)."""
+        """Number of updates -> position on an axis (0 before the first step)."""
         return {0: 0.0, **dict(zip(self.steps, self.over(axis), strict=True))}
 
 
@@ -118,7 +122,7 @@ def read_run(folder: Path) -> PlottedRun:
     kind = _TRAINS.get(command) or (
         "rl" if any("stage" in row or "rollout/count" in row for row in rows) else "sft"
     )
-    evaluation = training.get("evaluation", training)  # flat keys in earlier versions
+    evaluation = training.get("evaluation", training)  # earlier versions have flat keys
     problems = evaluation.get("eval_problems") if isinstance(evaluation, dict) else None
     run = plotted_rows(
         rows,
@@ -180,7 +184,9 @@ def _of_demo(folder: Path) -> dict[int, Estimate]:
 
 
 def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]], list[int]]:
-    """Read rows by step, the last one of each, and the numbers of lines that are not rows."""
+    """Read the last row of each step, in the order of steps, and the numbers of lines that are not
+    rows.
+    """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -206,7 +212,8 @@ def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]],
 def _no_run(folder: Path, command: str) -> RunError:
     if command in _TRAINS:
         return RunError(
-            f"{folder} has no metrics yet: its first step is not over.", "Try again when it is."
+            f"{folder} has no metrics yet: its first step is not over.",
+            "Try again when it is over.",
         )
     if command:
         message = (
@@ -216,7 +223,7 @@ def _no_run(folder: Path, command: str) -> RunError:
         return RunError(message, "Name runs of `train rl`, `train sft` or `demo`.")
     if folder.exists():
         return RunError(
-            f"{folder} is no run: it has no {METRICS_FILE}.",
+            f"{folder} is not a run's folder: it has no {METRICS_FILE}.",
             "Name the folder of a run, as --out named it.",
         )
     beside = [str(path) for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
