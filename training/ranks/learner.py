@@ -1,13 +1,13 @@
-"""Learner of one of several ranks. Rank 0 orders the others to repeat its operations.
+"""Learner of one of several ranks. Rank 0 orders the other ranks to repeat its operations.
 
-With `ddp` each rank holds all weights and the whole optimiser, and gradients are averaged;
-checkpoints are those of one process. With `fsdp2` each holds a share of both, and writes its share
-of a checkpoint. Either way the policy's own module is complete on each rank: the engine samples
-with it, and rank 0 saves it.
+With `ddp` each rank holds all weights and the whole optimiser, gradients are averaged, and
+checkpoints are those of one process. With `fsdp2` each rank holds a share of the weights and of the
+optimiser, and writes its share of a checkpoint. With both, the policy's module is complete on each
+rank: the engine samples with it, and rank 0 saves it.
 
 A rank other than 0 (`follow`) runs the rollouts that rank 0 hands to it, and takes part in each
-update. It has its own learner and engine, and the run's store open. In the run's folder it accesses
-only checkpoints that rank 0 names, which it reads or, with sharded weights, writes its share of.
+update. It has a learner and an engine, and opens the run's store. In the run's folder it reads only
+checkpoints that rank 0 names, and writes only its share of a checkpoint with sharded weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class RankLearner(Learner):
     """Learner with weights that the ranks hold as copies or shares."""
 
     def __init__(self, config: GrpoConfig, ranks: Ranks, folder: Path | None = None) -> None:
-        """Build the learner, on all ranks together. `folder`: the run's, on rank 0."""
+        """Build the learner. All ranks have to call this together. `folder`: the run's folder, on
+        rank 0.
+        """
         self._ranks = ranks
         self._sharded = ranks.sharding == "fsdp2"
         super().__init__(config, ranks.accelerator, folder)
@@ -69,7 +71,7 @@ class RankLearner(Learner):
 
     @cached_property
     def engine(self) -> Engine:
-        """Engine on each rank, which samples with all weights. Servers belong to rank 0."""
+        """Engine of this rank, which samples with all weights. Servers belong to rank 0."""
         if self._on_servers:
             return super().engine
         engine = TransformersEngine(self._policy.model, self.codec, name=self.name)
@@ -85,7 +87,7 @@ class RankLearner(Learner):
     def update(
         self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float
     ) -> dict[str, Any]:
-        """Update the weights. Rank 0 takes all batches, and sends the others their share."""
+        """Update the weights. Rank 0 gets all batches, and sends the other ranks their shares."""
         if self._ranks.leads:
             shares = shared_out(batches, self._ranks.count, whole=self._by_sequence)
             self._ranks.order("update", lambda rank: (shares[rank], rate))
@@ -126,10 +128,11 @@ def shared_out(
     *,
     whole: bool = False,
 ) -> list[list[list[MicroBatch]]]:
-    """Micro-batches of each optimiser step by rank, dealt in turn, since they come longest first.
+    """Micro-batches of each optimiser step, by rank. They come longest first and are dealt in turn,
+    so that ranks get similar loads.
 
-    `whole`: keep the tokens of a trajectory on one rank, because something is computed over all of
-    them.
+    `whole`: keep all tokens of a trajectory on one rank, because the loss computes a value over all
+    of them.
     """
     given = [batches] if all(isinstance(each, MicroBatch) for each in batches) else batches
     steps = [list(each) for each in cast("Sequence[Sequence[MicroBatch]]", given)]
@@ -166,7 +169,7 @@ async def follow(ranks: Ranks) -> None:
     """Follow the orders of rank 0 until the training ends. Raises `RunError` if rank 0 ends early
     without a message.
 
-    If rank 0 has reported an error, it prints that itself, and this process ends with exit code 1.
+    If rank 0 has reported an error, rank 0 prints it, and this process ends with exit code 1.
     """
     leader = ranks.links[0]
     orders: asyncio.Queue[Message] = asyncio.Queue()
@@ -186,8 +189,8 @@ async def follow(ranks: Ranks) -> None:
                 raise ranks.ended(0)
             elif learner is None:
                 raise RunError(
-                    f"Rank 0 said {kind!r} before the training began.",
-                    "Start all ranks of one version.",
+                    f"Rank 0 sent the order {kind!r} before the training began.",
+                    "Start all ranks with the same version of hrm-agent.",
                 )
             elif kind == "open":
                 setup = pickle.loads(rest[0])  # noqa: S301 - only rank 0 can write it
@@ -200,7 +203,7 @@ async def follow(ranks: Ranks) -> None:
             elif kind in ("run", "stop"):
                 rollouts.put_nowait((kind, *rest))
             else:
-                # all ranks do it together, which blocks everything else here
+                # all ranks do this at the same time; it blocks everything else in this process
                 operations: dict[str, Callable[..., Any]] = {
                     "update": learner.update,
                     "read": learner.read,
@@ -213,6 +216,6 @@ async def follow(ranks: Ranks) -> None:
 
 
 async def _end(serving: asyncio.Task[None], rollouts: asyncio.Queue[Message]) -> None:
-    """Cancel rollouts in progress, which are resumed from the record."""
+    """Cancel rollouts in progress. A later run resumes them from the record."""
     rollouts.put_nowait((_OVER,))
     await serving

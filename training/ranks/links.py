@@ -1,12 +1,13 @@
-"""Messages between the ranks of a training, apart from their tensors. Rank 0 gives the orders.
+"""Messages between the ranks of a training, except for tensors. Rank 0 gives the orders.
 
-Rank 0 has a connection to each other rank. It is not the process group of the tensors, because a
-follower waits for its next order as long as rollouts take, which no timeout fits; and because the
-end of a connection shows at once that a process has ended, whatever the cause.
+Rank 0 has a connection to each other rank. Messages do not use the process group of the tensors,
+for two reasons. A rank waits for its next order as long as rollouts take, so that no timeout of the
+process group fits. And the end of a connection shows at once that a process has ended, whatever the
+cause.
 
-Frames are those of `hrm_agent.training.workers.wire`. The ranks are processes of
-one program and one user, as torchrun has started them, so they may unpickle each other's messages.
-A connecting process has to know a secret that the process group carried.
+Frames are those of `hrm_agent.training.workers.wire`. torchrun has started all ranks as processes
+of one program and one user, so they may unpickle each other's messages. A process that connects has
+to know a secret, which it got through the process group.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _SECRET_BYTES = 32
 _RANK = struct.Struct("<Q")
 _CONNECT_SECONDS = 60.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""Keep-alive options. A machine that lost its power sends nothing; its connections end after a
-minute and a half.
+"""Keep-alive options, by which connections to a machine without power end after a minute and a
+half.
 """
 
 
@@ -53,20 +54,20 @@ class RankLink:
         self._heard: list[Message] = []
         self._listener: tuple[Callable[[Message], None], Callable[[], None]] | None = None
         self.failure: str | None = None
-        """Error by which the other process ended, if it sent one."""
+        """Error by which the other process ended (None if it sent none)."""
         self.ended = threading.Event()
         """Set when the other process has ended, or has closed the connection."""
         threading.Thread(target=self._read, name="rank", daemon=True).start()
 
     def send(self, *messages: Message) -> None:
-        """Send messages, and return once they are handed to the connection. Errors are ignored: a
-        lost peer shows by `ended`.
+        """Send messages, and return once they are handed to the connection. Errors are ignored,
+        since `ended` is set if the other process is lost.
         """
         self._frames.send(packed(messages))
 
     def hear(self, take: Callable[[Message], None], over: Callable[[], None]) -> None:
-        """Call `take` with each message, earlier ones included, and `over` at the end, in the
-        running loop.
+        """Call `take` with each message, including those that came before, and `over` when the
+        connection ends. The calls run in the current event loop.
         """
         loop = asyncio.get_running_loop()
 
@@ -105,7 +106,9 @@ class RankLink:
                 self._listener[0](message)
 
     def close(self) -> None:
-        """Close the connection. The other end receives all that was sent before."""
+        """Close the connection. The other process still receives all messages that were sent
+        before.
+        """
         with suppress(OSError):
             self._frames.connection.shutdown(socket.SHUT_RDWR)
 
@@ -123,8 +126,8 @@ class RankListener:
         return self._socket.getsockname()[1], self._secret
 
     def accept(self, count: int) -> dict[int, RankLink]:
-        """Accept connections of ranks 1 to `count` - 1, by number. Raises `RunError` for missing
-        ones.
+        """Accept the connections of ranks 1 to `count` - 1, and return them by rank. Raises
+        `RunError` if ranks are missing.
         """
         links: dict[int, RankLink] = {}
         self._socket.settimeout(_CONNECT_SECONDS)
@@ -148,7 +151,7 @@ class RankListener:
 
 
 def linked_to(host: str, place: tuple[int, bytes], rank: int) -> RankLink:
-    """Connect `rank` to rank 0, which listens at `place`. Raises `RunError` if it is
+    """Connect `rank` to rank 0, which listens at `place`. Raises `RunError` if rank 0 is
     unreachable.
     """
     port, secret = place

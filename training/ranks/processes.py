@@ -1,16 +1,16 @@
-"""Several processes of one training: how they join, and which one leads.
+"""Joint training by several processes: how they join, and which of them leads.
 
     torchrun --nproc_per_node 2 -m hrm_agent train rl --sharding ddp
 
-Rank 0 leads. Only it has the run's folder, draws the tasks, judges rollouts, and gives orders. The
-other ranks (`hrm_agent.training.ranks.learner`) run the rollouts that it hands to them, each with
-its own engine, and take part in each update with the micro-batches that it gives them. So each
+Rank 0 leads: only rank 0 uses the run's folder, draws the tasks, judges rollouts and gives orders.
+The other ranks (`hrm_agent.training.ranks.learner`) run the rollouts that rank 0 hands to them,
+each with its engine, and take part in each update with the micro-batches that rank 0 sends. So each
 decision is made once, and the course of a run does not depend on the number of its ranks.
 
-Silent errors of launchers are checked first: copies that were never joined, one process where two
-were asked for, another kind of sharding than was named. The check uses environment variables as
-launchers set them. Accelerate joins processes without an accelerator only on request, so its own
-count is 1 in each of them.
+Launchers may fail silently, so this is checked first: processes that were never joined, one process
+instead of two, or another kind of sharding than was named. The check reads the environment
+variables that launchers set. It cannot use Accelerate's count of processes: on machines without an
+accelerator, Accelerate joins processes only on request and counts 1 in each.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ TORCHRUN = "torchrun --nproc_per_node 2 -m hrm_agent train rl --sharding ddp ...
 
 
 def require_one_process() -> None:
-    """Raise `ConfigError` in a process that was started as one of several."""
+    """Raise `ConfigError` if this process was started as one of several."""
     count = _first(_SIZES)
     if count > 1:
         raise ConfigError(
-            f"This runs in one process, and {count} were started: they would share nothing.",
-            "Start it without torchrun, accelerate launch or mpirun; `train rl` runs in several"
-            " that are told how to train together: --sharding ddp, or fsdp2.",
+            f"This runs in one process, but {count} were started, which would share nothing.",
+            "Start it without torchrun, accelerate launch or mpirun. Only `train rl` runs in"
+            " several processes, with --sharding ddp or fsdp2.",
         )
 
 
 def require_ranks(sharding: str) -> int:
     """Number of processes of a training with this sharding.
 
-    Raises `ConfigError` if they were not started as the training needs.
+    Raises `ConfigError` if the processes were not started as the sharding requires.
     """
     if sharding == "none":
         require_one_process()
@@ -73,11 +73,11 @@ def require_ranks(sharding: str) -> int:
     if "WORLD_SIZE" not in os.environ:
         if count:
             raise ConfigError(
-                f"sharding = {sharding}, and mpirun started these {count} processes.",
+                f"sharding = {sharding}, but mpirun started these {count} processes.",
                 f"Start them by {TORCHRUN}",
             )
         raise ConfigError(
-            f"sharding = {sharding} is for several processes, and this one was started by itself"
+            f"sharding = {sharding} is for several processes, but this one was started alone"
             " (on a machine without an accelerator `accelerate launch` starts one, whatever number"
             " it is given).",
             f"Start them by {TORCHRUN}; or go on in one process: --sharding none.",
@@ -85,15 +85,15 @@ def require_ranks(sharding: str) -> int:
     lacking = [name for name in _JOINED_BY if name not in os.environ]
     if lacking:
         raise ConfigError(
-            f"{count} processes were started, and {', '.join(lacking)} is not set: they cannot find"
-            " each other.",
+            f"{count} processes were started, but {', '.join(lacking)} is not set, so they cannot"
+            " find each other.",
             f"Start them by {TORCHRUN}",
         )
     for name in _OF_ACCELERATE:
         if os.environ.get(name, "").lower() == "true":
             raise ConfigError(
-                f"accelerate launch was told of a way of its own to share the weights ({name}), and"
-                f" sharding = {sharding} is another.",
+                f"accelerate launch was configured to share the weights in another way ({name})"
+                f" than sharding = {sharding}.",
                 "Leave it out of accelerate's configuration: `accelerate launch --num_processes 2"
                 " -m hrm_agent ...`.",
             )
@@ -101,10 +101,10 @@ def require_ranks(sharding: str) -> int:
 
 
 def is_first_process() -> bool:
-    """False in processes whose messages would repeat those of the first one.
+    """True if this process should print messages: the only process, or the first of several.
 
-    A rank variable without a number of processes is a leftover in the environment, and the process
-    is the only one.
+    If the environment has a rank but no number of processes, the rank is a leftover, and the
+    process counts as the only one.
     """
     return _first(_SIZES) <= 1 or _first(_RANKS) == 0
 
@@ -124,25 +124,27 @@ def _first(names: tuple[str, ...]) -> int:
 
 
 _EXCHANGE_SECONDS = 600.0
-"""Timeout in seconds of one exchange of tensors. Ranks begin an update together, so that none waits
-for longer than another computes.
+"""Timeout in seconds of one exchange of tensors. Ranks begin an update together, so a rank waits no
+longer than another rank computes.
 """
 _LAST_WORDS_SECONDS = 2.0
-"""Seconds to wait for the last messages of an ended rank after a failed exchange."""
+"""Seconds to wait, after a failed exchange, for the last messages of a rank that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Processes of a training, seen from one of them."""
+    """Ranks of a training, as one of them sees them."""
 
     accelerator: Accelerator
-    """Accelerator of this rank, joined with the others."""
+    """Accelerator of this rank, joined with those of the other ranks."""
     sharding: str
     """`ddp` or `fsdp2`."""
     on_one_machine: bool
     """True if all ranks are on one machine."""
     links: Mapping[int, RankLink]
-    """Links by rank number: to each other rank on rank 0, to rank 0 on the others."""
+    """Rank -> connection to that rank. Rank 0 is connected to all other ranks, and each other rank
+    to rank 0.
+    """
 
     @property
     def rank(self) -> int:
@@ -160,8 +162,8 @@ class Ranks:
         return self.rank == 0
 
     def order(self, kind: str, each: Callable[[int], tuple[Any, ...]] = lambda _: ()) -> None:
-        """Send an order with `each(rank)` to every other rank. Does nothing on ranks other than 0,
-        which act on that order.
+        """Send an order, with the arguments `each(rank)`, to every other rank. On ranks other than
+        0 this does nothing.
 
         Raises `RunError` if a rank has ended.
         """
@@ -173,9 +175,9 @@ class Ranks:
             link.send((kind, *each(rank)))
 
     def ended(self, rank: int) -> RunError:
-        """Error to raise when a rank has ended."""
+        """Error that reports that a rank has ended."""
         why = self.links[rank].failure
-        how = f": {why}" if why else ", by no error of its own: a signal, or its machine"
+        how = f": {why}" if why else " without an error: by a signal, or with its machine"
         if rank == 0:
             how = f", and with it the training: {why}" if why else ", and with it the training"
         return RunError(
@@ -184,8 +186,8 @@ class Ranks:
 
     @contextmanager
     def exchange(self) -> Generator[None]:
-        """Raise `RunError`, which names the missing rank, if tensors cannot be exchanged in the
-        block.
+        """Raise `RunError` if tensors cannot be exchanged in the block. The error names the missing
+        rank if there is one.
         """
         try:
             yield
@@ -207,13 +209,13 @@ class Ranks:
 
 
 _joined: list[Ranks] = []
-"""Ranks of the current training of this process, if it is one of several (at most one entry)."""
+"""Ranks of the current joint training of this process (empty if there is none, else one entry)."""
 
 
 @contextmanager
 def several_ranks(config: GrpoConfig) -> Generator[Ranks | None]:
-    """Join this process with the others that the configuration asks for (None if it is the only
-    one).
+    """Join this process with the other processes of the configuration, and yield the ranks (None if
+    this process is the only one).
 
     Nested blocks use the same ranks. Raises `ConfigError` with a hint if the processes were not
     started as the configuration requires.
@@ -249,7 +251,9 @@ def _tell_all(ranks: Ranks, message: Message) -> None:
 
 
 def _join(config: GrpoConfig, count: int) -> Ranks:
-    """Wait for the other processes, and check that they were started as required."""
+    """Wait for the other processes, and check that all were started as the
+    configuration requires.
+    """
     on_cpu = not torch.cuda.is_available()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not on_cpu and here > torch.cuda.device_count():
@@ -270,9 +274,9 @@ def _join(config: GrpoConfig, count: int) -> Ranks:
         expected,
     ):
         raise ConfigError(
-            f"{count} processes were started, and this one is joined with {joined} in all, as"
-            f" {accelerator.distributed_type} in place of {expected}: they would train unlike each"
-            " other.",
+            f"{count} processes were started, but this one is joined as one of {joined}, as"
+            f" {accelerator.distributed_type} in place of {expected}: they would train"
+            " differently.",
             "Start them by torchrun, and leave ways of accelerate's own to share the weights out of"
             " its configuration.",
         )
@@ -284,7 +288,7 @@ def _join(config: GrpoConfig, count: int) -> Ranks:
     if len(kinds) > 1:
         shown = ", ".join(sorted(f"{sharding} on {device}" for sharding, device in kinds))
         raise ConfigError(
-            f"The ranks were started unlike each other: {shown}.",
+            f"The ranks were started differently: {shown}.",
             "Give all of them the same command.",
         )
     on_one_machine = len({host for _, _, host in seen}) == 1

@@ -1,7 +1,9 @@
-"""Rollouts shared by the ranks of a training. The place of a group in its step decides its rank.
+"""Rollouts divided among the ranks of a training. The place of a group in its step decides which
+rank runs the group.
 
-The samples of a rollout follow from its seed, which follows from its place. So they do not depend
-on the rank that runs it, and a run resumed with another number of ranks finds the record.
+The seed of a rollout is derived from its place in the step. So its samples do not depend on the
+rank that runs it, and a run that is resumed with another number of ranks finds the rollouts on
+record.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["RankRollouts", "opened_ranks"]
 
 
 class RankRollouts:
-    """Runs episodes on this rank 0 or on the others."""
+    """Runs episodes on rank 0, which is this process, and on the other ranks."""
 
     def __init__(self, ranks: Ranks, runner: EpisodeRunner) -> None:
         self._ranks, self._runner = ranks, runner
@@ -37,8 +39,8 @@ class RankRollouts:
             link.hear(lambda message: self._take(*message), lambda rank=rank: self._over(rank))
 
     async def run(self, episode: Episode) -> Trajectory:
-        """Run, resume or read back an episode. Raises its error wherever it ran, or `RunError` if
-        the rank has ended.
+        """Run, resume or read back an episode. Raises the error of the episode, on whichever rank
+        it ran, or `RunError` if that rank has ended.
         """
         rank = int(episode.group_id.rpartition("/")[2]) % self._ranks.count
         if rank == 0:
@@ -79,13 +81,13 @@ class RankRollouts:
 def _sendable(episode: Episode) -> bytes:
     if not isinstance(episode.graph, str):
         raise ConfigError(
-            f"The graph {episode.graph_name} is an object of this process, and other ranks import"
-            " graphs.",
+            f"The graph {episode.graph_name} is an object of this process, but other ranks have to"
+            " import the graph.",
             "Name it as package.module:attribute or ./file.py:attribute, or run in one process.",
         )
     try:
         return pickle.dumps(episode)
-    except Exception as error:  # raised by an object in the task's metadata or the graph's options
+    except Exception as error:  # by an object in the metadata or the context
         raise ConfigError(
             f"Thread {episode.thread_id} cannot be handed to another rank: {type(error).__name__}:"
             f" {error}.",
@@ -97,13 +99,13 @@ def _sendable(episode: Episode) -> bytes:
 async def opened_ranks(
     ranks: Ranks, runner: EpisodeRunner, config: GrpoConfig, *, draw: Callable[[], list[Task]]
 ) -> AsyncGenerator[RankRollouts]:
-    """Open the run's store on the other ranks, and yield the rollouts. Raises `ConfigError` if
-    ranks on several machines would share a store file.
+    """Open the run's store on the other ranks, and yield the object that runs rollouts. Raises
+    `ConfigError` if ranks are on several machines and the store is a file.
     """
     if not ranks.on_one_machine and runner.store.database.path is not None:
         raise ConfigError(
-            f"The ranks are on several machines, and the store {runner.store.url} is a file of"
-            " one.",
+            f"The ranks are on several machines, but the store {runner.store.url} is a file on"
+            " one of them.",
             "Record in PostgreSQL: --store postgresql://HOST/DATABASE.",
         )
     rollouts = RankRollouts(ranks, runner)

@@ -1,14 +1,14 @@
-"""Selection of recorded rollout groups that a training learns from, step by step.
+"""Selection of recorded groups of rollouts that a training learns from.
 
-Groups are selected once, before the run has a folder, and kept in it (`groups.json`). A resumed run
-learns from the same groups, by the same rewards, whatever was recorded or scored since. The record
-itself is not copied.
+Groups are selected once, before the run has a folder, and are then listed in its folder
+(`groups.json`). So a resumed run learns from the same groups and the same rewards, even if more was
+recorded or scored since. The record itself is not copied.
 
-Rollouts of a training have their own steps, by the names of their threads (`RUN/step-7/...`) or by
-the verdicts of their run. If all groups have a step, each step takes the groups of one recorded
-step, in order; groups of the same step of several runs are taken together. Otherwise the groups are
-drawn in an order decided by the seed, `prompts_per_step` at a time. After the last group the next
-pass begins.
+Rollouts that a training sampled have a recorded step, found in the names of their threads
+(`RUN/step-7/...`) or in the verdicts of their run. If all groups have a recorded step, each step of
+the new training takes the groups of one recorded step, in order; groups of equal steps of several
+runs are taken together. If not, groups are drawn in an order decided by the seed,
+`prompts_per_step` at a time. After the last group the next pass begins.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RecordedGroup(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     source: int
-    """Index of the place of the record, in the order in which places were named."""
+    """Index in `sources` of the record that has the group."""
     group_id: str
     """Id of the group on record."""
     step: int | None
@@ -61,24 +61,24 @@ class RecordedGroup(BaseModel):
 
 
 class RecordedGroups(BaseModel):
-    """Groups that a training learns from, with a count of exclusions."""
+    """Groups that a training learns from, with the numbers of what was left out."""
 
     model_config = ConfigDict(frozen=True)
 
     sources: tuple[str, ...]
-    """Places of the record."""
+    """Stores, folders or files of the records, as the user named them."""
     groups: tuple[RecordedGroup, ...]
-    """Groups by step, if all have one, otherwise in the order of the record."""
+    """Groups, sorted by step if all have one, else in the order of the record."""
     rewards: dict[str, dict[str, float]] | None = None
-    """Rewards by trajectory that replace those on record, if scores were named (None: those on
-    record).
+    """Trajectory id -> rewards that replace the recorded ones, if scores were named (None: the
+    recorded rewards are used).
     """
     left_out: dict[str, int] = {}
     """Reason -> number of trajectories left out."""
     context: dict[str, int] = {}
     """Reason -> number of calls without a gradient."""
     idle: dict[str, int] = {}
-    """Reason -> number of groups that teach nothing as they are."""
+    """Reason -> number of groups that teach nothing."""
 
     def own_steps(self) -> list[int] | None:
         """Recorded steps, sorted (None if groups are drawn)."""
@@ -86,7 +86,7 @@ class RecordedGroups(BaseModel):
         return None if None in steps else sorted(step for step in steps if step is not None)
 
     def steps_of_pass(self, prompts_per_step: int) -> int:
-        """Number of steps in which each group is taken once."""
+        """Number of steps of one pass, in which each group is taken once."""
         own = self.own_steps()
         return len(own) if own is not None else -(-len(self.groups) // prompts_per_step)
 
@@ -101,7 +101,7 @@ class RecordedGroups(BaseModel):
         return order[place * prompts_per_step :][:prompts_per_step]
 
     def rewarded(self, trajectory: Trajectory) -> Trajectory:
-        """Return the trajectory with the rewards that are learned from."""
+        """Return the trajectory with the rewards that the training learns from."""
         if self.rewards is None:
             return trajectory
         return trajectory.model_copy(update={"rewards": self.rewards.get(trajectory.id, {})})
@@ -112,7 +112,7 @@ class RecordedGroups(BaseModel):
             part.write_text(self.model_dump_json(), encoding="utf-8")
 
     def lines(self, steps: int, prompts_per_step: int) -> list[str]:
-        """Summary of what is learned from and what is left out, as text lines."""
+        """Summary, as text lines, of the groups that are learned from and of what is left out."""
         rollouts = sum(len(group.rollouts) for group in self.groups)
         a_pass = self.steps_of_pass(prompts_per_step)
         how = (
@@ -130,8 +130,8 @@ class RecordedGroups(BaseModel):
 
 
 def kept_groups(folder: Path) -> RecordedGroups | None:
-    """Recorded groups kept in the run `folder` (None for a new run). Raises `RunError` if the file
-    is damaged.
+    """Groups that the run in `folder` learns from (None for a new run). Raises `RunError` if their
+    file is damaged.
     """
     text = read_whole(folder / GROUPS)
     if text is None:
@@ -140,7 +140,7 @@ def kept_groups(folder: Path) -> RecordedGroups | None:
         return RecordedGroups.model_validate_json(text)
     except ValueError as error:
         raise RunError(
-            f"{folder / GROUPS} is damaged: what the run learns from is not known.",
+            f"{folder / GROUPS} is damaged, so the groups that the run learns from are unknown.",
             "Start a new run in a new folder.",
         ) from error
 
@@ -166,8 +166,8 @@ def attempts_of_group(
 def select_groups(config: GrpoConfig, own_store: str) -> RecordedGroups:
     """Select the groups to learn from in `config.source`. Raises `TaskError` if there are none.
 
-    `own_store`: store of the run that learns, which must not be a source. Raises `ConfigError` if
-    it is, or if a source is named twice.
+    `own_store`: store of the training run, which must not be a source. Raises `ConfigError` if it
+    is a source, or if a source is named twice.
     """
     if len(set(config.source)) < len(config.source):
         raise ConfigError(
@@ -176,8 +176,8 @@ def select_groups(config: GrpoConfig, own_store: str) -> RecordedGroups:
     for where in config.source:
         if is_same_store(where, own_store):
             raise ConfigError(
-                f"{where} is the store that this run would write its verdicts to, and a source is"
-                " only read.",
+                f"{where} is the store to which this run would write its verdicts, but a source"
+                " must only be read.",
                 "Name another folder with --out, and no --store.",
             )
     tokens = TokenReader(config.policy)
@@ -215,9 +215,9 @@ class _Selection:
         why = " ".join(_told(found.left_out, found.context, found.idle)) or "No run is on record."
         raise TaskError(
             f"There is nothing to learn from in {where}. {why}",
-            "Several rollouts of one task are compared (`collect --samples 8`), sampled by a policy"
-            " of this tokenizer at a temperature above 0 and with top_p 1, with rewards that"
-            " differ. `train sft --from` learns from all that were completed.",
+            "Rollouts of the same task are needed (`collect --samples 8`) that have different"
+            " rewards, and that a policy with this tokenizer sampled at a temperature above 0 and"
+            " with top_p 1. `train sft --from` learns from all completed runs.",
         )
 
     def _of_source(self, source: int) -> Iterator[RecordedGroup]:
@@ -243,7 +243,9 @@ class _Selection:
     def _grouped(
         self, headers: Sequence[Trajectory], steps: Mapping[str, Mapping[str, int]]
     ) -> dict[tuple[str, str], list[Trajectory]]:
-        """Members by run and group, sorted by their place, without groups of earlier sources."""
+        """Members by (run, group), sorted by the group's place, without groups that an earlier
+        source has.
+        """
         found: dict[tuple[str, str], list[Trajectory]] = {}
         for header in headers:
             if lack := self._lack(header, steps):
@@ -258,7 +260,7 @@ class _Selection:
                     raise ConfigError(
                         f"--from names two different runs that are both called {key[0]!r}, after"
                         " their folders: their rollouts cannot be told apart.",
-                        "Learn from one of them; or sample one again in a folder of another name.",
+                        "Learn from one of them, or sample one again under another folder name.",
                     )
                 self._left_out["of a group that is on record twice"] += len(members)
             elif len(_rollouts(members)) < 2:
@@ -276,11 +278,13 @@ class _Selection:
         if not header.group_id:
             return "of no group: there is nothing to compare it with"
         if header.run_id in steps and header.id not in steps[header.run_id]:
-            return "of a training, and of none of its steps (an evaluation, say)"
+            return "of a training, but of none of its steps (for example of an evaluation)"
         return ""
 
     def _read(self, group: RecordedGroup) -> RecordedGroup | None:
-        """Return the group without unreadable rollouts (None if fewer than two are left)."""
+        """Return the group without unreadable rollouts (None if fewer than two rollouts
+        are left).
+        """
         whole: dict[str, Trajectory] = {}
         for trajectory_id in (attempts[-1] for attempts in group.rollouts):
             try:
@@ -333,7 +337,7 @@ class _Selection:
 
 
 def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[str, int]]:
-    """Step by trajectory id, for each run that is a training."""
+    """Recorded steps: run id -> trajectory id -> step, for each run that is a training."""
     named: dict[str, dict[str, int]] = {}
     for header in headers:
         if (step := step_in_name(header.thread_id, header.run_id)) is not None:
@@ -342,15 +346,15 @@ def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[
         return named
     for run_id in {header.run_id for header in headers} - named.keys() - {""}:
         overlays = runs.store.journal.overlays(run_id)
-        # other overlays come from a choice among runs, which is no training
+        # overlays without advantages come from a choice among runs, not from a training
         if any(overlay.advantage is not None for overlay in overlays):
             named[run_id] = {overlay.trajectory_id: overlay.step for overlay in overlays}
     return named
 
 
 def _place(header: Trajectory) -> int:
-    """Place of a group within its step, from the thread's name (0 if unknown)."""
-    # after the run, the name has the parts stage, place, sample
+    """Place of a group within its step, read from the thread's name (0 if unknown)."""
+    # a thread's name is RUN/STAGE/PLACE/SAMPLE
     parts = header.thread_id.removeprefix(f"{header.run_id}/").split("/")
     return int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else 0
 

@@ -1,14 +1,15 @@
 """Training on recorded runs: the steps of `hrm_agent.training.grpo`, without sampling.
 
-Verdicts, advantages, credit and update are those of a run that samples. Only its rollouts are read
-instead (`hrm_agent.training.records.groups`). A record is never written to: verdicts, and scores by
-a newly named rubric, go to the store of the new run.
+Verdicts, advantages, credit and update are those of a training that samples; only the rollouts are
+read from a record (`hrm_agent.training.records.groups`). A record is never written to: verdicts,
+and scores by a newly named rubric, go to the store of the new run.
 
-A step is on-policy if its tokens were sampled by the very weights that take it. Equal version
-numbers on record can belong to other weights, so it is measured: recorded log-probs then equal the
-trainer's, up to rounding. Such a step is taken as a sampling run takes it, so a run's own record,
-with its rewards and its seed, leads to its weights, bit for bit. Any other step uses the recorded
-log-probs, unless `correction` weighs the loss instead.
+A step is on-policy if its tokens were sampled by exactly the weights that it trains. Version
+numbers cannot show this, since other weights may have the same version. So it is measured: the step
+is on-policy if recorded log-probs equal the trainer's up to rounding. An on-policy step is taken as
+in a run that samples. So a training on its own record, with the same rewards and seed, leads to the
+same weights, bit for bit. Any other step uses the recorded log-probs as the old ones, unless
+`correction` weighs the loss.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ from hrm_agent.trajectory import DropReason, Scoring, Trajectory
 __all__ = ["own_store", "train_on_record"]
 
 _SAME_WEIGHTS = 1e-3
-"""Mean difference of log-probs, in nats, up to which two policies of single precision count as
-equal.
+"""Mean difference of log-probs, in nats, up to which two policies count as equal (in single
+precision).
 """
 
 
 async def train_on_record(
     config: GrpoConfig, folder: Path, *, on_step: Callable[[Row], None] | None = None
 ) -> Path:
-    """Train, or resume, the run in `folder` on the record in `config.source`. Return the folder of
+    """Train or resume the run in `folder` on the records in `config.source`. Returns the folder of
     the trained model.
 
-    Raises `TaskError`, before there is a folder, if nothing on record can be learned from.
+    Raises `TaskError`, before the folder is made, if nothing on record can be learned from.
     """
     require_one_process()
     config = fit(config)
@@ -99,7 +100,7 @@ def own_store(config: GrpoConfig, folder: Path) -> str:
 
 
 class _RecordSource(TaskSource):
-    """Steps from the recorded groups."""
+    """Source whose steps are recorded groups."""
 
     def __init__(
         self, config: GrpoConfig, folder: Path, progress: RunProgress, groups: RecordedGroups
@@ -145,7 +146,7 @@ class _RecordLearner(Learner):
         return options if self._sampled(flat) else replace(options, old_logprobs="engine")
 
     def _sampled(self, batches: Sequence[MicroBatch]) -> bool:
-        """True if the current weights sampled the tokens."""
+        """True if the current weights sampled the tokens of the batches."""
         if not all(bool((batch.versions_K == self.version).all()) for batch in batches):
             return False
         difference, tokens = 0.0, 0
@@ -161,7 +162,9 @@ class _RecordLearner(Learner):
 async def _scoring(
     config: GrpoConfig, store: RunStore, runs: Sequence[RecordedRuns], groups: RecordedGroups
 ) -> AsyncGenerator[Score]:
-    """Open a scorer by the named rubric. Without one, rollouts keep their recorded rewards."""
+    """Open a scorer with the rubric of the configuration. Without a rubric, rollouts keep their
+    recorded rewards.
+    """
     if config.rewards is None:
 
         async def unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
@@ -180,8 +183,8 @@ async def _scoring(
 
 
 class _Rescoring:
-    """Scores groups by a rubric. Groups scored by an earlier pass or before a kill are not scored
-    again.
+    """Scores groups by a rubric. Groups that were scored in an earlier pass, or before a kill, are
+    not scored again.
     """
 
     def __init__(
@@ -214,11 +217,11 @@ class _Rescoring:
         runs = self._runs[group[0].group_id]
         if runs.store is None and "state" in self._scorer.rubric.wants:
             raise RunError(
-                f"The rubric {self._scorer.rubric.name!r} looks at the state, which {runs.where}"
-                " does not hold.",
-                "Learn from the store itself, or by a rubric that reads text, calls or tool_calls.",
+                f"The rubric {self._scorer.rubric.name!r} reads the state, which {runs.where} does"
+                " not have.",
+                "Name the store instead, or a rubric that reads text, calls or tool_calls.",
             )
-        # without a state only the trajectories are read, and any store will do
+        # A file has no store. The rubric then reads no state, so that any store may be passed.
         found = await self._scorer.score(
             rollouts_of(self._scorer.rubric, runs.store or self._store, group)
         )

@@ -1,12 +1,12 @@
-"""Rescoring of stored runs, by another rubric or by a changed one.
+"""Rescoring of stored runs, by another rubric or a changed one.
 
 Scores are stored beside the record (`hrm_agent.trajectory.Scoring`), under the name of their
-rubric. Nothing is sampled, and no lease is taken: runs in progress are left out, and found by the
-next call. Scores are written twice a second, so that a killed call loses next to nothing and the
-next one goes on.
+rubric. Nothing is sampled, and no lease is taken. Runs in progress are left out; a later call of
+`rescore` finds them. Scores are written twice a second, so that a killed call loses almost nothing,
+and the next call goes on from there.
 
-Only the header of a trajectory is read if no reward looks at calls, and its state only if a reward
-looks at it.
+If no reward reads calls, only the header of a trajectory is read. The state is read only if a
+reward needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from hrm_agent.trajectory import RunStatus, Scoring, Trajectory
 __all__ = ["Again", "Rescored", "can_be_scored", "rescore"]
 
 Again = Literal["", "faults", "all"]
-"""Scores that are repeated despite unchanged code: none, those with a fault, or all."""
+"""Trajectories that are scored again although the rubric's code is unchanged: none (empty), those
+whose score has a fault, or all.
+"""
 _AT_ONCE = 128
 """Maximum number of groups that are read and scored at a time."""
 _SECONDS_BETWEEN_WRITES = 0.5
@@ -43,19 +45,19 @@ class Rescored:
     rubric: str
     """Name of the scorings."""
     code: str
-    """Digest of the rubric's module; empty for a rubric without a source file."""
+    """Digest of the rubric's module (empty for a rubric without a source file)."""
     scored: int = 0
     """Trajectories scored by this call."""
     skipped: int = 0
     """Trajectories that had been scored by the same code."""
     replaced: Counter[str] = field(default_factory=Counter[str])
-    """Digest of other code -> number of trajectories whose scores by it were replaced."""
+    """Digest of other code -> number of trajectories whose scores by that code were replaced."""
     left_out: Counter[str] = field(default_factory=Counter[str])
     """Reason -> number of trajectories that were not scored."""
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
     """Headers of trajectories that have a scoring now, in the order in which they began."""
     scorings: dict[str, Scoring] = field(default_factory=dict[str, Scoring])
-    """Trajectory id -> its current scoring, made now or before."""
+    """Trajectory id -> its current scoring, made by this call or before."""
 
 
 async def rescore(
@@ -67,12 +69,12 @@ async def rescore(
     again: Again = "",
     on_scored: Callable[[int], object] | None = None,
 ) -> Rescored:
-    """Score the `headers` that have ended. `wanted`: only these ids, with the siblings that they
-    are compared to.
+    """Score the ended trajectories among `headers`. `wanted`: ids of the trajectories to score
+    (None: all). If the rubric compares rollouts, the rest of their groups is scored, too.
 
     `on_scored`: called with the number of newly scored trajectories. Raises `RunError` if the
-    rubric needs states and no trajectory has one any more, `HrmError` for a rubric that cannot
-    work, and `StoreError` for a state of a type that is not allowed.
+    rubric needs states and no trajectory has a state any more, `HrmError` for a rubric that cannot
+    work, and `StoreError` if a state has a type that is not allowed.
     """
     return await _Rescoring(store, scorer, headers, again, on_scored).of(wanted)
 
@@ -84,7 +86,7 @@ def can_be_scored(trajectory: Trajectory) -> str:
             return "still under way"
         case RunStatus.ABORTED:
             return "stopped from outside"
-        case RunStatus.FAILED if trajectory.answer is None:  # with an answer, the verifier failed
+        case RunStatus.FAILED if trajectory.answer is None:  # else the verifier failed
             return "failed, without an answer"
         case _:
             return ""
@@ -117,11 +119,11 @@ class _Rescoring:
             ended = [trajectory for group in due for trajectory in group]
             if not any(trajectory.thread_id in there for trajectory in ended):
                 raise RunError(
-                    f"The rubric {self._scorer.rubric.name!r} looks at the state, and of none of"
-                    f" the {len(ended)} trajectories the state is on record any more: their"
+                    f"The rubric {self._scorer.rubric.name!r} reads the state, but none of the"
+                    f" {len(ended)} trajectories has a state on record any more: their"
                     " checkpoints were deleted.",
                     "Score them by a rubric that reads text, calls or tool_calls, which are still"
-                    " there.",
+                    " on record.",
                 )
         self._found.skipped = sum(map(len, groups)) - sum(map(len, due))
         await self._score_all(due)
@@ -131,7 +133,9 @@ class _Rescoring:
         return self._found
 
     def _groups(self, wanted: Collection[str] | None) -> list[list[Trajectory]]:
-        """Trajectories to score, grouped by task within a run if a reward compares rollouts."""
+        """Trajectories to score, as groups. If no reward compares rollouts, each trajectory is a
+        group.
+        """
         comparing = any(part.compares for part in self._scorer.rubric.parts)
         grouped: defaultdict[tuple[str, str], list[Trajectory]] = defaultdict(list)
         for header in self._headers:
@@ -165,8 +169,8 @@ class _Rescoring:
         return self._again == "faults" and any(score.fault is not None for score in scoring.scores)
 
     async def _score_all(self, due: Sequence[Sequence[Trajectory]]) -> None:
-        """Score all groups. A failed write ends the scoring, since later scores would be lost as
-        well.
+        """Score all groups. If a write fails, scoring ends, since later scores would be
+        lost, too.
         """
         over = asyncio.Event()
         try:

@@ -1,8 +1,9 @@
-"""Recorded runs for training: stores, run folders, exported files, and a check of their tokens.
+"""Sources of recorded runs (stores, run folders, exported files), and a check of their tokens.
 
-A store is only read. For a folder that shares its store with others, only its own runs are taken.
-The sampling settings of a call are on record. Its tokenizer is not, and is tested: tokens that
-another model sampled have to decode, by the learner's own codec, to the answer recorded with them.
+A store is only read. If a folder shares its store with others, only the folder's runs are read. The
+record of a call has its sampling settings, but not its tokenizer. So the tokenizer is tested:
+tokens that another model sampled must decode, by the codec of the trained policy, to the answer
+recorded with them.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class RecordedRuns(Protocol):
     """A source of recorded runs."""
 
     where: str
-    """Source as it was named."""
+    """Name by which the user gave the source."""
     store: RunStore | None
-    """Store of the runs (None for a file, which has neither states nor further scores)."""
+    """Store of the runs (None for a file, which has neither states nor scores of rubrics)."""
 
     def headers(self, left_out: dict[str, int]) -> Sequence[Trajectory]:
-        """All trajectories, without calls if these are read one by one. `left_out`: counts by
-        reason, which are added to.
+        """All trajectories; those of a store are without calls. `left_out`: reason -> number of
+        trajectories left out, to which this adds.
         """
         ...
 
@@ -48,7 +49,7 @@ class RecordedRuns(Protocol):
         ...
 
     def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
-        """Scores by trajectory id. Raises `ConfigError` if nothing was scored under this name."""
+        """Scorings named `name`, by trajectory id. Raises `ConfigError` if there are none."""
         ...
 
 
@@ -106,8 +107,8 @@ class _ExportedRuns:
     def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
         del headers
         raise ConfigError(
-            f"{self.where} is a file: it holds no scores {name!r} beside its own.",
-            "Name the folder or the store.",
+            f"{self.where} is a file, which has recorded rewards but no scores {name!r}.",
+            "Name the run's folder or its store.",
         )
 
 
@@ -150,7 +151,9 @@ class TokenReader:
         self._tokens = 1 << 31 if tokenizer is None else len(tokenizer)
 
     def readied(self, trajectory: Trajectory) -> Trajectory:
-        """Return the trajectory with calls marked that are untrainable for this policy only."""
+        """Return the trajectory in which calls that this policy cannot be trained on are marked as
+        untrainable.
+        """
         lacks = {
             call.id: lack
             for call in trajectory.own_calls
