@@ -1,16 +1,16 @@
 """Steps whose rollouts run while the weights are still those of earlier steps.
 
 With `versions_behind` = k, a step is begun together with the k steps after it, so that the engine
-samples while the learner learns. The order in which steps begin keeps the bound: step n trains the
-weights of version n, and none of its rollouts begins before version n - k is in use. Each call
-records the version that sampled its tokens. The loss weighs the tokens accordingly
-(`hrm_agent.training.update.objectives`), and leaves out any that are older than the
-bound.
+samples while the learner trains. Step n trains the weights of version n, and none of its rollouts
+begins before version n - k is in use; so no token is more than k versions old. Each call records
+the version that sampled its tokens. The loss corrects for the version
+(`hrm_agent.training.update.objectives`), and leaves out tokens that are older than the bound.
 
-A rollout may see several versions. When weights are published, its running replies end or are
-requested again, and the next ones use the new weights (AReaL, arXiv 2505.24298, calls such rollouts
-interruptible). The running steps are part of each checkpoint (`RunProgress.begun`), and their
-thread names identify them. A killed run finds what had ended, and resumes the rest.
+A rollout may be sampled by several versions. When weights are published, its replies in progress
+end or are requested again, and its next replies use the new weights (AReaL, arXiv 2505.24298, calls
+such rollouts interruptible). The begun steps are part of each checkpoint (`RunProgress.begun`), and
+the names of threads identify them. So a resumed run finds the rollouts that had ended, and resumes
+the others.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ __all__ = ["StepsUnderWay", "with_bound"]
 
 
 def with_bound(config: GrpoConfig) -> GrpoConfig:
-    """Configuration of the learner, which trains on no token older than the run allows."""
+    """Configuration of the learner, in which `max_staleness` leaves out tokens that are older than
+    the run allows.
+    """
     behind, given = config.rollout.versions_behind, config.loss.max_staleness
     if not behind:
         return config
-    # rollouts that are carried over are trained on one version later
+    # a rollout that is carried over is trained on one version later
     most = behind + config.rollout.carry_over
     bound = most if given is None else min(most, given)
     return config.model_copy(
@@ -42,7 +44,7 @@ def with_bound(config: GrpoConfig) -> GrpoConfig:
 
 
 class StepsUnderWay:
-    """Running groups of a step and of the steps after it. Groups still running at exit are
+    """Running groups of a step and of the steps after it. At exit, groups that still run are
     cancelled.
     """
 
@@ -52,8 +54,8 @@ class StepsUnderWay:
 
     @asynccontextmanager
     async def groups(self, plan: StepPlan, coming: Iterable[StepPlan]) -> AsyncGenerator[Groups]:
-        """Groups of a step. They are begun together with those of the `coming` steps unless already
-        running.
+        """Yield the groups of a step. They, and the groups of the `coming` steps, are begun unless
+        they already run.
         """
         for each in (plan, *coming):
             if each.step not in self._open:
@@ -68,10 +70,10 @@ class StepsUnderWay:
             yield groups
 
     def share_busy(self, since: float) -> float:
-        """Share of the time from `since` (`time.monotonic`) until now in which a coming step was
-        running.
+        """Share of the time from `since` (`time.monotonic`) until now in which a group of a coming
+        step was running.
 
-        Valid only if no step was begun in that time.
+        The share is valid only if no step was begun in that time.
         """
         now = time.monotonic()
         busy_until = max(

@@ -1,7 +1,7 @@
-"""Tasks to trajectories without learning, for inspection, evaluation and exports.
+"""Collection of trajectories without training, for inspection, evaluation and exports.
 
-A run folder holds `store.db`. Called again on the same folder, `collect` runs what is missing,
-resumes what was interrupted and reads back the rest.
+A run folder has the store (`store.db`). If `collect` is called again on the same folder, it runs
+the missing rollouts, resumes the interrupted ones and reads back the others.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ async def collect(
     backend: Backend | None = None,
     on_rollout: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Run or read back all trajectories of the run in `folder`, in the order of the tasks.
+    """Run or read back all rollouts of the run in `folder`. Returns their trajectories in the order
+    of the tasks.
 
-    `backend` and `tasks` replace `config.policy` and `config.tasks` if they are already loaded.
+    `backend` and `tasks`: the policy and the tasks, if they are already loaded (None: loaded as
+    `config.policy` and `config.tasks`).
     """
     refuse_unsendable(config.processes, config, backend)
     episodes = group_episodes(

@@ -1,12 +1,12 @@
 """Rollouts that can be judged, and the smallest group that is used.
 
-A run that failed because of a machine earned no reward, good or bad. Trained with 0, it would blame
-the policy for the machine's fault. It is therefore left out, with a typed reason. A group with too
-few rollouts left is left out whole.
+A run that failed because of a machine has no reward. With reward 0 it would blame the policy for
+the machine's fault, so it is left out, with a typed reason. If too few rollouts of a group remain,
+the whole group is left out.
 
-A run whose graph could not continue from what the policy wrote (`StopReason.UNUSABLE_ANSWER`) is
-not left out. It counts as wrong and is trained on. Otherwise the worst behaviour of a policy could
-never be unlearnt.
+If the graph could not continue from what the policy wrote (`StopReason.UNUSABLE_ANSWER`), the run
+is not left out: it counts as wrong and is trained on. If it were left out, a policy could never
+unlearn its worst behaviour.
 """
 
 from __future__ import annotations
@@ -70,26 +70,25 @@ def failed_by_policy(trajectory: Trajectory) -> bool:
 
 
 def error_of(trajectory: Trajectory, *, place: bool = False) -> str:
-    """Error of a run in one line, with the place where it was raised if `place`. Empty without an
-    error.
-    """
+    """Error of a run in one line (empty without an error). `place`: add where it was raised."""
     said = " ".join((trajectory.error or "").split())
     said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
     return f"{said} ({trajectory.error_at})" if place and said and trajectory.error_at else said
 
 
 def lost_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
-    """Return the run's own tool calls that failed because of a machine or a service. The reward may
-    then not be due to the policy.
+    """Return the run's tool calls (without inherited ones) that failed because of a machine or a
+    service. If there are any, the reward may not be due to the policy.
     """
     return [call for call in trajectory.own_tool_calls if call.status is ToolStatus.INFRASTRUCTURE]
 
 
 def needs_second_attempt(trajectory: Trajectory) -> bool:
-    """True if the rollout is to be run once more: graph, verifier or a tool call failed through no
-    fault of the policy.
+    """True if the rollout is to be run once more, because its graph, its verifier or a tool call
+    failed through no fault of the policy.
 
-    The error of a graph does not show whether a machine or the graph's own code was at fault.
+    If the graph raised an error, it may be due to a machine or to the graph's code, so the rollout
+    is run once more in both cases.
     """
     fault = fault_of(trajectory)
     if fault is None or trajectory.stop_reason is StopReason.VERIFIER_ERROR:

@@ -1,10 +1,10 @@
-"""Groups of rollouts of one policy, as they end.
+"""Groups of rollouts of a step, as an asynchronous iterator.
 
-A step begins some groups. While it looks at those that have ended, it may begin more: another
-prompt in place of each group that teaches nothing (dynamic sampling). Groups are numbered in the
-order in which they were begun, and the number decides their task and their seeds. The groups of a
-step do not depend on which of them ends first. The step begins one more for each rejected group,
-and the least number of groups for which that holds is the same in any order.
+A step begins some groups. For each ended group that teaches nothing, the step may begin another
+group with another prompt (dynamic sampling). Groups are numbered in the order in which they were
+begun, and the number decides a group's task and seeds. Which groups a step has does not depend on
+the order in which they end: the step begins as many further groups as groups are rejected, and this
+number is the same in any order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Group:
     attempts: tuple[Attempts, ...]
     """Attempts of each rollout that has ended."""
     cut_off: int = 0
-    """Number of further rollouts, which were cut off."""
+    """Number of further rollouts of the group, which were cut off."""
 
     @property
     def versions(self) -> frozenset[int]:
@@ -55,8 +55,8 @@ class Group:
 
 
 class Groups:
-    """Groups of one step: an async iterator over groups as they end. More can be added during
-    iteration.
+    """Groups of one step: an asynchronous iterator over the groups in the order in which they end.
+    More groups can be begun during the iteration.
     """
 
     def __init__(self, run: Callable[[int, Task], Coroutine[Any, Any, Group]]) -> None:
@@ -130,13 +130,14 @@ class Collector:
         samples: int | None = None,
         step: int | None = None,
     ) -> AsyncGenerator[Groups]:
-        """Groups of `tasks`, all running. `stage` names the step, and with it the threads.
+        """Begin a group for each of `tasks`, and yield the groups. `stage` is the part of the
+        threads' names that identifies the step.
 
-        `step`: step that trains on the groups. Its groups may go on without their last rollouts
-        (None: all rollouts are awaited).
+        `step`: step that trains on the groups; a group may then end without its last rollouts
+        (None: a group waits for all rollouts).
 
-        An error that is no fault of a policy or a graph (the store cannot be written) cancels the
-        rest and is raised.
+        An error that no policy or graph has caused (for example, the store cannot be written)
+        cancels all groups and is raised.
         """
         async with AsyncExitStack() as leases:
 
@@ -173,7 +174,7 @@ class Collector:
     def episodes(
         self, stage: str, config: GrpoConfig, place: int, task: Task, samples: int | None = None
     ) -> list[Episode]:
-        """Rollouts of one group."""
+        """Episodes of one group."""
         return group_episodes(
             [task],
             samples or config.samples,
@@ -188,8 +189,8 @@ class Collector:
         )
 
     def cut_off_in(self, step: int) -> list[Overlay]:
-        """Verdicts of the rollouts of `step` that were cut off in it, whatever became of them
-        later.
+        """Verdicts on the rollouts of `step` that were cut off in it, even if they were carried
+        over later.
         """
         return self._stragglers.cut_off_in(step)
 
@@ -197,10 +198,10 @@ class Collector:
     async def carried(
         self, episodes: Sequence[Episode], step: int, config: GrpoConfig
     ) -> AsyncGenerator[Callable[[], Awaitable[list[Attempts]]]]:
-        """Rollouts that the previous step cut off, running again beside the groups of `step`.
+        """Run the rollouts that the previous step cut off beside the groups of `step`.
 
-        Call the function that is yielded once these groups have ended. It waits for the rollouts as
-        `Stragglers.run_carried` does.
+        Yields a function, to be called when these groups have ended. It waits for the rollouts as
+        `Stragglers.run_carried` does, and returns them.
         """
         others_over, options = asyncio.Event(), config.rollout
         with leases_of(episodes, self._runner, self._workers):

@@ -1,17 +1,17 @@
 """Rollouts: tasks x samples -> groups of trajectories.
 
-Every rollout has a thread of its own, named after the run, the step, the task and the sample. The
-name decides the seed, so that a run repeated with one seed samples the same tokens. It also decides
-the identity: a rollout that is already on record is read back instead of run, and an interrupted
-one resumes from its checkpoint.
+Every rollout has a separate thread, named after the run, the step, the task and the sample. The
+name decides the seed, so that a run that is repeated with the same seed samples the same tokens.
+The name also identifies the rollout: if it is already on record, it is read back instead of run,
+and if it was interrupted, it resumes from its checkpoint.
 
-All rollouts of a step run side by side in one event loop. A graph that waits for a tool costs
-nothing, and the engine batches all concurrent requests. `concurrency` bounds how many are open at a
-time.
+All rollouts of a step run concurrently in one event loop. A graph that waits for a tool costs
+nothing, and the engine batches all concurrent requests. `concurrency` is the maximum number of
+rollouts at a time.
 
 A rollout that failed because of a machine is no sample of the policy. `attempts_of` runs it once
-more, on a thread named after the first one and with the same seed. The second attempt depends only
-on the record of the first, so that a killed run finds its attempts again and makes no third.
+more with the same seed, on a thread named after the first attempt. Only the record of the first
+attempt decides whether there is a second, so a resumed run finds both attempts and makes no third.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ __all__ = [
 ]
 
 Attempts = tuple[Trajectory, ...]
-"""Runs of one episode, one or two. The last one counts."""
+"""Attempts of one episode, one or two. The last attempt counts."""
 
 
 class RunsEpisodes(Protocol):
-    """Worker processes that run episodes for this one."""
+    """Worker processes that run episodes for this process."""
 
     async def run(self, episode: Episode) -> Trajectory:
         """Run, resume or read back an episode."""
@@ -74,10 +74,10 @@ async def open_run(
     backend: Backend | str | None = None,
     allow: Sequence[str] = (),
 ) -> AsyncGenerator[EpisodeRunner]:
-    """Runner of the run in `folder`, which is opened for this process alone. `allow` is passed to
+    """Open `folder` for this process alone, and yield the runner of its run. `allow` is passed to
     `open_store`.
     """
-    # before the folder is made: a wrong name leaves no folder behind
+    # load the policy before the folder is made, so that a wrong name leaves no folder behind
     backend = backend or load_policy(policy)
     with (
         alone_in(folder),
@@ -92,12 +92,12 @@ async def open_run(
 
 
 def run_id_of(folder: Path, store: RunStore | None = None) -> str:
-    """Id of the run in `folder`: its name when it began, stored there so that the folder can be
-    moved and resumed.
+    """Id of the run in `folder`: the name that the folder had when the run began. The id is stored
+    in the folder, so that a moved folder can be resumed.
 
-    `store`: store in which the run is about to begin. Raises `RunError` if the store holds another
-    run of this name, whose rollouts would be read back as this run's. Also raises it if the file
-    with the id is missing and the records do not identify the run.
+    `store`: store in which the run is about to begin. Raises `RunError` if the store has another
+    run with this name, whose rollouts would be read back as this run's, or if the file with the id
+    is empty and the store does not show the id.
     """
     kept = folder / "run_id"
     if (known := read_whole(kept)) is not None:
@@ -108,16 +108,16 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
         runs = {thread.run_id for thread in store.threads()} if store is not None else {""}
         if runs and name not in runs:
             raise RunError(
-                f"The file {kept} is empty: a power cut, or a full disk, has taken the name of the"
-                " run.",
-                f"Write it there: `echo {name} > {kept}`, or the folder's name before it was"
-                " moved.",
+                f"The file {kept} with the run's name is empty, for example after a power cut or on"
+                " a full disk.",
+                f"Write the name there: `echo {name} > {kept}`. If the folder was moved since,"
+                " write its name before that.",
             )
     elif store is not None and any(True for _ in store.threads(run_id=name)):
         raise RunError(
             f"The store {store.url} holds another run called {name!r}, whose folder is not"
             f" {folder}.",
-            "Name this one otherwise with --out, or give it a store of its own.",
+            "Name another folder with --out, or another store with --store.",
         )
     with replacing(kept) as part:
         part.write_text(name, encoding="utf-8")
@@ -125,8 +125,8 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
 
 
 def steps_with_rollouts(store: RunStore, run_id: str, ahead: int = 0) -> int:
-    """Number of steps completed before the newest rollouts. Rollouts of step n follow n - `ahead`
-    steps.
+    """Number of steps that were completed, at least, when the newest rollouts began. Rollouts of
+    step n begin after n - `ahead` steps.
     """
     steps = (step_in_name(thread.thread_id, run_id) for thread in store.threads(run_id=run_id))
     newest = max((step for step in steps if step is not None), default=0)
@@ -146,13 +146,13 @@ def group_episodes(
     options: Mapping[str, Any] | None = None,
     first: int = 0,
 ) -> list[Episode]:
-    """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the
-    purpose (`eval`).
+    """Make `samples` episodes for each task, group by group. `stage` names the step (`step-7`) or
+    the purpose (`eval`).
 
     `first`: position of the first task among the tasks of the stage.
 
-    `verified`: each episode is scored by its task's verifier when it ends. If False, the run scores
-    it by a rubric. `options`: options of the graph's runs, stored in each task's metadata
+    `verified`: True if the task's verifier scores an episode when it ends, False if the run's
+    rubric scores it. `options`: options of the graph's runs, stored in each task's metadata
     (`GraphSettings.task_options`).
     """
     return [
@@ -176,8 +176,8 @@ def group_episodes(
 def refuse_other_tasks(
     on_record: Mapping[str, TaskRef], episodes: Iterable[Episode], folder: Path
 ) -> None:
-    """Raise `RunError` if the thread of an episode is on record with another task, whose rollout
-    would be read back as the episode's.
+    """Raise `RunError` if the thread of an episode is on record with another task, since its
+    rollout would be read back as the episode's.
 
     `on_record`: tasks by thread.
     """
@@ -207,13 +207,13 @@ async def rollout(
 ) -> list[Trajectory]:
     """Run all episodes, each by `mode`. Returns their trajectories in the order of `episodes`.
 
-    `workers`: processes that run the episodes, in the mode they were opened with (None: this
-    process runs them).
+    `workers`: processes that run the episodes, in the mode in which the workers were opened (None:
+    this process runs the episodes).
 
-    Nodes of a graph that is not async run in threads, at most one per open episode.
+    Nodes that are not asynchronous run in threads, at most one for each running episode.
 
-    An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest
-    and is raised.
+    An error that no policy or graph has caused (for example, the store cannot be written) cancels
+    all episodes and is raised.
     """
     run = _solver(runner, mode, concurrency, on_done, workers)
     episodes = list(episodes)
@@ -228,8 +228,8 @@ def attempts_of(
     on_done: Callable[[Trajectory], None] | None = None,
     workers: RunsEpisodes | None = None,
 ) -> Callable[[Episode], Coroutine[Any, Any, Attempts]]:
-    """Return a function that runs an episode, and runs it again if the graph or a tool call failed
-    through no fault of the policy.
+    """Return a function that runs an episode, and runs it once more if its graph, its verifier or a
+    tool call failed through no fault of the policy.
     """
     run = _solver(runner, ONE_RUN, concurrency, on_done, workers)
 
@@ -248,14 +248,18 @@ def leases_of(
     workers: RunsEpisodes | None,
     mode: Mode = ONE_RUN,
 ) -> AbstractContextManager[None]:
-    """Take all episodes' leases at once if this process runs each episode on its own thread."""
+    """Take the leases of all episodes at once, if this process runs each episode on the episode's
+    thread. Else do nothing.
+    """
     if workers is not None or mode != ONE_RUN:
         return nullcontext()
     return runner.store.leases.ahead([episode.thread_id for episode in episodes])
 
 
 def second_attempt(episode: Episode) -> Episode:
-    """Copy of an episode with a thread of its own. The seed stays: the tokens were not at fault."""
+    """Copy of an episode on the thread of the second attempt. The seed is unchanged, since the
+    tokens were not at fault.
+    """
     return replace(episode, thread_id=f"{episode.thread_id}{SECOND_ATTEMPT}")
 
 

@@ -1,9 +1,9 @@
 """Scores the rollouts of a run by its rubric, group by group, and records the scorings.
 
-A rollout is scored when its whole group has ended, since a reward may compare siblings. The
-scorings of a group and the rewards of its trajectories are written in one transaction, so that a
-killed run asks no judge twice. A rollout whose scoring has a fault gets no rewards, and is left out
-of training with that reason.
+A rollout is scored when its whole group has ended, since a reward may compare rollouts of a group.
+The scorings of a group and the rewards of its trajectories are written in one transaction, so that
+a killed run asks no judge twice. If the scoring of a rollout has a fault, the rollout gets no
+rewards, and is left out of training for that reason.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 REWARD_FAULT = "the rubric failed: "
 """Prefix of the error of a rollout without a reward."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
-"""Function from rollouts with their attempts to the same rollouts with the rewards of the last
-attempts.
+"""Function (rollouts with their attempts) -> the same rollouts, in which the last attempts have
+rewards.
 """
 
 
@@ -44,12 +44,13 @@ class _Settings(Protocol):
 async def scoring_by(
     settings: _Settings, store: RunStore, *, carry_over: bool = False, keeps_truncated: bool = False
 ) -> AsyncGenerator[Score]:
-    """Score by the run's rubric if it has one. Otherwise rollouts keep the rewards of their task's
-    verifier.
+    """Yield the function that scores rollouts by the run's rubric. Without a rubric, rollouts keep
+    the rewards of their task's verifier.
 
-    `keeps_truncated`: the outcome of a truncated rollout is that of the rubric, not 0.
+    `keeps_truncated`: True if a truncated rollout gets the outcome that the rubric gives it, not 0.
 
-    Raises `ConfigError` if rollouts are carried over although the rubric compares those of a group.
+    Raises `ConfigError` if rollouts are carried over, but the rubric compares the rollouts of a
+    group.
     """
     if settings.rewards is None:
 
@@ -69,8 +70,8 @@ async def scoring_by(
         if carry_over and "group" in scorer.rubric.wants:
             raise ConfigError(
                 f"carry_over does not go with {settings.rewards}, which compares the rollouts of a"
-                " group: one that is carried over ends when the others were compared.",
-                "Leave it out, or take rewards that look at one rollout each.",
+                " group: a rollout that is carried over ends after the others were compared.",
+                "Leave carry_over out, or take rewards that do not compare rollouts.",
             )
 
         async def score(attempts: Sequence[Attempts]) -> list[Attempts]:
@@ -83,11 +84,10 @@ async def scoring_by(
 async def scored(
     scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """Trajectories in their order, with rewards where they can be judged. Existing rewards are
-    kept.
+    """Trajectories in the given order, scored if they can be judged and have no rewards yet.
 
-    A trajectory whose scoring has a fault gets it as its `error`. The fault is recorded with the
-    scoring only.
+    If a scoring has a fault, the returned trajectory has the fault as its `error`. On record only
+    the scoring has the fault.
     """
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
@@ -128,7 +128,9 @@ async def _group(scorer: Scorer, store: RunStore, group: Sequence[Trajectory]) -
 
 
 def rollouts_of(rubric: Rubric, store: RunStore, group: Sequence[Trajectory]) -> list[Rollout]:
-    """Rollouts for the rubric, read from the store."""
+    """Rollouts as the rubric needs them. The state is read from the store if the rubric
+    wants it.
+    """
     if "state" not in rubric.wants:
         return [Rollout(trajectory) for trajectory in group]
     return [Rollout(t, newest_state(store, t.thread_id, t.graph)) for t in group]

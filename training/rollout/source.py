@@ -1,12 +1,12 @@
-"""Draws the tasks of a training, and decides from saved state when the next stage begins and when
+"""Source of a training's tasks. It decides, from saved state, when the next stage begins and when
 the run ends.
 
-A stage is a stretch of steps with its own tasks, lengths and learning rate. The paper's recipe has
-three stages. A run without stages is one stage. The seed decides the order of its tasks
-(`hrm_agent.training.tasks.training_order`). `RunProgress` records how much of the order was drawn,
-which problems have left because the policy masters them, and the rest of the state that decisions
-depend on. It is part of each checkpoint. A step changes it only by the results of its rollouts, so
-that a step repeated from the rollouts on record leads to the same state.
+A stage is a sequence of steps with the same tasks, lengths and learning rate. The paper's recipe
+has three stages. A run without stages is a single stage. The seed decides the order of a stage's
+tasks (`hrm_agent.training.tasks.training_order`). `RunProgress` records how much of the order was
+drawn, which problems have left the pool because the policy masters them, and all other state on
+which decisions depend. It is part of each checkpoint. A step changes it only by the results of its
+rollouts, so a step that is repeated from the rollouts on record leads to the same state.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 
 
 class BegunStep(BaseModel):
-    """Step whose rollouts are running before it is taken."""
+    """Step whose rollouts run before the step is taken."""
 
     model_config = ConfigDict(frozen=True)
 
     step: int
     """Number of the step, from 0."""
     places: list[int]
-    """Positions of its tasks in the order of its stage."""
+    """Positions of the step's tasks in the order of its stage."""
 
 
 class RunProgress(BaseModel):
-    """Progress of a run, apart from its weights. Saved with each checkpoint."""
+    """Progress of a run, apart from its weights. It is saved with each checkpoint."""
 
     model_config = ConfigDict(validate_assignment=True)
 
@@ -62,30 +62,30 @@ class RunProgress(BaseModel):
     cursor: int = 0
     """Number of positions of the stage's order that have been drawn."""
     in_a_row: dict[str, int] = {}
-    """Number of consecutive groups with all rollouts right, by problem."""
+    """Problem -> number of consecutive groups in which all rollouts were right."""
     mastered: list[str] = []
     """Problems that have left the pool, by `key_of`."""
     best_correct: float = -1.0
-    """Largest share of right rollouts of a step of this stage."""
+    """Largest share of right rollouts in a step of this stage."""
     since_best: int = 0
     """Number of steps since the best step of this stage."""
     evaluations: list[tuple[int, float]] = []
-    """Evaluations as (steps behind the weights, accuracy on held-out problems)."""
+    """Evaluations as (number of steps behind the weights, accuracy on held-out problems)."""
     begun: list[BegunStep] = []
-    """Next steps whose rollouts are already running, all of this stage."""
+    """Next steps, all of this stage, whose rollouts already run."""
 
     def evaluated(self, steps: int, accuracy: float) -> bool:
-        """Record an evaluation. Returns True if it is the best so far."""
+        """Record an evaluation. Returns True if its accuracy is the best so far."""
         best = max((found for _, found in self.evaluations), default=-1.0)
         self.evaluations = [*self.evaluations, (steps, accuracy)]
         return accuracy > best
 
     def is_patience_spent(self, patience: int, every: int) -> bool:
-        """True if the last `patience` evaluations were no better than one before them. Never true
-        for 0.
+        """True if none of the last `patience` evaluations was better than all before them. If
+        `patience` is 0, this is never true.
 
-        Only evaluations of each `every`-th step count. The evaluation at the end of a run that is
-        prolonged later would not exist in a run begun with the longer length.
+        Only evaluations after every `every`-th step count. The extra evaluation at the end of a run
+        is ignored, since it would not exist if the run had been longer from the beginning.
         """
         found = [
             accuracy for steps, accuracy in self.evaluations if not every or steps % every == 0
@@ -100,13 +100,13 @@ class StepPlan:
     step: int
     """Number of the step, from 0, over all stages."""
     stage: int
-    """Number of its stage, from 0."""
+    """Number of the step's stage, from 0."""
     config: GrpoConfig
     """Configuration of the run in this stage."""
     rate: float
     """Learning rate of the step."""
     tasks: list[Task]
-    """Tasks of the first groups, one for each."""
+    """Tasks of the step's first groups, one for each group."""
 
 
 class TaskSource:
@@ -122,7 +122,9 @@ class TaskSource:
         self._order_of: tuple[Any, ...] = ()
 
     def goes_on(self, step: int) -> bool:
-        """True if there is a `step`, in this stage or in the next one, which then begins."""
+        """True if the run has a step `step`. If this step is of the next stage, the
+        stage begins.
+        """
         while self._stage_is_over(step):
             if not self._next_stage(step):
                 return False
@@ -136,7 +138,8 @@ class TaskSource:
             _tasks(at_stage(self._config, number), self._folder, 1)
 
     def ran_out(self, step: int) -> bool:
-        """Report on stderr that the pool has no problem left for `step`, and begin the next stage.
+        """Report on stderr that no problem is left in the pool for `step`, and begin the next
+        stage.
 
         Returns False if this was the last stage.
         """
@@ -148,7 +151,9 @@ class TaskSource:
         return goes_on
 
     def plan(self, step: int) -> StepPlan | None:
-        """Plan of `step`, or the plan with which it was begun (None if no problem is left)."""
+        """Plan of `step` (None if no problem is left). If the step has been begun, it is the plan
+        with which it was begun.
+        """
         progress = self.progress
         if progress.begun and progress.begun[0].step == step:
             begun, *progress.begun = progress.begun
@@ -157,11 +162,10 @@ class TaskSource:
         return self._planned(BegunStep(step=step, places=places)) if places else None
 
     def ahead(self, step: int) -> list[StepPlan]:
-        """Return the steps after `step` whose rollouts run while it is taken, `versions_behind` of
-        them.
+        """Return plans of the next steps, whose rollouts run while `step` is taken. There are at
+        most `versions_behind`.
 
-        All are of this stage. The first step of a later stage begins when all begun steps have been
-        taken.
+        All are of this stage. A later stage begins only when all begun steps have been taken.
         """
         progress, behind = self.progress, self.config.rollout.versions_behind
         stages = self._config.stages
@@ -198,7 +202,7 @@ class TaskSource:
         )
 
     def entered(self, step: int) -> TrainingStage | None:
-        """Stage that begins with `step` (None if none does)."""
+        """Stage that begins with `step` (None if no stage does)."""
         stages = self._config.stages
         return stages[self.progress.stage] if stages and step == self.progress.began_at else None
 
@@ -208,7 +212,7 @@ class TaskSource:
         return at_stage(self._config, self.progress.stage)
 
     def next_task(self) -> Task | None:
-        """Next task of the stage's order that has not left the pool (None if all have)."""
+        """Next task of the stage's order whose problem has not left the pool (None if all have)."""
         place = self._next_place()
         return None if place is None else self._task(place)
 
@@ -220,7 +224,7 @@ class TaskSource:
     def _next_place(self) -> int | None:
         progress, passed = self.progress, 0
         mastered = set(progress.mastered)
-        while passed <= 2 * len(mastered):  # in two passes every problem of the pool comes up
+        while passed <= 2 * len(mastered):  # two passes meet every problem of the pool
             task = self._task(progress.cursor)
             progress.cursor += 1
             if key_of(task.family, task.id) not in mastered:
@@ -234,7 +238,7 @@ class TaskSource:
         return self._order[place]
 
     def pool(self) -> list[Task]:
-        """Problems of the stage's pool, each once, at most as many as the run would draw."""
+        """Problems of the stage's pool, without repeats, at most as many as the run would draw."""
         self._extend()
         most = _places(self._config, self.config)
         return list({key_of(task.family, task.id): task for task in self._order[:most]}.values())
@@ -278,7 +282,7 @@ class TaskSource:
             return False
         progress.stage, progress.began_at = progress.stage + 1, step
         progress.best_correct, progress.since_best = -1.0, 0
-        if self._wanted != before:  # other tasks: start at their beginning
+        if self._wanted != before:  # the stage has other tasks, whose order starts at its beginning
             progress.cursor, progress.in_a_row = 0, {}
         return True
 
@@ -288,7 +292,7 @@ class TaskSource:
         return config.tasks, config.rollout.problems
 
     def _extend(self) -> None:
-        """Extend the order. The longer list begins with the shorter one."""
+        """Extend the order. The longer order begins with the shorter one."""
         of_run = _places(self._config, self.config)
         count = max(of_run, self.progress.cursor + of_run if len(self._order) >= of_run else 0)
         self._order_of = self._wanted
@@ -324,14 +328,14 @@ def at_stage(config: GrpoConfig, number: int) -> GrpoConfig:
 
 
 def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
-    """Return all tasks that a run may draw, each once. Worker processes need them."""
+    """Return all tasks that a run may draw, without repeats. Worker processes need them."""
     found: dict[tuple[str, str], Task] = {}
     leave = config.select.mastered_after > 0 or any(
         stage.leave_out_solved for stage in config.stages
     )
     for number in range(max(1, len(config.stages))):
         staged = at_stage(config, number)
-        # each problem that has left the pool is passed over once
+        # a problem that has left the pool is skipped once
         most = _places(config, staged) * (2 if leave else 1)
         tasks = _tasks(staged, folder, most)
         if config.evaluation.eval_every:
@@ -341,7 +345,7 @@ def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
 
 
 def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
-    """Problems of an evaluation, the same each time."""
+    """Held-out problems of an evaluation, which are the same each time."""
     count = config.evaluation.eval_problems
     return load_tasks(
         config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder)
@@ -349,7 +353,7 @@ def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
 
 
 def _places(config: GrpoConfig, staged: GrpoConfig) -> int:
-    """Maximum number of tasks that the run draws if none leaves the pool."""
+    """Maximum number of tasks that the run draws if no problem leaves the pool."""
     return config.steps * (staged.rollout.prompts_per_step + staged.rollout.refill)
 
 

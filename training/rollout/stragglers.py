@@ -1,15 +1,16 @@
-"""Groups that go on without their last rollouts.
+"""Groups that end without their last rollouts.
 
 If one rollout of a group hangs, the whole step waits for it. With a quorum, a group waits for that
-share of its rollouts, then for some seconds more, and cuts the rest off. These are cancelled at
-their last commit, which stays on record. `hrm-agent fork THREAD --run --policy RUN/model` resumes
-from there. They do not count as failures of the policy, and take no part in the step. They may be
-carried over: they then continue in the next step, at most until the deadline after its own groups.
+share of its rollouts, then for some seconds more, and cuts off the remaining rollouts. A rollout
+that is cut off is cancelled; what it has committed stays on record, and `hrm-agent fork THREAD
+--run --policy RUN/model` can continue from there. It does not count as a failure of the policy, and
+takes no part in the step. If rollouts are carried over, it continues in the next step, at most
+until the deadline after that step's groups.
 
-Verdicts for the rollouts that are cut off are written before they are cancelled. A repeated step
-finds them and gets the same groups, even if one of the rollouts has ended since. The verdict of a
-rollout that was carried over records its result in the later step, and that it was cut off in the
-earlier one (`Overlay.carried_from`).
+Verdicts on the rollouts that are cut off are written before these are cancelled. A repeated step
+finds the verdicts and gets the same groups, even if one of the rollouts has ended since. The
+verdict on a rollout that was carried over has its result in the later step, and the earlier step in
+which it was cut off (`Overlay.carried_from`).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def quorum_of(rollouts: int, share: float) -> int:
 
 
 class Stragglers:
-    """Runs the groups of one run's steps, each until it has ended or is cut off."""
+    """Runs the groups of a run's steps. Each rollout runs until it has ended or is cut off."""
 
     def __init__(self, store: RunStore, run_id: str) -> None:
         self._store, self._run_id = store, run_id
 
     @cached_property
     def _cut_off(self) -> dict[str, Overlay]:
-        """Recorded verdicts of rollouts that were ever cut off, by trajectory."""
+        """Recorded verdicts on rollouts that were ever cut off, by trajectory id."""
         found = self._store.journal.overlays(self._run_id)
         return {
             each.trajectory_id: each
@@ -56,8 +57,8 @@ class Stragglers:
         }
 
     def cut_off_in(self, step: int) -> list[Overlay]:
-        """Verdicts of the rollouts of `step` that were cut off in it, whatever became of them
-        later.
+        """Verdicts on the rollouts of `step` that were cut off in it, even if they were carried
+        over later.
         """
         return [
             each
@@ -68,8 +69,8 @@ class Stragglers:
     async def run_group(
         self, episodes: Sequence[Episode], attempt: Attempt, *, step: int, options: RolloutPart
     ) -> list[Attempts]:
-        """Return the rollouts that end in time, in the order of `episodes`. An error of one cancels
-        the rest and is raised.
+        """Return the rollouts that end in time, in the order of `episodes`. If a rollout raises an
+        error, the others are cancelled and the error is raised.
         """
         if options.group_quorum == 1:
             return await run_group(episodes, attempt)
@@ -99,8 +100,8 @@ class Stragglers:
         """Return the rollouts cut off by the previous step that end in `step`, in the order of
         `episodes`.
 
-        They are awaited until the deadline after `others_over`, which is set when all groups of the
-        step have ended. Rollouts that have not ended by then are cut off for good.
+        `others_over` is set when all groups of the step have ended. Rollouts that have not ended by
+        the deadline after that are cut off and not carried over again.
         """
         deadline = options.group_deadline
 
@@ -129,8 +130,7 @@ class Stragglers:
         step: int,
         carried_from: int | None = None,
     ) -> list[Attempts]:
-        """Return the rollouts that end in time. `late` waits, and returns the tasks that are still
-        running.
+        """Return the rollouts that end in time. `late` waits, and returns the tasks that still run.
 
         `reason`: maps the number of ended rollouts to the reason for cutting off the others.
         """
@@ -185,7 +185,9 @@ def _is_cut_off(verdict: Overlay) -> bool:
 async def _late_after(
     others_over: asyncio.Event, seconds: float, running: set[Running]
 ) -> set[Running]:
-    """Tasks still running `seconds` after the other groups. Raises the error of any task."""
+    """Wait until `seconds` after the other groups have ended, and return the tasks that still run.
+    Raises the error of any task.
+    """
     await others_over.wait()
     if not running:
         return set()
@@ -198,8 +200,8 @@ async def _late_after(
 
 
 async def _late(running: set[Running], quorum: int, seconds: float) -> set[Running]:
-    """Tasks still running `seconds` after `quorum` of them have ended. Raises the error of any
-    task.
+    """Wait until `seconds` after `quorum` tasks have ended, and return the tasks that still run.
+    Raises the error of any task.
     """
     loop = asyncio.get_running_loop()
     count = len(running)
