@@ -83,7 +83,10 @@ def test_a_run_without_weights_or_selection(
     assert found["missing"]["selection"] == "nothing was selected: this is no training"
 
     other = hrm("analyze", "made", "--policy", "builtin:cold-start")
-    assert other.code == 2 and "not of the tokenizer of 'builtin:cold-start'" in other.err
+    assert (
+        other.code == 2
+        and "The tokenizer of 'builtin:cold-start' is not that of this run's tokens" in other.err
+    )
 
     def interrupted(*_: Any) -> str:
         raise KeyboardInterrupt
@@ -121,8 +124,8 @@ def test_hostile_texts_do_nothing_on_the_console(hrm: Command) -> None:
         (("nowhere",), "There is no run at nowhere."),
         (("store.db", "--out", "x"), "There is no ended run on record"),
         (("full", "--policy", "builtin:traind"), "There is no built-in policy 'traind'"),
-        (("full", "--policy", "openai:gpt"), "The weights of 'openai:gpt' are not here"),
-        (("full", "--limit", "0"), "nothing can be analysed so"),
+        (("full", "--policy", "openai:gpt"), "The weights of 'openai:gpt' are not on this machine"),
+        (("full", "--limit", "0"), "nothing can be analysed"),
         (("full", "--out", "other"), "other is not empty"),
         (("full", "--out", "store.db"), "store.db is a file"),
         (("full", "--out", "store.db/x"), "store.db/x cannot be made: Not a directory"),

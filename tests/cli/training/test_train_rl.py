@@ -288,7 +288,7 @@ def test_several_processes_are_refused_and_the_first_one_says_so(
             assert done.code == code and done.out == ""
             said += done.err.splitlines()
     assert len(said) == 2 and all(
-        "runs in one process, and 2 were started" in line for line in said
+        "runs in one process, but 2 were started" in line for line in said
     )
     assert not Path("run").exists()
 
@@ -329,5 +329,5 @@ def test_torchrun_without_a_way_to_share_the_training_is_refused_once(tmp_path: 
             if launched.poll() is None:
                 os.killpg(launched.pid, signal.SIGKILL)
     assert launched.returncode != 0
-    assert said.count("This runs in one process, and 2 were started") == 1
+    assert said.count("This runs in one process, but 2 were started") == 1
     assert list(tmp_path.iterdir()) == []

@@ -132,7 +132,7 @@ def test_a_run_that_is_being_written_and_broken_lines(tmp_path: Path) -> None:
     [
         ('command = "train rl"', "has no metrics yet"),
         ('command = "eval"', "was made by `hrm-agent eval`, which takes no steps"),
-        ("", "is no run: it has no metrics.jsonl"),
+        ("", "is not a run's folder: it has no metrics.jsonl"),
         ("=", "cannot be read as TOML"),
     ],
 )

@@ -304,7 +304,7 @@ def test_what_is_left_out_is_counted(sampled: Path, tmp_path: Path) -> None:
     assert found.left_out == {
         "still under way": 1,
         "of no group: there is nothing to compare it with": 1,
-        "of a training, and of none of its steps (an evaluation, say)": 1,
+        "of a training, but of none of its steps (for example of an evaluation)": 1,
         "alone in its group: there is nothing to compare it with": 1,
         "of a group that is on record twice": ROLLOUTS,
     }

@@ -293,7 +293,7 @@ def test_the_cool_down_falls_along_either_line_and_not_below_its_floor() -> None
         ),
         (
             {"lora_rank": 4, "lora_dropout": 0.1, "objective": "gspo"},
-            "nor with ratios of whole rollouts",
+            "with ratios of whole rollouts",
         ),
     ],
 )

@@ -151,7 +151,7 @@ def test_where_engine_and_trainer_agree_every_token_counts() -> None:
         ({"correction_cap": math.nan}, "correction_cap is nan"),
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"dual_clip": 0.5}, "dual_clip is 0.5"),
-        ({"dual_clip": 3.0, "objective": "gspo"}, "the objective gspo"),
+        ({"dual_clip": 3.0, "objective": "gspo"}, "the objective is gspo"),
         ({"correction": "token", "old_logprobs": "engine"}, "no effect with old_logprobs = engine"),
     ],
 )
