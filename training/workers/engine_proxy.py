@@ -1,8 +1,8 @@
-"""Shares one engine among several processes: `EngineProxy` represents it in a worker, and
-`EngineHost` forwards a worker's requests to it.
+"""Shares one engine among several processes. `EngineProxy` represents the engine in a worker
+process, and `EngineHost` forwards a worker's requests to the engine.
 
-A proxy implements the `Engine` protocol. The codec is the engine's own, sent once, so that a worker
-needs neither weights nor torch. Seeds are drawn where the graph runs: the sample of a request does
+A proxy implements the `Engine` protocol. The engine's codec is sent to the worker once, so that a
+worker needs neither weights nor torch. Seeds are part of requests, so the sample of a request does
 not depend on the process that sent it.
 """
 
@@ -32,7 +32,9 @@ _OF_WEIGHTS = (
     *("hrm_agent.models.local.", "hrm_agent.models.restarting", "hrm_agent.models.vllm."),
     "hrm_agent.training.engines.fleet",
 )
-"""Modules of engines that use tokens only. The messages of a prompt are not sent to them."""
+"""Prefixes of the modules of engines that read only tokens. The messages of a prompt are not sent
+to them.
+"""
 
 
 class _Facts(NamedTuple):
@@ -47,15 +49,15 @@ class _Facts(NamedTuple):
 
 
 class EngineProxy:
-    """Engine of the parent process.
+    """Proxy, in a worker, of an engine of the parent process.
 
-    `on_token` is called with all tokens when the answer is complete: a graph streams the same
-    pieces, late.
+    `on_token` is called with all tokens when the answer is complete. So a graph streams the same
+    pieces as without a proxy, but late.
     """
 
     def __init__(self, key: str, facts: bytes, ask: Callable[[Future[Any], Message], None]) -> None:
-        """`key`: name of the engine for the parent. `ask`: sends a request, whose answer resolves
-        the future.
+        """`key`: name by which the parent knows the engine. `ask`: function that sends a request
+        and resolves the future with the answer.
         """
         told: _Facts = pickle.loads(facts)  # noqa: S301 - only the parent can write it
         self.name, self.codec, self.logprob_kind = told.name, told.codec, told.logprob_kind
@@ -86,13 +88,13 @@ class EngineProxy:
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Raise `ModelError`: only the process that has the engine publishes."""
+        """Raise `ModelError`, since only the process that has the engine can publish."""
         raise ModelError(
             "A worker process cannot publish weights.", "Publish them where the engine is."
         )
 
     def close(self) -> None:
-        """Do nothing: the engine is closed by its owner."""
+        """Do nothing, since the parent process closes the engine."""
 
 
 def _hand_over(
@@ -107,19 +109,23 @@ def _hand_over(
         completion = Completion(
             token_ids, logprobs, FinishReason(reason), version, queued, constrained
         )
-    except BaseException as error:  # whatever it is, the caller must not be left waiting
+    except BaseException as error:  # without any answer the caller would wait for ever
         future.set_exception(error)
     else:
         future.set_result(completion)
 
 
 class EngineHost:
-    """Forwards requests of one worker to engines of this process. To be used in one event loop."""
+    """Forwards requests of one worker to engines of this process. All methods are called in one
+    event loop.
+    """
 
     def __init__(
         self, engines: dict[str, Engine], send: Callable[[Sequence[Message]], None]
     ) -> None:
-        """`engines`: engines by name in requests. Others are loaded, once for all workers."""
+        """`engines`: engines by the name that requests use. An engine that is not in it is loaded
+        and added, so `engines` may be shared by the hosts of all workers.
+        """
         self._engines, self._send = engines, send
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Future[Completion]] = {}
@@ -149,7 +155,7 @@ class EngineHost:
         future.add_done_callback(partial(self._end, number))
 
     def cancel(self, number: int) -> None:
-        """Free the place of a request whose answer is no longer needed."""
+        """Cancel a request whose answer is no longer needed."""
         future = self._open.pop(number, None)
         if future is not None:
             future.cancel()
@@ -160,11 +166,11 @@ class EngineHost:
             self.cancel(number)
 
     def _end(self, number: int, future: Future[Completion]) -> None:
-        """Queue a result. Called in the engine's thread: results of one engine step are sent
+        """Queue a result. The engine's thread calls this; results of one engine step are then sent
         together.
         """
         self._ended.append((number, future))
-        with suppress(RuntimeError):  # the loop is closed: no result is awaited
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits for the result
             self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
@@ -199,7 +205,7 @@ def _facts(engine: Engine) -> bytes:
     )
     try:
         return pickle.dumps(facts)
-    except Exception as error:  # of a class of a user's
+    except Exception as error:  # a codec's class may be the user's, and pickling may raise anything
         raise ConfigError(
             f"The codec of {engine.name!r} cannot be sent to a worker process:"
             f" {type(error).__name__}: {error}.",

@@ -1,5 +1,5 @@
-"""Rollout worker, seen from the process that has the engine: its requests, its answers, and its
-end.
+"""Handle of a rollout worker in the process that has the engine. It forwards runs, requests and
+answers, and notices the worker's end.
 
 Subclasses define the transport of messages: a socket (`hrm_agent.training.workers.subprocess`), or
 Ray (`hrm_agent.training.workers.ray_worker`).
@@ -24,30 +24,34 @@ from hrm_agent.trajectory import Trajectory
 __all__ = ["GRACE_SECONDS", "WorkerDiedError", "WorkerHandle"]
 
 GRACE_SECONDS = 10.0
-"""Seconds for a worker to return what it holds before it is killed."""
+"""Seconds that a worker has to release its leases before it is killed."""
 
 
 class WorkerDiedError(Exception):
-    """Raised if a worker ended while it had work. Its text describes the end: `by signal 9
+    """Raised if a worker ended while it had runs. The error's text describes the end: `by signal 9
     (Killed)`.
     """
 
-    speaks_in = "What it said, if anything, stands above."
-    """Hint where the output of the worker can be found."""
+    speaks_in = "If it wrote a message, it is above."
+    """Hint on where the output of the worker can be found."""
 
 
 class WorkerHandle(ABC):
-    """Handle of one worker. To be used in one event loop."""
+    """Handle of one worker. All methods are called in one event loop."""
 
     place = ""
-    """Unit that the worker would be lost with, such as a node of a cluster (empty for none)."""
+    """Node of a cluster on which the worker runs. If the node fails, all workers of the same place
+    are lost (empty: no such node).
+    """
 
     def __init__(self, engines: dict[str, Engine]) -> None:
         self._host = EngineHost(engines, self.send)
         self._numbers = count(1)
         self._runs: dict[int, asyncio.Future[Trajectory]] = {}
         self._stopping: dict[int, tuple[str, asyncio.Event]] = {}
-        """Cancelled runs that may not be over: their threads, and events set when they are."""
+        """Number of a cancelled run that may not be over yet -> its thread, and an event that is
+        set when it is over.
+        """
         self._loading: set[asyncio.Task[None]] = set()
         self._told_to_end = False
         self._ended: Exception | None = None
@@ -55,8 +59,8 @@ class WorkerHandle(ABC):
         self.owner = ""
         """Owner of the worker's leases in the store."""
         self.excused = False
-        """True if another worker of its place has died since it ended a run. If it dies too, that
-        counts as the same death.
+        """True if another worker of the same place has died, and this one has ended no run since.
+        If this worker dies, too, both count as one death.
         """
 
     @property
@@ -71,26 +75,26 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     async def open(self, setup: WorkerSetup) -> None:
-        """Start the worker, and wait until it has loaded what it needs.
+        """Start the worker, and wait until it is ready.
 
-        Raises the error that prevented it, or `WorkerDiedError` if the worker has ended.
+        Raises the error that the worker reports, or `WorkerDiedError` if the worker ended.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Let the worker return what it holds, then end it."""
+        """Let the worker cancel its runs and release its leases, then end it."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """End the worker, and everything that its graphs have started."""
+        """End the worker, and all processes that its graphs have started."""
 
     @abstractmethod
     def write(self, frame: bytes) -> None:
-        """Send a frame, after those before it. A worker that has ended gets none."""
+        """Send a frame, after all earlier frames. If the worker has ended, do nothing."""
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages, unless the worker was asked to end. An engine may still answer earlier
-        requests.
+        """Send messages. If the worker was asked to end, do nothing, since an engine may still
+        answer the worker's requests then.
         """
         if not self._told_to_end:
             self.write(packed(messages))
@@ -105,7 +109,7 @@ class WorkerHandle(ABC):
         number, ended = next(self._numbers), asyncio.get_running_loop().create_future()
         try:
             frame = packed([("run", number, pickle.dumps(episode), version)])
-        except Exception as error:  # of an object among the task's metadata or the graph's options
+        except Exception as error:  # by an object in the metadata or the options
             raise ConfigError(
                 f"Thread {episode.thread_id} cannot be handed to a worker process:"
                 f" {type(error).__name__}: {error}.",
@@ -118,7 +122,7 @@ class WorkerHandle(ABC):
             self.write(frame)
             return await ended
         except asyncio.CancelledError:
-            if self._ended is None and ended.cancelled():  # else it was over already
+            if self._ended is None and ended.cancelled():  # if not, the run was over already
                 self._stopping[number] = episode.thread_id, asyncio.Event()
                 self.send([("stop", number)])
             raise
@@ -126,7 +130,7 @@ class WorkerHandle(ABC):
             del self._runs[number]
 
     async def stopped(self, thread_id: str) -> None:
-        """Wait until a cancelled run of the thread has released it."""
+        """Wait until cancelled runs of the thread have released it."""
         for event in [event for thread, event in self._stopping.values() if thread == thread_id]:
             await event.wait()
 
@@ -135,7 +139,7 @@ class WorkerHandle(ABC):
             self._stopping.pop(number)[1].set()
 
     def end_all(self, ended: Exception) -> None:
-        """Mark the worker as ended. Everything that waits for it raises `ended`."""
+        """Mark the worker as ended. Its runs, and a pending `open`, raise `ended`."""
         self._ended = ended
         for number in list(self._stopping):
             self._has_stopped(number)
@@ -143,7 +147,7 @@ class WorkerHandle(ABC):
         for waiting in (self._opened, *self._runs.values()):
             if not waiting.done():
                 waiting.set_exception(ended)
-                waiting.exception()  # retrieved, so that asyncio does not warn about it
+                waiting.exception()  # mark as retrieved, so that asyncio does not warn
 
     def take(self, kind: str, *rest: Any) -> None:
         """Handle a message of the worker."""

@@ -1,17 +1,17 @@
-"""Workers that run a run's graphs around one engine, which stays in this process with the weights.
+"""Pool of workers that run the graphs of a run. The engine stays in this process, with the weights.
 
-They are processes of this machine, or actors of a Ray cluster. Each opens the run's store itself.
-Commits are atomic across processes in SQLite and PostgreSQL, and each thread has a lease, as for
-several commands on one store. Records sent through this process would burden the process that the
-engine needs most. A worker returns an ended rollout as it read it back from the store.
+Workers are processes of this machine, or actors of a Ray cluster. Each worker opens the run's
+store, so that records do not burden this process, which the engine needs. This is safe, as for
+several commands on one store: commits are atomic across processes in SQLite and PostgreSQL, and
+each thread has a lease. A worker returns an ended rollout as it reads it back from the store.
 
-If a worker dies, only uncommitted work is lost. Its leases are released, and its rollouts are given
-to another worker, which continues from the record like a resumed run. Workers that die without
-having ended a single rollout end the run. Those that are lost together, with their node, count as
-one.
+If a worker dies, only uncommitted work is lost. The pool releases the worker's leases and gives its
+rollouts to another worker, which continues from the record like a resumed run. If several workers
+die one after another, and no rollout ends in between, the run ends with an error. Workers that are
+lost together with their node count as one.
 
-A worker gets its share of the open rollouts, and no more. While a worker is still being opened, its
-share waits for it, or for free places in others.
+A worker gets at most its share of the open rollouts. The share of a worker that is still being
+opened waits for this worker, or for free places in other workers.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from hrm_agent.trajectory import RunStatus, Trajectory
 __all__ = ["RolloutWorkers", "opened_workers", "refuse_unsendable"]
 
 _DEATHS = 3
-"""Number of consecutive deaths of workers before a rollout has ended, from which another worker is
-unlikely to help.
+"""Number of consecutive deaths of workers, without an ended rollout in between, at which the run
+ends: another worker is then unlikely to help.
 """
 
 
 class RolloutWorkers:
-    """Runs episodes in workers, which are started on demand."""
+    """Runs episodes in workers, which it starts on demand."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class RolloutWorkers:
             [dict[str, Engine], WorkerSetup], Awaitable[WorkerHandle]
         ] = open_subprocess,
     ) -> None:
-        """`open_worker`: starts a worker around engines by name. If it raises, nothing is left
-        running.
+        """`open_worker`: function (engines by name, setup) that starts a worker. If it raises an
+        error, it must leave nothing running.
         """
         self._setup, self._processes, self._runner, self._open_worker = (
             setup,
@@ -79,7 +79,9 @@ class RolloutWorkers:
         self._open_runs = 0
         self._deaths = 0
         self._begun = False
-        """True if a worker was ready once: what it loads can be loaded again."""
+        """True if a worker was ready once, so that later workers can probably load their setup,
+        too.
+        """
 
     @property
     def pids(self) -> list[int]:
@@ -87,13 +89,11 @@ class RolloutWorkers:
         return [worker.pid for worker in self._workers]
 
     async def run(self, episode: Episode) -> Trajectory:
-        """Run, resume or read back an episode. Raises the errors that it would raise in this
-        process.
-        """
+        """Run, resume or read back an episode. Raises the same errors as a run in this process."""
         if not isinstance(episode.graph, str):
             raise ConfigError(
-                f"The graph {episode.graph_name} is an object of this process, and worker processes"
-                " import graphs.",
+                f"The graph {episode.graph_name} is an object of this process, but worker processes"
+                " have to import the graph.",
                 "Name it as package.module:attribute or ./file.py:attribute, or run in one"
                 " process.",
             )
@@ -121,7 +121,9 @@ class RolloutWorkers:
             self._wake()
 
     async def _free(self) -> WorkerHandle:
-        """Wait for the worker with the fewest runs, until one has less than its share."""
+        """Wait until a worker has less than its share of the runs, and return the worker with the
+        fewest.
+        """
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -135,7 +137,7 @@ class RolloutWorkers:
             await self._changed.wait()
 
     def _wake(self) -> None:
-        """Wake all that wait for a worker."""
+        """Wake all episodes that wait for a worker."""
         self._changed.set()
         self._changed.clear()
 
@@ -149,7 +151,7 @@ class RolloutWorkers:
         try:
             worker = await self._open_worker(self._engines, self._setup)
         except WorkerDiedError as error:
-            if not self._begun:  # so will the next
+            if not self._begun:  # the next worker would die, too
                 raise RunError(
                     f"A rollout worker died {error} before it was ready.", error.speaks_in
                 ) from error
@@ -159,8 +161,8 @@ class RolloutWorkers:
         self._workers.append(worker)
 
     async def _replace(self, worker: WorkerHandle, how: str) -> None:
-        """Drop a dead worker and report it once. The next rollout that needs a worker starts a new
-        one.
+        """Remove a dead worker, and report its death once. The next rollout that needs a worker
+        starts a new one.
         """
         async with self._replacing:
             if worker not in self._workers:
@@ -204,10 +206,10 @@ class RolloutWorkers:
 def refuse_unsendable(
     processes: int, config: CollectConfig | GrpoConfig, given: Backend | None = None
 ) -> None:
-    """Raise `ConfigError` for anything that cannot be sent to worker processes, before anything is
-    opened.
+    """Raise `ConfigError` if the configuration or the backend cannot be used with worker processes.
+    This is checked before anything is opened.
 
-    `given`: backend that was passed as an object.
+    `given`: backend that the caller passed as an object.
     """
     if processes == 1 and config.ray is None:
         return
@@ -220,15 +222,15 @@ def refuse_unsendable(
         )
     if isinstance(given, BaseChatModel):
         raise ConfigError(
-            f"The chat model {type(given).__name__} is an object of this process, and cannot be"
-            " sent to others.",
+            f"The chat model {type(given).__name__} is an object of this process, so it cannot be"
+            " sent to other processes.",
             "Name it by a model string, such as openai:gpt-5, or run in one process.",
         )
     if config.environment == "ray" and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(
-            "The environment `ray` without an address is a cluster of one process: each worker"
-            " would start its own.",
-            "Start one, `ray start --head`, and name it: --environment ray:ADDRESS.",
+            "The environment `ray` without an address starts a cluster for one process, so each"
+            " worker would start another one.",
+            "Start a cluster (`ray start --head`), and name it: --environment ray:ADDRESS.",
         )
 
 
@@ -241,9 +243,9 @@ async def opened_workers(
     draw: Callable[[], list[Task]],
     mode: Mode = ONE_RUN,
 ) -> AsyncGenerator[RolloutWorkers | None]:
-    """Workers for the episodes of a run (None for a single local process, which is this one).
+    """Open the workers of a run and yield the pool (None if the graphs run in this process).
 
-    `draw`: draws the run's tasks again in the workers.
+    `draw`: function by which each worker draws the run's tasks again.
     """
     if processes == 1 and config.ray is None:
         yield None
@@ -273,5 +275,5 @@ async def opened_workers(
 
 
 def _share(total: int, processes: int) -> int:
-    """Share of one worker. Together the workers have at least as many as one process would."""
+    """Share of one worker, rounded up, so that all workers together have at least `total`."""
     return ceil(total / processes)

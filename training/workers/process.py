@@ -1,14 +1,14 @@
 """Rollout worker: `python -m hrm_agent.training.workers.process`, started by
 `hrm_agent.training.workers.subprocess`.
 
-It runs episodes like its parent: on the run's store, which it opens itself, with its own
-environment and tasks, and with the parent's engine. A separate thread reads the parent's messages,
-so that a node that blocks the event loop while it waits for an answer still gets it. A worker that
-is an actor of a Ray cluster differs only in its connection
-(`hrm_agent.training.workers.ray_worker`).
+The worker runs episodes as its parent would: it opens the run's store, an environment and the
+tasks, and uses the parent's engine. A separate thread reads the parent's messages, so that a node
+that blocks the event loop while it waits for an answer still gets the answer. A worker on a Ray
+cluster differs only in its connection (`hrm_agent.training.workers.ray_worker`).
 
-It ends with its parent: the kernel then kills it. If the parent closes the connection, the current
-runs are cancelled, like by an interrupt in one process. They are resumed from the record.
+If the parent ends, the kernel kills the worker. If the parent closes the connection, the worker
+cancels its current runs, like a process that is interrupted. A later run resumes them from the
+record.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ __all__ = ["Asking", "Parent", "WorkerRollouts", "main", "opened_rollouts", "ser
 
 
 class Parent:
-    """Connection to the process that started this one. Thread-safe."""
+    """Connection to the process that started this worker. It is thread-safe."""
 
     def __init__(
         self, receive: Callable[[], Sequence[Message]], write: Callable[[bytes], None]
     ) -> None:
-        """`receive`: waits for the next messages (none at the end). `write`: sends a frame, from
-        any thread.
+        """`receive`: function that waits for the next messages (empty at the end). `write`:
+        function that sends a frame, which any thread may call.
         """
         self.receive = receive
         self._write = write
@@ -70,7 +70,7 @@ class Parent:
         self._write(packed(messages))
 
     def engine(self, name: str) -> Engine:
-        """Proxy of the engine of a model string, which is loaded in the parent."""
+        """Proxy of an engine that the parent loads. `name` is its model string."""
         found: Future[bytes] = Future()
         self._ask(found, "load", name)
         return EngineProxy(
@@ -100,7 +100,7 @@ class Parent:
             answer.set_result(found)
 
     def close(self) -> None:
-        """Fail all pending requests. No more answers will come."""
+        """Fail all pending requests, since no more answers will come."""
         self._gone = True
         for number in list(self._asked):
             error = _closed()
@@ -108,7 +108,7 @@ class Parent:
 
 
 class Asking(Protocol):
-    """Receiver of messages about runs: the side that asks for them."""
+    """Side that asks for runs, which receives messages about them."""
 
     def send(self, *messages: Message) -> None: ...
 
@@ -118,7 +118,7 @@ def _closed() -> ModelError:
 
 
 class WorkerRollouts:
-    """Runs of this process that another one asks for."""
+    """Runs in this process for which another process asks."""
 
     def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: Asking) -> None:
         self._setup, self._runner, self._parent = setup, runner, parent
@@ -136,8 +136,8 @@ class WorkerRollouts:
         return self._runner.store.owner
 
     async def serve(self, commands: asyncio.Queue[Message]) -> None:
-        """Serve commands until the parent has no more. Then cancel the current runs, and wait until
-        they have released what they hold.
+        """Serve commands until the message "over". Then cancel the current runs, and wait until
+        they have released their leases.
         """
         while (message := await commands.get())[0] != "over":
             if message[0] == "run":
@@ -155,8 +155,10 @@ class WorkerRollouts:
         task.add_done_callback(lambda done: self._stopped(number) if done.cancelled() else None)
 
     def _stopped(self, number: int) -> None:
-        """Report a cancelled run once its lease is released and can be acquired elsewhere."""
-        self._running.pop(number, None)  # if it had not begun
+        """Report a cancelled run, after its lease is released so that another worker can acquire
+        it.
+        """
+        self._running.pop(number, None)  # still listed if the run had not begun
         self._runner.store.database.flush()
         self._parent.send(("stopped", number, None))
 
@@ -167,15 +169,13 @@ class WorkerRollouts:
             self._parent.send(("ended", number, outcome.trajectory))
         except Exception as error:
             if not isinstance(error, HrmError):
-                traceback.print_exc()  # the traceback is not sent
+                traceback.print_exc()  # only the error's text is sent
             self._parent.send(("failed", number, told(error)))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            what = (
-                "A rollout was cancelled by something that its graph or its verifier has awaited."
-            )
+            what = "The graph or the verifier of a rollout awaited something that was cancelled."
             self._parent.send(
                 ("failed", number, told(RunError(what, "Catch it there; then resume the run.")))
             )
@@ -189,10 +189,10 @@ class WorkerRollouts:
         if task is None:
             family = self._setup.config.tasks
             raise ConfigError(
-                f"A worker process that draws the tasks {family!r} is given none like"
-                f" {episode.task.id!r}: they were handed over as objects, or are drawn otherwise"
-                " each time.",
-                "Name tasks of your own as package.module:attribute, and let them follow from"
+                f"A worker process that draws the tasks {family!r} gets no task"
+                f" {episode.task.id!r}: the tasks were passed as objects, or each draw is"
+                " different.",
+                "Name your tasks as package.module:attribute, and make them depend only on"
                 " split, seed and count; or run in one process.",
             )
         return replace(episode, verify=task.verify, verify_run=task.verify_run)
@@ -201,9 +201,9 @@ class WorkerRollouts:
 def _read(episode: bytes) -> Episode:
     try:
         return pickle.loads(episode)  # noqa: S301 - only the parent can write it
-    except Exception as error:  # of a class that only the parent's program has
+    except Exception as error:  # a class that only the parent's program has
         raise ConfigError(
-            "What a task or the graph's options hold cannot be read in a worker process:"
+            "A value in a task or in the graph's options cannot be read in a worker process:"
             f" {type(error).__name__}: {error}.",
             "Give them plain values, or run in one process.",
         ) from error
@@ -217,11 +217,13 @@ def _key(task: TaskRef) -> tuple[str, ...]:
 async def opened_rollouts(
     setup: WorkerSetup, parent: Asking, engine: Engine | None = None
 ) -> AsyncGenerator[WorkerRollouts]:
-    """Open rollouts on the run's store, with `engine`, or with a proxy of the parent's."""
+    """Open the run's store and an environment, and yield the object that runs rollouts. `engine`:
+    engine to use (None: a proxy of the parent's engine, or an engine that is loaded lazily).
+    """
     config = setup.config
     with open_store(setup.store, create=False, allow=config.allowed_types) as store:
         backend = engine or (setup.policy if setup.is_lazy else load_policy(setup.policy))
-        # the parent has already reported on its isolation
+        # the parent has already reported how the environment is isolated
         environment = (
             open_environment(config.environment, isolation=config.isolation)
             if config.environment is not None
@@ -243,7 +245,9 @@ async def opened_rollouts(
 
 
 async def serve(parent: Parent) -> None:
-    """Load the setup sent first by the parent, then run its commands until there are no more."""
+    """Load the setup, which the parent sends first, then run the parent's commands until there are
+    no more.
+    """
     loop = asyncio.get_running_loop()
     first = await asyncio.to_thread(parent.receive)
     if not first:
@@ -280,7 +284,7 @@ def main() -> None:
     """Run the parent's commands until it is gone."""
     ends = parent_socket()
     die_with_parent()
-    if os.getppid() != int(sys.argv[1]):  # it was gone before the kernel knew what to do then
+    if os.getppid() != int(sys.argv[1]):  # the parent had ended before `die_with_parent` was called
         return
 
     def receive() -> Sequence[Message]:

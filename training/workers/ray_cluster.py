@@ -1,18 +1,18 @@
 """Ray cluster that hosts a run's rollout workers.
 
-Ray places each worker on a node with a free CPU, spread out. A worker without a place waits, and
-gets the first CPU that becomes free or joins. This makes a cluster with an autoscaler grow. An
-unusable node (it lacks this package, has another version, isolates less than is accepted, cannot
-reach the store) is left out with a line on stderr. A run whose nodes are all unusable ends with the
-reason.
+Ray places each worker on a node with a free CPU, and spreads the workers over the nodes. A worker
+without a place waits, and gets the first CPU that becomes free or joins the cluster, so a cluster
+with an autoscaler grows. A node is unusable if it lacks this package, has another version of it,
+isolates less than is accepted, or cannot reach the store. It is then left out, and a line on stderr
+gives the reason. If all nodes are unusable, the run ends with the reason.
 
-The engine and the driver of Ray are one process, the trainer's. If the cluster's head dies, workers
-and trainer still reach each other, but no worker can be placed any more, and Ray ends all of them
-within minutes. So the run ends first: it reports the loss, workers return what they hold, and the
-run can resume from its store on another cluster.
+The trainer's process has the engine and is the driver of Ray. If the cluster's head dies, workers
+and trainer still reach each other, but no worker can be placed any more, and Ray ends all processes
+within minutes. So the run ends before that: it reports the loss, workers release their leases, and
+the run can resume from its store on another cluster.
 
-Anyone who can connect to Ray can run anything on its nodes, and read the traffic between them. A
-cluster's network must be trusted, and out of reach of model-written code.
+Anyone who can connect to Ray can run anything on its nodes, and read the traffic between them. So
+the network of a cluster must be trusted, and model-written code must not reach it.
 """
 
 from __future__ import annotations
@@ -38,43 +38,45 @@ from hrm_agent.training.workers.wire import WorkerSetup
 __all__ = ["WorkerCluster", "opened_cluster"]
 
 LOOK_SECONDS = 2.0
-"""Seconds between two checks of the head, and of workers without a place."""
+"""Seconds between two checks of the head and of workers without a place."""
 HEADLESS_SECONDS = 20.0
 """Seconds without an answer of the head after which the run ends."""
 PLACE_SECONDS = 30.0
-"""Seconds that a worker waits for a place before a line reports it."""
+"""Seconds that a worker waits for a place before this is reported on stderr."""
 NOWHERE_SECONDS = 600.0
 """Seconds without a place for any worker after which the run ends."""
 _REACH_SECONDS = 5.0
 _RAY_WAITS_SECONDS = "600"
-"""Seconds without the head after which Ray ends a process. With the default (60) a trainer in the
-middle of an update would be gone before it could report anything.
+"""Seconds without the head after which Ray ends a process. With Ray's default (60), a trainer in
+the middle of an update would be ended before it could report the loss.
 """
 _TRIES = 3
-"""Number of placements of a worker that dies before it is ready. Its node may have died."""
+"""Maximum number of times that a worker is placed if it dies before it is ready, since its node may
+have died.
+"""
 
 
 class WorkerCluster:
-    """Starts workers on a cluster. To be used in one event loop."""
+    """Starts workers on a cluster. All methods are called in one event loop."""
 
     def __init__(self, ray: Any, store: RunStore) -> None:
         self._ray = ray
         self._on_host = "" if store.database.path is None else this_host()
         self._refused: dict[str, str] = {}
-        """Reasons why nodes are unusable, by node."""
+        """Node id -> reason why the node is unusable."""
         self._waiting: dict[RayWorker, float] = {}
-        """Workers without a place, with the time since when they wait."""
+        """Workers without a place -> time since when they wait."""
         self._placed, self._told = False, False
         self.on_lost: Callable[[Exception], None] = lambda error: None
-        """Callback for the loss of the cluster."""
+        """Function that is called with an error if the cluster is lost."""
 
     def setup_of(self, setup: WorkerSetup) -> WorkerSetup:
-        """Setup for a worker with one CPU, on a machine other than the trainer's."""
+        """Setup for a worker with one CPU, on another machine than the trainer's."""
         return replace(setup, slots=2, sessions=min(64, max(2, setup.concurrency)))
 
     async def open_worker(self, engines: dict[str, Engine], setup: WorkerSetup) -> RayWorker:
-        """Start a worker and return it when ready. Raises `WorkerDiedError`, or the error that
-        makes all nodes unusable.
+        """Start a worker, and return it when it is ready. Raises `WorkerDiedError` if it dies
+        repeatedly, or the reason why a node is unusable if no other node is left.
         """
         tries = _TRIES
         while True:
@@ -114,7 +116,9 @@ class WorkerCluster:
             raise error
 
     async def watch(self) -> None:
-        """Check the head, and waiting workers, forever."""
+        """Check the head and waiting workers in an endless loop, which ends only if the head is
+        lost.
+        """
         host, _, port = self._ray.get_runtime_context().gcs_address.rpartition(":")
         silent_since: float | None = None
         while True:
@@ -144,8 +148,8 @@ class WorkerCluster:
                 RunError(
                     f"No rollout worker has found a place in the Ray cluster for {waited:.0f}"
                     " seconds.",
-                    "Each takes one CPU of Ray's account: `ray status` shows who has them. Then"
-                    " resume the run.",
+                    "A worker takes one CPU of Ray's count; `ray status` shows what uses the CPUs."
+                    " Free some, then resume the run.",
                 )
             )
         elif waited >= PLACE_SECONDS and not self._told:
@@ -169,8 +173,9 @@ async def _answers(host: str, port: int) -> bool:
 
 @asynccontextmanager
 async def opened_cluster(address: str, store: RunStore) -> AsyncGenerator[WorkerCluster]:
-    """Open the cluster at `address`: `HOST:PORT` of one that this machine is a node of, `auto` for
-    the one that was started here, `local` for one of this machine alone that ends with the run.
+    """Open the cluster at `address`: `HOST:PORT` of a cluster that has this machine as a node,
+    `auto` for the cluster that was started on this machine, or `local` for a new cluster of this
+    machine alone, which ends with the run.
 
     Raises `HrmError` if Ray is not installed or out of reach, `ConfigError` if its nodes cannot
     share the store.
@@ -184,7 +189,7 @@ async def opened_cluster(address: str, store: RunStore) -> AsyncGenerator[Worker
         }
         if store.database.path is not None and hosts:
             raise ConfigError(
-                f"The store {store.url} is a file of this machine, and the Ray cluster has others:"
+                f"The store {store.url} is a file of this machine, but the Ray cluster has others:"
                 f" {', '.join(hosts)}.",
                 "Record in PostgreSQL, which all nodes reach: --store postgresql://...",
             )

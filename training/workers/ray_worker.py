@@ -1,19 +1,19 @@
 """Rollout worker that is an actor of a Ray cluster, and its handle in the process that has the
 engine.
 
-Ray runs the actor's methods on an event loop of its own. Graphs run on another one, in a thread: a
-node that blocks it while it waits for an answer of the engine still gets that answer, as in a
-process.
+Ray runs the actor's methods in an event loop. Graphs run in another event loop, in a thread. So a
+node that blocks the graphs' loop while it waits for an answer of the engine still gets the answer,
+as in a worker process.
 
-Ray places the actor, carries the messages, and reports its death. The worker's messages come as one
-streaming call, for as long as it lives. Messages to it go in calls, one at a time, and those that
-arrive meanwhile share the next call. So messages keep their order, which Ray does not promise for
-calls of an async actor, and a busy engine makes few and large calls. The number of waiting messages
-is bounded by the open runs.
+Ray places the actor, carries the messages, and reports the actor's death. The worker's messages
+come as one streaming call, as long as the worker lives. Messages to the worker go in calls, one
+call at a time, and messages that arrive meanwhile share the next call. So messages keep their
+order, which Ray does not promise for concurrent calls of an asynchronous actor, and a busy engine
+makes few, large calls. The number of open runs bounds the number of waiting messages.
 
-Ray is not asked to restart an actor, nor to repeat a call: a new one knows nothing of its runs, and
-a repeated call would give it runs that others have. A new actor is requested, with the runs that
-are then open.
+Ray must neither restart an actor nor repeat a call, since a restarted actor knows nothing of its
+runs, and a repeated call would give it runs that other workers have. Instead the pool starts a new
+actor and gives it runs that are open then.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from hrm_agent.training.workers.wire import Message, WorkerSetup, unpacked
 
 __all__ = ["ActorSide", "RayWorker", "this_host", "worker_class"]
 
-_SPEAKS_IN = "What it said, if anything, stands in /tmp/ray/session_latest/logs on its node."
+_SPEAKS_IN = "If it wrote a message, it is in /tmp/ray/session_latest/logs on its node."
 
 
 class ActorSide:
-    """Connection between Ray's event loop and the thread that runs graphs. To be created on the
-    former.
+    """Connection between Ray's event loop and the thread that runs graphs. It has to be created in
+    Ray's event loop.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class ActorSide:
             self._inbox.put(())
 
     async def says(self) -> AsyncGenerator[list[bytes]]:
-        """Yield the worker's messages as frames, in order, those that came together in one list.
-        Ends with its work.
+        """Yield the worker's messages as frames, in order. Frames that are waiting at the same time
+        come in one list. The iterator ends when the worker's work has ended.
         """
         while True:
             await self._something.wait()
@@ -81,7 +81,7 @@ class ActorSide:
             self._write(None)
 
     def _write(self, frame: bytes | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the actor ends
+        with suppress(RuntimeError):  # the loop is closed, since the actor ends
             self._loop.call_soon_threadsafe(self._note, frame)
 
     def _note(self, frame: bytes | None) -> None:
@@ -93,8 +93,8 @@ class ActorSide:
 
 
 def this_host() -> str:
-    """Boot id of this machine's kernel, or the host name if it is not available. Two containers may
-    have one name.
+    """Boot id of this machine's kernel, which identifies the machine better than a host name, since
+    two containers may have the same name. If it is not available, it is the host name.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -103,19 +103,20 @@ def this_host() -> str:
 
 
 def worker_class() -> type[Any]:
-    """Class of the actor. Defined here, it is sent whole, so that a node without hrm_agent, or with
-    another version, can report it.
+    """Class of the actor. It is defined inside a function, so that Ray sends its whole code. So a
+    node without hrm_agent, or with another version, can still run the class and report this.
     """
 
     class RolloutWorker:
         async def hello(
             self, version: str, folder: str, paths: list[str], on_host: str
         ) -> tuple[str, int, str, str]:
-            """Node and process id, then the reason why the node is unusable and what to do (both
-            empty if it is usable).
+            """Returns the ids of the node and of the process, then the reason why the node is
+            unusable and a hint (both empty if the node is usable).
 
-            `version`: version of the trainer. `folder`, `paths`: working directory of the trainer,
-            and its module search paths. `on_host`: host of a store that is a file (empty for any).
+            `version`: hrm_agent's version in the trainer. `folder`, `paths`: the trainer's working
+            directory and module search paths. `on_host`: machine that has the store's file (empty
+            if every machine reaches the store).
             """
             import os
             import sys
@@ -123,7 +124,7 @@ def worker_class() -> type[Any]:
             import ray
 
             where = ray.get_runtime_context().get_node_id(), os.getpid()
-            if os.path.isdir(folder):  # noqa: ASYNC240, PTH112 - nothing else runs here yet
+            if os.path.isdir(folder):  # noqa: ASYNC240, PTH112 - the process runs nothing else yet
                 os.chdir(folder)
             sys.path += [path for path in paths if path not in sys.path]
             install = f"Install hrm-agent {version} on that node, with its extras ray and train."
@@ -133,7 +134,7 @@ def worker_class() -> type[Any]:
                 if __version__ != version:
                     return (
                         *where,
-                        f"It has hrm_agent {__version__}, and the trainer has {version}.",
+                        f"It has hrm_agent {__version__}, but the trainer has {version}.",
                         install,
                     )
                 from hrm_agent.training.workers.ray_worker import ActorSide, this_host
@@ -160,12 +161,14 @@ def worker_class() -> type[Any]:
 
 
 class RayWorker(WorkerHandle):
-    """Actor on a Ray cluster. It takes one CPU of Ray's account."""
+    """Handle of an actor on a Ray cluster. The actor takes one CPU of Ray's count."""
 
     def __init__(
         self, engines: dict[str, Engine], ray: Any, refused: Collection[str], on_host: str
     ) -> None:
-        """`refused`: ids of nodes to avoid. `on_host`: the only host allowed (empty for any)."""
+        """`refused`: ids of nodes to avoid. `on_host`: the only machine that is allowed (empty:
+        any).
+        """
         super().__init__(engines)
         self._ray, self._refused, self._on_host = ray, refused, on_host
         self._actor: Any = None
@@ -222,10 +225,10 @@ class RayWorker(WorkerHandle):
                 for frame in await reference:
                     for message in unpacked(frame):
                         self.take(*message)
-            ended: Exception = self._died("what its graphs are run by has ended")
+            ended: Exception = self._died("the thread that runs its graphs has ended")
         except self._ray.exceptions.RayError as error:
             ended = self._died(error)
-        except Exception as error:  # whatever the error, all waiting futures must end
+        except Exception as error:  # any error has to end all waiting futures
             ended = error
         self.end_all(ended)
 

@@ -1,4 +1,4 @@
-"""Rollout worker that is a process of this machine, over a private socket."""
+"""Rollout worker that is a process of this machine, connected by a private socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SubprocessWorker", "open_subprocess"]
 
 
 class SubprocessWorker(WorkerHandle):
-    """Worker as a local process."""
+    """Handle of a worker that is a local process."""
 
     def __init__(self, engines: dict[str, Engine]) -> None:
         super().__init__(engines)
@@ -47,7 +47,7 @@ class SubprocessWorker(WorkerHandle):
                 else f"with exit code {code}"
             )
             ended: Exception = WorkerDiedError(f"{how} (process {self.pid})")
-        except Exception as error:  # whatever the error, all waiting futures must end
+        except Exception as error:  # any error has to end all waiting futures
             ended = error
         self.end_all(ended)
 
@@ -69,7 +69,9 @@ class SubprocessWorker(WorkerHandle):
 
 
 async def open_subprocess(engines: dict[str, Engine], setup: WorkerSetup) -> SubprocessWorker:
-    """Start a worker and return it when ready. Raises as `open` does, after its process ended."""
+    """Start a worker, and return it when it is ready. If it does not get ready, ends its process
+    and raises the error of `open`.
+    """
     worker = SubprocessWorker(engines)
     try:
         await worker.open(setup)

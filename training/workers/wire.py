@@ -1,14 +1,14 @@
 """Messages between a trainer and its rollout workers, over a private socket or over Ray.
 
-A frame is a pickled list of messages. A message is a tuple that begins with its kind. Both ends are
-processes of one program and of one user, and a worker runs only what its parent would have run
-itself, so that each end may unpickle the other's messages. Texts of models and tools are plain
-strings in them.
+A frame is a pickled list of messages. A message is a tuple that begins with its kind. Both sides
+may unpickle each other's messages: they are processes of one program and one user, and a worker
+runs only what its parent would otherwise run. Texts of models and tools are plain strings in
+messages.
 
 | from the worker | | to the worker | |
 |---|---|---|---|
-| `open` | it has loaded what it needs; the owner of its leases | `setup` | a `WorkerSetup`, once, pickled |
-| `refused` | it cannot be opened | `run` | a number, an episode, pickled, the version of the policy |
+| `open` | the worker is ready; the owner of its leases | `setup` | a `WorkerSetup`, pickled, sent once |
+| `refused` | the worker cannot be opened | `run` | a number, an episode, pickled, the version of the policy |
 | `ended` | a run, and its trajectory | `stop` | a run that is no longer needed |
 | `failed` | a run, and its error | `engine` | the facts of an engine |
 | `stopped` | a cancelled run that has released its lease | `answer` | a sample of an engine |
@@ -37,7 +37,7 @@ Message = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """Objects that a worker rebuilds like the command that started it."""
+    """Settings from which a worker opens the same objects as the command that started it."""
 
     config: CollectConfig | GrpoConfig
     """Configuration of the run."""
@@ -48,17 +48,19 @@ class WorkerSetup:
     is_lazy: bool
     """True if the policy is loaded when a graph first uses it."""
     tasks: Callable[[], list[Task]] | None
-    """Function that draws the tasks, whose verifiers cannot be sent (None if a rubric scores the
-    run).
+    """Function that draws the tasks. A worker draws them again because verifiers cannot be sent
+    (None if a rubric scores the run).
     """
     mode: Mode
     """Number of attempts at a task, and choice of the answer."""
     concurrency: int
-    """Maximum number of runs that this worker has open at a time."""
+    """Maximum number of runs of this worker at a time."""
     slots: int
-    """Maximum number of concurrent calls of its environment, if that is on this machine."""
+    """Maximum number of concurrent calls of the worker's environment, if the
+    environment is local.
+    """
     sessions: int
-    """Maximum number of sessions of its environment, if that is on this machine."""
+    """Maximum number of sessions of the worker's environment, if the environment is local."""
 
 
 def packed(messages: Sequence[Message]) -> bytes:
@@ -68,7 +70,7 @@ def packed(messages: Sequence[Message]) -> bytes:
 
 def unpacked(data: bytes) -> Sequence[Message]:
     """Messages of a frame."""
-    return pickle.loads(data)  # noqa: S301 - only the other end can write it
+    return pickle.loads(data)  # noqa: S301 - only the other side can write it
 
 
 def told(error: BaseException) -> Message:
@@ -79,11 +81,11 @@ def told(error: BaseException) -> Message:
 
 
 def error_of(name: str, message: str, hint: str | None) -> Exception:
-    """Rebuild a sent error: of the same class if that is this project's or Python's, and always of
-    the same name.
+    """Rebuild an error that was sent. It has the same class if that is a class of this project or
+    of Python, else a new class with the same name.
 
-    A run's record names the error by which it failed, which must not depend on the process it ran
-    in.
+    The record of a failed run has the name of its error, which must not depend on the process in
+    which the run failed.
     """
     if hint is not None:
         return getattr(errors, name, HrmError)(message, hint)
