@@ -1,3 +1,3 @@
-"""Small, real policy that the project builds itself: architecture, tokenizer, chat template,
+"""Small policy that the project builds from scratch: architecture, tokenizer, chat template,
 demonstrations.
 """

@@ -2,8 +2,9 @@
 
     python -m hrm_agent.training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only NAME]
 
-They are a cold start, the result of GRPO-RoC on it, and a cold start of the roles. `make policy`
-also measures them, and writes the figures to their cards.
+`trained` is the result of GRPO-RoC on `cold-start`, and `roles-cold-start` is a cold start for the
+roles of the hierarchical graph. `make policy` also measures the policies, and writes the figures to
+their cards.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NAMES = ("cold-start", "trained", "roles-cold-start")
 
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:
-    """Parser of the options of a build."""
+    """Parser of the command line of a build."""
     options = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     options.add_argument("--out", type=Path, default=Path("runs/small-policy/built"))
     options.add_argument(
@@ -40,7 +41,9 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def build(name: str, out: Path, runs: Path, seed: int = 0) -> None:
-    """Build one of the policies into `out`, where those before it are."""
+    """Build the policy `name` into a subfolder of `out`. The cold start, from which the other two
+    begin, must be there.
+    """
     cold = out / "cold-start"
     match name:
         case "cold-start":

@@ -1,9 +1,9 @@
-"""Cold start: trains a policy from scratch that follows both conversation forms, in minutes on a
-CPU.
+"""Cold start: trains, in minutes on a CPU, a policy from scratch that follows both conversation
+forms (tool loop and hierarchical graph).
 
-Demonstrations, tokenizer, fresh weights and their training are a function of one seed. The policy
-is sloppy in the tool loop by construction (`hrm_agent.training.small_policy.traces`), as a starting
-point for reinforcement learning.
+Demonstrations, tokenizer, fresh weights and their training depend only on one seed. The policy is
+deliberately sloppy in the tool loop (`hrm_agent.training.small_policy.traces`), so that
+reinforcement learning can improve it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from hrm_agent.training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demo
 __all__ = ["COLD_START", "VOCABULARY", "answer_text", "build_cold_start", "build_tokenizer"]
 
 VOCABULARY = 1024
-"""Vocabulary size in tokens, including those of the tags and control tokens."""
+"""Vocabulary size in tokens, including tags and control tokens."""
 TOKENIZER_TEXTS = 3000
-"""Number of demonstrations that the tokenizer is trained on."""
+"""Number of demonstrations on which the tokenizer is trained."""
 COLD_START = SftConfig(
     steps=1000,
     batch_size=32,
@@ -49,8 +49,8 @@ COLD_START = SftConfig(
     average=0.99,
     micro_batch_tokens=1024,
 )
-"""Recipe of the cold start. The seed is replaced by the caller's. Micro-batches of 1,024 tokens
-hardly pad, and stay in the cache.
+"""Recipe of the cold start, whose seed the caller replaces. Micro-batches of 1,024 tokens need
+little padding, and fit into the cache.
 """
 CARD = Path(__file__).with_name("cold_start_card.md")
 _CONTROLS = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
@@ -103,8 +103,8 @@ def answer_text(message: AIMessage) -> str:
 
 
 def _texts(lessons: Sequence[Conversation]) -> Iterator[str]:
-    """Text pieces between tags and control tokens. In prompts tags are plain text, in answers they
-    are tokens.
+    """Yield the texts between control tokens and, in answers, between tags. In prompts tags are
+    plain text.
     """
     for lesson in lessons:
         system, request = lesson.messages[:2]

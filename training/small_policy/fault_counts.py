@@ -1,10 +1,10 @@
 """Counts the faults of `hrm_agent.training.small_policy.role_faults` in recorded runs of the
 hierarchical graph.
 
-The record alone decides: a plan is compared with the subgoals of the problem's template, a verdict
-with the results that the critic was shown, the final text with what a verifier reads. Of a solver
-its calls and value are checked. The table of roles that `hrm-agent eval` prints cannot show this,
-since it knows no right plan.
+Faults are found in the record alone. A plan is compared with the subgoals of the problem's
+template, a verdict with the results that the critic was shown, and the final text with the form
+that a verifier reads. For a solver, the tool calls and the value are checked. The table of roles
+that `hrm-agent eval` prints cannot show these faults, since the right plan is not known there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Verdict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FaultShare:
-    """Number of times one fault was made, and of chances to make it."""
+    """Number of times that a fault was made, and number of chances to make it."""
 
     made: int
     """Number of times the fault was made."""
@@ -87,7 +87,7 @@ def _runs(trajectory: Trajectory) -> list[list[Call]]:
 
 
 def _faults(calls: Sequence[Call], subgoals: Sequence[str]) -> list[tuple[str, bool]]:
-    """Faults that a run could have made, each with True if it made it."""
+    """Faults that a run of a role could have made, each with True if the run made the fault."""
     match calls[0].identity.role:
         case "plan":
             return [("plan_cut", _is_cut(_text(calls[0]), subgoals))]
@@ -122,7 +122,7 @@ def _critic_faults(call: Call, subgoals: Sequence[str]) -> list[tuple[str, bool]
     try:
         accepts = read_as(_Verdict, _text(call)).action == "accept"
     except UnparsableAnswer:
-        accepts = True  # as the graph takes it
+        accepts = True  # the graph, too, takes an unreadable verdict as "accept"
     return [("critique_reject", not accepts)] if whole else [("critique_accept", accepts)]
 
 

@@ -1,15 +1,15 @@
-"""Lessons in form alone, like the cold start of rStar2-Agent: none contains reasoning about the
-later tasks.
+"""Lessons that teach only form, like the cold start of rStar2-Agent: no lesson contains reasoning
+about the later tasks.
 
     python -m hrm_agent.training.small_policy.format_lessons LESSONS.jsonl [--count 8000] [--seed 0] [--fresh FOLDER]
     hrm-agent train sft LESSONS.jsonl --config configs/format-cold-start.toml --policy FOLDER --out runs/forms
 
-The mixture follows the paper (arXiv 2508.20722, section 5): general instructions, tool calls,
-conversations in the later form. Here the instructions are about words, the tool runs an expression
-that the request contains, and the roles of the hierarchical graph split, compute, accept and report
-what the request lists. None shows how a problem in words becomes an expression. That is left to
-reinforcement learning, or to the knowledge of a pretrained model. `--fresh` writes a policy with
-fresh weights and a tokenizer of these lessons, to start from scratch.
+The mixture follows the paper (arXiv 2508.20722, section 5): general instructions, tool calls, and
+conversations in the form of the later tasks. In these lessons, instructions are about words, the
+tool runs an expression that the request contains, and the roles of the hierarchical graph split,
+compute, accept and report what the request lists. No lesson shows how a word problem becomes an
+expression; reinforcement learning has to find this, or a pretrained model knows it. To start from
+scratch, `--fresh` writes a policy with fresh weights and a tokenizer trained on these lessons.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ from hrm_agent.trajectory import derive_seed
 __all__ = ["KINDS", "format_lessons", "write_lessons"]
 
 KINDS = {"instruction": 20, "tool": 44, "planner": 6, "solver": 16, "critic": 6, "synthesizer": 8}
-"""Mix of a hundred lessons, close to the paper's: three quarters of its 222K call tools."""
+"""Number of lessons of each kind in a hundred. The mix is close to the paper's, in which three
+quarters of 222K lessons call tools.
+"""
 LOST_SHARE = 0.2
 """Share of the critic's lessons with a missing result."""
 WORDS = (
@@ -104,7 +106,7 @@ def format_lessons(seed: int, count: int) -> Iterator[Conversation]:
 
 
 def write_lessons(lessons: Sequence[Conversation], path: Path) -> None:
-    """Write lessons as `hrm_agent.training.sft.read_chats` reads them."""
+    """Write lessons to a file that `hrm_agent.training.sft.read_chats` reads."""
     with path.open("w", encoding="utf-8") as file:
         for lesson in lessons:
             row: dict[str, Any] = {"messages": convert_to_openai_messages(list(lesson.messages))}
@@ -114,7 +116,7 @@ def write_lessons(lessons: Sequence[Conversation], path: Path) -> None:
 
 
 def _role(kind: str, rng: random.Random) -> Conversation:
-    """Lesson of a role. The request lists its subgoals itself."""
+    """Lesson of a role. The request already lists the subgoals."""
     first, second = (_expression(rng) for _ in range(2))
     listed = f"first: run {first}\nsecond: run {second}\nThe answer is second."
     values = {"first": tool_text(first).strip(), "second": tool_text(second).strip()}

@@ -1,4 +1,4 @@
-"""Demonstrations of the four roles with faults, each with a configured frequency.
+"""Demonstrations of the four roles with faults. Each fault has a configured frequency.
 
 Faults and their effect in the hierarchical graph:
 
@@ -12,14 +12,15 @@ Faults and their effect in the hierarchical graph:
 | `critique_reject` | the critic gives up on results without a flaw, or has one redone | the run ends or loses a round |
 | `synthesize_form` | the synthesizer gives `412 coins`, not the required form | nothing that a verifier reads |
 
-The roles thus interact: a cut plan and a formula do no harm if the critic detects them. Each fault
-is a decision within a few tokens, against an answer that the policy knows as well. At temperature 0
-it hardly makes any fault, at temperature 1 about as often as in its demonstrations, and
-reinforcement learning can lower that. A policy is first shown the roles without faults
-(`NO_FAULTS`, `CRITIC_KINDS`): a critic whose verdicts are noisy from the start learns how often to
-accept, but not when.
+So the roles interact: a cut plan or a formula does no harm if the critic detects it. Whether a
+fault is made is decided within a few tokens, and the policy also knows the right continuation. At
+temperature 0 it makes almost no faults, and at temperature 1 about as many as its demonstrations,
+which reinforcement learning can reduce. A policy is first shown the roles without faults
+(`NO_FAULTS`, `CRITIC_KINDS`): if a critic's verdicts are noisy from the start, it learns how often
+to accept, but not when.
 
-A critic can see whether a result is missing or no number. It cannot see whether a number is right.
+A critic can see that a result is missing or is not a number. It cannot see whether a number is
+right.
 """
 
 from __future__ import annotations
@@ -67,13 +68,15 @@ __all__ = [
 ]
 
 ROLE_KINDS = {"tool_loop": 22, "solver": 32, "synthesizer": 12, "planner": 16, "critic": 18}
-"""Mix of a hundred demonstrations. Those of the tool loop keep that ability unchanged."""
+"""Number of demonstrations of each kind in a hundred. The tool loop is included so that the policy
+does not unlearn it.
+"""
 CRITIC_KINDS = {"tool_loop": 12, "solver": 18, "synthesizer": 5, "planner": 5, "critic": 60}
-"""Mix of a hundred demonstrations while the critic learns to detect flaws."""
+"""Number of demonstrations of each kind in a hundred, while the critic learns to detect flaws."""
 CRITIC_SIGHTS = {"whole": 55, "failed": 10, "formula": 15, "cut": 20}
-"""Mix of a hundred of the critic's inputs. `cut`: the last subgoal is left out."""
+"""Number of the critic's inputs of each kind in a hundred. `cut`: the last subgoal is left out."""
 FORMULA_THOUGHT = "The formula says it."
-"""Thought before a formula in place of a value."""
+"""Thought that a solver writes before a formula in place of a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,9 @@ class RoleFaults:
     solve_guess: float = 0.07
     """Share of solvers that guess."""
     solve_formula: float = 0.08
-    """Share of the other solvers that give the formula in place of its value."""
+    """Share of the solvers that do not guess, but give the formula in place of its value."""
     solve_bad_call: float = 0.25
-    """Share of solvers with the tool whose first call fails."""
+    """Share of the solvers that use the tool whose first call fails."""
     critique_accept: float = 0.35
     """Share of verdicts on flawed results that accept them."""
     critique_reject: float = 0.08
@@ -101,7 +104,7 @@ class RoleFaults:
             if not 0 <= share < 1:
                 raise ConfigError(
                     f"{field.name} = {share} is no share of demonstrations.",
-                    "It is from 0 to below 1.",
+                    "Take a number from 0 to below 1.",
                 )
 
 
@@ -124,7 +127,7 @@ def faulty_demonstrations(
 
 
 class _Traces:
-    """Conversations of each kind, one at a time. Each fault occurs evenly, at its share."""
+    """Makes conversations of each kind, one at a time. Each fault occurs evenly, at its share."""
 
     def __init__(self, rng: random.Random, faults: RoleFaults) -> None:
         self._rng = rng
@@ -174,7 +177,7 @@ class _Traces:
         results, step = plan_results(problem), self._rng.choice(problem.plan)
         sight = self._rng.choices(list(CRITIC_SIGHTS), list(CRITIC_SIGHTS.values()))[0]
         if sight == "cut" and len(results) == 1:
-            sight = "failed"  # nothing is left of such a plan
+            sight = "failed"  # a plan of one subgoal would be empty
         verdict: dict[str, str] = {
             "action": "revise",
             "subgoal": step.name,
@@ -209,7 +212,7 @@ class _Traces:
 
 
 def formula_of(code: str) -> str:
-    """Last line of a subgoal's code: the formula, in the names and numbers it is computed from."""
+    """Last line of a subgoal's code, which is its formula in names and numbers."""
     return code.rpartition("\n")[2]
 
 

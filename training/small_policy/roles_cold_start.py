@@ -1,10 +1,10 @@
-"""Cold start of the four roles: the small policy, fine-tuned on roles with faults, in two minutes
-on a CPU.
+"""Cold start of the four roles: fine-tunes the small policy on roles with faults, in two minutes on
+a CPU.
 
-`builtin:cold-start` makes faults in the tool loop only, and its roles solve nearly everything. This
-one makes faults in every role of the hierarchical graph
+`builtin:cold-start` makes faults in the tool loop only, and its roles solve almost every problem.
+The result of this module makes faults in every role of the hierarchical graph
 (`hrm_agent.training.small_policy.role_faults`), so that reinforcement learning on that graph has
-something to improve. Demonstrations and weights are a function of the seed and of the cold start.
+something to improve. Demonstrations and weights depend only on the seed and the cold start.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ LOOKING = SftConfig(
     cooldown=0.5,
     micro_batch_tokens=1024,
 )
-"""First part of the recipe: the roles without faults. Most are critics, which learn to detect
-flaws.
+"""First part of the recipe: demonstrations without faults. Most are of the critic, which learns to
+detect flaws.
 """
 ROLES_COLD_START = SftConfig(
     steps=150,
@@ -57,7 +57,9 @@ ROLES_COLD_START = SftConfig(
     average=0.97,
     micro_batch_tokens=1024,
 )
-"""Second part: the roles with faults. The seed of both parts is replaced by the caller's."""
+"""Second part of the recipe: demonstrations with faults. The caller replaces the seed of both
+parts.
+"""
 CARD = Path(__file__).with_name("roles_cold_start_card.md")
 
 

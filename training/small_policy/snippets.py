@@ -1,8 +1,8 @@
 """Output of the python tool for a snippet of this package, without running the tool.
 
-A cold start shows some thousands of calls. Their code is written by this package and harmless, so
-it runs in this process. The text goes through the tool's own formatter. Never use it for code that
-a policy wrote.
+The demonstrations of a cold start have thousands of tool calls. This package writes their code,
+which is harmless, so the code runs in this process. The tool's formatter makes the text of the
+output. Never use this module for code that a policy wrote.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["tool_text"]
 
 
 def tool_text(code: str) -> str:
-    """Content of the tool message that answers a call with this code, to the byte."""
+    """Content of the tool message that answers a call with this code, equal to the byte."""
     try:
         result = ExecutionResult(ToolStatus.OK, value=snippet_value(code))
     except Exception as error:
@@ -29,7 +29,7 @@ def tool_text(code: str) -> str:
 
 
 def _traceback(code: str, error: Exception) -> str:
-    """Traceback as the sandbox writes it: with the snippet's own frames and source lines."""
+    """Traceback as the sandbox writes it: with the snippet's frames and source lines only."""
     linecache.cache[SNIPPET] = (len(code), None, code.splitlines(keepends=True), SNIPPET)
     report = traceback.TracebackException.from_exception(error)
     report.stack = traceback.StackSummary.from_list(

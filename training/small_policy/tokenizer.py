@@ -1,11 +1,11 @@
-"""Tokenizer of the small policy: byte-level BPE, with single digits and the tags of the
-conversation form as tokens.
+"""Tokenizer of the small policy: byte-level BPE, in which each digit and each tag of the
+conversation form is a token.
 
-Merges cross word boundaries. The prompts and the templates' texts are the same in every problem.
-Read in a few long tokens, they leave a small model's attention, and the CPU's time, to the numbers.
-Any other text still encodes, in shorter tokens, down to bytes, and decodes to itself.
+Merges cross word boundaries. Prompts and the templates' texts are the same in every problem, so
+they become a few long tokens. This leaves a small model's attention, and the CPU's time, to the
+numbers. Any other text is encoded in shorter tokens, down to bytes, and decodes to itself.
 `<|im_start|>`, `<|im_end|>` and `<|endoftext|>` (padding) are control tokens. The tags are added
-but not special, so that they show when an answer is decoded.
+tokens, but not special ones, so that decoded answers contain them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LONGEST_TOKEN = 32
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on `texts`, the pieces between tags and
-    control tokens.
+    """Train a tokenizer of at most `vocab_size` tokens on `texts`, which have no tags and control
+    tokens.
     """
     fast = Tokenizer(models.BPE())
     fast.pre_tokenizer = pre_tokenizers.Sequence(

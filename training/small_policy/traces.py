@@ -1,13 +1,13 @@
-"""Demonstrations for the small policy, in the form of the graphs' own conversations.
+"""Demonstrations for the small policy, in the form of the graphs' conversations.
 
-Every message is one that a graph would send or a policy would answer at run time. Prompts and
-requests come from `hrm_agent.graphs.parts.prompts`, the tool is the python tool, and its own
-formatter writes the output. A demonstration that merely resembles a rollout teaches a policy to
-answer prompts that it never meets.
+Every message is exactly what a graph would send, or a policy would answer, at run time: prompts and
+requests come from `hrm_agent.graphs.parts.prompts`, the tool is the python tool, and the tool's
+formatter writes its output. If demonstrations merely resembled rollouts, they would teach a policy
+to answer prompts that it never meets.
 
-The tool loop is taught sloppily, on purpose: reinforcement learning needs something to improve.
-Some of its traces guess a number without the tool. Some of the others make a call that fails before
-one that works. The roles of the hierarchical form are taught without faults.
+The tool loop is taught sloppily on purpose, since reinforcement learning needs something to
+improve. Some of its traces guess a number without the tool. Of the others, some make a call that
+fails before a call that works. The roles of the hierarchical graph are taught without faults.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ __all__ = [
 GUESS_SHARE = 0.38
 """Share of the tool loop's traces that answer without the tool, with a wrong number."""
 SLIP_SHARE = 0.4
-"""Share of the traces with the tool whose first call fails."""
+"""Share of the tool loop's traces with tool calls whose first call fails."""
 LOST_SHARE = 0.15
 """Share of the critic's traces with a missing result."""
 KINDS = {"tool_loop": 36, "solver": 38, "synthesizer": 16, "planner": 4, "critic": 6}
-"""Mix of a hundred demonstrations."""
+"""Number of demonstrations of each kind in a hundred."""
 HINT_SHARE = 0.3
 """Share of the planner's traces that are a second round."""
 REVISION_SHARE = 0.15
 """Share of the solvers' traces in which the critic has sent the subgoal back."""
 FORMAT_SHARE = 0.25
-"""Share of the synthesizer's traces with the format given beside the problem."""
+"""Share of the synthesizer's traces in which the format is given beside the problem, not in it."""
 FAILED = "failed"
-"""Placeholder for the value of a subgoal that has none."""
+"""Text in place of the value of a subgoal that has no value."""
 SOLVER_THOUGHT = "I solve the subgoal."
 PYTHON_TOOL: dict[str, Any] = convert_to_openai_tool(python)
 """Tool as offered to the policy."""
@@ -108,10 +108,12 @@ def demonstrations(split: Split, seed: int, count: int) -> Iterator[Conversation
 
 
 def evenly(share: float) -> Iterator[bool]:
-    """True in this share of any stretch, give or take one.
+    """Booleans of which, in any sequence of successive ones, the given share is True, give or take
+    one.
 
-    A policy guesses as often as its last few hundred traces of the tool loop did. With independent
-    draws, policies of two seeds would differ by as much as some steps of reinforcement learning.
+    A trained policy guesses as often as its last few hundred traces of the tool loop. With
+    independent draws, policies of two seeds would differ as much as after some steps of
+    reinforcement learning.
     """
     return (int((k + 1) * share) > int(k * share) for k in naturals())
 
@@ -119,8 +121,8 @@ def evenly(share: float) -> Iterator[bool]:
 def tool_loop_trace(
     problem: WordProblem, rng: random.Random, guess: bool | None = None
 ) -> Conversation:
-    """Sloppy trace of the tool loop: a guess (None: drawn), or one good call, possibly after one
-    that fails.
+    """Sloppy trace of the tool loop: a guess, or a good tool call, possibly after a call that
+    fails. `guess`: True for a guess (None: drawn at random).
     """
     head = [SystemMessage(TOOL_LOOP_PROMPT), HumanMessage(problem.prompt())]
     if guess is None:
@@ -144,7 +146,7 @@ def tool_loop_trace(
 
 
 def planner_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """Trace of the planner: the template's plan, with or without a hint of the critic."""
+    """Trace of the planner: the template's plan. The request may contain a hint of the critic."""
     hint = missing_hint(rng.choice(problem.plan)) if rng.random() < HINT_SHARE else ""
     subgoals = [
         {"name": step.name, "goal": step.goal, "needs": list(step.needs)} for step in problem.plan
@@ -167,7 +169,9 @@ def solver_trace(problem: WordProblem, rng: random.Random) -> Conversation:
 
 
 def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """Trace of the critic: accept if all results exist, else send back the subgoal without one."""
+    """Trace of the critic, which accepts if all results exist, and else sends back the subgoal
+    without a result.
+    """
     results, verdict = plan_results(problem), {"action": "accept"}
     if rng.random() < LOST_SHARE:
         lost = rng.choice(problem.plan)
@@ -179,8 +183,8 @@ def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
 
 
 def synthesizer_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """Trace of the synthesizer: the last result, in the format that is given in the problem or
-    beside it.
+    """Trace of the synthesizer: the last result, in the format that the problem or the request
+    prescribes.
     """
     form = draw_form(rng)
     asked = f"Answer: <{problem.unit}>" if rng.random() < FORMAT_SHARE else ""
@@ -203,7 +207,7 @@ def wrong_guess(problem: WordProblem, rng: random.Random) -> str:
 
 
 def wrong_number(value: str, rng: random.Random) -> str:
-    """Another number of the same length, with the same first digit if it has several."""
+    """Another number of the same length, with the same first character if `value` has several."""
     kept = 1 if len(value) > 1 else 0
     while True:
         rest = (rng.choice(digits) if char in digits else char for char in value[kept:])
@@ -224,12 +228,12 @@ def broken(expression: str, rng: random.Random) -> str:
 
 
 def draw_form(rng: random.Random) -> Form:
-    """Draw the form of a problem: it only asks, or it prescribes the final text."""
+    """Draw the form of a problem. plain: it only asks. exact: it also prescribes the final text."""
     return rng.choice(("plain", "exact"))
 
 
 def plan_results(problem: WordProblem) -> dict[str, str]:
-    """Values of the plan's subgoals, all of them right."""
+    """Right values of all subgoals of the plan."""
     return {step.name: step.value for step in problem.plan}
 
 
@@ -252,7 +256,7 @@ def answer_turn(thought: str, value: str) -> AIMessage:
 
 
 def tool_turns(thought: str, code: str) -> list[BaseMessage]:
-    """Tool call and its output."""
+    """Turn with a tool call, and the tool's output."""
     call = {"name": PYTHON_TOOL["function"]["name"], "args": {"code": code}, "id": "call"}
     return [
         AIMessage(f"<reason>{thought}</reason>", tool_calls=[call]),

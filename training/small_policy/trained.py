@@ -20,9 +20,9 @@ __all__ = ["REINFORCEMENT", "build_trained", "card_of"]
 _SMALL = ModelFacts(SMALL_DEFAULTS, ModelSize)
 _DEMO = DemoConfig().train
 REINFORCEMENT = with_values(_DEMO, fit_grpo(_DEMO, _SMALL).values)
-"""Recipe, which is the demo's. Start and seed are replaced by the caller's. It learns fast, because
-each step costs the roles a little, and cools down for most of the way: at the full rate, each step
-moves the figures by some hundredths.
+"""Recipe, which is that of the demo. The caller replaces start and seed. The learning rate is high,
+so that few steps are needed, since each step costs the roles a little. It falls in most of the
+steps, because at the full rate each step moves the figures by some hundredths.
 """
 CARD = Path(__file__).with_name("trained_card.md")
 
@@ -34,10 +34,12 @@ def build_trained(
     seed: int = 0,
     progress: Callable[[dict[str, float]], None] | None = None,
 ) -> None:
-    """Train the policy in `start`, recorded in `run`, and save the result to `out`."""
+    """Train the policy in `start` and save the result to `out`. The training is
+    recorded in `run`.
+    """
     config = REINFORCEMENT.model_copy(update={"policy": str(start), "seed": seed})
     model = asyncio.run(train(config, run, on_step=progress))
-    # without the manifest of the model's own README
+    # the manifest is left out, since it is of the README that is replaced below
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     (out / "README.md").write_text(card_of(config), encoding="utf-8")
 
