@@ -1,6 +1,6 @@
-"""Task: a prompt, with a way to verify an answer if there is one.
+"""Task: a prompt, and a verifier of answers if there is one.
 
-The verifier runs in the trainer's process, or in a child of it, and never in the sandbox.
+A verifier runs in the trainer's process or in a child process, never in the sandbox.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hrm_agent.trajectory import TASK_INPUTS, TaskRef, Trajectory
 __all__ = ["Task", "Verifier"]
 
 Verifier = Callable[[str], float]
-"""Function from the text of the model's own final message to a reward in [0, 1]. Must not raise on
+"""Function (text of the model's final message) -> reward in [0, 1]. It must not raise an error for
 any text.
 """
 
@@ -26,9 +26,13 @@ class Task:
     prompt: str
     """Prompt for the graph, as text."""
     id: str = ""
-    """Identifier, unique within its family. Derived from the content if empty in a user's list."""
+    """Identifier, unique within its family. If it is empty in a user's list, it is derived from the
+    content.
+    """
     family: str = ""
-    """Name of the family, as given to `--tasks`, which sets it for a user's list."""
+    """Name of the family, as given to `--tasks`. For a user's list, it is set when the list is
+    loaded.
+    """
     verify: Verifier | None = field(default=None, compare=False, repr=False)
     """Verifier that scores a final text, in the trainer's process (None if correctness is not
     defined).
@@ -36,18 +40,16 @@ class Task:
     answer: str | None = None
     """Reference answer (None if there is none)."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
-    """Further data of the family about the task. Stored as JSON."""
+    """Further data about the task, which is stored as JSON."""
     inputs: Mapping[str, Any] | None = field(default=None, compare=False)
-    """Input of the graph, as JSON, in place of a human message with the prompt (None for that
-    message).
-    """
+    """Input of the graph, as JSON (None: a human message with the prompt)."""
     verify_run: Callable[[Trajectory], float] | None = field(
         default=None, compare=False, repr=False
     )
-    """Verifier of a whole run, in place of `verify` (None if the final text is sufficient)."""
+    """Verifier of a whole run, used in place of `verify` (None if the final text is sufficient)."""
 
     def ref(self) -> TaskRef:
-        """Part of the task that is stored with a trajectory."""
+        """Part of the task that is stored with a trajectory: everything except verifiers."""
         inputs = {} if self.inputs is None else {TASK_INPUTS: dict(self.inputs)}
         metadata = {**self.metadata, **inputs}
         return TaskRef(

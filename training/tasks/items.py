@@ -4,7 +4,7 @@
 |---|---|
 | `prompt`, or `question` | the prompt as text |
 | `answer` | the reference answer, a text or a number; verified as in `jsonl:` files |
-| `id` | unique; by default derived from the content, so that it stays when the order changes |
+| `id` | unique; by default derived from the content, so that it does not change with the order |
 | `inputs` | the graph's input as a JSON object, in place of a message with the prompt |
 | `metadata` | a JSON object, stored with the task; every other key goes there as well |
 """
@@ -29,7 +29,9 @@ from hrm_agent.trajectory import TASK_INPUTS, content_hash
 __all__ = ["DRAWN", "tasks_of_items"]
 
 DRAWN = "drawn"
-"""Key in a task's metadata: data to draw it again, including its position in the list."""
+"""Key in a task's metadata for the data with which the task can be drawn again: arguments of the
+list, and position in it.
+"""
 _RESERVED = (DRAWN, TASK_INPUTS)
 _PROMPTS = ("prompt", "question")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -43,10 +45,10 @@ _OWN = ("answer", "id", "inputs", "metadata")
 
 
 def tasks_of_items(family: str, items: Iterable[Any], drawn: Mapping[str, Any]) -> list[Task]:
-    """Turn items into tasks of `family`, in their order. `drawn`: the arguments that the list was
-    drawn with.
+    """Turn items into tasks of `family`, in their order. `drawn`: arguments with which the list was
+    made.
 
-    Raises `TaskError` with the item and its fault, or a duplicate id.
+    Raises `TaskError` for an invalid item or a duplicate id.
     """
     tasks: list[Task] = []
     for place, item in enumerate(items):
@@ -84,7 +86,7 @@ def _from_mapping(item: Mapping[Any, Any], where: str) -> Task:
     answer = item.get("answer")
     reference = None if answer is None else reference_answer(plain_text(answer, f"{where}: answer"))
     if reference == "":
-        raise TaskError(f"{where}: the answer is empty.", "Give it, or leave the key out.")
+        raise TaskError(f"{where}: the answer is empty.", "Give one, or leave the key out.")
     if asked is not None:
         prompt = item[asked]
     else:
@@ -126,7 +128,7 @@ def _refuse_broken(task: Task, where: str) -> None:
         message = f"{where}: verify is of type {type(task.verify).__name__}."
         raise TaskError(message, "It must be a function of the final text.")
     if taken := next((name for name in _RESERVED if name in task.metadata), None):
-        raise TaskError(f"{where}: the key {taken!r} of metadata is taken.", "Name it otherwise.")
+        raise TaskError(f"{where}: the key {taken!r} of metadata is reserved.", "Rename it.")
     for name, value in {
         **task.metadata,
         "id": task.id,
@@ -151,8 +153,8 @@ def _refuse_unstorable(name: str, value: Any, where: str) -> None:
 
 
 def _with_ids(family: str, tasks: Sequence[Task]) -> list[Task]:
-    """Give tasks without an id one derived from the content. The second of two equal tasks ends
-    with `-2`. Raises `TaskError` for a duplicate id.
+    """Give tasks without an id an id that is derived from the content. Of two equal tasks, the id
+    of the second ends with `-2`. Raises `TaskError` for a duplicate id.
     """
     given = Counter(task.id for task in tasks if task.id)
     for name, times in given.most_common(1):

@@ -1,10 +1,10 @@
 """Mixture of task families: `mix:2*word_problems,1*reasoning_gym:gcd`.
 
-A part is a spec with its weight before it (by default 1). A comma begins a new part if a weight or
-the name of a family follows it, so that the parameters of a part may contain commas. A user's
-module needs its weight. `count` tasks are shared out by weight, the largest remainders first. A
-part with fewer tasks gives what it has. The others do not fill its place, which would silently
-change the mixture. The tasks keep the family of their part.
+A part is a weight (by default 1) and a spec. A comma begins a new part only if a weight or the name
+of a family follows it, so that the parameters of a part may contain commas. So a part that is a
+user's module needs a weight. `count` tasks are divided among the parts by weight; remainders go to
+the parts with the largest fractions. If a part has fewer tasks than its share, other parts do not
+fill the gap, since that would silently change the mixture. Tasks keep the family of their part.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MAX_WEIGHT = 1e9
 
 @dataclass(frozen=True, slots=True)
 class MixturePart:
-    """Family of a mixture."""
+    """Part of a mixture."""
 
     weight: float
-    """Weight of the part. Its share of the tasks is the weight over the sum of all weights."""
+    """Weight of the part. Its share of the tasks is this weight over the sum of all weights."""
     spec: str
     """Family with its parameters, as given to `--tasks`."""
 
 
 def read_mixture(text: str, families: Iterable[str]) -> list[MixturePart]:
-    """Parts of `WEIGHT*SPEC,WEIGHT*SPEC`. Raises `TaskError`."""
+    """Parse `WEIGHT*SPEC,WEIGHT*SPEC` into parts. Raises `TaskError` for a malformed text."""
     names = "|".join(sorted(families))
     pieces = re.split(rf",\s*(?=[0-9.]+\*|(?:{names})(?:[:,]|$))", text)
     parts: list[MixturePart] = []
@@ -66,13 +66,13 @@ def mixed(
     split: str,
     count: int | None,
 ) -> list[Task]:
-    """Return `count` tasks of `parts` in an order drawn from the seed. `load` loads a number of
-    tasks of one part.
+    """Return `count` tasks of `parts` in an order drawn from the seed. `load`: function that loads
+    a number of tasks of one part.
     """
     if count is None:
         raise TaskError(
-            "A mixture is shared out by weight: it needs a number of tasks.",
-            "Say how many are wanted.",
+            "The parts of a mixture are shares of a number of tasks, and no number was given.",
+            "Say how many tasks are wanted.",
         )
     wanted = shares([part.weight for part in parts], count)
     tasks = [
@@ -83,7 +83,9 @@ def mixed(
 
 
 def shares(weights: Sequence[float], count: int) -> list[int]:
-    """Shares of `count` by weight, the largest remainders rounded up. They sum to `count`."""
+    """Divide `count` by weight into whole numbers. The shares with the largest fractions are
+    rounded up, so that the sum is `count`.
+    """
     exact = [count * weight / math.fsum(weights) for weight in weights]
     whole = [math.floor(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (whole[i] - exact[i], i))

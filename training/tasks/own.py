@@ -1,14 +1,14 @@
-"""Tasks of a user: `package.module:attribute`, or `./file.py:attribute`, with `?size=3` for a
-function's parameters.
+"""Tasks in a user's code: `package.module:attribute`, or `./file.py:attribute`, with `?size=3` for
+a function's parameters.
 
 The attribute is a list or another iterable of items (`hrm_agent.training.tasks.items`), a mapping
-`{"train": items, "eval": items}`, or a function that returns items. A function gets those of
-`split` ("train" or "eval"), `seed` and `count` (None: all) that it has parameters for, and the
-parameters of the query by name.
+`{"train": items, "eval": items}`, or a function that returns items. If a function has parameters
+named `split` ("train" or "eval"), `seed` or `count` (None: all), it gets these values, and also the
+parameters in the query.
 
-Items keep their order, and `count` takes the first ones. A list, or a function without `split`, is
-one split: training and evaluation see the same tasks. A mapping without the requested split is
-refused.
+Items keep their order, and the first `count` items are taken. A list, or a function without the
+parameter `split`, gives training and evaluation the same tasks. A mapping without the requested
+split is an error.
 
 A registered name (`hrm_agent.training.tasks.packages`) leads to such an attribute of an installed
 package.
@@ -33,8 +33,8 @@ from hrm_agent.training.tasks.spec import module_name, one_line, read_parameters
 __all__ = ["load_own", "tasks_of_attribute"]
 
 MAX_ITEMS = 200_000
-"""Maximum number of items of an iterable without a length if no count is given. Longer ones are
-assumed to be endless.
+"""Maximum number of items of an iterable without a length, if no count is given. A longer iterable
+is assumed to be endless.
 """
 _GIVEN = ("split", "seed", "count")
 
@@ -48,12 +48,12 @@ def load_own(
     folder: Path | None = None,
     known: Iterable[str] = (),
 ) -> list[Task]:
-    """Load the first `count` tasks (None for all) of `module:attribute?query`. `known`: families,
-    for a hint.
+    """Load the first `count` tasks (None: all) of `module:attribute?query`. `known`: names of
+    families, for a hint.
     """
     name, attribute, query = module_name(spec)
     place = Path(folder or "").resolve()
-    # its attribute would be called, with parameters of the spec
+    # refuse Python's modules, since the attribute would be called with parameters of the spec
     if name.partition(".")[0] in sys.stdlib_module_names:
         raise TaskError(
             f"{name!r} is a module of Python itself.",
@@ -87,11 +87,11 @@ def load_own(
 def tasks_of_attribute(
     spec: str, found: Any, query: str = "", *, split: str, seed: int, count: int | None = None
 ) -> list[Task]:
-    """Return the first `count` tasks of an attribute that `spec` led to."""
+    """Return the first `count` tasks of an attribute that was found by `spec`."""
     parameters = read_parameters(query)
     drawn: dict[str, Any] = {}
     if isinstance(found, Iterator):
-        message = f"{spec!r} can be gone through only once, and may be asked for again."
+        message = f"{spec!r} is an iterator: it can be read only once, and tasks may be read again."
         raise TaskError(message, "Make it a list, or a function that gives it.")
     if isinstance(found, Mapping):
         by_split = cast("Mapping[str, Any]", found)
@@ -118,7 +118,9 @@ def tasks_of_attribute(
 def _arguments(
     spec: str, function: Callable[..., Any], given: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments for a function of tasks. Raises `TaskError` if it cannot be called with them."""
+    """Arguments for a function that returns tasks. Raises `TaskError` if the function cannot be
+    called with them.
+    """
     if (
         inspect.isclass(function)
         or inspect.iscoroutinefunction(function)
@@ -136,7 +138,7 @@ def _arguments(
     for name in parameters:
         if name in given:
             raise TaskError(
-                f"{spec!r}: {name} is no parameter of the tasks' name.", f"Give it by --{name}."
+                f"{spec!r}: {name} cannot be given in the tasks' name.", f"Give it by --{name}."
             )
         if name not in takes and not takes_any:
             others = [each for each in takes if each not in given]
@@ -161,8 +163,8 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _guarded(spec: str, work: Callable[[], Any]) -> Any:
-    """Result of `work`. An error of the user's code is raised as `TaskError` with the line that
-    raised it.
+    """Call `work` and return its result. An error in the user's code becomes a `TaskError` that
+    names the line.
     """
     try:
         return work()

@@ -1,4 +1,4 @@
-"""Verifier of each task as a rubric, for `--rewards verifier`."""
+"""Rubric that scores each run by the verifier of its task, for `--rewards verifier`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ VERIFIER = "verifier"
 VERIFIER_SPEC = "hrm_agent.training.tasks.own_verifier:rubric"
 """Import path by which processes load the rubric."""
 RUN_VARIABLE = "HRM_AGENT_VERIFIED_RUN"
-"""Environment variable of the scoring processes: folder of the run, which records the sources of
-its tasks.
+"""Environment variable of scoring processes with the folder of the run, in which the sources of its
+tasks are recorded.
 """
 _known: BoundedMap[tuple[str, str, str], Verifier | None] = BoundedMap(10_000)
-"""Verifiers by family, id and prompt. Samples of one task share a verifier, which a generator may
-have to recreate.
+"""Verifiers by family, id and prompt. They are cached, since samples of a task share a verifier,
+and a generator may have to make the task again to get it.
 """
 
 
 _load = lru_cache(maxsize=8)(load_tasks)
-"""Cached loader, so that tasks of a user's list are not drawn anew for each of them."""
+"""Cached loader, so that a user's list is not loaded again for each of its tasks."""
 
 
 async def _correct(text: str, task: TaskRef) -> Scored:
-    """Score by the task's verifier. Async, since a verifier is quick and a thread for each call is
-    not.
+    """Score by the task's verifier. The function is async so that it gets no thread, which would
+    cost more than a verifier takes.
     """
     key = (task.family, task.id, task.prompt)
     if key not in _known:
@@ -49,6 +49,6 @@ async def _correct(text: str, task: TaskRef) -> Scored:
 
 
 rubric = Rubric([Reward(_correct, name="correct")], name=VERIFIER)
-"""Rubric that gives 1 if the task's own verifier accepts the final text, else 0. No opinion if the
-task has no verifier.
+"""Rubric whose reward is the value of the task's verifier for the final text. It has no opinion if
+the task has no verifier.
 """

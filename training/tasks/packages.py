@@ -4,8 +4,9 @@
     [project.entry-points."hrm_agent.tasks"]
     my-tasks = "my_tasks.problems:tasks"
 
-`--tasks my-tasks?size=3` then equals `--tasks my_tasks.problems:tasks?size=3`, wherever the package
-is installed. A family of this package takes precedence over an equal registered name.
+`--tasks my-tasks?size=3` then equals `--tasks my_tasks.problems:tasks?size=3`, in every environment
+in which the package is installed. If a registered name equals the name of a built-in family, the
+family takes precedence.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def registered_names() -> list[str]:
 
 def find_registered(name: str) -> EntryPoint | None:
     """Entry point registered as `name` (None if there is none). Raises `TaskError` if two packages
-    have registered it.
+    have registered the name.
     """
     found = {(each.value, origin_of(each)): each for each in entry_points(group=GROUP, name=name)}
     if len(found) > 1:

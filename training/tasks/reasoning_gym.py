@@ -1,24 +1,25 @@
-"""Procedural tasks of reasoning-gym: `reasoning_gym:chain_sum`, with parameters
+"""Procedural tasks of reasoning-gym: `reasoning_gym:chain_sum`, or with parameters
 `reasoning_gym:chain_sum?min_terms=2`.
 
-Problems and verifiers are the library's own. Two things are added to its verifiers:
+Problems and verifiers are those of the library, with two changes to the verifiers:
 
-* **Full marks or none.** Many give a little for an answer that merely contains the right one, or
-  for any answer at all. The reward of this project is the binary outcome, so a score below 1 is 0.
+* **Full marks or none.** Many verifiers give a low score to an answer that merely contains the
+  right one, or to any answer. The reward of this project is the binary outcome, so a score below 1
+  becomes 0.
 * **No evaluation of the policy's text.** Some verifiers pass the answer to `eval` or to sympy's
-  `parse_expr`, which is `eval` as well. One converts it to a fraction, for which `1e999999999` is
-  too large. One accepts a NaN. For those families (`_FORMS`) an answer reaches the verifier only if
-  it is written in the narrow form of a right one. Everything else scores 0. The library's own
-  answers pass, except for the unevaluated `Integral(...)` that it sometimes gives: it is no
-  solution, and a policy could answer it to anything.
+  `parse_expr`, which also evaluates it. Another converts the answer to a fraction, for which
+  `1e999999999` is too large, and another accepts a NaN. In these families (`_FORMS`) an answer
+  reaches the verifier only if it has the narrow form of right answers; any other answer scores 0.
+  The library's reference answers have this form, except for the unevaluated `Integral(...)` that it
+  sometimes gives, which is no solution: a policy could answer it to every problem.
 
-The verifiers run in the process of `hrm_agent.rewards.bounded_call`. The trainer's own data set and
-the text are sent there, and one number is returned.
+Verifiers run in a separate process (`hrm_agent.rewards.bounded_call`). The trainer sends the data
+set and the text to it, and gets a number back.
 
-Splits are different seeds of the same generator. A family with few distinct problems repeats itself
-across them. `reasoning_gym:arc_agi` is one: it draws from all of ARC-AGI-1, with turned grids and
-other colours. The family `arc_agi` is for evaluation: the published tasks of one split, unchanged,
-each test grid once, in the library's words.
+Splits are different seeds of the same generator. So a family with few distinct problems has the
+same problems in both splits. For example, `reasoning_gym:arc_agi` draws from all of ARC-AGI-1, with
+turned grids and other colours. For evaluation use the family `arc_agi`: the published tasks of one
+split, unchanged, each test grid once, with the library's prompts.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ __all__ = ["answer_form_is_safe", "graded", "load_arc_agi", "load_reasoning_gym"
 
 
 def graded(dataset: Any, entry: dict[str, Any], answer: str) -> float:
-    """Result of `dataset.score_answer(answer, entry)` within the bounds (0 if it raises or exceeds
-    them).
+    """Result of `dataset.score_answer(answer, entry)`, run with bounds on time and memory (0 if it
+    raises an error or exceeds the bounds).
 
-    Raises RuntimeError if the process that runs it is lost, for which no answer is to blame.
+    Raises RuntimeError if the process that runs it is lost, since no answer is to blame for that.
     """
     try:
         pickle.dumps((dataset, entry))
@@ -69,7 +70,7 @@ def graded(dataset: Any, entry: dict[str, Any], answer: str) -> float:
 
 
 def score(dataset: Any, entry: dict[str, Any], answer: str) -> float:
-    """Verdict of the library (0 if it raises any error on odd text)."""
+    """Score by the library (0 if it raises any error)."""
     try:
         return float(dataset.score_answer(answer, entry))
     except Exception:
@@ -77,7 +78,7 @@ def score(dataset: Any, entry: dict[str, Any], answer: str) -> float:
 
 
 MAX_ANSWER_CHARACTERS = 16 * 1024
-"""Maximum length of an answer. Longer ones score 0."""
+"""Maximum length of an answer in characters. A longer answer scores 0."""
 
 _FUNCTIONS = frozenset(
     {"asin", "atan", "cos", "cosh", "exp", "log", "pi", "sin", "sinh", "sqrt", "tan", "tanh"}
@@ -108,7 +109,7 @@ def _is_elementary(text: str) -> bool:
     for token in _TOKEN.findall(_RATIONAL_POWER.sub(r"**\1", text)):
         if previous == "**" and not re.fullmatch(r"[0-9]{1,2}", token):
             return False
-        if token == before == "**":  # a tower of powers
+        if token == before == "**":  # a power of a power
             return False
         if not (
             token in _FUNCTIONS
@@ -133,15 +134,17 @@ _FORMS: dict[str, Callable[[str], bool]] = {
     "spiral_matrix": _matches(r"[0-9 ]*"),
     "string_insertion": _matches(r"[A-Za-z]*"),
 }
-"""Required forms of an answer, by family whose verifier evaluates it.
-The process that runs it bounds what the verifier may still take.
+"""Required form of an answer, for each family whose verifier evaluates the answer. The separate
+process bounds the time and memory that a verifier still takes.
 """
 _COMPARED = frozenset({"game_of_life_halting"})
-"""Families whose verifier accepts any text. The answer has to equal the library's own."""
+"""Families whose verifier accepts any text. In these the answer has to equal the library's
+reference answer.
+"""
 
 
 def answer_form_is_safe(family: str, answer: str) -> bool:
-    """Return False for an answer that must not reach the verifier of `family`."""
+    """True if an answer may be passed to the verifier of `family`."""
     return len(answer) <= MAX_ANSWER_CHARACTERS and _FORMS.get(family, lambda _: True)(answer)
 
 
@@ -154,10 +157,11 @@ def load_reasoning_gym(
     folder: Path | None = None,
     places: Sequence[int] | None = None,
 ) -> list[Task]:
-    """Load `count` tasks of `NAME?parameter=value`, always the same ones for a split and seed.
+    """Load `count` tasks of `NAME?parameter=value`, which are always the same for a split and a
+    seed.
 
-    `places`: positions of the list to generate. The others, which may take half a second each, are
-    skipped.
+    `places`: positions in the list at which problems are generated (None: all). Others are skipped,
+    since a problem may take half a second.
     """
     name, _, query = spec.partition("?")
     if count is None:
@@ -184,7 +188,7 @@ def load_reasoning_gym(
 def load_arc_agi(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """Load at most `count` problems (None for all) of ARC-AGI-1's training or evaluation tasks."""
+    """Load at most `count` problems (None: all) of ARC-AGI-1's training or evaluation tasks."""
     if spec:
         raise TaskError(f"arc_agi takes no parameters, {spec!r} was given.", "Write: arc_agi")
     if split not in ("train", "eval"):
@@ -199,7 +203,7 @@ def load_arc_agi(
 
 
 def _grids(riddle: dict[str, Any]) -> list[Task]:
-    """Problems of a task, one for each test grid. Most tasks have one."""
+    """Problems of an ARC task, one for each test grid. Most tasks have a single test grid."""
     with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
         from reasoning_gym.arc import board_format as board
 
@@ -229,7 +233,9 @@ def _grids(riddle: dict[str, Any]) -> list[Task]:
 def _dataset(
     name: str, query: str, seed: int, count: int, wanted: Sequence[int]
 ) -> list[tuple[int, Any, dict[str, Any]]]:
-    """Wanted entries of `count`, each as (position, data set that scores it, entry)."""
+    """Entries at the positions `wanted` of a data set of size `count`, each as (position, data set
+    that scores the entry, entry).
+    """
     known = _registered()
     if name not in known:
         hint = f"{nearest(name, known)} Families: {', '.join(sorted(known))}.".strip()
@@ -275,7 +281,7 @@ def _parameters(name: str, query: str, config_type: Any) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """JSON value, with lists as tuples, as in the library's configurations."""
+    """JSON value of a text, with lists as tuples, as the library's configurations have them."""
     value = literal(text)
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 

@@ -4,21 +4,21 @@
 |---|---|
 | `word_problems` | word problems of ten templates, without end |
 | `jsonl:FILE?question=KEY&answer=KEY&id=KEY` | the rows of a file; GSM8K's are supported |
-| `aime:FILE?...` | likewise, with answers from 0 to 999 |
+| `aime:FILE?...` | the rows of a file, with answers from 0 to 999 |
 | `csv:FILE?...`, `parquet:FILE?...` | the rows of a table |
-| `FILE.jsonl?...`, `FILE.csv?...`, `FILE.parquet?...` | the same, by the file's ending |
+| `FILE.jsonl?...`, `FILE.csv?...`, `FILE.parquet?...` | the rows of a file, read by its ending |
 | `hf:NAME_OR_FOLDER?config=NAME&split=NAME&...` | the rows of a data set of Hugging Face |
 | `arc_agi` | ARC-AGI-1: its training tasks, or its evaluation tasks, each test grid once, as published |
 | `reasoning_gym:NAME?parameter=value` | a generator of reasoning-gym |
 | `verifiers:NAME?argument=value` | the data set of an environment of the library verifiers, with its rubric |
 | `store:RUN?rubric=NAME` | the prompts of the runs of a store (`hrm_agent.training.tasks.stored`) |
-| `mix:WEIGHT*SPEC,WEIGHT*SPEC` | some of each |
-| `package.module:attribute?...`, `./file.py:attribute?...` | those of a user's own code |
-| `NAME?...` | those that an installed package has registered as NAME |
+| `mix:WEIGHT*SPEC,WEIGHT*SPEC` | a mixture of families |
+| `package.module:attribute?...`, `./file.py:attribute?...` | the tasks in a user's code |
+| `NAME?...` | the tasks that an installed package has registered as NAME |
 
-A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run
-and another rank see the same tasks. The text before the colon is the name of a family if there is
-one of that name, and a module otherwise.
+The tasks of a family depend only on the rest of the spec, split, seed and count, so that a resumed
+run and another rank see the same tasks. The text before the colon is a family if one has this name,
+else a module.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ FAMILIES: dict[str, Loader] = {
     "arc_agi": load_arc_agi,
     "mix": _mix,
     "reasoning_gym": load_reasoning_gym,
-    # the sources of one list are loaded once for all of its tasks
+    # original tasks are loaded once for all tasks of a list
     "store": lambda spec, **options: load_stored(
         spec, partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks)), **options
     ),
     "verifiers": load_verifiers,
     "word_problems": _word_problems,
 }
-"""Loaders by the part of the spec before the colon."""
+"""Family, which is the part of a spec before the colon -> loader of its tasks."""
 
 _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
     **dict.fromkeys(TABLES, exact_verifier),
@@ -95,16 +95,18 @@ _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
     "arc_agi": grid_verifier,
     "word_problems": exact_verifier,
 }
-"""Verifiers of families that verify by the reference answer alone."""
+"""Family -> function that makes a verifier from the reference answer, for families that need
+nothing else.
+"""
 
 
 def load_tasks(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """Load `count` tasks of `spec`. A finite family gives no more than it has, and all of them for
-    None.
+    """Load at most `count` tasks of `spec` (None: all tasks of a finite family).
 
-    `folder`: folder for relative names of files and modules (None: the working directory).
+    `folder`: folder in which relative names of files and modules are resolved (None: the working
+    directory).
 
     Raises `TaskError` for an unknown family or a malformed file.
     """
@@ -135,7 +137,7 @@ def load_tasks(
 
 
 def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
-    """Raise `TaskError` if some tasks have no verifier, so that they cannot be scored."""
+    """Raise `TaskError` if a task has no verifier, since it cannot be scored."""
     without = [task for task in tasks if task.verify is None]
     if without:
         raise TaskError(
@@ -149,17 +151,17 @@ def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
 def verifier_of(
     task: TaskRef, run: Path | None = None, *, load: Callable[..., list[Task]] = load_tasks
 ) -> Verifier | None:
-    """Verifier of a recorded task (None if its family has none, or can no longer provide it).
+    """Verifier of a recorded task (None if its family has no verifier, or can no longer make it).
 
-    `run`: folder of its run. The verifier of a user's task is in the user's code, which is run
-    again only if the run was begun with it: a record from elsewhere may name anything. Also None
-    for a verifier of whole runs. `load`: `load_tasks`, or a cached version.
+    `run`: folder of the task's run. The verifier of a user's task is in the user's code. This code
+    is run again only if `run` was begun with it, since a record from elsewhere may name any code.
+    Verifiers of whole runs are not returned. `load`: `load_tasks`, or a cached version.
     """
     name, _ = kind_of(task.family)
     if name == "store" and (original := original_of(task)) is not task:
         return verifier_of(original, load=load)
     if name == "reasoning_gym":
-        # scoring needs the entry, which the generator makes again
+        # scoring needs the entry, so the generator makes it again
         _, split, seed, index = task.id.rsplit(":", 3)
         try:
             tasks = load_tasks(task.family, split=split, seed=int(seed), count=int(index) + 1)
@@ -188,7 +190,7 @@ def _drawn_again(
         tasks = load(
             task.family, split=split, seed=seed, count=count, folder=tasks_folder(run).absolute()
         )
-    # a record may have been made by anyone
+    # a record may come from anyone, so its values may be invalid
     except (HrmError, AttributeError, KeyError, TypeError, ValueError):
         return None
     same = place < len(tasks) and (tasks[place].id, tasks[place].prompt) == (task.id, task.prompt)

@@ -1,10 +1,11 @@
-"""Sources of a run's tasks: stored beside the run as `tasks.json`, and compared when it is resumed.
+"""Sources of a run's tasks, which are stored beside the run as `tasks.json` and compared when the
+run is resumed.
 
 The folder for relative names of files and modules is stored, so that a run can be resumed from any
-other. The source of a module, and the content of a file, are stored as SHA-256. If they differ, a
-resumed run reports it and continues, since its tasks may be unchanged. (Modules that the module
-imports are not checked.) An installed package is stored with its version. Another version is
-refused, since its changes are unknown.
+folder. The SHA-256 of a module's source, or of a file's content, is stored. If it differs, a
+resumed run reports this and continues, since the tasks may still be the same. (Modules that the
+module imports are not checked.) The version of an installed package is stored. Another version is
+an error, since its changes are unknown.
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ class TaskSources(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     folder: str
-    """Absolute path of the folder for relative names."""
+    """Absolute path of the folder in which relative names are resolved."""
     specs: tuple[str, ...] = ()
-    """Families as given to `--tasks`. For a mixture, each part."""
+    """Families as given to `--tasks`. A mixture is listed by its parts."""
     digests: dict[str, str] = {}
-    """SHA-256 of the source of a module or the content of a file, by its name in `--tasks`."""
+    """Name of a module or file in `--tasks` -> SHA-256 of its content."""
     versions: dict[str, str] = {}
-    """Versions of installed packages."""
+    """Name of an installed package -> version."""
 
 
 def tasks_folder(run: Path) -> Path:
-    """Folder for the relative names of a run's tasks: where it was begun, or the working directory
-    if that is gone.
+    """Folder in which the relative names of a run's tasks are resolved: the folder in which the run
+    was begun, or the working directory if that folder is gone.
     """
     kept = read_sources(run)
     began = Path.cwd() if kept is None else Path(kept.folder)
@@ -87,9 +88,9 @@ def read_sources(run: Path) -> TaskSources | None:
 
 
 def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
-    """Write `tasks.json` of a new run. That of a resumed run is unchanged.
+    """Write `tasks.json` of a new run. The file of a resumed run is not changed.
 
-    `others`: families of its stages, if they differ from `spec`.
+    `others`: families of the run's stages that differ from `spec`.
     """
     if not (run / SOURCES_FILE).exists():
         with replacing(run / SOURCES_FILE) as part:
@@ -108,13 +109,13 @@ def changed_sources(spec: str, split: str, run: Path, *others: str) -> list[str]
     if kept is None:
         return []
     now = _sources_of((spec, *others), split, tasks_folder(run))
-    if now.specs != kept.specs:  # other tasks are asked for, which the run's options refuse
+    if now.specs != kept.specs:  # other tasks: the check of the options reports this
         return []
     for name, version in kept.versions.items():
         if (installed := now.versions.get(name)) != version:
             found = f"version {installed} is installed" if installed else "it is not installed"
             raise RunError(
-                f"The tasks of {run} are of {name} {version}, and {found}.",
+                f"The tasks of {run} are of {name} {version}, but {found}.",
                 f"Run `pip install {name}=={version}`, or begin a new run in another folder.",
             )
     return [name for name, digest in kept.digests.items() if now.digests.get(name) != digest]
@@ -138,7 +139,7 @@ def _sources_of(given: Iterable[str], split: str, folder: Path) -> TaskSources:
 
 
 def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Files that a spec is read from, each with the name shown to the user."""
+    """Files from which a spec is read, each as (name shown to the user, path)."""
     kind, rest = kind_of(spec)
     if kind in _FILES:
         yield rest.partition("?")[0], file_of(rest, split, folder)[0]
@@ -165,16 +166,14 @@ def _source_of(module: str, folder: Path) -> Iterator[tuple[str, Path]]:
             if module in sys.modules
             else importlib.util.find_spec(module)
         )
-    except (ImportError, ValueError):  # of a package around it
+    except (ImportError, ValueError):  # raised by a package around the module
         return
     if found is not None and found.has_location and found.origin:
         yield module, Path(found.origin)
 
 
 def _environment_module(spec: str) -> str:
-    """Module of an environment, as the library verifiers finds it: `owner/my-env` is the module
-    `my_env`.
-    """
+    """Module of an environment of the library verifiers: for `owner/my-env` it is `my_env`."""
     return spec.partition("?")[0].rpartition("/")[2].replace("-", "_")
 
 
@@ -189,7 +188,7 @@ def _packages_of(spec: str) -> Iterator[tuple[str, str]]:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file, empty if it cannot be read."""
+    """SHA-256 of a file (empty if it cannot be read)."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Parser of `--tasks` specs: the family, then `LOCATION?parameter=value&...`."""
+"""Parser of the specs of `--tasks`: a family, then `LOCATION?parameter=value&...`."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ FAMILY_NAMES = (
     "verifiers",
     "word_problems",
 )
-"""Family names allowed before the colon. They take precedence over modules and packages of the same
-name.
+"""Family names, which stand before the colon of a spec. They take precedence over modules and
+packages of the same name.
 """
 MODULE = "module"
 """Kind of a spec that names an attribute of a user's module."""
 PACKAGE = "package"
-"""Kind of a spec that can only be a name registered by an installed package."""
+"""Kind of a spec that is neither a family, a file nor a module, so that it can only be a name
+registered by an installed package.
+"""
 _BY_ENDING = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _MODULE = re.compile(
     r"(?P<module>(?:[^:?]*/)?[^:?/]+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_]\w*)(?:\?(?P<query>.*))?",
@@ -58,13 +60,15 @@ Loader = Callable[..., list[Task]]
 in `folder`.
 """
 Columns = Mapping[str, str]
-"""Names of columns by role (`question`, `answer`, `id`), empty if there is none."""
+"""Role of a column (`question`, `answer`, `id`) -> name of the column (empty if there is none)."""
 
 _COLUMNS = {"question": "question", "answer": "answer", "id": ""}
 
 
 def kind_of(spec: str) -> tuple[str, str]:
-    """Family, `MODULE` or `PACKAGE` that a spec names, and the rest of the spec for it."""
+    """Kind of a spec (a family, `MODULE` or `PACKAGE`), and the rest of the spec for the loader of
+    that kind.
+    """
     name, _, rest = spec.partition(":")
     if name in FAMILY_NAMES:
         return name, rest
@@ -77,15 +81,15 @@ def kind_of(spec: str) -> tuple[str, str]:
 
 
 def module_name(spec: str) -> tuple[str, str, str]:
-    """Module (or file), attribute and query of a spec of kind `MODULE`."""
+    """Parts of a spec of kind `MODULE`: module or file, attribute, query."""
     named = _MODULE.fullmatch(spec)
     assert named is not None
     return named["module"], named["attribute"], named["query"] or ""
 
 
 def file_of(spec: str, split: str, folder: Path | None) -> tuple[Path, str]:
-    """File that a spec names, with `{split}` replaced in it, and its query. `folder` resolves a
-    relative name (None: the working directory).
+    """File that a spec names, in which `{split}` is replaced, and query of the spec. `folder`:
+    folder in which a relative name is resolved (None: the working directory).
     """
     location, _, query = spec.partition("?")
     return Path(folder or "", Path(unquote(location).replace("{split}", split)).expanduser()), query
@@ -100,19 +104,21 @@ def literal(text: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Kind and text of an error of foreign code, without line breaks and without the full stop at
-    its end.
-    """
+    """Class and text of an error in one line, without a full stop at the end."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
 
 
 def read_parameters(query: str) -> dict[str, Any]:
-    """Parameters with their values, parsed as JSON, or the text itself if it is not JSON."""
+    """Parameters of a query with their values, parsed as JSON (a value that is not JSON
+    is a text).
+    """
     return {name: literal(text) for name, text in parse_qsl(query, keep_blank_values=True)}
 
 
 def read_columns(family: str, query: str, others: Sequence[str] = ()) -> dict[str, str]:
-    """Names of the columns by role, and the given parameters among `others`. Raises `TaskError`."""
+    """Names of the columns by role, and parameters of the query that are in `others`. Raises
+    `TaskError` for any other parameter.
+    """
     given = dict(parse_qsl(query, keep_blank_values=True))
     known = (*_COLUMNS, *others)
     for name in given:

@@ -1,13 +1,13 @@
 """Tasks of recorded runs: `store:RUN`, `store:RUN?rubric=feedback`.
 
-RUN is a run folder or a store, by its path or URL. Each prompt of its runs becomes one task, with
-its reference answer if it has one, however often it was run. `rubric` takes only the tasks of runs
-with scores of that name: those with user feedback (`feedback`), or those scored by `hrm-agent
-rescore`. `run` takes those of one run.
+RUN is a run folder or a store, by its path or URL. Each distinct prompt in its runs becomes one
+task, with its reference answer if it has one. `rubric` takes only the tasks of runs that have
+scores of that name: user feedback (`feedback`), or scores by `hrm-agent rescore`. `run` takes only
+the tasks of one run.
 
-A task is verified as in its original family. One without a verifier, such as a prompt from a chat,
-needs custom rewards: `--rewards`. The order is a permutation drawn from the seed. A store is one
-split: `split` changes nothing.
+A task is verified as in its original family. A task without a verifier, such as a prompt from a
+chat, needs `--rewards`. The order is a permutation drawn from the seed. Both splits have all tasks
+of a store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hrm_agent.trajectory import TaskRef, Trajectory, content_hash, derive_seed
 __all__ = ["load_stored", "original_of"]
 
 _ORIGIN = "stored"
-"""Key in a task's metadata: family and id of the original task."""
+"""Key in a task's metadata for the family and id of the original task."""
 _PARAMETERS = ("rubric", "run")
 
 
@@ -44,8 +44,8 @@ def load_stored(
 ) -> list[Task]:
     """Load at most `count` tasks (None for all) of `RUN?query`. Raises `TaskError`.
 
-    `verifier_of`: maps a task as recorded, and the folder of its run, to its verifier. `folder`:
-    folder for a relative path (None: the working directory).
+    `verifier_of`: function (recorded task, folder of its run) -> verifier. `folder`: folder in
+    which a relative path is resolved (None: the working directory).
     """
     del split
     where, _, query = spec.partition("?")
@@ -65,9 +65,9 @@ def load_stored(
         raise
     except HrmError as error:
         raise TaskError(f"store:{spec}: {error.message}", error.hint) from error
-    # keep the first run's task
+    # of equal tasks, the one that ran first is kept
     refs = {_id_of(ref): ref for ref in (original_of(header.task) for header in reversed(found))}
-    names = sorted(refs)  # whatever was run first
+    names = sorted(refs)  # the order does not depend on which task ran first
     random.Random(derive_seed(seed, "store")).shuffle(names)
     return [
         Task(
@@ -79,7 +79,7 @@ def load_stored(
                 **refs[name].metadata,
                 _ORIGIN: {"family": refs[name].family, "id": refs[name].id},
             },
-            verify=cast("Any", verifier_of(refs[name], run)),  # None if custom rewards are needed
+            verify=cast("Any", verifier_of(refs[name], run)),  # None: needs custom rewards
         )
         for name in names[:count]
     ]
@@ -97,8 +97,8 @@ def original_of(task: TaskRef) -> TaskRef:
 
 
 def _headers(store: RunStore, where: str, run_id: str | None) -> list[Trajectory]:
-    """Trajectories of a run. If no run is named and the folder shares its store with others, those
-    of its own run.
+    """Trajectories of the run `run_id`. If none is named and `where` is a folder that shares its
+    store with others, they are those of the folder's run; else they are all of the store.
     """
     run_id = own_run(where) if run_id is None else run_id
     found = (
@@ -109,7 +109,7 @@ def _headers(store: RunStore, where: str, run_id: str | None) -> list[Trajectory
     if not found:
         raise TaskError(
             f"store:{where} has no runs" + (f" of {run_id!r}." if run_id else "."),
-            "Record some first.",
+            "Record some runs first.",
         )
     return found
 
@@ -130,8 +130,8 @@ def _scored(
 
 
 def _id_of(ref: TaskRef) -> str:
-    """Identifier of a task, equal for the same prompt with the same answer after the same turns of
-    a conversation.
+    """Identifier of a task. It is equal for tasks with the same prompt, the same answer and the
+    same earlier turns of a conversation.
     """
     said = json.dumps(ref.metadata.get(HISTORY), sort_keys=True, default=str)
     return content_hash(ref.family, ref.prompt, ref.answer or "", said)[:16]

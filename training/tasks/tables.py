@@ -1,27 +1,28 @@
-"""Tasks from files of rows and from data sets.
+"""Tasks from the rows of files and of data sets.
 
 Tables are `csv:FILE?question=COLUMN&answer=COLUMN` and `parquet:FILE?...`. Files of JSON lines are
 `jsonl:FILE?question=KEY&answer=KEY` and `aime:FILE?...`. Data sets of Hugging Face are
 `hf:NAME_OR_FOLDER?config=NAME&split=NAME&question=COLUMN&answer=COLUMN`.
 
-The query names the columns or keys that hold the problem and the reference answer, by default
-`question` and `answer`. `id` names that of an identifier (by default the line number). `answer=`
-means that there is no reference.
+The query names the columns (or keys) with the problem and the reference answer, by default
+`question` and `answer`. `id` names the column with an identifier (by default the line number is the
+identifier). `answer=` means that there is no reference answer.
 
 The answers of an `aime:` file are integers from 0 to 999, and only such an integer is right (`042`
 is 42; `84/2` and `42.0`, which `jsonl:` accepts for 42, are not).
 
-A file is one split. `{split}` in FILE is replaced, so that `jsonl:gsm8k/{split}.jsonl` names both.
-The order is a permutation of the rows drawn from the seed, and `count` takes at most that many from
-its beginning: no row is repeated.
+A file is one split. `{split}` in FILE is replaced by the split, so that `jsonl:gsm8k/{split}.jsonl`
+names the files of both splits. The order is a permutation of the rows drawn from the seed, of which
+at most the first `count` rows are taken; no row is repeated.
 
-A data set has splits of its own. Without `split=` training takes its `train`, and evaluation the
-first existing one of its `eval`, `test` and `validation`. `split=` names one for both, or a part of
-one (`train[:90%]`). The library `datasets` reads it, which runs no code of a data set from version
-4 on.
+A data set has named splits. Without `split=`, training takes `train`, and evaluation takes the
+first of `eval`, `test` and `validation` that exists. `split=` names a split, or a part of one
+(`train[:90%]`), for both. Data sets are read by the library `datasets`, which from version 4 on
+runs no code of a data set.
 
-GSM8K's answers, a worked solution that ends with `#### 18`, are supported: the text after the last
-`####` is the reference. Statistics pair problems by their ids, so a duplicate id is an error.
+GSM8K's answers, which are worked solutions that end with `#### 18`, are supported: the text after
+the last `####` is the reference answer. A duplicate id is an error, since statistics pair problems
+by id.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Row(NamedTuple):
     where: str
     """Location as text: `rows.jsonl, line 3`."""
     id: str
-    """Identifier if no column holds one."""
+    """Identifier that is used if no column has one."""
     values: Mapping[str, Any]
     """Values by column."""
     metadata: dict[str, Any]
@@ -72,10 +73,10 @@ def load_table(
     count: int | None = None,
     folder: Path | None = None,
 ) -> list[Task]:
-    """Load at most `count` tasks (None for all) of `LOCATION?query`, in an order drawn from the
-    seed. `family`: one of `TABLES`.
+    """Load at most `count` tasks (None: all) of `LOCATION?query`, in an order drawn from the seed.
+    `family`: a member of `TABLES`.
 
-    Raises `TaskError` with the place of the fault in the table.
+    Raises `TaskError` that names the invalid row.
     """
     if family == "hf":
         location, _, query = spec.partition("?")
@@ -93,9 +94,9 @@ def load_table(
     for row in rows:
         column = columns["answer"]
         answer = reference_answer(_value(row, "answer", column)) if column else None
-        if answer == "":  # an empty box would be right
+        if answer == "":  # an empty answer of the policy would be right
             raise TaskError(
-                f"{row.where}: the answer {column!r} is empty.", "Give it, or leave the row out."
+                f"{row.where}: the answer {column!r} is empty.", "Give one, or leave the row out."
             )
         if family == "aime" and contest_integer(answer or "") is None:
             raise TaskError(
@@ -117,9 +118,10 @@ def load_table(
                 row.where for row, task in zip(rows, tasks, strict=True) if task.id == name
             )
             raise TaskError(
-                f"The id {name!r} stands twice: {places}.", "Make it unique, or leave ?id= out."
+                f"The id {name!r} occurs more than once: {places}.",
+                "Make it unique, or leave ?id= out.",
             )
-    # the seed is named after the first of these families, which keeps its order
+    # "jsonl" is part of the seed for all families, so that orders of earlier versions stay the same
     random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
     return tasks[:count]
 
@@ -136,7 +138,9 @@ def _value(row: _Row, role: str, column: str) -> str:
 
 
 def plain_text(value: Any, what: str) -> str:
-    """Text, or a number as text. Raises `TaskError` for other types. `what` names the value."""
+    """Return a text as it is, or a number as text. Raises `TaskError` for other types. `what`: name
+    of the value in the error.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TaskError(f"{what} is a {type(value).__name__}.", "It must be a text or a number.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -155,7 +159,9 @@ def reference_answer(answer: str) -> str:
 
 
 def _text_of(path: Path, what: str, *, encoding: str = "utf-8", newline: str | None = None) -> str:
-    """Read the text of a file. Raises `TaskError`. `what` describes the expected file."""
+    """Read the text of a file. Raises `TaskError` if it cannot be read. `what`: description of the
+    expected file.
+    """
     try:
         with path.open(encoding=encoding, newline=newline) as file:
             return file.read()
@@ -186,7 +192,9 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[_Row]:
 
 
 def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
-    """Columns to read. Raises `TaskError`, naming the existing columns, if one is missing."""
+    """Names of the columns to read. If a column is missing, raises `TaskError`, which lists the
+    existing columns.
+    """
     used = {role: columns[role] for role in ("question", "answer", "id") if columns[role]}
     for role, column in used.items():
         if column not in known:
@@ -254,7 +262,7 @@ _READERS: Mapping[str, Callable[[Path, Columns], Iterator[_Row]]] = {
     "jsonl": _json_rows,
     "parquet": _parquet_rows,
 }
-"""Readers of files by family."""
+"""Family -> reader of its files."""
 TABLES = (*_READERS, "hf")
 """Families of tables."""
 

@@ -1,11 +1,11 @@
-"""Order in which training draws its tasks. The task at a position does not depend on the number of
-tasks drawn.
+"""Order in which a training draws its tasks. The task at a position does not depend on the number
+of tasks that are drawn.
 
-A run of 6 steps therefore begins with the 4 steps of a run of 4, and a run can be prolonged. Tasks
-are shuffled in blocks of a fixed number, each with its own order. A family that is used up is
-passed through again, each time in another order. In a mixture the next task always belongs to the
-part that is furthest behind its share. Each part advances by itself: one with few tasks repeats
-them sooner.
+So a run of 6 steps begins with the same 4 steps as a run of 4 steps, and a run can be prolonged.
+Tasks are shuffled within blocks of a fixed size. When all tasks of a family have been drawn, the
+next pass begins, in another order. In a mixture the next task is always of the part that is
+furthest behind its share. Each part advances separately, so that a part with few tasks repeats them
+sooner.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def training_tasks(
     problems: int | None = None,
     folder: Path | None = None,
 ) -> list[Task]:
-    """Return the first `count` tasks of the training split of `spec`. A longer list begins with the
-    shorter one.
+    """Return the first `count` tasks of a training on `spec`. A longer list begins with the shorter
+    one.
 
-    The exception is a family that makes other tasks for another size of its data set (Reasoning
-    Gym's `acre`), when the list grows by a block.
+    The exception are families that make different tasks for a data set of another size (Reasoning
+    Gym's `acre`): their list changes when it grows by a block.
 
-    `problems`: size of the pool that is passed through repeatedly (None: all that the family has,
-    or as many as requested). Not allowed for a mixture.
+    `problems`: size of the pool through which passes are made (None: all tasks of a finite family,
+    or as many as requested of an endless one). It is not allowed for a mixture.
 
-    Raises `TaskError` for what `load_tasks` refuses, and for a family without any task.
+    Raises `TaskError` as `load_tasks` does, and for a family without any task.
     """
     name, _, rest = spec.partition(":")
     if name == "mix":
         if problems:
-            raise TaskError("A mixture has no pool of one size.", "Leave `problems` out.")
+            raise TaskError("The option problems is not allowed with a mixture.", "Leave it out.")
         parts = read_mixture(rest, FAMILIES)
         order = interleaved([part.weight for part in parts], count)
         lists = [
@@ -92,7 +92,9 @@ def _shuffled(size: int, seed: int) -> list[int]:
 
 
 def interleaved(weights: Sequence[float], count: int) -> list[int]:
-    """Part for each of `count` positions, so that every prefix is shared out by weight."""
+    """Index of the part for each of `count` positions. In every prefix the parts have about their
+    shares by weight.
+    """
     total, given = sum(weights), [0] * len(weights)
     order: list[int] = []
     for place in range(1, count + 1):

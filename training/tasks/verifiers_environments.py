@@ -1,13 +1,14 @@
-"""Environments of the library `verifiers`: `verifiers:NAME?argument=value`, as for
+"""Environments of the library `verifiers`: `verifiers:NAME?argument=value`, with the arguments of
 `verifiers.load_environment`.
 
-The rows of its data set become tasks, and its rubric their rewards. The graph replaces what the
-environment itself would do during a run. Supported are environments of one turn, and those with
-tools that a graph can use (`environment_tools`). Environments with turns, a state or a group of
-their own are refused with the reason.
+The rows of an environment's data set become tasks, and its rubric gives their rewards. The graph
+does what the environment itself would do during a run. Supported are environments of one turn, and
+environments whose tools a graph can use (`environment_tools`). Environments that need several
+turns, a state or a group of environments are refused, with the reason.
 
-This is the library's v0 interface, which exists up to version 0.3. If a function of the rubric
-raises, the library scores 0. Here the error is raised: a fault of a judge is no wrong answer.
+This module uses the library's v0 interface, which exists up to version 0.3. If a function of the
+rubric raises an error, the library scores 0, but this module raises the error: a fault of a judge
+must not count as a wrong answer.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Message = Mapping[str, Any]
 """Chat message in OpenAI's format: role, content, tool_calls."""
 
 _OWN_RUN = ("rollout", "setup_state", "env_response", "call_tool")
-"""Methods by which an environment takes part in a run."""
+"""Methods with which an environment takes part in a run."""
 
 
 _STEP = {
@@ -54,7 +55,7 @@ _STEP = {
     "is_truncated": False,
     "extras": {},
 }
-"""Fields of the library's record of a model call, apart from its messages."""
+"""Fields of the library's record of a model call, except for the messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class EnvironmentRubric:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights of the functions by name. 0 for a function that is only monitored."""
+        """Weights of the functions by name (0 for a function that is only monitored)."""
         return {name: weight for name, weight, _, _ in _functions(self.rubric)}
 
     async def score(
@@ -76,8 +77,8 @@ class EnvironmentRubric:
     ) -> dict[str, float]:
         """Score the messages that answer the prompt. Returns values by function name.
 
-        `state`: further entries of the library's `State` for the functions. Raises what a function
-        raises, and `ValueError` for a value that is no finite number.
+        `state`: further entries of the library's `State`, which the functions read. Raises the
+        errors of functions, and `ValueError` for a value that is not a finite number.
         """
         full: Any = _library().State(input=dict(self.row))
         prompt, said = _messages(self.row["prompt"]), _messages(list(completion))
@@ -94,14 +95,14 @@ class EnvironmentRubric:
         }
 
     def verify(self, text: str) -> float:
-        """Share of full marks for a final text alone, at least 0: the weighted sum over the sum of
-        the positive weights.
+        """Score of a final text alone, as a share of full marks (at least 0): the weighted sum of
+        values, divided by the sum of the positive weights.
         """
         return self._share([{"role": "assistant", "content": text}])
 
     def verify_run(self, trajectory: Trajectory) -> float:
-        """Share of full marks for a whole run: its answers with their tool calls, and the tool
-        outputs.
+        """Score of a whole run (answers with tool calls, and tool outputs), as a share of full
+        marks.
         """
         return self._share(completion_of(trajectory))
 
@@ -113,10 +114,10 @@ class EnvironmentRubric:
 
 
 def completion_of(trajectory: Trajectory) -> list[Message]:
-    """Messages that a run has added to its prompt, in OpenAI's format.
+    """Messages that a run has added to its first prompt, in OpenAI's format.
 
-    Only the final text if the last model call does not continue the messages of the first one: in a
-    graph of several roles, or with messages that were rewritten.
+    If the last model call does not continue the messages of the first call (in a graph with several
+    roles, or if messages were rewritten), it is only the final text.
     """
     calls = trajectory.own_calls
     seen = [messages_of(call, trajectory, RequestHints()) for call in (*calls[:1], *calls[-1:])]
@@ -134,9 +135,10 @@ def completion_of(trajectory: Trajectory) -> list[Message]:
 def load_verifiers(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
-    """Load at most `count` rows (None for all) of the environment `NAME?argument=value` as tasks.
+    """Load at most `count` rows (None: all) of the environment `NAME?argument=value` as tasks.
 
-    Training takes the data set, evaluation that for evaluation (the same one if there is no other).
+    Training takes the environment's data set. Evaluation takes the environment's data set for
+    evaluation (the same one if there is no other).
     """
     environment = _environment(spec, str(Path(folder or "").resolve()))
     try:
@@ -146,14 +148,14 @@ def load_verifiers(
         )[:count]
         tools = bool(getattr(environment, "tools", ()))
         tasks = [_task(rows[index], environment.rubric, tools=tools) for index in order]
-    except Exception as error:  # of code that is not ours
+    except Exception as error:  # raised by foreign code
         message = f"The data set of verifiers:{spec} cannot be read: {one_line(error)}."
         raise TaskError(message, "--debug shows the traceback.") from error
     return tasks_of_items(f"verifiers:{spec}", tasks, {"split": split, "seed": seed})
 
 
 def environment_tools(spec: str) -> list[BaseTool]:
-    """Tools of the environment `NAME?argument=value`, for a graph that is to run its tasks."""
+    """Tools of the environment `NAME?argument=value`, for a graph that runs its tasks."""
     from langchain_core.tools import StructuredTool
 
     return [
@@ -168,7 +170,7 @@ def environment_tools(spec: str) -> list[BaseTool]:
 
 @lru_cache(maxsize=8)
 def _environment(spec: str, folder: str) -> Any:
-    """Environment, loaded once. Raises `TaskError` if its tasks cannot be used without it."""
+    """Load an environment (cached). Raises `TaskError` if a graph cannot run its tasks."""
     name, _, query = spec.partition("?")
     library = _library()
     search_in(folder)
@@ -181,7 +183,7 @@ def _environment(spec: str, folder: str) -> Any:
         ) from error
     if reason := _why_not(environment):
         raise TaskError(
-            f"The environment verifiers:{spec} is not taken: {reason}.", "See docs/tasks.md."
+            f"The environment verifiers:{spec} is not supported: {reason}.", "See docs/tasks.md."
         )
     return environment
 
@@ -226,8 +228,8 @@ def _why_not(environment: Any) -> str:
 
 
 def _task(row: Mapping[str, Any], rubric: Any, *, tools: bool) -> Task:
-    """Task of a row. `tools`: True if tools are part of the problem, so that the whole run is
-    scored.
+    """Task of a row. `tools`: True if the environment has tools, so that the whole run
+    is scored.
     """
     info = row.get("info")
     row = {**row, "info": json.loads(info) if isinstance(info, str) and info else info or {}}
@@ -245,7 +247,9 @@ def _task(row: Mapping[str, Any], rubric: Any, *, tools: bool) -> Task:
 
 
 def _asked(prompt: Any) -> tuple[str, dict[str, Any] | None]:
-    """Prompt as text, and as messages if it is more than one message of a user."""
+    """Prompt as text, and as the graph's input with messages (None if it is a single message of a
+    user).
+    """
     if isinstance(prompt, str):
         return prompt, None
     messages = [
@@ -261,7 +265,7 @@ def _asked(prompt: Any) -> tuple[str, dict[str, Any] | None]:
 
 
 def _functions(rubric: Any) -> Iterator[tuple[str, float, Any, Any]]:
-    """Name, weight, rubric and function of each reward. Repeated names are numbered."""
+    """Yield (name, weight, rubric, function) of each reward. Repeated names are numbered."""
     seen: dict[str, int] = {}
     for part in _parts(rubric):
         for function, weight in zip(part.funcs, part.weights, strict=True):
@@ -276,7 +280,7 @@ def _functions(rubric: Any) -> Iterator[tuple[str, float, Any, Any]]:
 
 
 def _parts(rubric: Any) -> Iterator[Any]:
-    """Rubric itself, or all rubrics of a group, at any depth."""
+    """Yield the rubric itself, or all rubrics of a group, at any depth."""
     if hasattr(rubric, "rubrics"):
         for part in rubric.rubrics:
             yield from _parts(part)
@@ -285,8 +289,8 @@ def _parts(rubric: Any) -> Iterator[Any]:
 
 
 def _messages(messages: Any) -> Any:
-    """Messages in the library's own classes. Its functions use `message.role` as well as
-    `message["role"]`.
+    """Messages as objects of the library's classes, since its functions use `message.role` as well
+    as `message["role"]`.
     """
     return import_module("verifiers.utils.message_utils").normalize_messages(messages)
 

@@ -1,7 +1,7 @@
 """Verifiers built on equality of answers (`hrm_agent.answers.exact`).
 
-`hrm_agent.answers.final_answer.final_answer` decides *which* text counts, so that the agents and
-the trainer read answers alike.
+`hrm_agent.answers.final_answer.final_answer` decides *which* text is the answer, so that agents and
+trainer read the same answer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def answer_line(text: str, prefix: str = "Answer:") -> str | None:
 
 
 def text_answer(text: str) -> str | None:
-    """Answer by `final_answer`, or by `answer_line` if the message has no `<answer>` (a graph's own
-    format of a final text).
+    """Answer in a final text, read by `final_answer`. If the text has no `<answer>` (a graph may
+    have another format), it is read by `answer_line`.
     """
     return final_answer(text) if "<answer>" in own_text(text) else answer_line(text)
 
@@ -68,8 +68,8 @@ def contest_integer(text: str) -> int | None:
 
 
 def grid_verifier(answer: str) -> Verifier:
-    """Verifier with reward 1 for a final answer with the cells of the grid `answer`, else 0. Rows
-    are lines, cells are separated by white space.
+    """Verifier with reward 1 for a final answer that has the same cells as the grid `answer`, else
+    0. A row of a grid is a line, and cells are separated by white space.
     """
     expected = _cells(answer)
     return lambda text: float(_cells(_whole_answer(text)) == expected)
@@ -80,6 +80,8 @@ def _cells(text: str) -> list[list[str]]:
 
 
 def _whole_answer(text: str) -> str:
-    """Box of an `<answer>`. Without that tag, the whole text of the model."""
+    """Answer in a final text that has an `<answer>`; without that tag, the whole text
+    of the model.
+    """
     visible = own_text(text)
     return final_answer(text) or "" if "<answer>" in visible else visible.strip()

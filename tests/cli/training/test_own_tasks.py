@@ -166,7 +166,7 @@ def test_another_version_of_the_tasks_package_is_refused(
     assert hrm("collect", "--tasks", "cli-sums", "--policy", policy, "--out", "runs/p").code == 0
     install(site, "cli-sums", "tasks = ['Say 226.']\n", version="1.1", registers="cli-sums")
     refused = hrm("resume", "runs/p")
-    assert refused.code == 2 and "are of cli-sums 1.0, and version 1.1 is installed" in refused.err
+    assert refused.code == 2 and "are of cli-sums 1.0, but version 1.1 is installed" in refused.err
     assert "pip install cli-sums==1.0" in refused.err and refused.err.count("\n") == 1
 
 

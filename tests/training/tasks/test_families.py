@@ -108,7 +108,7 @@ def test_an_id_that_comes_twice_is_named_with_its_lines(tmp_path):
     rows = [{"question": f"q{i}", "answer": i, "n": i % 2} for i in range(3)]
     file = write(tmp_path / "a.jsonl", *rows)
     with pytest.raises(
-        TaskError, match=r"The id '0' stands twice: .*a\.jsonl, line 1, .*a\.jsonl, line 3"
+        TaskError, match=r"The id '0' occurs more than once: .*a\.jsonl, line 1, .*a\.jsonl, line 3"
     ):
         load_tasks(f"jsonl:{file}?id=n", split="train", seed=0)
 

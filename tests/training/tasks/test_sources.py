@@ -122,7 +122,7 @@ def test_another_version_of_a_package_is_refused(
     assert changed_sources("versioned", "eval", home / "run") == []
     install(site, "versioned-tasks", "tasks = ['a', 'b']\n", version="2.0", registers="versioned")
     with pytest.raises(
-        RunError, match=r"are of versioned-tasks 1\.2, and version 2\.0 is installed.*==1\.2"
+        RunError, match=r"are of versioned-tasks 1\.2, but version 2\.0 is installed.*==1\.2"
     ):
         changed_sources("versioned", "eval", home / "run")
 

@@ -69,7 +69,7 @@ def test_parquet_rows_become_tasks(tmp_path: Path) -> None:
         ("question,answer\n1,\n", "", "the answer 'answer' is empty"),
         ("question,answer\n", "", "has no rows"),
         ("", "", "has no column 'question'"),
-        ("question,answer\n1,2\n3,2\n", "?id=answer", "The id '2' stands twice"),
+        ("question,answer\n1,2\n3,2\n", "?id=answer", "The id '2' occurs more than once"),
         ("question,answer\n1,2\n", "?colour=red", "has no parameter 'colour'"),
     ],
 )

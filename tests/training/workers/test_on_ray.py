@@ -294,7 +294,7 @@ def test_a_node_of_another_version_is_told(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hrm_agent.training.workers.ray_worker.__version__", "99.0")
-    with pytest.raises(ConfigError, match=r"It has hrm_agent \S+, and the trainer has 99.0."):
+    with pytest.raises(ConfigError, match=r"It has hrm_agent \S+, but the trainer has 99.0."):
         asyncio.run(collect(by_actors(CONFIG, address), tmp_path / "run"))
 
 
@@ -304,7 +304,7 @@ def test_a_file_is_no_store_of_several_machines(
     with monkeypatch.context() as patch:
         patch.setattr(on_ray.socket, "gethostname", lambda: "elsewhere")
         with pytest.raises(
-            ConfigError, match="is a file of this machine, and the Ray cluster has others"
+            ConfigError, match="is a file of this machine, but the Ray cluster has others"
         ) as raised:
             asyncio.run(collect(by_actors(CONFIG, address), tmp_path / "run"))
         assert "--store postgresql://" in raised.value.hint

@@ -266,7 +266,7 @@ def test_what_cannot_cross_is_told(tmp_path: Path) -> None:
     given = [Task(id="mine", family="mine", prompt="?", verify=lambda _: 1.0)]
     with ScriptedEngine([]) as engine:
         config = SEVERAL.model_copy(update={"policy": "scripted"})
-        with pytest.raises(ConfigError, match="is given none like 'mine'"):
+        with pytest.raises(ConfigError, match="gets no task 'mine'"):
             asyncio.run(collect(config, tmp_path / "a", tasks=given, backend=engine))
         with pytest.raises(ConfigError, match="FakeListChatModel is an object of this process"):
             asyncio.run(collect(config, tmp_path / "b", backend=FakeListChatModel(responses=[])))
@@ -293,7 +293,8 @@ def test_a_graph_that_is_an_object_is_told_before_a_worker_is_started(tmp_path: 
     with (
         ScriptedEngine([]) as engine,
         pytest.raises(
-            ConfigError, match="an object of this process, and worker processes import graphs"
+            ConfigError,
+            match="an object of this process, but worker processes have to import the graph",
         ),
     ):
         asyncio.run(run(engine))
