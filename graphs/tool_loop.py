@@ -3,13 +3,15 @@
     START -> reason -> tools -> reason -> ... -> END
 
 The loop ends when the policy answers without a tool call, or when a budget is used up;
-`stop_reason` names the cause. If a program reads the answer, as a solver's, an unreadable one is
-sent back once (`remind`). The system turn is not part of the state: it belongs to the role, not to
-the conversation. A model that cannot call tools writes its code in fenced blocks
-(`Budget.tool_format`), whose results come back as a human message. No node reads a clock. The
-durations of model and tool calls are in their messages, so that a replay decides as the run did. In
-a conversation each turn has the whole budget. Functions that take no time are async too, since
-LangGraph runs a plain function in a thread.
+`stop_reason` names the cause. If a program reads the answer (as that of a solver), an unreadable
+answer is sent back once (`remind`). The system turn is not part of the state, since it belongs to
+the role and not to the conversation. In a conversation each turn has the whole budget. A model that
+cannot call tools writes its code in fenced blocks (`Budget.tool_format`), and gets the results as a
+human message.
+
+No node reads a clock: the durations of model and tool calls are in their messages, so that a replay
+decides as the run did. Functions that take no time are async, too, since LangGraph would run a
+plain function in a thread.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
 from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
@@ -45,38 +47,36 @@ __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
 
 _SENT_BACK = "-unread"
-"""Suffix of the id of the human message that sends an answer back."""
+"""Suffix of the id of the human message by which the loop sends an answer back."""
 _OWN = (_SENT_BACK, RESULTS)
-"""Suffixes of the ids of the human messages that the loop itself writes."""
+"""Suffixes of the ids of human messages that the loop writes, not a person."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits and options of one loop for a turn of the person, passed as LangGraph's run
-    context.
-    """
+    """Limits and options of the loop for one turn, passed as LangGraph's run context."""
 
     max_turns: int = 8
-    """Answers of the policy, the last one included."""
+    """Maximum number of answers of the policy, including the last."""
     max_tokens: int = 4096
-    """Sampled tokens of all answers."""
+    """Maximum number of sampled tokens of all answers."""
     max_seconds: float = 600.0
-    """Time during which models and tools were running for this turn, in this run, in seconds. It is
-    checked between answers.
+    """Maximum time during which models and tools are running for this turn, in seconds. Only time
+    in this run counts. It is checked between answers.
     """
     max_cost: float | None = None
-    """Money for all answers, by `prices` (None: no limit)."""
+    """Maximum cost of all answers, in the currency of `prices` (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """Model name as in its answers (`*` for all others) -> prices of a million prompt tokens and of
-    a million completion tokens.
+    """Model name as in the model's answers (`*` for all others) -> prices of a million prompt
+    tokens and of a million completion tokens.
     """
     model: str | None = None
-    """Model string of another model than the current policy."""
+    """Model string (None: the current policy)."""
     temperature: float | None = None
     """Sampling temperature (None: that of the policy)."""
     tool_format: ToolFormat = "native"
-    """Form of calls of the Python tool: `native`, or `fenced` for a model that cannot call
-    tools.
+    """Form in which the model calls the Python tool: `native`, or `fenced` for a model that cannot
+    call tools.
     """
     session_variables: bool = False
     """Begin the session with the state's `variables`, and name them in the system turn."""
@@ -88,27 +88,28 @@ class Budget:
 
 
 class LoopState(TypedDict):
-    """Conversation, and the reason for its end."""
+    """State of the loop: the conversation, and the reason for its end."""
 
     messages: Annotated[list[AnyMessage], add_messages]
     """Conversation: the task, the policy's replies, and the tool's results."""
     stop_reason: NotRequired[str | None]
-    """`StopReason` as plain text, which a checkpoint can hold (None while the loop continues)."""
+    """`StopReason` as plain text (None while the loop continues)."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that the session can begin with: `data`, if the task has some."""
+    """JSON values by name with which the session can begin: `data`, if the task has data."""
 
 
 def build_tool_loop(
     prompt: str, complaint: Callable[[str], str] | None = None
 ) -> CompiledStateGraph[LoopState, Budget, LoopState, LoopState]:
-    """Return the loop with another system turn. A solver is this loop with the solver's prompt.
+    """Return the compiled loop with the system turn `prompt`. A solver is this loop with the
+    solver's prompt.
 
-    `complaint`: text of an answer -> its error; empty if there is none.
+    `complaint`: function (text of an answer) -> what is wrong with it (empty if nothing is).
     """
 
     def unread(messages: Sequence[AnyMessage]) -> str:
-        """Complaint about the last answer; empty if an answer was sent back before, which makes a
-        second human turn.
+        """Complaint about the last answer (empty if an answer was sent back before, since this is
+        done only once).
         """
         sent_back = any(
             isinstance(message, HumanMessage) and str(message.id).endswith(_SENT_BACK)
@@ -166,12 +167,12 @@ async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
 
 
 def _variables(state: LoopState, budget: Budget) -> dict[str, Any]:
-    """Variables that the session begins with."""
+    """Variables with which the session begins (empty unless the budget enables them)."""
     return state.get("variables", {}) if budget.session_variables else {}
 
 
 def _asks(answer: AIMessage, budget: Budget) -> bool:
-    """True if an answer calls the tool, in the tool format of its model."""
+    """True if an answer calls the tool, in the tool format of the model."""
     return (
         bool(fenced_calls(answer, python.name))
         if budget.tool_format == "fenced"
@@ -180,7 +181,7 @@ def _asks(answer: AIMessage, budget: Budget) -> bool:
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
-    """Messages from the person's newest one on."""
+    """Messages from the person's newest message on."""
     said = (
         i
         for i, m in enumerate(messages)

@@ -1,11 +1,11 @@
 """Usage of model calls, and the budget that remains.
 
-All of it is computed from recorded answers: their number, sampled tokens, start and end times, and
-price. A node that reads a clock would decide differently in a replay.
+Usage is computed only from recorded answers: their number, sampled tokens, start and end times, and
+price. If a node read a clock instead, it would decide differently in a replay.
 
-Time is the time during which recorded model and tool calls of this run were running; parallel calls
-count once. Pauses do not count: between a kill and the resume, while a person is asked, before a
-fork.
+Time is the time during which recorded model and tool calls of this run were running, where parallel
+calls count once. Pauses do not count: the time between a kill and the resume, the time while a
+person is asked, and the time before a fork.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.config import get_config
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
 from hrm_agent.errors import ConfigError
@@ -41,17 +41,17 @@ __all__ = [
 ]
 
 _SPANS = 32
-"""Number of the newest time spans that are kept separately, since later ones may overlap with them.
-Older ones are only summed.
+"""Number of newest time spans that are kept separately, since later spans may overlap with them. Of
+older spans only the sum is kept.
 """
 Prices = Mapping[str, tuple[float, float]]
-"""Model name as in its answers (`*` for all others) -> prices of a million prompt tokens and of a
-million completion tokens.
+"""Model name as in the model's answers (`*` for all others) -> prices of a million prompt tokens
+and of a million completion tokens.
 """
 
 
 class Usage(TypedDict, total=False):
-    """Usage of a run so far; empty before its first call."""
+    """Usage of a run so far (empty before its first call)."""
 
     calls: int
     """Model calls made."""
@@ -60,22 +60,22 @@ class Usage(TypedDict, total=False):
     cost: float
     """Price of the calls, in the currency of the prices."""
     thread: str
-    """Thread that the time was spent on; empty outside of threads."""
+    """Thread on which the time was spent (empty outside of threads)."""
     spans: list[list[float]]
-    """Newest periods of work of models and tools as Unix times (start, end), in order, without
-    overlaps.
+    """Newest time spans in which models or tools were running, as Unix times (start, end), in order
+    and without overlaps.
     """
     seconds: float
-    """Time before `spans`, in seconds."""
+    """Sum of the time spans before `spans`, in seconds."""
     anew: bool
-    """True if this usage replaces the thread's earlier usage instead of adding to it, since a new
-    run begins.
+    """True if a new run begins, so that this usage replaces the thread's earlier usage instead of
+    being added to it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Budget left."""
+    """Budget that is left."""
 
     calls: int
     """Model calls left."""
@@ -87,8 +87,8 @@ class Remaining:
     """Money left, in the currency of the prices (None: no limit)."""
 
     def used_up(self, *, calls: int = 0) -> StopReason | None:
-        """First limit that is reached (None if there is none). `calls`: number of calls reserved
-        for later.
+        """First limit that is reached (None if no limit is). `calls`: number of calls that are
+        reserved for later.
         """
         if self.calls <= calls:
             return StopReason.MAX_CALLS
@@ -100,15 +100,17 @@ class Remaining:
 
     def share(self, parts: int, *, calls: int = 0) -> Remaining:
         """Budget of each of `parts` parallel branches. Time is not divided. `calls`: number of
-        calls reserved for later.
+        calls that are reserved for later.
         """
         cost = None if self.cost is None else self.cost / parts
         return Remaining((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
 
     def shares(self, parts: int, *, calls: int, answer_tokens: int) -> list[BudgetShare]:
-        """Budgets of up to `parts` parallel branches as plain data, as many as the budget allows.
+        """Budgets, as plain data, of as many parallel branches as the budget allows, at most
+        `parts`.
 
-        `calls`, `answer_tokens`: reserved for later; of the tokens at most half.
+        `calls`, `answer_tokens`: calls and tokens that are reserved for later. Of the tokens, at
+        most half are reserved.
         """
         if self.used_up(calls=calls):
             return []
@@ -147,8 +149,8 @@ class LoopBudget:
     max_cost: float | None = None
     """Money, in the currency of the prices (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
-    """Model name as in its answers (`*` for all others) -> prices of a million prompt tokens and of
-    a million completion tokens.
+    """Model name as in the model's answers (`*` for all others) -> prices of a million prompt
+    tokens and of a million completion tokens.
     """
 
     @classmethod
@@ -183,7 +185,7 @@ def remaining(limits: BudgetLimits, spent: Usage) -> Remaining:
 
 
 def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
-    """Usage of the answers among `messages`, with the time of these answers and of the tools."""
+    """Usage of the answers among `messages`, with the time of answers and tool results."""
     messages = list(messages)
     answers = [message for message in messages if isinstance(message, AIMessage)]
     spent = Usage(
@@ -196,15 +198,15 @@ def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
 
 
 def seconds_worked(messages: Iterable[BaseMessage]) -> float:
-    """Time during which the models and tools behind `messages` were running, in seconds, on the
-    thread of the newest message with times.
+    """Seconds during which the models and tools that made `messages` were running, on the thread of
+    the newest message that has times.
     """
     return _length(_work(messages)[1])
 
 
 def _work(messages: Iterable[BaseMessage]) -> tuple[str, list[list[float]]]:
-    """Thread of the newest message with times, and the time spans of all messages of this
-    thread.
+    """Thread of the newest message that has times, and time spans of all messages of
+    this thread.
     """
     told = [
         message.response_metadata for message in messages if STARTED_AT in message.response_metadata
@@ -216,7 +218,7 @@ def _work(messages: Iterable[BaseMessage]) -> tuple[str, list[list[float]]]:
 
 
 def _joined(spans: Iterable[list[float]]) -> list[list[float]]:
-    """Time spans in order, with overlapping ones joined."""
+    """Time spans in order, in which overlapping spans are joined."""
     found: list[list[float]] = []
     for began, ended in sorted(spans):
         if found and began <= found[-1][1]:
@@ -231,8 +233,8 @@ def _length(spans: Iterable[list[float]]) -> float:
 
 
 def merge_usage(old: Usage, new: Usage) -> Usage:
-    """Sum of two usages; `new` alone if it begins a new run. Time spent on another thread, before a
-    fork, is dropped.
+    """Sum of two usages (only `new` if that begins a new run). Time that was spent on another
+    thread, before a fork, is not counted.
     """
     if not old or new.get("anew"):
         return new
@@ -266,15 +268,15 @@ def seconds_of(spent: Usage) -> float:
 
 
 def _earlier_seconds(spent: Usage) -> float:
-    """Seconds of a usage without a thread, as an earlier version stored them: from the first call
-    to the last.
+    """Seconds of a usage without a thread. An earlier version stored them as the time from the
+    first call to the last.
     """
     told = cast("Mapping[str, float]", spent)
     return told.get("seconds", 0.0) + told.get("ended", 0.0) - told.get("began", 0.0)
 
 
 def _running_thread() -> str:
-    """Thread that the current step belongs to; empty outside of a graph on a thread."""
+    """Thread to which the current step belongs (empty outside of a graph with a thread)."""
     try:
         metadata: Mapping[str, Any] = get_config().get("metadata") or {}
     except RuntimeError:
@@ -293,10 +295,10 @@ def reset_usage(spent: Usage) -> Usage:
 
 
 def refuse_limits(given: Any, **least: float) -> None:
-    """Raise `ConfigError` for a limit that is not a number or is below its minimum. An int minimum
-    requires a whole number.
+    """Raise `ConfigError` for a limit that is not a number, or is below its minimum in `least`. If
+    the minimum is an int, the limit must be a whole number.
 
-    `max_cost` may be None. The prices are checked too.
+    `max_cost` may be None. Prices are checked, too.
     """
     for name, lowest in least.items():
         value, whole = getattr(given, name), isinstance(lowest, int)

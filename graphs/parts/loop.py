@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 ToolFormat = Literal["native", "fenced"]
-"""Form of a model's calls of the Python tool: `native`, the format of its chat template or
-provider, or `fenced`, a fenced block in its text.
+"""Form in which a model calls the Python tool. native: the format of its chat template or provider.
+fenced: a fenced block in its text.
 """
 
 
@@ -57,8 +57,8 @@ def last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
 
 
 def calls_tools(answer: AIMessage) -> bool:
-    """True if an answer calls tools. A call that cannot be decoded counts: it is answered by an
-    error.
+    """True if an answer calls tools. A call that cannot be decoded counts, too, since the model
+    gets an error as its result.
     """
     return bool(answer.tool_calls or invalid_tool_calls(answer))
 
@@ -66,8 +66,8 @@ def calls_tools(answer: AIMessage) -> bool:
 def loop_stop(
     messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool
 ) -> StopReason | None:
-    """Stop reason of a loop after these messages (None if it continues). `final`: the last answer
-    needs no reply.
+    """Stop reason of a loop after these messages (None if the loop continues). `final`: True if the
+    last answer needs no reply.
     """
     answers = [message for message in messages if isinstance(message, AIMessage)]
     if was_cut(answers[-1]) or sampled_tokens(answers) >= limits.max_tokens:
@@ -89,10 +89,11 @@ def loop_stop(
 async def run_loop(
     loop: Any, messages: Sequence[AnyMessage], context: Any, **more: Any
 ) -> tuple[dict[str, Any], str]:
-    """Last state of a loop, and the error if the model's context window was full (else empty).
-    `more`: further fields of its input.
+    """Run a loop. Returns its last state, and the error if the model's context window was full
+    (else empty). `more`: further fields of the loop's input.
 
-    Messages up to an error are kept, so that its sources and usage count.
+    After such an error, the state still has all earlier messages, so that their sources and usage
+    count.
     """
     end: dict[str, Any] = {"messages": []}
     try:

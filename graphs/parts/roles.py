@@ -1,9 +1,10 @@
 """Roles of an agent, and requests to them.
 
-A role is a system turn, a form of its answers, and sampling that suits it. `ask_role` sends one
-request to it. An answer that cannot be parsed is shown to the model once more, with the parse
-error. If the second cannot be parsed either, the caller decides. No model output raises here. Only
-errors that a person can fix do (an unreachable server, say), as an `HrmError`.
+A role is a system turn, a form of answers, and sampling options. `ask_role` sends one request to a
+role. If the answer cannot be parsed, the model is shown its answer with the parse error and asked
+again. If the second answer cannot be parsed either, the caller decides what to do. No model output
+raises an error here; only a problem that a person can fix (such as an unreachable server) raises an
+`HrmError`.
 
     class Judgement(BaseModel):
         fair: bool
@@ -33,28 +34,28 @@ from hrm_agent.trajectory import Sampling
 __all__ = ["CallOptions", "Role", "RoleReply", "ask_role", "chat_model"]
 
 MAX_COMPLAINT = 400
-"""Maximum characters of a parse error that a model is shown."""
+"""Maximum number of characters of a parse error that are shown to a model."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class Role(Generic[Answer]):
-    """Role of an agent that a model plays."""
+    """Role of an agent, which a model plays."""
 
     name: str
     """Name by which a graph's options (`models`, `temperatures`) refer to the role."""
     prompt: str
     """System turn of the role."""
     output: type[Answer] | None = None
-    """Pydantic model of its answers, which are then JSON (None: text)."""
+    """Pydantic model of the role's answers, which are then JSON (None: answers are text)."""
     temperature: float | None = None
     """Sampling temperature (None: that of the current policy)."""
     max_tokens: int | None = None
     """Maximum sampled tokens of one reply (None: that of the current policy)."""
 
     def read(self, text: str) -> Answer:
-        """Return the answer in `text`. Raises `UnparsableAnswer`."""
+        """Parse the answer in `text`. Raises `UnparsableAnswer`."""
         if self.output is not None:
             return read_as(self.output, text)  # pyright: ignore[reportArgumentType, reportReturnType]
         own = own_text(text).strip()
@@ -68,13 +69,15 @@ class CallOptions:
     """Overrides for one request to a role."""
 
     model: str | BaseChatModel | None = None
-    """Model string, or a chat model that the graph holds itself (None: the current policy)."""
+    """Model string, or a chat model object (None: the current policy)."""
     temperature: float | None = None
     """Sampling temperature (None: that of the role)."""
     max_tokens: int | None = None
-    """Budget of sampled tokens, a second answer included, like `PolicyModel.budget`."""
+    """Budget of sampled tokens for both answers together, like `PolicyModel.budget`."""
     calls: int = 2
-    """Maximum model calls. With 1, an answer that cannot be parsed is not requested again."""
+    """Maximum number of model calls. With 1, an answer that cannot be parsed is not requested
+    again.
+    """
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,9 @@ class RoleReply(Generic[Answer]):
     value: Answer | None
     """Parsed answer (None if it could not be parsed)."""
     messages: tuple[AIMessage, ...] = ()
-    """Answers as sampled; two if the first could not be parsed."""
+    """Sampled answers. There are two if the first could not be parsed."""
     complaint: str = ""
-    """Error of the last answer."""
+    """Parse error of the last answer (empty if it could be parsed)."""
     context_full: bool = False
     """True if the conversation no longer fitted into the model's context window."""
 
@@ -103,7 +106,7 @@ async def ask_role(
     *,
     read: Callable[[str], Answer] | None = None,
 ) -> RoleReply[Answer]:
-    """Send one request to a role. `read` replaces the role's own parser."""
+    """Send one request to a role. `read`: parser of the answer (None: the role's parser)."""
     options, read = options or CallOptions(), read or role.read
     turns: list[BaseMessage] = [SystemMessage(role.prompt), HumanMessage(request)]
     temperature = role.temperature if options.temperature is None else options.temperature
@@ -153,11 +156,11 @@ def chat_model(
     max_tokens: int | None = None,
     budget: int | None = None,
 ) -> Any:
-    """Chat model with the settings of a request. A chat model that the graph holds itself gets the
+    """Chat model with the settings of a request. If `model` is a chat model object, it gets the
     limits, but not the schema.
 
-    `tools`: in the format of `convert_to_openai_tool`. `budget`: tokens that are left, like
-    `PolicyModel.budget`.
+    `tools`: tools in the format of `convert_to_openai_tool`. `budget`: number of tokens that are
+    left, like `PolicyModel.budget`.
     """
     if not isinstance(model, BaseChatModel):
         chat: Any = policy(

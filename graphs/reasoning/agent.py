@@ -9,17 +9,17 @@
                         +-> synthesize -> END
 
 The planner splits the problem into named subgoals, which may need each other's values. `schedule`
-starts a solver for every subgoal whose needs are met. Solvers that do not need each other run in
-parallel, each as a tool loop of its own. The critic accepts, sends one subgoal back (it and its
-dependents are solved again, and nothing else), requests another plan, asks a person, or gives up. A
-check of its own may overrule its acceptance. The synthesizer writes the final text in the requested
-format.
+starts a solver for every subgoal whose needs are met. Solvers run in parallel, each in a separate
+tool loop. The critic accepts the results, sends one subgoal back (only this subgoal and its
+dependents are solved again), requests another plan, asks a person, or gives up. With its verdict
+the critic may write a check, which overrules its acceptance if the check fails. The synthesizer
+writes the final text in the requested format.
 
-No model output raises: every run ends with a `stop_reason`. A role whose answer cannot be parsed is
-asked once more. After that an unreadable plan becomes the problem itself as one subgoal, an
-unreadable critique accepts, and an unreadable answer is replaced by the last result. `remarks`
-lists these repairs. All roles share one budget. When it is used up, the run ends with the best
-answer so far, and reports which limit was reached.
+No model output raises an error: every run ends with a `stop_reason`. If the answer of a role cannot
+be parsed, the role is asked once more. If the second answer cannot be parsed either, the problem
+itself becomes the only subgoal of the plan, the critic counts as accepting, or the last result
+becomes the final text. `remarks` lists such repairs. All roles share one budget. When it is used
+up, the run ends with the best answer so far, and reports which limit was reached.
 """
 
 from __future__ import annotations
@@ -82,17 +82,17 @@ __all__ = [
 
 NO_ANSWER = "No answer was found."
 MAX_TOLD = 2000
-"""Maximum characters of a person's answer."""
+"""Maximum number of characters of a person's answer that are used."""
 PLANNER = Role("planner", PLANNER_PROMPT, PlannerAnswer)
 FORMAT_PLANNER = Role("planner", PLANNER_FORMAT_PROMPT, PlannerAnswer)
 CRITIC = Role("critic", CRITIC_PROMPT, CriticAnswer)
 SYNTHESIZER: Role[str] = Role("synthesizer", SYNTHESIZER_PROMPT)
 SOLVER = "solver"
-"""Name of the only role that is a loop: its answers call tools."""
+"""Name of the role whose answers call tools, so that it is a loop."""
 
 
 def _unread(text: str) -> str:
-    """Complaint about a solver's answer without a value; empty if it has one."""
+    """Complaint about a solver's answer without a value (empty if it has a value)."""
     return (
         ""
         if stated_value(text)
@@ -106,7 +106,7 @@ solver = build_tool_loop(SOLVER_PROMPT, _unread)
 async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Planner: the problem -> named subgoals."""
     context, problem = _context(runtime), problem_of(state)
-    new_problem = bool(state.get("stop_reason"))  # the thread's earlier problem has ended
+    new_problem = bool(state.get("stop_reason"))  # an earlier problem on this thread has ended
     earlier_format = state.get("answer_format", "")
     state = ReasoningState(messages=state["messages"]) if new_problem else state
     role = FORMAT_PLANNER if context.planned_format else PLANNER
@@ -137,15 +137,17 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
 
 
 async def schedule(state: ReasoningState) -> dict[str, Any]:
-    """Join: runs once after all solvers of a step. `after_schedule` returns the next nodes."""
+    """Join: runs once, when all solvers of a step have ended. `after_schedule` chooses the next
+    nodes.
+    """
     return {}
 
 
 async def after_schedule(
     state: ReasoningState, runtime: Runtime[ReasoningContext]
 ) -> Sequence[Send] | str:
-    """Return a solver for every subgoal whose needs are met, the critic when all are solved, or the
-    synthesizer when the budget is used up.
+    """Next nodes: a solver for every subgoal whose needs are met, the critic if all subgoals are
+    solved, or the synthesizer if the budget is used up.
     """
     context = _context(runtime)
     left = budget_left(state, context)
@@ -218,9 +220,7 @@ async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) ->
 def _consequence(
     verdict: CriticAnswer, state: ReasoningState, context: ReasoningContext
 ) -> dict[str, Any]:
-    """State update of a verdict: the subgoals to solve again and their hint, or the reason to
-    stop.
-    """
+    """State update for a verdict: the subgoals to solve again, a hint, or the reason to stop."""
     rounds, wish = state.get("rounds", 0), f"{verdict.action} {verdict.subgoal}".strip()
     match verdict.action:
         case "accept":
@@ -239,7 +239,7 @@ def _consequence(
 
 
 async def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> str:
-    """Node that acts on the verdict, if the budget allows it; else the synthesizer."""
+    """Node that acts on the verdict, or the synthesizer if the budget does not allow it."""
     if state.get("stop_reason") or budget_left(state, _context(runtime)).used_up(calls=1):
         return "synthesize"
     return {"revise": "schedule", "replan": "plan", "ask": "ask"}.get(
@@ -248,8 +248,8 @@ async def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContex
 
 
 def ask_person(state: ReasoningState) -> dict[str, Any]:
-    """Ask the critic's question. The person's answer is the hint for the subgoal in question, or
-    for the next plan.
+    """Ask a person the critic's question. The answer becomes the hint for the subgoal that the
+    verdict names, or for the next plan.
     """
     told = interrupt(verdict_of(state, "hint"))
     hint = one_line(told if isinstance(told, str) else json.dumps(told, default=str), MAX_TOLD)
@@ -258,7 +258,7 @@ def ask_person(state: ReasoningState) -> dict[str, Any]:
 
 
 async def after_ask(state: ReasoningState) -> str:
-    """Next node: `schedule` for a subgoal in question, else `plan`."""
+    """Next node: `schedule` if the verdict names a subgoal, else `plan`."""
     return "schedule" if verdict_of(state, "subgoal") else "plan"
 
 
@@ -276,7 +276,7 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
         said = await ask_role(SYNTHESIZER, request, options, read=wanted.read if wanted else None)
     if said.value is not None:
         message = said.messages[-1]
-    else:  # a part of its replies in the requested format, else the last result
+    else:  # use a line of the replies that has the requested format, else the last result
         found = (wanted.found_in(answer.text) for answer in said.messages) if wanted else ()
         solved = (value for value in reversed(list(results.values())) if value != FAILED)
         last = next(solved, NO_ANSWER)
@@ -311,7 +311,9 @@ def _stop(stop: StopReason, reason: str) -> dict[str, str]:
 
 
 def _again(state: ReasoningState, subgoal: str, hint: str) -> dict[str, Any]:
-    """Solve a subgoal and its dependents again. All other results are kept."""
+    """State update that lets a subgoal and its dependents be solved again. All other results are
+    kept.
+    """
     affected = dependents(state.get("plan", []), subgoal)
     return {
         "results": dict.fromkeys(affected),

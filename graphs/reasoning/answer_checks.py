@@ -1,12 +1,12 @@
-"""Checks of the critic's and the synthesizer's answers.
+"""Checks of answers: the format of the final text, and the critic's asserts on the results.
 
-A *format* is derived from the request: a line with places to fill in, `Answer: <number>`, given as
-the final format or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). If none can be
-derived with certainty, there is no check: a right answer must not fail a wrong check.
+A *format* is a line with places to fill in (`Answer: <number>`). It is given as the final format,
+or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). If no format can be found with
+certainty, there is no check, since a right answer must not fail a wrong check.
 
-A critic's *check* is a few Python asserts on the results, which are bound to their subgoals' names.
-They run like all model-written code, through the tool layer, in an interpreter of their own. So
-they are recorded, and can change nothing else.
+A critic's *check* is a few Python asserts on the results, in which each subgoal's name is a
+variable with its result. Like all model-written code, a check runs through the tool layer, in a
+separate interpreter. So it is recorded, and cannot change anything else.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["AnswerFormat", "format_of", "names_in", "run_check"]
 
 MAX_FORMAT, MAX_ANSWER = 200, 2000
-"""Maximum characters of a template, and of an answer that is compared with it."""
+"""Maximum number of characters of a template, and of an answer that is compared with it."""
 MAX_CHECK = 4000
-"""Maximum characters of a check. A longer one is ignored."""
+"""Maximum number of characters of a check. A longer check is ignored."""
 MAX_PLACES, MAX_FREE = 4, 2
-"""Maximum places of a template, and of those that take any text. With more of these a search takes
-too long.
+"""Maximum number of places in a template, and of places that take any text. With more of the
+latter, a search would take too long.
 """
 MAX_LINES = 50
-"""Maximum lines of an answer, from its end, in which a line of the format is looked for."""
+"""Number of lines at the end of an answer that are searched for a line in the format."""
 
 _PLACE = re.compile(r"<([^<>\n/]{1,40})>")
 _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|“([^”\n]+)”")
 _ASKS = re.compile(
     r"\b(exactly|format|form|answer with|reply with|respond with|as)\b[^.\n]{0,40}$", re.IGNORECASE
 )
-# Possessive, since a thousand digits, split in every way, would keep the search busy for minutes.
+# The quantifiers are possessive. Without that, a search would try every way to split a thousand
+# digits, which takes minutes.
 _DIGITS = r"\d++(?:,\d{2,3}(?!\d)){0,6}"
 _NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?(?:/\d++)?"
 _INTEGER = rf"[-+]?{_DIGITS}"
@@ -58,7 +59,7 @@ _FREE = r"[^\n]+"
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """Line with places to fill in."""
+    """Format of a final text: a line with places to fill in."""
 
     template: str
     """Line as requested: `Answer: <number>`."""
@@ -66,7 +67,7 @@ class AnswerFormat:
     """Pattern of a whole line in the format."""
 
     def read(self, text: str) -> str:
-        """Return the answer if it is in the format. Raises `UnparsableAnswer`."""
+        """Return the answer in `text`. Raises `UnparsableAnswer` if it is not in the format."""
         own = own_text(text).strip()
         if not self.kept_by(own):
             raise UnparsableAnswer(f"it has to be exactly of the form {self.template}")
@@ -80,23 +81,25 @@ class AnswerFormat:
         )
 
     def found_in(self, text: str) -> str | None:
-        """Last line in the format, without the quotes or stars around it (None if there is
-        none).
+        """Last line of `text` that is in the format, without quotes or stars around it (None if
+        there is none).
         """
         last = own_text(text).splitlines()[-MAX_LINES:]
         lines = (line.strip().strip("'\"`*“”").strip() for line in reversed(last))
         return next((line for line in lines if self.kept_by(line)), None)
 
     def filled(self, value: str) -> str:
-        """Template with a value in its places; the value alone if the result is not in the
-        format.
+        """Template with a value in its places (only the value if the result would not be in the
+        format).
         """
         line = _PLACE.sub(lambda _: value, self.template)
         return line if self.kept_by(line) else value
 
 
 def format_of(final_format: str, problem: str) -> AnswerFormat | None:
-    """Requested format (None if it cannot be derived)."""
+    """Format that is requested by `final_format` or in `problem` (None if none can be found with
+    certainty).
+    """
     quoted = [next(filter(None, found.groups())) for found in _QUOTED.finditer(final_format)]
     plain = final_format.strip()
     asked = [
@@ -136,7 +139,7 @@ def _format(template: str) -> AnswerFormat | None:
 
 
 async def run_check(check: str, results: Mapping[str, str]) -> str:
-    """Output of a failed check; empty if the check passes, or is not Python."""
+    """Output of a failed check (empty if the check passes, or is not Python)."""
     if not _is_python(check):
         return ""
     call = {
@@ -163,8 +166,8 @@ def _is_python(check: str) -> bool:
 
 
 def _bound(results: Mapping[str, str]) -> str:
-    """Code that binds each name to its value: the value as a literal if it is one, else its
-    text.
+    """Code that assigns each result to its name: its value if the text is a Python literal, else
+    the text.
     """
     lines = [f"    {name}=_value({value!r})," for name, value in results.items()]
     return "\n".join(
@@ -184,6 +187,6 @@ def _bound(results: Mapping[str, str]) -> str:
 
 
 def names_in(check: str, names: Sequence[str]) -> list[str]:
-    """Names of `names` that a check reads."""
+    """Members of `names` that a check reads."""
     read = {node.id for node in ast.walk(ast.parse(check)) if isinstance(node, ast.Name)}
     return [name for name in names if name in read]

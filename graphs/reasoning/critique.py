@@ -1,8 +1,8 @@
 """Answer of the critic, and its parser.
 
-Five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person; `give_up`. Clear synonyms
-are accepted. Impossible actions become `replan`: to revise a subgoal that does not exist, or to ask
-if questions are not allowed.
+The critic chooses one of five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person;
+`give_up`. Clear synonyms are accepted. An impossible action becomes `replan`: to revise a subgoal
+that does not exist, or to ask a person if that is not allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Action", "CriticAnswer"]
 Action = Literal["accept", "revise", "replan", "ask", "give_up"]
 
 MAX_HINT = 500
-"""Maximum characters of a hint."""
+"""Maximum number of characters of a hint."""
 _MEANT: dict[str, Action] = {
     **dict.fromkeys(
         (
@@ -55,11 +55,11 @@ class CriticAnswer(BaseModel):
     """What the critic answers with."""
 
     action: Action
-    """One of the five actions, synonyms replaced."""
+    """Action, in which synonyms are replaced."""
     subgoal: str = ""
-    """Name of the subgoal to revise; empty if there is none."""
+    """Name of the subgoal to revise (empty if there is none)."""
     hint: str = ""
-    """Hint for the next try. For `ask` it is the question, for `give_up` the reason."""
+    """Hint for the next try. For `ask` it is the question, and for `give_up` the reason."""
     check: str = ""
     """Python asserts on the results."""
 
@@ -88,13 +88,15 @@ class CriticAnswer(BaseModel):
     @field_validator("hint")
     @classmethod
     def _in_one_line(cls, hint: str) -> str:
-        """Shorten the hint to one line: it is written into requests, where several lines could
-        forge the text after it.
+        """Shorten the hint to one line. It is written into requests, where further lines could
+        imitate the parts of a request that follow.
         """
         return one_line(hint, MAX_HINT)
 
     def where(self, subgoals: Sequence[str], *, may_ask: bool) -> CriticAnswer:
-        """Return the answer restricted to these subgoals. An impossible action becomes `replan`."""
+        """Return the answer, in which an action that is impossible with these subgoals becomes
+        `replan`. `may_ask`: True if a person may be asked.
+        """
         named = self.subgoal if self.subgoal in subgoals else ""
         action = self.action
         if (action == "revise" and not named) or (action == "ask" and not may_ask):
@@ -108,8 +110,8 @@ class CriticAnswer(BaseModel):
         )
 
     def overruled(self, wrong: str, reads: Sequence[str]) -> CriticAnswer:
-        """Verdict after a failed check: revise the subgoal if the check reads only one result, else
-        replan.
+        """Verdict after a failed check: `revise` if the check reads only the result of one subgoal,
+        else `replan`.
         """
         hint = one_line(f"The check failed: {wrong.splitlines()[-1]}", MAX_HINT)
         subgoal = reads[0] if len(reads) == 1 else ""

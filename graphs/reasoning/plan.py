@@ -1,7 +1,8 @@
 """Plan: a few named subgoals, some of which need the values of others.
 
-A planner's list can have invalid names, duplicate names, needs that do not exist, and cycles.
-`arranged` makes a plan of it, in an order in which it can be solved, and lists its corrections.
+A planner's list may have invalid names, duplicate names, needs that do not exist, and cycles.
+`arranged` corrects the list, sorts the subgoals so that each comes after its needs, and lists the
+corrections.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 FAILED = "failed"
 """Value of a subgoal whose solver gave no answer."""
 MAX_NAME, MAX_GOAL, MAX_FORMAT = 40, 2000, 200
-"""Maximum characters of a name, a goal, and an answer format."""
+"""Maximum numbers of characters of a name, a goal, and an answer format."""
 _LISTS = ("subgoals", "plan", "steps", "tasks", "goals")
 _GOALS = ("goal", "description", "task", "question", "subgoal")
 _NEEDS = ("needs", "depends_on", "dependencies", "requires", "inputs")
@@ -42,11 +43,11 @@ class PlannedSubgoal(BaseModel):
     """A subgoal as the planner gives it."""
 
     name: str = ""
-    """Name as the planner gave it; empty if it gave none."""
+    """Name as the planner gave it (empty if it gave none)."""
     goal: str = Field(min_length=1)
     """Goal in one line."""
     needs: list[str] = Field(default_factory=list)
-    """Names of subgoals whose values it needs, not yet checked."""
+    """Names of the subgoals whose values this one needs. They may not exist."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,7 +74,9 @@ class PlannedSubgoal(BaseModel):
     @field_validator("goal")
     @classmethod
     def _in_one_line(cls, goal: str) -> str:
-        """Shorten a goal to one line: several lines could forge the text after it in a request."""
+        """Shorten a goal to one line. In a request, further lines could imitate the parts that
+        follow.
+        """
         return one_line(goal, MAX_GOAL)
 
 
@@ -84,16 +87,18 @@ class PlannerAnswer(BaseModel):
     subgoals: list[PlannedSubgoal] = Field(min_length=1)
     """Subgoals in the planner's order, at least one."""
     answer_format: SkipJsonSchema[str] = ""
-    """Format of the final answer, in one line; empty if the planner gives none.
+    """Format of the final answer, in one line (empty if the planner gives none).
 
-    It is left out of the schema that constrains a plan, since a request is identified by its
-    schema, and older runs must remain resumable.
+    The field is left out of the JSON schema that constrains a plan. The schema is part of a
+    request's identity, so with the field older runs could not be resumed.
     """
 
     @model_validator(mode="before")
     @classmethod
     def _what_can_be_used(cls, given: Any) -> Any:
-        """Read the list under any of its names, without items that are not subgoals."""
+        """Read the list under any of its accepted names, and leave out items that are
+        not subgoals.
+        """
         wanted: Any = None
         if isinstance(given, Mapping):
             fields = cast("Mapping[str, Any]", given)
@@ -114,15 +119,15 @@ def _is_subgoal(item: Any) -> bool:
 
 
 def whole_problem(problem: str) -> list[Subgoal]:
-    """Plan without a planner: one subgoal, the problem itself."""
+    """Plan without a planner, whose only subgoal is the problem itself."""
     return [Subgoal(name="answer", goal=problem, needs=[])]
 
 
 def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal], list[str]]:
-    """Plan that can be solved from its first subgoal to its last, and remarks on corrections.
+    """Plan in which each subgoal comes after its needs, and remarks on corrections.
 
-    A need of an earlier subgoal is always kept. A need of a later one is kept, and changes the
-    order, unless it closes a cycle.
+    If a subgoal needs an earlier one of the list, this is always kept. If it needs a later one,
+    this changes the order, unless it would close a cycle; then it is dropped.
     """
     remarks = (
         [f"plan: {len(listed)} subgoals, of which the first {limit} count"]
@@ -158,14 +163,14 @@ def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal
 
 
 def ready(plan: Iterable[Subgoal], results: Collection[str]) -> list[Subgoal]:
-    """Subgoals without a result whose needs all have one."""
+    """Subgoals that have no result, but whose needs all have one."""
     return [
         s for s in plan if s["name"] not in results and all(need in results for need in s["needs"])
     ]
 
 
 def _names(listed: Sequence[PlannedSubgoal]) -> list[str]:
-    """Unique identifiers of the subgoals."""
+    """Unique identifiers for the subgoals, in their order."""
     names: list[str] = []
     for place, given in enumerate(listed, start=1):
         name = _identifier(given.name) or f"part_{place}"
@@ -175,7 +180,7 @@ def _names(listed: Sequence[PlannedSubgoal]) -> list[str]:
 
 
 def _identifier(given: str) -> str:
-    """Valid Python identifier made of `given`; empty if no part of it can be used."""
+    """Valid Python identifier made of `given` (empty if no part of it can be used)."""
     name = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", given[: 4 * MAX_NAME])).strip("_")[
         :MAX_NAME
     ]
@@ -187,7 +192,7 @@ def _identifier(given: str) -> str:
 
 
 def _behind(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Names that `name` needs, directly or through others, itself included."""
+    """Names that `name` needs, directly or through others, and `name` itself."""
     found, open_ = set[str](), [name]
     while open_:
         one = open_.pop()
@@ -198,7 +203,7 @@ def _behind(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names in the given order, but each after its needs."""
+    """Names in the given order, changed so that each comes after its needs."""
     ordered: list[str] = []
     while len(ordered) < len(needs):
         ordered.append(

@@ -1,7 +1,8 @@
 """State and run context of the hierarchical agent.
 
-The functions here derive facts from a state: the results in order, the best ones so far, the
-remaining budget. They read nothing else, so that a resumed or replayed run decides the same.
+The functions of this module derive values from a state: the results in order, the best results so
+far, the remaining budget. They read only the state, so that a resumed or replayed run makes the
+same decisions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NotRequired
 from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
 from hrm_agent.answers.subgoals import Subgoal
@@ -48,9 +49,9 @@ __all__ = [
 
 ROLES = ("planner", "solver", "critic", "synthesizer")
 MAX_VALUE = 2000
-"""Maximum characters of a subgoal's value that other roles are shown."""
+"""Maximum number of characters of a subgoal's value that are shown to other roles."""
 MAX_TASK = 2**14
-"""Maximum characters of the problem as a session variable."""
+"""Maximum number of characters of the problem in a session variable."""
 
 
 @dataclass(frozen=True)
@@ -58,34 +59,34 @@ class ReasoningContext:
     """Limits and options of one run, passed as LangGraph's run context."""
 
     max_rounds: int = 2
-    """Plans and revisions, the first plan included."""
+    """Maximum number of plans and revisions, including the first plan."""
     max_subgoals: int = 8
-    """Subgoals of one plan."""
+    """Maximum number of subgoals of a plan."""
     max_parallel: int = 8
-    """Parallel solvers."""
+    """Maximum number of parallel solvers."""
     max_turns: int = 6
-    """Answers of one solver."""
+    """Maximum number of answers of one solver."""
     max_answer_tokens: int = 1024
-    """Sampled tokens of one solver, and of one answer of another role."""
+    """Maximum number of sampled tokens of one solver, and of one answer of another role."""
     max_calls: int = 100
-    """Answers of all roles. One of them is reserved for the synthesizer."""
+    """Maximum number of answers of all roles. One answer is reserved for the synthesizer."""
     max_tokens: int = 32768
-    """Sampled tokens of all roles."""
+    """Maximum number of sampled tokens of all roles."""
     max_seconds: float = 1800.0
-    """Time during which models and tools of this run were running, in seconds; parallel calls count
-    once. It is checked between answers.
+    """Maximum time during which models and tools of this run are running, in seconds, where
+    parallel calls count once. It is checked between answers.
     """
     max_cost: float | None = None
-    """Money for all answers, in the currency of `prices` (None: no limit)."""
+    """Maximum cost of all answers, in the currency of `prices` (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
     """Model name (`*` for all others) -> prices of a million prompt tokens and of a million
-    completion tokens. They apply if the provider reports no cost.
+    completion tokens. They are used if the provider reports no cost.
     """
     final_format: str = ""
     """Format of the answer, if the problem does not state it."""
     planned_format: bool = False
-    """Ask the planner for the answer's format. A format in `final_format` or in the problem has
-    priority.
+    """Ask the planner for the answer's format. A format in `final_format` or in the problem takes
+    precedence.
     """
     ask_person: bool = False
     """Let the critic ask a person. The run then waits for an answer (LangGraph's `interrupt`)."""
@@ -94,11 +95,13 @@ class ReasoningContext:
     temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
     """Role -> sampling temperature."""
     tool_format: ToolFormat = "native"
-    """Form of the solvers' calls of the Python tool: `native`, or `fenced` for a model that cannot
+    """Form in which solvers call the Python tool: `native`, or `fenced` for a model that cannot
     call tools.
     """
     session_variables: bool = False
-    """Begin each solver's session with `task`, `results` and, if the task has some, `data`."""
+    """Begin each solver's session with the variables `task`, `results` and, if the task has data,
+    `data`.
+    """
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for an invalid limit or tool format, and for an unknown role."""
@@ -116,7 +119,9 @@ class ReasoningContext:
 
 
 def _merged(old: dict[str, str], new: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Merge values by name. None for a name removes it; None for all begins a new plan."""
+    """Merge values by name. The value None removes a name. If `new` is None, all are removed, since
+    a new plan begins.
+    """
     return (
         {name: value for name, value in {**old, **new}.items() if value is not None}
         if new is not None
@@ -132,50 +137,52 @@ class ReasoningState(TypedDict):
     """State of one problem."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    """Messages: the problem is the last human message; the final answer is appended."""
+    """Messages. The problem is the last human message, and the final answer is appended."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that solvers' sessions can begin with: `data`, if the task has some."""
+    """JSON values by name with which solvers' sessions can begin: `data`, if the task has data."""
     plan: NotRequired[list[Subgoal]]
     """Subgoals in an order in which they can be solved."""
     answer_format: NotRequired[str]
     """Format of the final answer, as the planner gives it."""
     results: NotRequired[Annotated[dict[str, str], _merged]]
-    """Value of each solved subgoal of this plan, by name."""
+    """Name of each solved subgoal of this plan -> its value."""
     hints: NotRequired[Annotated[dict[str, str], _merged]]
-    """Critic's hints for subgoals that are solved again, by name."""
+    """Name of each subgoal that is solved again -> the critic's hint."""
     best: NotRequired[dict[str, str]]
-    """Results with the largest solved share that a critic has seen."""
+    """Results of the plan that had the largest share of solved subgoals when the critic
+    judged it.
+    """
     critique: NotRequired[str]
     """Critic's last answer, as sampled."""
     verdict: NotRequired[dict[str, str]]
-    """Verdict in force: `action`, `subgoal`, `hint`, `check`. Empty until a plan's results are
-    judged.
+    """Verdict on the current results: `action`, `subgoal`, `hint`, `check` (empty until they are
+    judged).
     """
     hint: NotRequired[str]
-    """Hint of the critic or of a person for the next plan."""
+    """Hint for the next plan, from the critic or a person."""
     rounds: NotRequired[int]
     """Plans and revisions so far."""
     spent: NotRequired[Annotated[Usage, merge_usage]]
     """Usage of all roles."""
     remarks: NotRequired[Annotated[list[str], _listed]]
-    """Answers that could not be parsed or followed, and the repairs."""
+    """Remarks on answers that could not be parsed or followed, and on how they were repaired."""
     stop_reason: NotRequired[str]
-    """`StopReason` as plain text; empty while the run continues."""
+    """`StopReason` as plain text (empty while the run continues)."""
     reason: NotRequired[str]
-    """Reason for the stop, in words."""
+    """Reason for the stop, as text for a person."""
 
 
 class SolverTask(TypedDict):
     """Input of one solver."""
 
     problem: str
-    """Problem of the person, for context."""
+    """Whole problem, for context."""
     subgoal: Subgoal
-    """The subgoal to solve."""
+    """Subgoal to solve."""
     known: dict[str, str]
-    """Values of the subgoals that this one needs, by name, each in one line."""
+    """Name of each subgoal that this one needs -> its value, in one line."""
     hint: str
-    """Critic's hint for this subgoal; empty at the first try."""
+    """Critic's hint for this subgoal (empty at the first try)."""
     tokens: int
     """Budget of sampled tokens."""
     turns: int
@@ -185,7 +192,7 @@ class SolverTask(TypedDict):
     cost: float | None
     """Budget of money, in the currency of the prices (None: no limit)."""
     variables: NotRequired[dict[str, Any]]
-    """JSON values by name that its session begins with, if the context enables them."""
+    """JSON values by name with which the session begins, if the context enables this."""
 
 
 def problem_of(state: ReasoningState) -> str:
@@ -197,19 +204,19 @@ def verdict_of(state: ReasoningState, what: str) -> str:
 
 
 def ordered_results(state: ReasoningState) -> dict[str, str]:
-    """Results in the order of the plan, whichever solver finished first."""
+    """Results in the order of the plan, regardless of the order in which solvers finished."""
     results = state.get("results", {})
     return {s["name"]: results.get(s["name"], FAILED) for s in state.get("plan", [])}
 
 
 def _solved(results: Mapping[str, str]) -> float:
-    """Share of the results that were found."""
+    """Share of the subgoals that have a value."""
     return sum(value != FAILED for value in results.values()) / max(len(results), 1)
 
 
 def best_results(state: ReasoningState) -> dict[str, str]:
-    """Accepted results; else those of this plan or of an earlier one, whichever has the larger
-    solved share.
+    """Results, if the critic accepted them. If not, the results of this plan or of an earlier one,
+    whichever has the larger share of solved subgoals.
     """
     results = ordered_results(state)
     if verdict_of(state, "action") == "accept" and _solved(results):
@@ -218,7 +225,9 @@ def best_results(state: ReasoningState) -> dict[str, str]:
 
 
 def shown(results: Mapping[str, str]) -> dict[str, str]:
-    """Values shortened to one line each: a value of several lines could forge its neighbours."""
+    """Values, each shortened to one line, since further lines of a value could imitate other
+    values.
+    """
     return {
         name: one_line(v, MAX_VALUE) if "\n" not in v else json.dumps(v[:MAX_VALUE])
         for name, v in results.items()
@@ -232,8 +241,8 @@ def budget_left(state: ReasoningState, context: ReasoningContext) -> Remaining:
 def solver_task(
     state: ReasoningState, subgoal: Subgoal, share: Remaining, *, variables: bool = False
 ) -> SolverTask:
-    """Input of a solver of `subgoal`. `variables`: pass the values to its session too, not only as
-    text.
+    """Input of a solver of `subgoal`. `variables`: True if values are also passed as variables of
+    the solver's session.
     """
     results = state.get("results", {})
     task = SolverTask(
@@ -248,7 +257,8 @@ def solver_task(
     )
     if variables:
         needs = subgoal["needs"]
-        # Values written by models are bounded: one too large for a session would end the run.
+        # Values come from models, so their size is bounded: a value that is too large for a session
+        # would end the run.
         longest = min(MAX_VALUE, MAX_TASK // max(len(needs), 1))
         task["variables"] = {
             "task": problem_of(state)[:MAX_TASK],

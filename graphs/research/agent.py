@@ -6,18 +6,19 @@ spans.
               |  +--- what was read before is enough -------------+         +----------------------+
               +-> reply -> END                                                once, if a citation does not stand
 
-The planner lists the questions to look up, asks the person back, or returns a courtesy. Each
-searcher is a tool loop of its own. `gather` gives the sources that were read names that last for
+The planner lists the questions to look up, asks the person a question, or only returns a courtesy.
+Each searcher is a separate tool loop. `gather` gives the sources that were read names that last for
 the conversation, and keeps only those quotes of the findings that occur in the sources. The writer
-answers from these. `check` compares each quote with the sources' text. With `check_support` a model
-has judged before whether the quote supports its sentence. A citation that is fabricated, or
-supports nothing, is sent back once with the reason, then removed, and the answer reports that. An
-answer with no citation left does not count: `answered` is false, and the state's `stop_reason` is
-`no_answer` (the recorded run is completed).
+answers from these findings and sources. With `check_support`, a model judges whether each quote
+supports its sentence (`support`). `check` compares each quote with the text of its source. If a
+citation is fabricated, or does not support its sentence, the draft is sent back once with the
+reason. If the next draft still has such a citation, the citation is removed, and the answer reports
+this. If no citation is left, `answered` is false and the state's `stop_reason` is `no_answer` (the
+recorded run is completed).
 
-No output of a model, a tool or a wiki raises: every turn ends with a `stop_reason`. All roles share
-one budget (`hrm_agent.graphs.parts.budget`). When it is used up, the turn ends with the best answer
-so far: the findings, whose quotes are checked already.
+No output of a model, a tool or a wiki raises an error: every turn ends with a `stop_reason`. All
+roles share one budget (`hrm_agent.graphs.parts.budget`). When it is used up, the turn ends with the
+best answer so far. If there is no draft, this is the findings, whose quotes are already checked.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ UNSUPPORTED = "No source was cited for this."
 REMOVED = "Removed: {} that no source has."
 NO_SUPPORT = "Removed: {} that does not support its sentence."
 MAX_LISTED, MAX_LISTED_TITLE = 50, 100
-"""Maximum sources at hand that the planner is shown, and maximum characters of their titles."""
+"""Maximum number of remembered sources that are shown to the planner, and maximum number of
+characters of their titles.
+"""
 QUESTION, REPLY, UNANSWERED = "question", "reply", "no_answer"
-"""Stop reasons of a turn in addition to `StopReason`."""
+"""Further stop reasons of a turn, in addition to those of `StopReason`."""
 
 
 def build_research(
@@ -92,8 +95,8 @@ def build_research(
 ) -> Any:
     """Return the compiled graph.
 
-    `model`: chat model in place of the current policy. `tools`: your own tools for the searchers,
-    in addition to those of the context or in place of them.
+    `model`: chat model in place of the current policy. `tools`: your tools for the searchers, in
+    addition to the tools that the context names.
     """
     nodes = _Research(model, as_tools(tools))
     builder = StateGraph(ResearchState, context_schema=ResearchContext if tools else BuiltinContext)
@@ -125,10 +128,10 @@ class _Research:
     async def plan(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
         """Planner: the newest message -> questions, or a message to the person instead."""
         context, sources = _context(runtime), state.get("sources", {})
-        Toolbox(context, self._tools)  # raises `ConfigError` before a model is asked
+        Toolbox(context, self._tools)  # raises `ConfigError` before any model call
         gone = forgotten(sources, context.max_remembered_chars)
         at_hand = {name: source for name, source in sources.items() if name not in gone}
-        fresh = ResearchState(messages=state["messages"])  # a turn has a budget of its own
+        fresh = ResearchState(messages=state["messages"])  # each turn begins with the whole budget
         listed = [
             f"{name} {source['title'][:MAX_LISTED_TITLE]}"
             for name, source in [*at_hand.items()][-MAX_LISTED:]
@@ -191,14 +194,14 @@ class _Research:
     async def write(
         self, state: ResearchState, runtime: Runtime[ResearchContext]
     ) -> dict[str, Any]:
-        """Writer: findings and passages -> an answer with quotes. No update if the budget is used
-        up.
+        """Writer: findings and passages -> an answer with quotes. If the budget is used up, returns
+        an empty update.
         """
         context, drafts = _context(runtime), state.get("drafts", [])
         left = budget_left(state, context)
         if left.used_up():
             return {}
-        # long sources take a moment
+        # in a thread, since long sources take a moment
         request = await asyncio.to_thread(_writer_request, state, context)
         turns: list[AnyMessage] = [SystemMessage(WRITER_PROMPT), HumanMessage(request), *drafts]
         if drafts:
@@ -237,8 +240,8 @@ class _Research:
     def _options(
         self, state: ResearchState, context: ResearchContext, kept_back: int = 0
     ) -> CallOptions:
-        """Call options of a role: its share of the budget, for two answers if the first cannot be
-        parsed.
+        """Call options of a role: its share of the budget, and two calls, since the first answer
+        may not be parsable.
         """
         left = budget_left(state, context)
         calls, limit = min(2, left.calls - kept_back), min(context.max_answer_tokens, left.tokens)
@@ -250,8 +253,8 @@ class _Research:
 async def after_plan(
     state: ResearchState, runtime: Runtime[ResearchContext]
 ) -> Sequence[Send] | str:
-    """Return a searcher for every question, as far as the budget allows; `gather` if there is none,
-    `reply` if the planner has a message.
+    """Next nodes: a searcher for every question, as far as the budget allows, `gather` if there is
+    none, or `reply` if the planner has a message for the person.
     """
     if state.get("say"):
         return "reply"
@@ -271,7 +274,7 @@ async def after_plan(
 
 
 def reply(state: ResearchState) -> dict[str, Any]:
-    """Return the planner's own message to the person."""
+    """Return the planner's message to the person as the answer."""
     asked = bool(state.get("asked_back"))
     return {
         "messages": [AIMessage(state.get("say", ""), id=_final_id(state))],
@@ -307,7 +310,7 @@ def gather(state: ResearchState) -> dict[str, Any]:
 
 
 async def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -> str:
-    """Return `support` if the check is enabled, a draft exists, and the budget has a call for it;
+    """Next node: `support` if the check is enabled, a draft exists and the budget is not used up,
     else `check`.
     """
     context = _context(runtime)
@@ -318,8 +321,8 @@ async def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -
 
 
 def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
-    """Compare the newest draft with the sources. Send it back with its errors, or end the turn with
-    the best draft.
+    """Compare the drafts with the sources. Either send the newest draft back with its errors, or
+    end the turn with the best draft.
     """
     context = _context(runtime)
     drafts = state.get("drafts", [])
@@ -366,7 +369,7 @@ async def after_check(state: ResearchState) -> str:
 def _complaint(
     checked: CheckedText, unsupported: Mapping[Any, str], sources: Mapping[str, Source]
 ) -> str:
-    """Complaint to the writer about a draft; empty if the draft is acceptable."""
+    """Complaint to the writer about a draft (empty if the draft is acceptable)."""
     if not checked.body:
         return "There is no text in it. Answer again."
     wrong = [
@@ -385,7 +388,7 @@ def _complaint(
 
 
 def _final_text(best: CheckedText) -> str:
-    """Answer for the person, with notes about it."""
+    """Answer for the person, with notes on missing and removed citations."""
     if not best.body:
         return NO_ANSWER
     body = f"{NO_ANSWER} {best.body}" if best.denies else best.body
@@ -404,7 +407,7 @@ def _final_text(best: CheckedText) -> str:
 
 
 def _end(state: ResearchState, context: ResearchContext, best: CheckedText) -> tuple[str, str]:
-    """Stop reason of the turn, as a name and in words."""
+    """Stop reason of the turn, and the reason as text for a person."""
     drafts = state.get("drafts", [])
     limit = budget_left(state, context).used_up()
     short = [
@@ -448,7 +451,9 @@ def _about(question: ResearchQuestion) -> str:
 
 
 def _final_id(state: ResearchState) -> str:
-    """Id of the answer, made from its message's id: the same in every replay."""
+    """Id of the answer, made from the id of the person's message, so that it is the same in every
+    replay.
+    """
     newest = next(
         (message for message in reversed(state["messages"]) if message.type == "human"), None
     )

@@ -1,9 +1,10 @@
 """Answer of a research planner, and its parser.
 
-Three forms: questions to look up; a question back to the person; a courtesy. One answer decides
-between them, because a model that knows the unclear parts knows the clear ones too. A question back
-counts only if there is no question to look up, and not twice in a row: a person who has just
-answered is not asked again, but gets the best available answer.
+An answer has one of three forms: questions to look up, a question back to the person, or a
+courtesy. The planner decides on the form in one answer, since a model that sees what is unclear in
+a message also sees what is clear. A question back counts only if there is no question to look up.
+It does not count twice in a row: a person who has just answered is not asked again, but gets the
+best available answer.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from hrm_agent.retrieval.citations.quotes import CITATION_LIST
 __all__ = ["PlannedQuestion", "ResearchPlan", "earlier_lines", "reading", "whole_question"]
 
 MAX_QUESTION, MAX_QUERY, MAX_SAID = 500, 200, 1000
-"""Maximum characters of a question, a query, and a message to the person."""
+"""Maximum numbers of characters of a question, a query, and a message to the person."""
 MAX_QUERIES = 4
 MAX_EARLIER, MAX_LINE = 8, 800
-"""Maximum earlier messages that a role is shown, and maximum characters of each."""
+"""Maximum number of earlier messages that are shown to a role, and maximum number of characters of
+each.
+"""
 _LISTS = ("questions", "subquestions", "sub_questions", "plan", "steps")
 _QUESTIONS = ("question", "goal", "task", "text")
 _QUERIES = ("queries", "query", "search", "searches", "keywords")
@@ -55,8 +58,8 @@ class PlannedQuestion(BaseModel):
     @field_validator("question")
     @classmethod
     def _in_one_line(cls, question: str) -> str:
-        """Shorten a question to one line: several lines could forge the text after it in a
-        request.
+        """Shorten a question to one line. In a request, further lines could imitate the parts that
+        follow.
         """
         return one_line(question, MAX_QUESTION)
 
@@ -72,22 +75,24 @@ class ResearchPlan(BaseModel):
     """What the planner answers with."""
 
     questions: list[PlannedQuestion] = Field(default_factory=list[PlannedQuestion])
-    """Questions to look up; empty if the planner asks back or replies."""
+    """Questions to look up (empty if the planner asks back or replies)."""
     ask: str = ""
-    """Question back to the person; empty if there is none."""
+    """Question back to the person (empty if there is none)."""
     reply: str = ""
-    """Reply that needs no sources, such as a courtesy; empty if there is none."""
+    """Reply that needs no sources, such as a courtesy (empty if there is none)."""
 
     @model_validator(mode="before")
     @classmethod
     def _what_can_be_used(cls, given: Any) -> Any:
-        """Read the list under any of its names, without items that are not questions."""
+        """Read the list under any of its accepted names, and leave out items that are not
+        questions.
+        """
         fields = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
         named = next((fields[name] for name in _LISTS if name in fields), given)
         listed = cast("list[Any]", named) if isinstance(named, list) else []
         questions = [item for item in listed if _is_question(item)]
         if not questions and not any(name in fields for name in (*_LISTS, "ask", "reply")):
-            # prose is no question, however short
+            # a text that is not JSON with these fields is no question, even if it is short
             raise ValueError('it has none of "questions", "ask" and "reply"')
         said = {
             name: fields[name] for name in ("ask", "reply") if isinstance(fields.get(name), str)
@@ -101,7 +106,7 @@ class ResearchPlan(BaseModel):
 
     @property
     def say(self) -> str:
-        """Message to the person in place of an answer; empty if there are questions to look up."""
+        """Message to the person in place of an answer (empty if there are questions to look up)."""
         return "" if self.questions else self.ask or self.reply
 
 
@@ -118,7 +123,8 @@ def _is_question(item: Any) -> bool:
 def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan]:
     """Return the parser of a plan in this turn.
 
-    `may_ask`: a question back is allowed. `has_sources`: a plan without questions is allowed.
+    `may_ask`: True if a question back is allowed. `has_sources`: True if there are remembered
+    sources, so that a plan without questions is allowed.
     """
 
     def read(text: str) -> ResearchPlan:
@@ -140,13 +146,13 @@ def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan
 
 
 def whole_question(message: str) -> list[ResearchQuestion]:
-    """Plan without a planner: the person's message as the only question."""
+    """Plan without a planner, whose only question is the person's message."""
     return [ResearchQuestion(question=one_line(message, MAX_QUESTION), queries=[])]
 
 
 def earlier_lines(messages: Sequence[AnyMessage]) -> list[str]:
-    """Messages before the newest one, one line each: a message of several lines could forge its
-    neighbours.
+    """Messages before the person's newest message, each in one line, since further lines of a
+    message could imitate other messages.
     """
     newest = next((i for i in reversed(range(len(messages))) if messages[i].type == "human"), 0)
     who = {"human": "Person", "ai": "Agent"}

@@ -2,11 +2,11 @@
 
     START -> reason -> tools -> reason -> ... -> END
 
-It is the tool loop with other tools and two additions. Sources that are read move from the
-conversation to a channel of their own, whole, so that the messages are no longer than the text that
-the model was shown. Searches and reads are counted. Those over the limit are answered by a refusal,
-recorded like any outcome, that asks the model to end with its findings so far. A searcher that
-answers without any search is reminded once.
+The loop is the tool loop with other tools and three additions. Whole sources that were read move
+from the messages to a separate channel, so that messages have only the text that was shown to the
+model. Searches and reads are counted: a call over the limit gets a refusal as its result, which
+asks the model to end with its findings so far and is recorded like any result. A searcher that
+answers without any search is reminded once to use the tools.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
 from hrm_agent.graphs.parts.budget import LoopBudget, sampled_tokens
@@ -51,11 +51,13 @@ class SearchContext:
     research: ResearchContext
     """Run context of the research graph: sources, and limits of one searcher."""
     about: str
-    """Text of the question and its queries."""
+    """Text of the question and its queries, by which passages are chosen."""
     first_id: int
     """Number of the first new source."""
     has_sources: bool
-    """True if the searcher was shown remembered sources, so that it need not search."""
+    """True if remembered sources were shown to the searcher, so that it may answer without a
+    search.
+    """
     budget: LoopBudget
     """Budget of this search."""
 
@@ -68,15 +70,15 @@ class SearchState(TypedDict):
     sources: NotRequired[Annotated[list[Source], operator.add]]
     """Sources in the order in which they were read."""
     stop_reason: NotRequired[str]
-    """`StopReason` as plain text; empty while the loop continues."""
+    """`StopReason` as plain text (empty while the loop continues)."""
 
 
 def build_search(
     model: BaseChatModel | None = None,
     tools: Sequence[BaseTool] = (),
 ) -> CompiledStateGraph[SearchState, SearchContext, SearchState, SearchState]:
-    """Return the loop, which asks `model` (None: the current policy). `tools`: your own, in
-    addition to those that the context names.
+    """Return the compiled loop. `model`: chat model (None: the current policy). `tools`: your
+    tools, in addition to those that the context names.
     """
 
     async def reason(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def build_search(
         answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])
         messages = [*state["messages"], answer]
         answers = sum(isinstance(message, AIMessage) for message in messages)
-        # tools have answered, or it was reminded
+        # True if it need not search, tools have answered, or it was reminded
         looked = context.has_sources or len(messages) > answers + 1
         stop = loop_stop(messages, context.budget, final=looked and not calls_tools(answer))
         return {"messages": [answer], "stop_reason": stop.value if stop else ""}
@@ -127,7 +129,9 @@ async def _answers(
     own: Sequence[BaseTool],
     config: RunnableConfig,
 ) -> list[ToolMessage]:
-    """Run all calls of the last answer in parallel, each with its own numbers for new sources."""
+    """Run all tool calls of the last answer in parallel. Each call has a separate range of numbers
+    for new sources.
+    """
     answer = last_answer(messages)
     before = [
         call["name"]
@@ -157,7 +161,9 @@ async def _answers(
 
 
 def _without_invalid(answer: AIMessage) -> AIMessage:
-    """Remove undecodable calls from the metadata, which has them too if the answer was streamed."""
+    """Remove undecodable calls from the metadata of an answer. The metadata of a streamed answer
+    has them, too.
+    """
     metadata = {
         name: value
         for name, value in answer.response_metadata.items()

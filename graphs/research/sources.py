@@ -1,15 +1,16 @@
-"""Sources, the passages of them that a model is shown, and the frame around these.
+"""Sources, and the framed passages of them that are shown to a model.
 
-A page is longer than a model should read. It is cut into passages, which are spans of its text. A
-model is shown the first one, which describes the page, and those that share most with the question
-(BM25 within the page), in the order of the text, with `[...]` for omitted parts. Hits of a search
-are parts already, whose beginning describes nothing. Of these a model is shown the best matches
-with the question (`display_hits`), and the writer sees them whole while there is room. The whole
-text is kept, so that each quote can be found again to the character.
+A page is longer than a model should read, so it is divided into passages, which are spans of its
+text. A model is shown the first passage, which describes the page, and the passages that match the
+question best (BM25 within the page). They are in the order of the text, with `[...]` for omitted
+parts. Hits of a search are already parts of a document, and their beginnings describe nothing. Of
+hits, a model is shown the best matches with the question (`display_hits`), and the writer sees
+whole hits while there is room. The whole text of a source is kept, so that each quote can be found
+in it to the character.
 
-A source is text of a third party. It has a frame, `<source S1 0f3a>` to `</source S1 0f3a>`, whose
-word does not occur in it. So no text can close its own frame and continue in the voice of the
-person or of another source.
+A source is text of a third party. It is shown in a frame, `<source S1 0f3a>` to `</source S1
+0f3a>`, with a code word (`0f3a`) that does not occur in the text. So the text cannot close the
+frame and pretend to be the person or another source.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from urllib.parse import urlsplit
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
 from hrm_agent.answers.typed_reply import one_line
@@ -40,16 +41,22 @@ __all__ = [
 ]
 
 MAX_TITLE, MAX_TEXT = 300, 500_000
-"""Maximum characters of a title and of a text. The rest is neither shown nor quoted."""
+"""Maximum numbers of characters of a title and of a text. The rest is cut off, so it is neither
+shown nor quoted.
+"""
 GAP = "[...]"
 Span = tuple[int, int]
 _FIRST, _FILL = 1e6, 1e-6
-"""Score above all others, and score below all others."""
+"""Addition to a score that puts a passage before all others, and score of passages that are chosen
+last.
+"""
 _SHARE = 1 / 3
-"""Minimum score as a share of the best passage's score: less is chance."""
+"""Minimum score of a passage, as a share of the best passage's score. A lower score may be due to
+chance.
+"""
 _WHOLE = 1 / 6
-"""Share of the writer's room. A source of this turn up to this length, such as a hit, is shown
-whole or not at all while whole ones fit.
+"""Share of the writer's room. A source of this turn that is not longer (such as a hit) counts as
+one passage, so that it is shown whole while whole sources fit.
 """
 
 
@@ -57,15 +64,19 @@ class Source(TypedDict):
     """Snapshot of a source text."""
 
     id: str
-    """Name by which the conversation cites it: `S1`, `S2` and so on; empty until it has one."""
+    """Name by which the conversation cites the source: `S1`, `S2` and so on (empty until it has a
+    name).
+    """
     title: str
     """Title of the page, or path of the file, in one line."""
     url: str
-    """URL of this revision, which stays valid when the page changes; empty for a file."""
+    """URL of this revision of a page, which stays valid when the page changes (empty
+    for a file).
+    """
     revision: str
     """Revision of the page, or hash of the file's text."""
     file: str
-    """Path inside the indexed folder; empty for a page."""
+    """Path inside the indexed folder (empty for a page)."""
     text: str
     """Whole text, so that a quote can be found again."""
     offset: int
@@ -75,7 +86,7 @@ class Source(TypedDict):
 def new_source(
     title: str, text: str, *, url: str = "", revision: object = "", file: str = "", offset: int = 0
 ) -> Source:
-    """Return a source without a name. Addresses other than http and https are left out."""
+    """Return a source without a name. A URL is dropped if its scheme is not http or https."""
     safe = (
         url
         if scheme(url) in ("http", "https") and not re.search(r"[\s<>\ud800-\udfff]", url)
@@ -92,7 +103,7 @@ def new_source(
 
 
 def scheme(place: str) -> str | None:
-    """Scheme of an address: empty if it has none, None if it cannot be parsed."""
+    """Scheme of an address (empty if it has no scheme, None if it cannot be parsed)."""
     try:
         return urlsplit(place).scheme
     except ValueError:
@@ -106,14 +117,12 @@ def renamed(source: Source, name: str) -> Source:
 
 
 def same_source(one: Source, other: Source) -> bool:
-    """True if both are the same part of the same revision."""
+    """True if both sources are the same part of the same revision."""
     return renamed(one, "") == renamed(other, "")
 
 
 def display(source: Source, about: str, limit: int) -> str:
-    """Source in its frame, as a model is shown it, with at most about `limit` characters of its
-    text.
-    """
+    """Framed source as it is shown to a model, with at most about `limit` characters of text."""
     text = source["text"]
     if len(text) <= limit:
         return _framed(source, [(0, len(text))])
@@ -127,9 +136,7 @@ def display(source: Source, about: str, limit: int) -> str:
 
 
 def display_hits(sources: Sequence[Source], hits: Sequence[Extract], about: str, limit: int) -> str:
-    """Hits of one search, each in the frame of its source, with at most `limit` characters of text
-    in total.
-    """
+    """Framed hits of one search, with at most `limit` characters of text in total."""
     chosen = best_passages(hits, about, limit)
     return "\n\n".join(
         _framed(source, spans) for source, spans in zip(sources, chosen, strict=True)
@@ -139,12 +146,12 @@ def display_hits(sources: Sequence[Source], hits: Sequence[Extract], about: str,
 def evidence(
     sources: Mapping[str, Source], about: str, read: Mapping[str, Sequence[int]], limit: int
 ) -> str:
-    """Passages of all sources that are relevant to a question, in their frames; empty if none is.
+    """Framed passages of all sources that are relevant to a question (empty if there are none).
 
-    `read`: the sources of this turn, each with the offsets of its quotes. Quoted passages come
-    first, then passages with words of the question (from other sources only those with many). The
-    remaining room goes to the sources of this turn from their beginning. A short source of this
-    turn counts as one passage, as long as all of it fits.
+    `read`: name of each source of this turn -> offsets of its quotes. Quoted passages are chosen
+    first, then passages with words of the question (of other sources only those with many such
+    words). The remaining room is filled with the beginnings of this turn's sources. A short source
+    of this turn counts as one passage while it fits as a whole.
     """
     scored = {name: scored_passages(source["text"], about) for name, source in sources.items()}
     least = _SHARE * max(
@@ -173,8 +180,8 @@ def evidence(
 
 
 def around(source: Source, start: int, end: int, characters: int) -> str:
-    """Span of a source in its frame, marked by `>>>` and `<<<`, with up to `characters` characters
-    on either side.
+    """Framed span of a source, marked by `>>>` and `<<<`, with up to `characters` characters on
+    either side.
     """
     text = source["text"]
     before, after = text[max(start - characters, 0) : start], text[end : end + characters]

@@ -1,14 +1,14 @@
 """State and run context of the research agent.
 
-There are two kinds of channels. `messages` and `sources` belong to the conversation: the person's
-turns with the final answers, and the sources read so far. All others belong to one turn. `new_turn`
-empties them, so a thread may have any number of turns, each with the whole budget. Thoughts,
-requests and drafts are not in `messages`: a later turn is shown only those parts of an earlier one
-that the person was shown.
+There are two kinds of channels. `messages` (the person's messages and the final answers) and
+`sources` (the sources that were read so far) belong to the conversation. All others belong to one
+turn, and `new_turn` empties them. So a thread may have any number of turns, each with the whole
+budget. Thoughts, requests and drafts are not in `messages`, so that later turns see only what the
+person has seen of earlier turns.
 
-A source is named `S1`, `S2`, ... for the lifetime of the thread. Those read or cited longest ago
-are forgotten when a turn begins, so that the spans of the newest answer can be looked up until the
-next one.
+A source keeps its name (`S1`, `S2`, ...) for the lifetime of the thread. When there are too many,
+the sources that were read or cited longest ago are forgotten. This happens at the beginning of a
+turn, so that the citations of the newest answer can be looked up until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Annotated, Any, NotRequired, cast
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph.message import add_messages
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
 from hrm_agent.errors import ConfigError
@@ -63,58 +63,58 @@ class ResearchContext:
     wiki).
     """
     user_agent: str = ""
-    """User agent for the wiki, with a contact: `whales/1.0 (ann@example.org)`."""
+    """User agent for the wiki, which contains a contact: `whales/1.0 (ann@example.org)`."""
     cache: str | None = None
-    """Folder for the wiki's answers (None: they are not kept)."""
+    """Folder in which the wiki's answers are cached (None: no cache)."""
     index: str | None = None
-    """File of `hrm-agent index` with your own documents (None: no documents are searched)."""
+    """File made by `hrm-agent index` of your documents (None: no documents are searched)."""
     index_mode: str = "words"
     """Search mode for documents: `words`, or `vectors` or `hybrid` if the index has vectors."""
     tools: str | Sequence[str] = ()
-    """Your own tools, in addition to wiki and documents or in place of them:
-    `package.module:attribute`, or a list.
+    """Your tools, as `package.module:attribute` or a list of such names. They may be used with or
+    without wiki and documents.
     """
     check_support: bool = False
     """Ask a model, once for each draft, whether the quotes support the sentences that cite them."""
     model: str | None = None
-    """Model string of another model than the current policy."""
+    """Model string (None: the current policy)."""
     temperature: float | None = None
     """Sampling temperature (None: that of the policy)."""
     max_questions: int = 4
-    """Questions of one turn, searched in parallel."""
+    """Maximum number of questions in a turn, which are searched in parallel."""
     max_turns: int = 8
-    """Answers of one searcher, its findings included."""
+    """Maximum number of answers of one searcher, including its findings."""
     max_searches: int = 4
-    """Searches of one searcher."""
+    """Maximum number of searches of one searcher."""
     max_pages: int = 4
-    """Pages or documents that one searcher reads."""
+    """Maximum number of pages or documents that one searcher reads."""
     max_tool_calls: int = 8
-    """Calls of your own tools by one searcher."""
+    """Maximum number of calls of your tools by one searcher."""
     max_tool_seconds: float = 60.0
-    """Wall-clock time of one call of your own tools, in seconds."""
+    """Maximum wall-clock time of one call of your tools, in seconds."""
     max_source_chars: int = 8000
-    """Characters of a source that a searcher is shown for one read."""
+    """Maximum number of characters that one read shows to a searcher."""
     max_context_chars: int = 24_000
-    """Characters of all sources together that the writer is shown."""
+    """Maximum number of characters of all sources together that are shown to the writer."""
     max_remembered_chars: int = 400_000
-    """Characters of sources that a new turn begins with."""
+    """Maximum number of characters of sources with which a new turn begins."""
     max_answer_tokens: int = 2048
-    """Sampled tokens of one answer of a role."""
+    """Maximum number of sampled tokens of one answer of a role."""
     max_calls: int = 40
-    """Answers of all roles in one turn. One is reserved for the writer, another for
-    `check_support`.
+    """Maximum number of answers of all roles in one turn. One answer is reserved for the writer,
+    and another for `check_support`.
     """
     max_tokens: int = 32_768
-    """Sampled tokens of all roles in one turn."""
+    """Maximum number of sampled tokens of all roles in one turn."""
     max_seconds: float = 600.0
-    """Time during which models and tools were running for one turn, in this run, in seconds. It is
-    checked between answers.
+    """Maximum time during which models and tools are running for one turn, in seconds. Only time in
+    this run counts. It is checked between answers.
     """
     max_cost: float | None = None
-    """Money of one turn, in the currency of `prices` (None: no limit)."""
+    """Maximum cost of one turn, in the currency of `prices` (None: no limit)."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
     """Model name (`*` for all others) -> prices of a million prompt tokens and of a million
-    completion tokens. They apply if the provider reports no cost.
+    completion tokens. They are used if the provider reports no cost.
     """
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class ResearchContext:
             max_context_chars=200, max_remembered_chars=0, max_answer_tokens=1, max_calls=0, max_tokens=0,
             max_seconds=0.0, max_cost=0.0, max_tool_calls=0, max_tool_seconds=0.0,
         )  # fmt: skip
-        if cast("object", self.check_support) not in (True, False):  # a string would count as true
+        if cast("object", self.check_support) not in (True, False):  # a text would count as true
             raise ConfigError(f"check_support is {self.check_support!r}.", "It is true or false.")
         if self.index_mode not in MODES:
             raise ConfigError(
@@ -142,12 +142,12 @@ class ResearchContext:
 
 @dataclass(frozen=True)
 class BuiltinContext(ResearchContext):
-    """Run context of the graph without tools of its own: a place to search, or tools, must be
-    named.
+    """Run context of the graph that was built without tools, so that the context must name a wiki,
+    an index or tools.
     """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` also if there is nothing to search."""
+        """Raise `ConfigError` if there is nothing to search, or as the base class does."""
         if not self.wiki and not self.index and not self.tools:
             raise ConfigError(
                 "The research agent has nothing to search: neither a wiki nor an index of"
@@ -168,7 +168,9 @@ class ResearchQuestion(TypedDict):
 
 
 class SearcherReport(TypedDict):
-    """Report of one searcher. Its sources have the searcher's names, not yet the conversation's."""
+    """Report of one searcher. Its sources still have the names that the searcher used, not those of
+    the conversation.
+    """
 
     question: str
     """Question of the search."""
@@ -177,16 +179,16 @@ class SearcherReport(TypedDict):
     stop: str
     """`StopReason` of the search as plain text."""
     sources: list[Source]
-    """Sources that the searcher read, whole."""
+    """Whole sources that the searcher read."""
 
 
 class ResearchFinding(TypedDict):
-    """Finding of one searcher, in the conversation's names."""
+    """Finding of one searcher, in which sources have the conversation's names."""
 
     question: str
     """Question of the search."""
     text: str
-    """Findings with checked quotes. Those that occur in no source are removed."""
+    """Findings with checked quotes. Quotes that occur in no source are removed."""
     stop: str
     """`StopReason` of the search as plain text."""
     sources: list[str]
@@ -197,7 +199,7 @@ class SupportCheck(TypedDict):
     """Verdict on whether a sentence of a draft is supported by its citations."""
 
     claim: str
-    """Sentence without its marks."""
+    """Sentence without citation marks."""
     citations: list[Citation]
     """Citations of the sentence."""
     verdict: str
@@ -214,15 +216,15 @@ class SearchTask(BudgetShare):
     question: ResearchQuestion
     """Question to search for."""
     known: str
-    """Passages of the remembered sources about the question, as a searcher is shown them; empty if
-    there are none.
+    """Passages of the remembered sources about the question, as they are shown to a searcher (empty
+    if there are none).
     """
     first_id: int
     """Number of the first new source."""
 
 
 def _remembered(old: dict[str, Source], new: Mapping[str, Source | None]) -> dict[str, Source]:
-    """Merge sources by name. Those in `new` become the newest; None for a name removes the
+    """Merge sources by name. The sources in `new` become the newest. The value None removes a
     source.
     """
     kept = {name: source for name, source in old.items() if name not in new}
@@ -230,7 +232,7 @@ def _remembered(old: dict[str, Source], new: Mapping[str, Source | None]) -> dic
 
 
 def _listed(old: list[Any], new: list[Any] | None) -> list[Any]:
-    """Append `new` to `old`. None, alone or as the first item, empties the list first."""
+    """Append `new` to `old`. If `new` is None, or begins with None, the list is emptied first."""
     if new is None:
         return []
     return new[1:] if new[:1] == [None] else [*old, *new]
@@ -240,9 +242,9 @@ class ResearchState(TypedDict):
     """State of a conversation and its newest turn."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    """Turns of the person and final answers, nothing else."""
+    """Messages of the person and final answers only."""
     sources: NotRequired[Annotated[dict[str, Source], _remembered]]
-    """Sources by id; the one that was read or cited longest ago comes first."""
+    """Sources by id, in the order in which they were last read or cited."""
     named: NotRequired[int]
     """Highest number of a source so far. The number of a forgotten source is not used again."""
     citations: NotRequired[list[Citation]]
@@ -256,32 +258,34 @@ class ResearchState(TypedDict):
     findings: NotRequired[list[ResearchFinding]]
     """Findings in the order of the questions."""
     found: NotRequired[Annotated[list[SearcherReport], _listed]]
-    """Reports of the searchers of this turn; empty once they are in `findings` and `sources`."""
+    """Reports of the searchers of this turn (empty once they are merged into `findings` and
+    `sources`).
+    """
     say: NotRequired[str]
-    """Planner's own message to the person; empty if the writer answers."""
+    """Planner's message to the person (empty if the writer answers)."""
     drafts: NotRequired[list[AIMessage]]
-    """Writer's answers as sampled; two if the first had an error."""
+    """Writer's answers as sampled. There are two if the first had an error."""
     complaint: NotRequired[str]
-    """Complaint about the first draft, as the writer was shown it."""
+    """Complaint about the first draft that was shown to the writer."""
     support: NotRequired[Annotated[list[SupportCheck], _listed]]
     """Verdicts on the sentences with citations in this turn's drafts, with `check_support`."""
     asked_back: NotRequired[bool]
-    """True if the newest answer is a question."""
+    """True if the newest answer is a question back to the person."""
     spent: NotRequired[Annotated[Usage, merge_usage]]
     """Usage of all roles in this turn."""
     remarks: NotRequired[Annotated[list[str], _listed]]
-    """Outputs that could not be parsed or followed, and the repairs."""
+    """Remarks on outputs that could not be parsed or followed, and on how they were repaired."""
     stop_reason: NotRequired[str]
-    """Reason for the end: `answer`; `no_answer` (the sources have none); `question` (the person is
-    asked); `reply` (nothing to look up); or the limit that was reached. Empty while the turn
-    continues.
+    """Reason for the end of the turn: `answer`; `no_answer` (the sources have none); `question`
+    (the person is asked); `reply` (there was nothing to look up); or the limit that was reached
+    (empty while the turn continues).
     """
     reason: NotRequired[str]
-    """Reason for the end, in words."""
+    """Reason for the end, as text for a person."""
 
 
 def new_turn() -> dict[str, Any]:
-    """Empty channels of a turn."""
+    """State update that empties the channels of a turn."""
     return {
         "citations": [],
         "answered": False,

@@ -1,10 +1,11 @@
-"""Check by a model that quotes support the sentences that cite them, if the context enables it.
+"""Check by a model whether quotes support the sentences that cite them. The context enables it.
 
-It is certain that a quote occurs in its source. It is not certain that it supports the sentence
-before it: "The moon is made of cheese [1]" may cite a true quote about the moon. One call judges
-all new sentences of a draft. It sees each with the words that it cites, in the text around them.
-Only `unsupported` has a consequence; a sentence without a verdict is unclear. A verdict is an
-opinion, and a source may try to influence it. That can cost a citation, but never add a false one.
+Before this check it is certain that a quote occurs in its source, but not that the quote supports
+the sentence before it: "The moon is made of cheese [1]" may cite a real quote about the moon. One
+model call judges all new sentences of a draft. It is shown each sentence with the quoted words and
+the text around them. Only the verdict `unsupported` has a consequence. A sentence without a verdict
+counts as unclear. A verdict is an opinion, and a source may try to influence it. This can remove a
+right citation, but never add a false one.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from hrm_agent.retrieval.citations.checked_text import Statement
 __all__ = ["new_statements", "reasons_against", "support_checks", "support_text"]
 
 AROUND = 400
-"""Characters of a source that are shown on either side of a quote."""
+"""Number of characters of a source that are shown on either side of a quote."""
 MAX_CLAIM = 600
-"""Maximum characters of a statement."""
+"""Maximum number of characters of a statement."""
 
 
 def new_statements(
     statements: Iterable[Statement], known: Sequence[SupportCheck]
 ) -> list[Statement]:
-    """Statements without a verdict."""
+    """Statements that have no verdict yet. `known`: existing verdicts."""
     judged = {_key(one) for one in known}
     return [statement for statement in statements if statement.key not in judged]
 
@@ -38,7 +39,9 @@ def new_statements(
 def support_text(
     statements: Sequence[Statement], sources: Mapping[str, Source], limit: int
 ) -> tuple[str, int]:
-    """Request, and the number of statements that fit into `limit` characters."""
+    """Request for verdicts on as many statements as fit into `limit` characters, and the number of
+    these.
+    """
     shown: list[tuple[str, str]] = []
     for claim, citations in statements:
         cited = "\n".join(
@@ -54,7 +57,7 @@ def support_text(
 def support_checks(
     statements: Sequence[Statement], reply: SupportReply | None
 ) -> list[SupportCheck]:
-    """Verdicts of a reply, one for each statement."""
+    """Verdicts of a reply, one for each statement (`unclear` if the reply has none)."""
     said = {one.statement: one for one in reversed(reply.verdicts if reply else [])}
     none = SupportVerdict(statement=0, verdict="unclear", reason="There was no verdict.")
     judged = [said.get(number, none) for number in range(1, len(statements) + 1)]
@@ -65,7 +68,7 @@ def support_checks(
 
 
 def reasons_against(checks: Iterable[SupportCheck]) -> dict[Any, str]:
-    """Key of each unsupported statement -> reason."""
+    """Key of each unsupported statement -> reason why it is unsupported."""
     return {_key(one): one["reason"] for one in checks if one["verdict"] == "unsupported"}
 
 

@@ -1,13 +1,13 @@
-"""Tools of a searcher: search a wiki and read its pages, search and read the user's documents, and
-the user's own tools.
+"""Tools of a searcher, which search a wiki and read its pages, search and read the user's
+documents, or are the user's tools.
 
 A tool returns two parts, like LangChain's `content_and_artifact`: the text for the model, and the
-whole sources behind it. Both are recorded, so that a replay has the sources without the wiki.
-Nothing is opened before a call runs: a call that is answered from the record needs neither the wiki
-nor the index.
+whole sources from which the text was made. Both are recorded, so that a replay has the sources
+without the wiki. Wiki and index are opened only when a call runs, since a call that is answered
+from the record needs neither.
 
-The output of a user's own tool is text of a third party, and a source: each document of a
-retriever, or any other output as a whole. The model is shown it in the frame of sources.
+The output of a user's tool is text of a third party, so it is made a source and shown to the model
+in a frame. Each document of a retriever is a source; any other output is one source as a whole.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["IDS_OF_A_CALL", "Toolbox"]
 SEARCHES = ("wiki_search", "documents_search")
 READS = ("wiki_page", "documents_read")
 IDS_OF_A_CALL = 5
-"""Maximum sources of one call: hits of one search of documents."""
+"""Maximum number of sources of one call, which is also the number of hits of a document search."""
 MAX_SNIPPET = 300
-"""Maximum characters of a title or a snippet."""
+"""Maximum number of characters of a title or a snippet."""
 Result = tuple[str, list[Source]]
 
 
 class Toolbox:
-    """Tools of one context: the wiki's, the documents', and the user's own."""
+    """Tools of one context: for the wiki, for documents, and the user's."""
 
     def __init__(self, context: ResearchContext, held: Sequence[BaseTool] = ()) -> None:
         """Raise `ConfigError` if two tools share a name, or if there is no tool. `held`: tools of
@@ -79,9 +79,9 @@ class Toolbox:
     def tools(self, about: str, first_id: int, before: Sequence[str]) -> list[BaseTool]:
         """Tools that answer a call.
 
-        `about`: the question that sources are read for. `first_id`: the number of the first new
-        source. `before`: names of the tools called so far. A tool that has reached its limit
-        refuses the call.
+        `about`: question by which passages are chosen. `first_id`: number of the first new source.
+        `before`: names of the tools in all earlier calls. A tool that has reached its limit refuses
+        the call.
         """
         reader = _PageReader(self._context, about, first_id)
         own = [tool.name for tool in self._own]
@@ -113,8 +113,8 @@ def _description(name: str) -> dict[str, Any]:
 
 @lru_cache
 def _pattern(name: str) -> BaseTool:
-    """Tool without a reader, made once: its description for a model, and the template of the tools
-    that run.
+    """Tool that cannot be run, made once. It gives the description for a model, and is the template
+    of the tools that run.
     """
     method = getattr(_PageReader(None, "", 0), name)  # pyright: ignore[reportArgumentType]
     return StructuredTool.from_function(coroutine=method, response_format="content_and_artifact")
@@ -128,7 +128,7 @@ async def _refused(**_: Any) -> Result:
 class _PageReader:
     context: ResearchContext
     about: str
-    """Text of the question. Passages with its words are shown."""
+    """Text of the question. Passages with words of it are shown."""
     first_id: int
     """Number of the first new source: 7 names it `S7`."""
 
@@ -167,11 +167,11 @@ class _PageReader:
     async def _shown(self, title: str, text: str, about: str, **where: Any) -> Result:
         source = self._named(0, new_source(title, text, **where))
         shown = self.context.max_source_chars
-        # A long text is cut into passages, which takes a moment.
+        # in a thread, since dividing a long text into passages takes a moment
         return await asyncio.to_thread(display, source, f"{about} {self.about}", shown), [source]
 
     def own(self, documents: Sequence[Document]) -> Result:
-        """Output of a user's own tool, as sources."""
+        """Output of a user's tool, as sources."""
         found = [_source_of(document) for document in documents if document.page_content.strip()][
             :IDS_OF_A_CALL
         ]
@@ -209,7 +209,9 @@ class _PageReader:
 
 
 def _source_of(document: Document) -> Source:
-    """Source of a document, by the metadata keys of LangChain's loaders and splitters."""
+    """Source made of a LangChain document. Title and place are read from the metadata keys that
+    LangChain's loaders and splitters use.
+    """
     known: dict[str, Any] = {
         name: value for name, value in document.metadata.items() if value not in (None, "")
     }
