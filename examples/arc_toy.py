@@ -4,14 +4,14 @@ r"""ARC-like puzzle: the hierarchical agent as one node of a custom graph.
     hrm-agent eval --graph examples.arc_toy:graph --policy scripted:examples/arc_toy.jsonl --count 1 \
         --tasks examples.arc_toy:tasks --rewards examples.arc_toy:rubric --out runs/arc_toy
 
-The task is the name of a puzzle. `pose` puts it into words; `reason` is the built-in graph, which
-plans, solves by code in the sandbox, criticises and writes the answer. The subgraph's steps and
-calls are recorded like the others. The puzzles are tasks with their grids as answers, and the
-rubric compares the grid. Each command takes some 5 seconds.
+The prompt of a task is the name of a puzzle. `pose` puts the puzzle into words. `reason` is the
+built-in graph, which plans, solves by code in the sandbox, criticises and writes the answer. The
+steps and calls of this subgraph are recorded like all others. The answer of a task is a grid, and
+the rubric compares the agent's grid with it. Each command takes some 5 seconds.
 
-The script holds the answers of a model that can do it, for the puzzle `invert`. The policies that
-come with the package know word problems and no grids: they end with a wrong answer.
-`benchmarks/arc_policy.py` trains one for such grids.
+The script has the answers of a model that can solve the puzzle `invert`. The policies that come
+with the package know word problems but no grids, and end with a wrong answer.
+`benchmarks/arc_policy.py` trains a policy for such grids.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ PUZZLES: dict[str, tuple[list[tuple[Grid, Grid]], Grid, Grid]] = {
         [[8, 7], [9, 0]],
     ),
 }
-"""Pairs of grids that show a rule, the grid to which it is applied, and the result."""
+"""Name of a puzzle -> pairs of grids that show a rule, the grid to which the rule is applied, and
+the result.
+"""
 
 
 def pose(state: MessagesState) -> dict[str, Any]:

@@ -5,13 +5,13 @@ sandbox.
         --graph examples.human_approval:graph
     hrm-agent resume farm --answer yes
 
-The run stops with the code as its question, and the process may end: the thread waits in the store.
-`yes` runs the code; any other answer is shown to the policy in place of a result. From Python:
-`graph.invoke(Command(resume="yes"), config)`. The policy's own calls are not sampled anew on
-resume. Each command takes some 10 seconds.
+The run stops and shows the code as a question. The process may then end, since the thread waits in
+the store. The answer `yes` runs the code; any other answer is shown to the policy in place of a
+result. In Python, `graph.invoke(Command(resume="yes"), config)` answers. Model calls on record are
+not sampled again on resume. Each command takes some 10 seconds.
 
 The small policy writes the code and goes on after `yes`. It was not trained on refusals, so its
-reaction to one is arbitrary.
+reaction to a refusal is arbitrary.
 """
 
 from __future__ import annotations

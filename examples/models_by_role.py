@@ -1,17 +1,17 @@
-"""Several models for several roles: two that answer in parallel, and the current policy as judge if
-they differ.
+"""Several models for several roles: two models answer in parallel, and if their answers differ, the
+current policy judges.
 
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --graph examples.models_by_role:graph
     hrm-agent run "What is 6 * 7?" --graph examples.models_by_role:graph --context second=openai:gpt-5
 
-`policy()` is the policy that the command names; `policy(model=...)` is another one by its string,
-loaded on its first call. Only calls of the current policy are trained on. The built-in hierarchical
-graph takes a model for each of its roles:
-`--graph reasoning --context 'models={planner = "openai:gpt-5"}'`.
+`policy()` is the policy that the command names. `policy(model=...)` is another model, given by its
+string and loaded on its first call. A training trains only on calls of the current policy. The
+built-in hierarchical graph also takes a model for each of its roles: `--graph reasoning --context
+'models={planner = "openai:gpt-5"}'`.
 
 By default both models are small policies that come with the package, before and after reinforcement
-learning. They know word problems; neither has learned to judge, but their answers to such a problem
-mostly agree. So the first command takes some 10 seconds and no key.
+learning, so the first command needs no key and takes some 10 seconds. They know word problems.
+Neither has learned to judge, but on such problems their answers mostly agree.
 """
 
 from __future__ import annotations

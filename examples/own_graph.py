@@ -3,8 +3,8 @@
     hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --graph examples.own_graph:graph
     hrm-agent train rl --graph examples.own_graph:graph --steps 5
 
-It is plain LangGraph. Only `policy()` is special: the chat model of the policy that the command
-names. On two cores the first command takes some 10 seconds, the training a minute.
+The graph is plain LangGraph, except for `policy()`, which is the chat model of the policy that the
+command names. On two cores the first command takes some 10 seconds, and the training a minute.
 """
 
 from __future__ import annotations

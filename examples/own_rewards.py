@@ -3,11 +3,11 @@
     hrm-agent eval --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --count 64
     hrm-agent train rl --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --steps 20
 
-The agent writes its answer in its own format, so the tasks' verifier, which reads a box, would
-reject all of them. The rubric reads the last number instead, takes a little away for each call of
-the interpreter that failed, and gives a little for using it at all. The correct answer decides
-which rollouts count as correct, and training maximises the weighted sum. On two cores the
-evaluation takes some 15 seconds, the training some minutes.
+The agent writes its answers in a custom format, so the tasks' verifier, which reads a box, would
+reject all of them. The rubric reads the last number instead, subtracts a little for each Python
+call that failed, and adds a little if Python was called at all. The answer alone decides which
+rollouts count as correct, and training maximises the weighted sum of the rewards. On two cores the
+evaluation takes some 15 seconds, and the training some minutes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["graph", "rubric"]
 
 
 def say(state: LoopState) -> LoopState:
-    """Answer in the format for this agent's users."""
+    """Write the answer in the format that this agent's users want."""
     found = final_answer(state["messages"][-1].text)
     return {"messages": [AIMessage(f"Final answer: {found}" if found else "I found no answer.")]}
 
 
 def few_failures(tool_calls: Sequence[ToolCall]) -> float:
-    """Penalty for failed calls: 0 without one, less for each."""
+    """Penalty for failed calls: 0 less the number of failed calls."""
     return -float(
         sum(call.status is not None and call.status.is_policy_failure for call in tool_calls)
     )

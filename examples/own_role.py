@@ -3,13 +3,14 @@ r"""Custom role: a checker of units after the solver, which sends the answer bac
     hrm-agent run "A tank of 2 cubic metres leaks 150 L. How many liters are left?" \
         --graph examples.own_role:graph --policy scripted:examples/own_role.jsonl
 
-A role is a system turn and the form of its answers. `ask_role` parses them with any text around the
-JSON, asks once more if that fails, and returns None if it fails again. The graph decides what None
-means: here an unchecked answer is accepted.
+A role is a system turn and the form of its answers. `ask_role` finds the JSON in an answer, even
+with text around it. If the answer cannot be parsed, it asks once more, and if that fails, too, the
+value is None. The graph decides what None means: in this example the answer is then accepted
+without a check.
 
-The script holds the answers of a model that errs first and is then corrected. The policies that
-come with the package were not trained for this role: they solve word problems of their own kind,
-and their answers as a checker cannot be parsed. It takes some 3 seconds.
+The script has the answers of a model that first makes an error and is then corrected. The policies
+that come with the package were not trained for this role: they solve word problems of certain
+kinds, and their answers as a checker cannot be parsed. The command takes some 3 seconds.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""Conversation with the research agent, and time travel through it after its wiki is gone, in two
-processes:
+"""Conversation with the research agent, and time travel through this conversation when its wiki is
+gone, in two processes:
 
     python -m examples.research_time_travel talk
     python -m examples.research_time_travel travel
 
-Without an argument both run, one after the other. The first asks two questions over its own small
-wiki and ends, and the wiki with it. The second has only the record. It shows the history and
-replays it without a model or a wiki. It changes the first question at the moment before the answer
-was written (for which the recorded sources are enough) and continues there. And it searches again,
-which would need the wiki: the agent gets an error that it is unreachable, and reports it. The same
-by commands:
+Without an argument both run, one after the other. The first process starts a small wiki, asks two
+questions about it, and ends together with the wiki. The second process has only the record. It
+shows the history, and replays it without a model or a wiki. It changes the first question at the
+moment before the answer was written, and continues from there; the recorded sources are enough for
+this. Last, it searches again, which would need the wiki: the agent gets an error that the wiki is
+unreachable, and reports it. These commands do the same:
 
     hrm-agent history whales --store runs/research_time_travel.db
     hrm-agent replay whales --store runs/research_time_travel.db
     hrm-agent show whales --sources --store runs/research_time_travel.db
 
-The model is a script, so that this runs anywhere, in some 10 seconds.
-`hrm-agent chat --graph research` with `--policy openai:gpt-5 --context wiki=en user_agent='NAME/1.0
-(you@example.org)'` is the same with a model and Wikipedia.
+A script plays the model, so that the example runs anywhere, in some 10 seconds. With a model and
+Wikipedia, have such a conversation by `hrm-agent chat --graph research` with `--policy openai:gpt-5
+--context wiki=en user_agent='NAME/1.0 (you@example.org)'`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ FIRST, SECOND = "How long is a blue whale?", "And when do krill feed?"
 IN_FEET = "How long is a blue whale, in feet?"
 
 
-# a model that knows how to look things up
+# The functions of this section play a model that can look things up.
 
 
 def answers(messages: Sequence[BaseMessage]) -> str:
-    """Script of the model: plans one question, searches for its page, reads it, and answers with a
-    quote.
+    """Script in place of a model, which plans one question, searches for a page, reads the page,
+    and answers with a quote.
     """
     role, newest = messages[0].text, messages[-1].text.rpartition("Newest message: ")[2]
     if role == RESEARCH_PLANNER_PROMPT:
@@ -106,7 +106,7 @@ def _searcher(messages: Sequence[BaseMessage]) -> str:
     )
 
 
-# the first process
+# The functions of this section run in the first process.
 
 
 async def talk(runner: EpisodeRunner) -> None:
@@ -130,11 +130,11 @@ def _episode(context: dict[str, Any]) -> Episode:
     return Episode(task, THREAD, graph="research", seed=1, context=context)
 
 
-# the second process
+# The functions of this section run in the second process.
 
 
 async def travel(runner: EpisodeRunner) -> None:
-    """Show what works with the record alone, and what does not."""
+    """Show what can be done with the record alone, and what cannot."""
     store = runner.store
     for moment in history(store, THREAD).lineage():
         ran, then = ", ".join(moment.ran.nodes) or moment.source, ", ".join(moment.next) or "end"
@@ -146,12 +146,13 @@ async def travel(runner: EpisodeRunner) -> None:
         f" {found.verdict.value}."
     )
 
-    # The sources that the writer needs are recorded, so the wiki is not needed.
+    # The writer's sources are on record, so that this needs no wiki.
     (other,) = fork(store, THREAD, "before:write", edit=Edit(messages={0: IN_FEET}), seed=1)
     show(await runner.run(other), IN_FEET)
     show(await runner.run(other, say="How many feet was that?"))
 
-    # A new search needs the wiki. Its absence is a normal result, not the end of the run.
+    # A new search needs the wiki. That the wiki is missing is a normal result of a tool, and does
+    # not end the run.
     (again,) = fork(store, THREAD, "before:search", seed=1)
     ended = await runner.run(again)
     show(ended)
@@ -190,7 +191,7 @@ def main(words: list[str] | None = None) -> None:
     )
     what = parser.parse_args(words).what
     if what is None:
-        for part in ("talk", "travel"):  # the second in a process that never saw the wiki
+        for part in ("talk", "travel"):  # the second process never saw the wiki
             code = subprocess.run(
                 [sys.executable, "-m", "examples.research_time_travel", part], check=False
             ).returncode

@@ -1,15 +1,15 @@
-"""Hierarchical agent called from a program: two word problems, with the shipped policy or any
-other.
+"""Hierarchical agent called from a program. It solves two word problems, with the policy that comes
+with the package or any other.
 
     python -m examples.word_maths
     python -m examples.word_maths --policy openai:gpt-5
 
-Every run is a thread of the store that it prints: `hrm-agent show tank --store runs/word_maths.db`
-shows the conversation of the roles, and the same command again reads the stored answers instead of
-asking again.
+Every run is a thread in the store whose path is printed. `hrm-agent show tank --store
+runs/word_maths.db` shows the conversation of the roles. If the program is run again, it reads the
+stored answers instead of calling the model.
 
-The small policy that comes with the package knows problems of this kind (those of
-`hrm_agent.training.tasks.word_problems`), also with unseen numbers, and nothing else. It takes some
+The small policy that comes with the package knows only problems of these kinds
+(`hrm_agent.training.tasks.word_problems`), also with unseen numbers. With it the program takes some
 10 seconds.
 """
 
@@ -34,7 +34,7 @@ PROBLEMS = {
     "tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"),
     "farm": (FARM, "826"),
 }
-"""Questions and answers by name of the thread."""
+"""Name of the thread -> (question, answer)."""
 
 
 async def solve(policy: str) -> list[Trajectory]:
