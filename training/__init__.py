@@ -1,4 +1,4 @@
-"""Training on recorded runs. Imported as `hrm_agent.training`."""
+"""Training on recorded runs. The package is imported as `hrm_agent.training`."""
 
 if __name__ != "hrm_agent.training":
     raise ImportError(

@@ -1,13 +1,13 @@
-"""Conversation rows in common formats, converted to OpenAI's.
+"""Converter of conversation rows in common formats to OpenAI's format.
 
-Accepted are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and
-`value`. Calls may lack an id, a `type` and the wrapper `function`, with arguments as an object or
-as JSON text. Results name their call by its id or by the tool, or follow the order of calls.
-`tools` is a list or JSON text. Missing ids are generated, `call_0`, `call_1` and so on. Null counts
-as a missing field, as tables fill it in, but is kept in arguments that come as text. Thoughts of an
-answer are taken from `reasoning_content`, `reasoning` or `thinking`, and from parts of its content.
-Ambiguous rows and unknown fields are refused: they would be dropped silently, and something else
-would be learned than the row contains.
+Accepted are `messages` with `role` and `content`, and ShareGPT's `conversations` with `from` and
+`value`. Calls may lack an id, a `type` and the wrapper `function`; their arguments are an object or
+JSON text. Results name their call by its id or by the tool, or follow the order of calls. `tools`
+is a list or JSON text. Missing ids are generated: `call_0`, `call_1` and so on. Null counts as a
+missing field, since tables fill missing fields with null, but is kept in arguments that come as
+text. Thoughts of an answer are taken from `reasoning_content`, `reasoning` or `thinking`, and from
+parts of its content. Ambiguous rows and unknown fields are refused: if they were dropped silently,
+the policy would learn something else than the row contains.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _ROLES = {
     "user": "user",
 }
 _THOUGHTS = (REASONING, "reasoning", "thinking")
-"""Fields of an answer's thoughts. The second and third are also types of content parts."""
+"""Names of fields with an answer's thoughts. The second and third are also types of
+content parts.
+"""
 _OF_MESSAGES = {
     *("annotations", "audio", "content", "from", "function_call", "id", "name", "refusal", "role"),
     *("tool_call_id", "tool_calls", "type", "value", "weight"),
@@ -56,7 +58,7 @@ _OF_CALLS = {"args", "arguments", "function", "id", "index", "name", "parameters
 
 
 class _Calls:
-    """Calls of a conversation, and those without a result yet."""
+    """Tool calls of a conversation, and the calls that have no result yet."""
 
     def __init__(self) -> None:
         self._all: list[Fields] = []
@@ -67,10 +69,10 @@ class _Calls:
         self._waiting.append(call)
 
     def answered(self, message: Fields, place: str) -> Fields:
-        """Return the call of a result, which takes the id that the result gives.
+        """Return the call to which a result belongs, and give the call the result's id.
 
-        A result with an unknown id may belong to a call outside of the row. Raises `ValueError` if
-        no call matches a result without an id.
+        A result with an unknown id is accepted, since its call may be outside of the row. Raises
+        `ValueError` if a result without an id matches no call.
         """
         id_, name = message.get("tool_call_id"), message.get("name")
         call = next((each for each in self._waiting if id_ is not None and each["id"] == id_), None)
@@ -99,9 +101,10 @@ class _Calls:
 
 
 def chat_of(row: Any) -> tuple[list[Fields], list[Fields]]:
-    """Convert a row to (messages, tools) in OpenAI's form, calls with an id and arguments as text.
+    """Convert a row to (messages, tools) in OpenAI's format. Calls have an id, and arguments as
+    text.
 
-    Raises `ValueError` or `TypeError`, which name the field.
+    Raises `ValueError` or `TypeError` that names the invalid field.
     """
     if not isinstance(row, dict):
         raise TypeError("a row has to be an object")
@@ -151,7 +154,7 @@ def _message(given: Fields, place: str, calls: _Calls) -> Fields:
     }
     thoughts, content = _apart(given, content, place) if role == "assistant" else ("", content)
     if any(key in given for key in _THOUGHTS) and role != "assistant":
-        raise ValueError(f"{place} has thoughts, and its role is {said}")
+        raise ValueError(f"{place} has thoughts, but its role is {said}")
     message: Fields = {**kept, "role": role, "content": _text(content, f"{place}.content")}
     if thoughts:
         message[REASONING] = thoughts
@@ -159,7 +162,7 @@ def _message(given: Fields, place: str, calls: _Calls) -> Fields:
     if said == "function_call":
         asked, message["content"] = [(message["content"], f"{place}.value")], ""
     if asked and role != "assistant":
-        raise ValueError(f"{place} has calls, and its role is {said}")
+        raise ValueError(f"{place} has calls, but its role is {said}")
     message.pop("tool_calls", None)
     if asked:
         message["tool_calls"] = [_call(call, where) for call, where in asked]
@@ -219,7 +222,7 @@ def _call(given: Any, place: str) -> Fields:
     written = function.get(key) or {}
     arguments = _decoded(written, f"{place}.{key}")
     fields = _object(arguments, f"{place}.{key}")
-    # a null is kept if they came as text, since no table has filled it in
+    # if arguments came as text, nulls are kept, since no table has filled them in
     as_text = isinstance(given, str) or isinstance(written, str)
     return {
         "id": id_,
@@ -253,7 +256,7 @@ def _tool(tool: Fields, place: str) -> Fields:
 
 
 def _text(content: Any, place: str) -> str:
-    """Text of a content, with the texts of its parts joined."""
+    """Text of a message's content, in which the texts of parts are joined."""
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[str] = []
@@ -272,8 +275,8 @@ def _text(content: Any, place: str) -> str:
 
 
 def _one_of(given: Fields, keys: tuple[str, ...], place: str, *, needed: bool = True) -> Any:
-    """Value of the only present key of several (None if none is present and not `needed`). Raises
-    `ValueError` for two of them.
+    """Value of the key, among `keys`, that `given` has (None if it has no such key and none is
+    `needed`). Raises `ValueError` if it has several, or none although one is needed.
     """
     there = [key for key in keys if key in given]
     if len(there) > 1:
@@ -284,7 +287,7 @@ def _one_of(given: Fields, keys: tuple[str, ...], place: str, *, needed: bool = 
 
 
 def _decoded(value: Any, place: str) -> Any:
-    """Decode a text as JSON. Other values are returned unchanged."""
+    """Decode a text as JSON. A value that is not a text is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:

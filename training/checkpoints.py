@@ -1,20 +1,21 @@
-"""Checkpoints of a training run: the last few, each complete or not used.
+"""Checkpoints of a training run. The last few are kept, and an incomplete or damaged checkpoint is
+not used.
 
     RUN/checkpoints/step-000012/    everything that the next step depends on, and manifest.json
     RUN/checkpoints/step-000011/    the previous one, in case the newest is damaged
 
-A checkpoint is written beside its place: every file, then the manifest with the size and SHA-256 of
-each, everything synced to the disk, and then the folder is renamed. So a kill or a power cut leaves
-earlier checkpoints unchanged. Damage that renaming cannot prevent (a lost sector, a copy that broke
-off, a file deleted by hand) is detected by the manifest: before a checkpoint is loaded, each of its
-files is checked, and a damaged checkpoint is skipped for the previous one, with a line on stderr.
-The manifest carries a hash of itself.
+A checkpoint is written to a folder with another name: first every file, then the manifest with the
+size and SHA-256 of each file. Everything is synced to the disk, and then the folder is renamed. So
+a kill or a power cut leaves earlier checkpoints unchanged. Other damage (a lost sector, an
+interrupted copy, a file deleted by hand) is detected by the manifest. Before a checkpoint is
+loaded, each of its files is checked. If one is damaged, the previous checkpoint is used, with a
+line on stderr. The manifest contains a hash of itself.
 
-Steps after the restored checkpoint are taken again, with the same result: see
-`hrm_agent.training.grpo` and `hrm_agent.training.sft`.
+Steps after the restored checkpoint are taken again and have the same result (see
+`hrm_agent.training.grpo` and `hrm_agent.training.sft`).
 
-A run folder of an earlier version has one folder `checkpoint` without a manifest. It is used if it
-can be loaded, and removed once enough others exist.
+The run folder of an earlier version has one folder `checkpoint` without a manifest. It is used if
+it can be loaded, and removed when there are enough newer checkpoints.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ _NAME = re.compile(r"step-(\d+)")
 _OURS = re.compile(r"step-\d+(\.part|\.gone)*")
 _CHUNK = 1 << 20
 _EDITABLE = {".jinja", ".json", ".md", ".txt"}
-"""Suffixes of model files that users may edit: its card, its settings, its chat template."""
+"""Suffixes of the files of a model that users may edit: card, settings, chat template."""
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints of the run in a folder, written by one process of a run and read by all of
-    them.
+    """Checkpoints in the folder of a run. One process of the run writes them, and all processes
+    read them.
     """
 
     run: Path
-    """Run folder, which has them in `checkpoints`."""
+    """Folder of the run. Its subfolder `checkpoints` has the checkpoints."""
     keep: int = 2
-    """Number of checkpoints kept."""
+    """Number of checkpoints that are kept."""
     every: int = 1
     """Steps from one checkpoint to the next."""
 
@@ -71,12 +72,12 @@ class Checkpoints:
 
     @property
     def newest_step(self) -> int:
-        """Step of the newest checkpoint, complete or not (0 without any)."""
+        """Step of the newest checkpoint, even if it is damaged (0 if there are no checkpoints)."""
         return max((step_in_name(path) for path in self._numbered()), default=0)
 
     def is_due(self, step: int, steps: int) -> bool:
-        """True if a checkpoint is due after `step` of `steps` steps: every `every` steps, and after
-        the last.
+        """True if a checkpoint is due after `step`: after every `every` steps, and after the last
+        of `steps`.
         """
         return step % self.every == 0 or step == steps
 
@@ -85,7 +86,7 @@ class Checkpoints:
         a given folder.
         """
         written = write_whole(self.folder / f"step-{step:06}", step, write)
-        # newer ones were skipped when the run was resumed, and are taken again
+        # newer checkpoints were damaged when the run was resumed; their steps are taken again
         kept = sorted(
             (path for path in self._numbered() if step_in_name(path) <= step), key=step_in_name
         )[-self.keep :]
@@ -98,11 +99,11 @@ class Checkpoints:
         return written
 
     def restore(self, load: Callable[[Path], State]) -> State | None:
-        """Load the newest complete checkpoint by `load`, and return its result (None if there is no
+        """Load the newest complete checkpoint, and return the result of `load` (None if there is no
         checkpoint yet).
 
-        A damaged one is skipped, with a line on stderr. Raises `RunError` if all are damaged, or if
-        a complete one cannot be loaded.
+        Damaged checkpoints are skipped, with a line on stderr. Raises `RunError` if all are
+        damaged, or if a complete one cannot be loaded.
         """
         passed: list[str] = []
         newest_first = sorted(self._numbered(), key=step_in_name, reverse=True)
@@ -112,16 +113,15 @@ class Checkpoints:
                 try:
                     state = load(path)
                 except Exception as error:
-                    # Damaged files can raise any error: safetensors, pickle, zip and JSON have
-                    # their own.
+                    # Damaged files may raise any error of safetensors, pickle, zip or JSON.
                     first = str(error).partition("\n")[0]
                     fault = type(error).__name__ + (f": {first}" if first else "")
                     if path.name not in _EARLIER or isinstance(error, MemoryError):
                         raise RunError(
                             f"The checkpoint {path} cannot be loaded ({fault}), although its files"
                             " are as they were written.",
-                            "Resume with the policy and the version of the libraries that it was"
-                            " made with.",
+                            "Resume with the policy and the versions of the libraries with which it"
+                            " was made.",
                         ) from error
                 else:
                     if passed:
@@ -133,9 +133,9 @@ class Checkpoints:
             passed.append(f"{path.name}: {fault}")
         if passed:
             raise RunError(
-                f"No checkpoint in {self.run} is whole ({'; '.join(passed)}).",
-                "Put one back from a copy; or remove them, and the run begins at its first step"
-                " again (rollouts on record are not sampled again).",
+                f"No checkpoint in {self.run} is complete ({'; '.join(passed)}).",
+                "Restore one from a copy. Or remove them, so that the run begins again at its"
+                " first step (rollouts on record are not sampled again).",
             )
         return None
 
@@ -153,8 +153,8 @@ def step_in_name(path: Path) -> int:
 
 
 def write_whole(path: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """Write a folder by `write`, with a manifest, and replace the previous one. The folder is
-    complete or does not exist.
+    """Write a folder with a manifest, and replace the folder at `path`. `write` writes the files to
+    a given folder. At any time the folder at `path` is complete or does not exist.
     """
     part = path.with_name(path.name + ".part")
     _remove(part)
@@ -177,10 +177,10 @@ def write_whole(path: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 
 def keep_model(run: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """Write `RUN/model`, the result of a run after `step` steps, unless it is there already.
+    """Write `RUN/model`, the result of a run after `step` steps, unless it exists already.
 
-    Another folder there that was changed since it was written is renamed, since the user may want
-    it.
+    If an earlier `RUN/model` was changed since it was written, it is renamed instead of removed,
+    since the user may want it.
     """
     path = run / "model"
     if has_model(run, step):
@@ -193,13 +193,13 @@ def keep_model(run: Path, step: int, write: Callable[[Path], None]) -> Path:
         )
         path.rename(aside)
         sys.stderr.write(
-            f"hrm-agent: {path} was changed since it was written; it is {aside} now.\n"
+            f"hrm-agent: {path} was changed since it was written, so it was renamed to {aside}.\n"
         )
     return write_whole(path, step, write)
 
 
 def has_model(run: Path, step: int) -> bool:
-    """True if the run's model is that of `step` steps, with its weights unchanged."""
+    """True if `RUN/model` is the model after `step` steps, with unchanged weights."""
     path = run / "model"
     return damage(path, _EDITABLE) is None and (_read_manifest(path) or {}).get("step") == step
 
@@ -214,9 +214,9 @@ def _is_changed(path: Path) -> bool:
 
 
 def damage(path: Path, editable: Collection[str] = ()) -> str | None:
-    """Damage of a folder that `write_whole` wrote (None if it is intact).
+    """Description of the damage of a folder that `write_whole` wrote (None if it is intact).
 
-    `editable`: suffixes of files that may have other contents.
+    `editable`: suffixes of files whose contents may have been changed.
     """
     try:
         manifest = _read_manifest(path)
@@ -242,7 +242,7 @@ def damage(path: Path, editable: Collection[str] = ()) -> str | None:
 
 
 def _manifest(body: dict[str, Any]) -> str:
-    """JSON of `body` with a hash of itself, which detects any change."""
+    """JSON of `body` with a hash of it, by which any change is detected."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps(body | {"sha256": digest}, sort_keys=True, indent=1) + "\n"
 
@@ -267,7 +267,9 @@ def _hash(file: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder. A folder is first renamed to a name that no reader looks for."""
+    """Remove a file or a folder. A folder is renamed first, so that no reader finds it half
+    removed.
+    """
     if path.is_dir() and not path.is_symlink():
         going = (
             path if path.name.endswith((".part", ".gone")) else path.with_name(path.name + ".gone")
@@ -293,7 +295,7 @@ def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str)
     as README.md.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # a single file, which a checkpoint is read back from
+    # write a single file, since a checkpoint is read from one file
     model.save_pretrained(folder, max_shard_size="100TB")
     tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Demo from a task to an improved policy, which then solves a problem.
+"""Demo: trains a policy, and lets the improved policy solve a problem.
 
     cold start -> evaluation -> GRPO-RoC through graph, sandbox and checkpointer -> evaluation
     -> the hierarchical graph
 
-Everything lies in one folder. Called again on it, the demo resumes: evaluation and training find
-the record. It depends only on its configuration; the command line shows its progress.
+All files are in one folder. If the demo is called again on the folder, it resumes from the record.
+Its result depends only on its configuration. The command line shows its progress.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["DemoReport", "OnProgress", "demo"]
 
 Stage = Literal["cold_start", "before", "train", "after", "solve"]
 OnProgress = Callable[[Stage, int, int, dict[str, Any]], None]
-"""Progress callback (stage, done, total, newest facts). Called often, from the event loop, so it
-must be quick.
+"""Progress callback (stage, done, total, newest facts). It is called often, in the event loop, so
+it must be quick.
 """
 
 
@@ -44,11 +44,11 @@ class DemoReport(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     before: dict[str, Any]
-    """Statistics on the held-out problems before training
+    """Results on the held-out problems before training
     (`hrm_agent.training.evaluation.evaluate.Evaluation`).
     """
     after: dict[str, Any]
-    """Statistics on the held-out problems after training
+    """Results on the held-out problems after training
     (`hrm_agent.training.evaluation.evaluate.Evaluation`).
     """
     steps: int
@@ -56,11 +56,11 @@ class DemoReport(BaseModel):
     groups_rejected: float
     """Mean share of groups without a signal, over the steps."""
     cpu_seconds: dict[str, float]
-    """CPU seconds by phase of training, over all steps."""
+    """Phase of a training step -> CPU seconds over all steps."""
     solved: str
-    """Id of the trajectory of the hierarchical graph."""
+    """Id of the trajectory in which the hierarchical graph solved the problem."""
     answer: str
-    """Answer of the hierarchical graph (empty if none)."""
+    """Answer of the hierarchical graph (empty if there is none)."""
     rounds: int
     """Number of plans that the hierarchical graph made."""
     model: str
@@ -85,8 +85,8 @@ async def demo(
     on_progress: OnProgress | None = None,
     on_update: OnUpdate | None = None,
 ) -> DemoReport:
-    """Run, or resume, the demo in `folder`. `on_update`: called with updates of the hierarchical
-    graph, node by node.
+    """Run or resume the demo in `folder`. `on_update`: called with each update of the hierarchical
+    graph's nodes.
     """
     tell = on_progress or (lambda stage, done, of, facts: None)
     start = _cold_start(folder, tell) if config.from_scratch else config.train.policy

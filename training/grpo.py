@@ -1,22 +1,23 @@
-"""Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv
+"""Reinforcement learning with recorded runs of graphs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv
 2508.20722, section 3).
 
-A step draws prompts, rolls out a group of episodes for each through the graph, verifies, selects,
-credits, updates and publishes. `train` below joins four parts: a `TaskSource` draws tasks and goes
-from stage to stage; a `Collector` rolls out groups; a `Learner` has weights, optimiser and engine;
-a `Keeper` has the run's folder.
+A step draws prompts, runs a group of episodes through the graph for each prompt, verifies the
+answers, selects rollouts, computes advantages and credit, updates the weights and publishes them.
+`train` connects four parts: a `TaskSource` draws tasks and decides on stages, a `Collector` runs
+groups, a `Learner` has weights, optimiser and engine, and a `Keeper` writes the run's folder.
 
-A run can be killed at any time. Every model and tool call of the current step is on record, and the
-weights before it are in a checkpoint: `train` on the same folder resumes the step. With one seed it
-samples the same tokens (the noise of a call depends on its place, not on time), and since an
-on-policy step takes its own log-probs as the old ones, the update depends on the tokens alone. So a
-run whose newest checkpoint is damaged repeats the steps since the previous one, from the rollouts
-on record, and reaches the same weights. `train` with more steps than a run has taken continues it,
-to the weights of a run begun with that number, if the learning rates agree.
+A run can be killed at any time. Every model and tool call of the current step is on record, and a
+checkpoint has the weights before the step, so `train` on the same folder resumes the step. With the
+same seed it samples the same tokens, since the random numbers of a call depend on its place and not
+on time. The update depends only on the tokens, since an on-policy step uses the trainer's log-probs
+as the old ones. So if the newest checkpoint is damaged, the run repeats the steps since the
+previous checkpoint, from the rollouts on record, and reaches the same weights. If `train` is called
+with more steps than a run has taken, it continues the run. The result has the weights of a run that
+was begun with that number, if the learning rates agree.
 
-With `versions_behind` rollouts of coming steps run during a step
-(`hrm_agent.training.rollout.ahead`). The weights that sample a token then depend on timing, so two
-such runs differ; recorded rollouts are trained on as they are.
+With `versions_behind`, rollouts of coming steps run during a step
+(`hrm_agent.training.rollout.ahead`). Timing then decides which weights sample a token, so two such
+runs differ. A repeated step still trains on the rollouts on record.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 __all__ = ["Settled", "TrainingRun", "mini_batches", "train"]
 
 _LEAST_BUDGET = 64
-"""Token budget of a micro-batch below which it is not reduced further to give each rank one."""
+"""Token budget of a micro-batch at which it is no longer reduced in order to give each rank a
+micro-batch.
+"""
 
 
 async def train(
@@ -88,15 +91,16 @@ async def train(
     on_rollout: Callable[[Trajectory], None] | None = None,
     on_step: Callable[[Row], None] | None = None,
 ) -> Path:
-    """Train, or resume, the run in `folder`. Return the folder of the trained model.
+    """Train or resume the run in `folder`. Returns the folder of the trained model.
 
-    In one of several processes, take part in the training that the first of them leads
-    (`optim.sharding`). Keys that the configuration leaves to the model are fitted to its policy.
+    If the process is one of several (`optim.sharding`) and not the first, it takes part in the
+    training that the first process leads. Keys that the configuration leaves to the model are
+    fitted to the policy.
     """
     config = fit(config)
     if config.source:
         raise ValueError(
-            "runs on record are learned from by"
+            "config.source is set: train on records with"
             " `hrm_agent.training.records.offline.train_on_record`"
         )
     async with AsyncExitStack() as stack:
@@ -112,7 +116,7 @@ async def train(
         learner = (
             Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
         )
-        # the engine may be servers, which this process starts and stops
+        # the engine may be a fleet of servers, which this process starts and stops
         engine = await asyncio.to_thread(lambda: learner.engine)
         stack.push_async_callback(asyncio.to_thread, engine.close)
         recording = open_run(
@@ -176,39 +180,41 @@ async def train(
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Rollouts of a step, unscored, or already scored and judged."""
+    """Rollouts of a step that have ended: either unscored, or already scored and judged."""
 
     unscored: list[Attempts]
-    """Rollouts before scoring."""
+    """Rollouts that are still to be scored (empty if all are scored)."""
     attempts: list[Attempts]
-    """Scored rollouts, with `overlays`."""
+    """Scored rollouts, whose verdicts are `overlays` (empty if they are still to be judged)."""
     overlays: list[Overlay]
     """Verdicts of `attempts`."""
     cut_off: int = 0
     """Number of rollouts that were cut off from their groups."""
     carried: Carried = field(default_factory=Carried)
-    """Rollouts cut off in the previous step that have ended in this one."""
+    """Rollouts that were cut off in the previous step and carried over to this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun(ABC):
-    """Parts of a run, and a step with them. A subclass provides the rollouts."""
+    """Parts of a training, and the course of a step. A subclass provides the rollouts."""
 
     run_id: str
     """Run id in overlays."""
     source: TaskSource
-    """Plans of the steps."""
+    """Source of the steps' plans."""
     learner: Learner
     """Weights and optimiser."""
     keeper: Keeper
-    """Run folder."""
+    """Writer of the run's folder."""
     score: Score
     """Function that scores rollouts."""
     write_overlays: Callable[[Sequence[Overlay]], None]
     """Function that stores the verdicts of a step."""
 
     async def take(self, plan: StepPlan) -> Row:
-        """Take one step, and return its row. A repeated step finds its rollouts on record."""
+        """Take one step, and return its row of metrics. A repeated step finds its rollouts on
+        record.
+        """
         phases, config = Phases("evaluation"), plan.config
         with phases("rollout"):
             settled = await self.settled(plan)
@@ -267,8 +273,8 @@ class TrainingRun(ABC):
         return {**self.learner.update(batches, rate), "update_overlap": 0.0}
 
     async def evaluated(self, config: GrpoConfig) -> Row:
-        """Evaluate on held-out problems, if due. None for both values otherwise, as always in this
-        base class.
+        """Evaluate on held-out problems if an evaluation is due, and return its metrics (both None
+        if none is due). In this base class none is ever due.
         """
         del config
         return {"eval/correct": None, "eval/best": None}
@@ -276,13 +282,13 @@ class TrainingRun(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _SamplingRun(TrainingRun):
-    """A run whose rollouts are sampled by the policy under training."""
+    """Training whose rollouts are sampled by the policy under training."""
 
     collector: Collector
     under_way: StepsUnderWay
     carry_over: CarryOver
     thread: ThreadPoolExecutor | None
-    """Thread for updates while rollouts run (None if no rollouts run meanwhile)."""
+    """Thread in which updates run while rollouts run (None if no rollouts run during updates)."""
 
     async def begin(self, stage: TrainingStage) -> None:
         """Prepare for the first step of a stage."""
@@ -295,8 +301,8 @@ class _SamplingRun(TrainingRun):
             self.source.leave_out([problem for problem, each in right.items() if all(each)])
 
     async def settled(self, plan: StepPlan) -> Settled:
-        """Collect the groups of a step. With `refill`, each group is scored and judged as it ends,
-        and rejected ones are replaced.
+        """Collect the groups of a step. With `refill`, each group is scored and judged when it
+        ends, and a rejected group is replaced by another prompt.
         """
         config, refill = plan.config, plan.config.rollout.refill
         groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
@@ -328,10 +334,10 @@ class _SamplingRun(TrainingRun):
         )
 
     async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
-        """Update the weights, and return metrics with the share of time during which rollouts of
-        coming steps ran.
+        """Update the weights. Returns metrics, including the share of the time during which
+        rollouts of coming steps ran.
 
-        Raises `ModelError` if the step was sampled by another policy.
+        Raises `ModelError` if engine and trainer differ too much to be the same policy.
         """
         began = time.monotonic()
         metrics = await self.apart(self.learner.update, batches, rate)
@@ -342,13 +348,15 @@ class _SamplingRun(TrainingRun):
         return {**metrics, "update_overlap": self.under_way.share_busy(began)}
 
     async def apart(self, do: Callable[..., Any], *given: Any) -> Any:
-        """Return the result of `do`, which runs in the learner thread if rollouts run meanwhile."""
+        """Call `do` and return its result. It runs in the learner thread if rollouts
+        run meanwhile.
+        """
         if self.thread is None:
             return do(*given)
         return await asyncio.get_running_loop().run_in_executor(self.thread, do, *given)
 
     async def _rolled_out(self, stage: str, tasks: list[Task], samples: int) -> list[Trajectory]:
-        """Roll out and score tasks that are not trained on."""
+        """Run and score rollouts of tasks that are not trained on."""
         config = self.source.config
         async with self.collector.groups(stage, config, tasks, samples=samples) as under_way:
             groups = sorted([group async for group in under_way], key=lambda group: group.place)
@@ -359,7 +367,9 @@ class _SamplingRun(TrainingRun):
         ]
 
     async def evaluated(self, config: GrpoConfig) -> Row:
-        """Evaluate on held-out problems if due, and keep the best weights."""
+        """Evaluate on held-out problems if an evaluation is due, and save the weights if they are
+        the best.
+        """
         taken, options = self.learner.version, config.evaluation
         if not options.eval_every or (taken % options.eval_every and taken != config.steps):
             return {"eval/correct": None, "eval/best": None}
@@ -383,7 +393,7 @@ def _right_by_problem(rollouts: Sequence[Trajectory]) -> dict[str, list[bool]]:
 
 
 def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) -> Row:
-    """Number of further prompts that were drawn, and of groups that the step lacks."""
+    """Number of further prompts that were drawn, and number of groups that the step still lacks."""
     groups = len({each.group_id for each in rollouts})
     kept = groups - round(found["select/groups_rejected"] * groups)
     return {
@@ -400,10 +410,12 @@ def mini_batches(
     forward: ForwardName,
     ranks: int = 1,
 ) -> list[list[MicroBatch]]:
-    """Micro-batches of each optimiser step of a batch (empty for a part without trained tokens).
+    """Micro-batches of each optimiser step of a batch (an empty list for a step without trained
+    tokens).
 
-    They are smaller than configured if there would be fewer than `ranks`, which compute them in
-    parallel. Raises `ModelError` if something was kept but none of it can be trained on.
+    Ranks compute micro-batches in parallel. So if there would be fewer micro-batches than `ranks`,
+    they are made smaller than configured. Raises `ModelError` if rollouts were kept but none can be
+    trained on.
     """
     loss = config.loss
     build = partial(

@@ -1,9 +1,9 @@
-"""Run folder of a training: metrics, checkpoints with all that the next step depends on, and
-models.
+"""Writer of a training's run folder: metrics, checkpoints with everything on which the next step
+depends, and models.
 
     RUN/metrics.jsonl                   a row per step
     RUN/checkpoints/step-000012/        weights, optimiser, and progress of the run
-    RUN/best/                           the best weights by held-out problems, if the run evaluates
+    RUN/best/                           the best weights on held-out problems, if the run evaluates
     RUN/model/                          the weights after the last step
 """
 
@@ -26,32 +26,33 @@ __all__ = ["Keeper"]
 
 _STATE = "state.json"
 _SCHEDULE = "schedule.json"
-"""File with the planned number of steps. A checkpoint has it, too, but steps after it may be those
-of a longer run.
+"""File with the planned number of steps. Checkpoints have this number, too, but the plan may have
+changed since the newest checkpoint.
 """
 
 
 class Keeper:
-    """Run folder of a training."""
+    """Keeper of a training's run folder."""
 
     def __init__(self, folder: Path, config: GrpoConfig, learner: Learner) -> None:
         self.folder, self.config, self._learner = folder, config, learner
         self._log: MetricsLog | None = None
 
     def restore(self, with_rollouts: Callable[[], int] = lambda: 0) -> RunProgress:
-        """Restore the newest complete checkpoint, if there is one, and return the progress of the
+        """Restore the newest complete checkpoint if there is one, and return the progress of the
         run.
 
-        `with_rollouts`: returns the number of steps with rollouts on record, which are not sampled
-        again. Runs of earlier versions drew their tasks from one block of all of them, and continue
-        so (except a `mix:` of tasks, which they drew in another way); `config` is changed
-        accordingly. Raises `RunError` if no checkpoint is complete, or if the steps taken are not
-        the first of those asked for now.
+        `with_rollouts`: function that returns the number of steps with rollouts on record, which
+        are not sampled again. Runs of earlier versions drew their tasks from a single block of all
+        tasks. They continue to do so (except for a `mix:` of tasks, which they drew in another
+        way), and `config` is changed accordingly. Raises `RunError` if there are checkpoints but
+        none is complete, or if the taken steps would have had other learning rates with the number
+        of steps that is requested now.
         """
         checkpoints, config = self._checkpoints, self.config
         state = checkpoints.restore(self._read)
         version = int(state["version"]) if state else 0
-        planned = read_whole(self.folder / _SCHEDULE)  # None in runs of earlier versions, too
+        planned = read_whole(self.folder / _SCHEDULE)  # None for a new run, too
         before = int((state or {}).get("steps", config.steps))
         if planned is not None:
             before = int(json.loads(planned)["steps"])
@@ -84,7 +85,7 @@ class Keeper:
         self.checkpoint(progress)
 
     def checkpoint(self, progress: RunProgress) -> None:
-        """Save everything that the next step depends on, if a checkpoint is due."""
+        """Save everything on which the next step depends, if a checkpoint is due."""
         version = self._learner.version
         if self._checkpoints.is_due(version, self.config.steps):
             self._checkpoints.save(version, lambda folder: self._write(folder, progress))
@@ -94,8 +95,8 @@ class Keeper:
         return write_whole(self.folder / "best", self._learner.version, self._learner.save)
 
     def end(self) -> Path:
-        """Return the folder of the trained model, which is written if missing. Raises `RunError` if
-        none of the steps with something to learn from could be taken.
+        """Return the folder of the trained model, which is written if it is missing. Raises
+        `RunError` if there were steps with tokens to train, but all were skipped.
         """
         skipped = self._learner.skipped
         skipped.taken_before = any(

@@ -1,10 +1,11 @@
-"""Metrics of a run in progress: one row per step, with the time of each phase.
+"""Metrics file of a run: one row per step, with the time of each phase.
 
-A row is appended before the checkpoint of its step. When a run resumes from a checkpoint, later
-steps are taken again and their old rows are dropped, so that the file never has a step twice.
+The row of a step is appended before the step's checkpoint is saved. When a run resumes from a
+checkpoint, later steps are taken again and their old rows are removed, so that no step is in the
+file twice.
 
-Readers of the file parse its lines by `parse_row`, and name the values of nested tables by
-`flattened`.
+Readers of the file use `parse_row` for its lines, and `flattened` for the names of values in nested
+tables.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ __all__ = [
 METRICS_FILE = "metrics.jsonl"
 """Name of the metrics file in a run's folder."""
 NOT_FINITE = "the gradient is not finite"
-"""Value of `skipped`: reason why a step was not taken."""
+"""Value of `skipped` for a step with a non-finite gradient."""
 Row = dict[str, Any]
-"""Metrics of a step by name: numbers, nested tables, and the texts `skipped` and `errors` (None if
-absent).
+"""Metrics of a step by name. Values are numbers and nested tables, except for the texts `skipped`
+and `errors` (None if there is none).
 """
 
 
@@ -58,14 +59,16 @@ class MetricsLog:
             file.write(json_line(row) + "\n")
 
     def sync(self) -> None:
-        """Sync the file to disk, before a checkpoint after which these rows are not made again."""
+        """Sync the file to disk. This is done before a checkpoint is saved, since the rows of
+        earlier steps are not written again afterwards.
+        """
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Rows of a metrics file up to the first line that is no row, such as one cut short by a
-    kill.
+    """Rows of a metrics file up to the first line that is no row, for example because a kill cut it
+    short.
     """
     if not path.exists():
         return []
@@ -90,8 +93,8 @@ def parse_row(line: str | bytes) -> Row | None:
 
 
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of a row by name, without its step. Those of a role are `roles/ROLE/NAME`. Text and
-    nan are left out.
+    """Numbers of a row by name, without the step number, texts and nan. A metric of a role is named
+    `roles/ROLE/NAME`.
     """
     named = {name: _number(value) for name, value in flattened(row).items() if name != "step"}
     return {name: value for name, value in named.items() if math.isfinite(value)}
@@ -119,7 +122,7 @@ class Phases:
     """Wall-clock and CPU seconds by phase, including CPU time of child processes (the sandbox)."""
 
     def __init__(self, *names: str) -> None:
-        """`names`: phases that are reported even if they do not occur."""
+        """`names`: phases that are reported (as 0) even if they do not occur."""
         self._spent = {
             f"{name}{kind}": 0.0 for name in names for kind in ("_seconds", "_cpu_seconds")
         }
@@ -134,15 +137,15 @@ class Phases:
             self._spent[f"{name}_cpu_seconds"] = _cpu_seconds() - cpu
 
     def seconds(self) -> dict[str, float]:
-        """`{phase}_seconds` and `{phase}_cpu_seconds` of the phases that have ended, and 0 for
-        named ones that have not.
+        """Values `{phase}_seconds` and `{phase}_cpu_seconds` of all phases that have ended. Phases
+        named at the start that have not ended have 0.
         """
         return dict(self._spent)
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process, its threads, its living children, and the finished children of
-    those.
+    """CPU time of this process with its threads, of its living child processes, and of their
+    finished children.
     """
     total = time.process_time()
     for child in psutil.Process().children(recursive=True):

@@ -1,18 +1,18 @@
-"""Supervised fine-tuning on conversations: the cold start before reinforcement learning.
+"""Supervised fine-tuning on conversations, as the cold start before reinforcement learning.
 
-A conversation is tokenised by the codec, turn by turn, exactly as a rollout is: the prompt is
-encoded once, each answer is appended, and after it only what the chat template inserts. So the
-policy is trained on sequences as it will meet them, and on its own turns alone (their end-of-turn
-tokens included). If the template rewrites earlier turns, the conversation continues as a second
-example, as a rollout continues with a new root.
+The codec tokenises a conversation turn by turn, exactly as a rollout: the prompt is encoded once,
+then each answer is appended, and after an answer only the tokens that the chat template inserts. So
+the policy is trained on sequences as it meets them in rollouts, and only the tokens of answers are
+trained (with their end-of-turn tokens). If the template rewrites earlier turns, the conversation
+continues as a second example, as a rollout would continue with a new root.
 
-One optimiser step is one batch, whatever its micro-batches: the loss is the mean over the batch's
-trained tokens, in all micro-batches and processes together. Micro-batches hold conversations of
-similar length, side by side; or they are packed, one conversation after the other in one sequence,
-in which each sees itself alone. On one thread of one machine the weights are a function of the
-seed, to the bit. The batch, the learning rate and the dropout of a step follow from its number;
-weights, optimisers and the running mean are in the checkpoint. So a resumed run, however it ended,
-reaches the same weights as an uninterrupted one.
+One optimiser step trains on one batch: the loss is the mean over the batch's trained tokens, in all
+micro-batches and processes together. A micro-batch has conversations of similar length side by
+side. Or it is packed: conversations follow each other in one sequence, in which a token sees only
+its own conversation. On one thread of one machine the weights depend only on the seed, to the bit.
+The number of a step determines its batch, learning rate and dropout, and a checkpoint has weights,
+optimisers and the running mean. So a resumed run reaches the same weights as an uninterrupted run,
+no matter how it was interrupted.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation whose AI messages the policy learns."""
+    """Conversation whose AI messages the policy learns."""
 
     messages: tuple[BaseMessage, ...]
-    """Messages in order, from the AI and others."""
+    """Messages of all speakers, in order."""
     tools: tuple[dict[str, Any], ...] = ()
     """Tools in OpenAI's form."""
 
@@ -88,17 +88,19 @@ def train_sft(
     adapter: Adapter | None = None,
     progress: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train `model` in place. Return one row of metrics per step, also written to `metrics_path` as
-    JSON lines during the run.
+    """Train `model` in place. Returns a row of metrics for each step. During the run the rows are
+    also written to `metrics_path` as JSON lines.
 
-    With `checkpoints` the run resumes from the newest complete one, and saves its own. The rows are
-    those of the steps taken in this call. `adapter`: the trained adapter (None: all weights are
-    trained). Keys that the configuration leaves to the model are fitted here.
+    With `checkpoints` the run resumes from the newest complete checkpoint, and saves further ones.
+    The returned rows are those of the steps taken in this call. `adapter`: the adapter that is
+    trained (None: all weights are trained). Keys that the configuration leaves to the model are
+    fitted here.
 
     A step whose gradient is not finite is skipped, and `stepped` is 0 in its row. Raises `RunError`
-    if the checkpoints belong to other conversations, if the steps taken are not the first of those
-    asked for now, or if no step could be taken. Raises `ConfigError` for a batch smaller than the
-    number of processes, and `TaskError` if there is no answer to learn from.
+    if the checkpoints belong to other conversations, if the taken steps would have had other
+    learning rates with the number of steps that is requested now, or if no step could be taken.
+    Raises `ConfigError` for a batch smaller than the number of processes, and `TaskError` if there
+    is no answer to learn from.
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     config = _fitted(config, model, adapter, len(conversations))
@@ -114,7 +116,7 @@ def train_sft(
         example for conversation in conversations for example in tokenize(conversation, codec)
     ]
     if config.forward == "packed":
-        # packed sequences need only examples that are trained on
+        # a packed sequence cannot have examples without trained tokens
         examples = [example for example in examples if any(example.mask[1:])]
     if not examples:
         raise TaskError(
@@ -159,7 +161,7 @@ def _fitted(
 
 
 class _Course:
-    """State of a fine-tuning run between steps."""
+    """State of a fine-tuning run."""
 
     def __init__(
         self,
@@ -191,14 +193,16 @@ class _Course:
 
     @cached_property
     def _fingerprint(self) -> str:
-        """Digest of the tokens, which differs for other conversations or another tokenizer."""
+        """Digest of the tokens, by which other conversations or another tokenizer are
+        recognised.
+        """
         digest = hashlib.sha256()
         for example in self._examples:
             digest.update(array("q", example.token_ids).tobytes() + bytes(example.mask))
         return digest.hexdigest()
 
     def step(self, step: int, batch: Sequence[Example]) -> Metrics:
-        """Take one step, counted from 1, and return its row."""
+        """Take the step with number `step`, counted from 1, and return its row of metrics."""
         began, config = time.perf_counter(), self._config
         share = self._schedule.share(step - 1)
         for group, rate in zip(self._groups, self._rates, strict=True):
@@ -223,7 +227,9 @@ class _Course:
         self._model.eval()
 
     def write(self, step: int, folder: Path) -> None:
-        """Write everything that the next step depends on, and data to recognise the run."""
+        """Write everything on which the next step depends, and data by which the run is
+        recognised.
+        """
         self._model.save_pretrained(folder) if self._adapter is None else self._adapter.save(folder)
         kept = {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
         torch.save(
@@ -250,11 +256,11 @@ class _Course:
         return state
 
     def refuse_another(self, taken: dict[str, Any], checkpoints: Checkpoints) -> None:
-        """Raise `RunError` if the record is not the beginning of this run."""
+        """Raise `RunError` if the restored checkpoint is not of the beginning of this run."""
         if taken["examples"] != self._fingerprint:
             raise RunError(
                 f"The run in {checkpoints.run} was begun on other conversations.",
-                "Give it the file that it was begun on, or name another folder with --out.",
+                "Give it the file on which it was begun, or name another folder with --out.",
             )
         newest = max(int(taken["step"]), checkpoints.newest_step)
         refuse_other_course(self._schedule, int(taken["steps"]), newest, checkpoints.run)
@@ -286,7 +292,7 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
 def _continue(
     codec: Codec, conversation: Conversation, i: int, answered: int | None, ids: Sequence[int]
 ) -> list[int] | None:
-    """Prompt tokens between the last answer and the i-th message (None if a new sequence has to
+    """Prompt tokens between the last answer and the i-th message (None if a new example has to
     begin).
     """
     if answered is None:
@@ -300,15 +306,15 @@ def _continue(
 
 
 def read_chats(path: Path) -> list[Conversation]:
-    """Read conversations from a JSONL file: rows `{"messages": [...], "tools": [...]}`, tools
-    optional.
+    """Read conversations from a JSONL file with the rows `{"messages": [...], "tools": [...]}`;
+    `tools` is optional.
 
-    Forms of messages, calls and tools: see `hrm_agent.training.chat_rows`. An assistant message
-    with `"weight": 0` is context: `export --format chat` marks answers that another row teaches.
-    Raises `TaskError` for a row that is not a conversation.
+    `hrm_agent.training.chat_rows` describes the accepted forms of messages, calls and tools. An
+    assistant message with `"weight": 0` is context: `export --format chat` marks answers in this
+    way if another row teaches them. Raises `TaskError` for a row that is not a conversation.
     """
     try:
-        # splitlines() would cut at U+2028, which JSON may hold
+        # not splitlines(), which would also split at U+2028, a valid character in JSON
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8: {error}.", "Write it as UTF-8.") from error
@@ -325,7 +331,7 @@ def _read_chat(line: str, place: str) -> Conversation:
         messages = convert_to_messages(written)
         conversation = Conversation(tuple(messages), tuple(tools))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        # first line of LangChain's errors, without the link to its pages
+        # take the first line, since LangChain's errors end with a link
         first = str(error).partition("\n")[0]
         raise TaskError(
             f"{place} is not a conversation: {type(error).__name__}: {first}.",
@@ -342,8 +348,8 @@ def _read_chat(line: str, place: str) -> Conversation:
 def _batches(
     examples: Sequence[Example], steps: int, batch_size: int, seed: int
 ) -> Iterator[list[Example]]:
-    """One batch per step, drawn from reshuffled passes over the examples, equal in every
-    process.
+    """Yield one batch per step, drawn from passes over the examples. Each pass is shuffled anew, in
+    the same way in every process.
     """
     rng = random.Random(seed)
     order: list[int] = []

@@ -1,9 +1,9 @@
 """Experiment trackers: send the rows of a run's metrics.jsonl to TensorBoard, trackio or wandb.
 
-The file is the source and the queue: a thread reads the rows appended since it last looked. A slow
-tracker takes no memory and delays only the trackers named after it. A failed one is reported once
-and dropped. `tracked.json` in the run's folder holds the newest step sent to each tracker, so that
-a resumed run sends what is missing, and no row twice.
+A thread reads the rows that were appended to the file since it last looked, so the file is the
+queue. So a slow tracker needs no memory, and delays only the trackers that are named after it. A
+tracker that fails is reported once and dropped. `tracked.json` in the run's folder has the newest
+step that was sent to each tracker, so that a resumed run sends the missing rows, and no row twice.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from hrm_agent.training.metrics import METRICS_FILE, parse_row, row_numbers
 __all__ = ["TRACKED_FILE", "AppendedRows", "require_trackers", "track_result", "tracking"]
 
 TRACKED_FILE = "tracked.json"
-"""Name of the file in a run's folder with the run's id in trackers and the newest steps sent."""
+"""File in a run's folder with the run's id in trackers and the newest steps that were sent."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_AT_THE_END = 30.0
 _SECONDS_FOR_WANDB = 10.0
 """Maximum seconds that the start and the end of a run wait for wandb's server."""
 Rows = Callable[[], list[Mapping[str, Any]]]
-"""Function that returns the rows appended since its last call."""
+"""Function that returns the rows that were appended since its last call."""
 Tell = Callable[[str], None]
-"""Function that reports to the user who watches the run. Called from another thread."""
+"""Function that shows a message to the user. It is called from another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +49,38 @@ class TrackedRun:
     """Description of a run for its trackers."""
 
     name: str
-    """Id of the run, the name of its folder when it began."""
+    """Id of the run: the name that its folder had when it began."""
     id: str
-    """Name made unique, since many folders may hold a run of one name."""
+    """Name of the run with a random suffix, since several folders may have a run with the same
+    name.
+    """
     folder: Path
     """Folder of the run."""
     where: Path | None
-    """Folder for the trackers' files (None: each uses its own)."""
+    """Folder for the trackers' files (None: each tracker uses its default)."""
     project: str
     """Project of the run in the tracker."""
     config: Mapping[str, Any]
     """Resolved configuration as JSON, with the command."""
     is_new: bool
-    """True if the tracker was sent no row of the run."""
+    """True if no row of the run has been sent to the tracker."""
 
 
 class Tracker(Protocol):
-    """Tracker with one run open. Used in one thread."""
+    """Tracker of one run. It is used in one thread only."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Store a row."""
+        """Send or store a row."""
         ...
 
     def close(self) -> None:
-        """Close the run. Called once."""
+        """Close the run. This is called once."""
         ...
 
 
 class _TensorBoard:
-    """Event file in the run's folder. Each start writes another file beside the earlier ones, which
-    TensorBoard reads as one run.
+    """Writer of an event file in the run's folder. Each start of the run writes a further file, and
+    TensorBoard reads all of them as one run.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -116,16 +118,17 @@ class _TensorBoard:
 
 
 class _Trackio:
-    """Rows of trackio's local database, shown by `trackio show`. Nothing leaves the machine.
+    """Writer of rows to trackio's local database, which `trackio show` displays. Nothing leaves the
+    machine.
 
-    Rows are written directly to the database. `trackio.init` would print on stdout, which carries a
-    command's JSON, start threads that measure the machine, and contact the hub if its variables are
-    set.
+    Rows are written directly to the database. `trackio.init` is not used, since it would print on
+    stdout, which a command's JSON needs, start threads that measure the machine, and contact the
+    hub if the hub's variables are set.
     """
 
     def __init__(self, run: TrackedRun) -> None:
         if run.where is not None:
-            # read once, when trackio is imported
+            # trackio reads the variable once, when it is imported
             os.environ["TRACKIO_DIR"] = str(run.where.resolve())
         from trackio.sqlite_storage import SQLiteStorage
         from trackio.utils import TRACKIO_DIR
@@ -149,12 +152,13 @@ class _Trackio:
         )
 
     def close(self) -> None:
-        """Do nothing: each row is already committed."""
+        """Do nothing, since each row is already committed."""
 
 
 class _Wandb:
-    """Run of wandb: online if a key is known or WANDB_MODE selects it, else offline, to be sent by
-    `wandb sync`. It never prompts. Several starts of a run are one run of one id.
+    """Run of wandb. It is online if a key is known or WANDB_MODE selects it, else offline, to be
+    sent later by `wandb sync`. It never prompts. Several starts of a run have the same id and are
+    one run in wandb.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -162,7 +166,8 @@ class _Wandb:
 
         folder = run.where or run.folder
         folder.mkdir(parents=True, exist_ok=True)
-        # No data of the machine or of the code around the run is read. Only the metrics are sent.
+        # Only configuration and metrics are sent: these settings keep wandb from reading data of
+        # the machine or the code.
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -194,8 +199,8 @@ class _Wandb:
 
 
 def _wandb_mode() -> Any:
-    """Mode for wandb: None to follow WANDB_MODE, or if a key is known. Otherwise `offline`, since
-    wandb would prompt for a key.
+    """Mode for wandb (None, which is wandb's default, if WANDB_MODE is set or a key is known). It
+    is `offline` if no key is known, since wandb would prompt for a key.
     """
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return None
@@ -231,12 +236,12 @@ def tracking(
     first_step: int = 0,
     rows: Rows | None = None,
 ) -> Generator[None]:
-    """Send trackers the rows of `metrics.jsonl` in `folder` while the block runs, existing ones
-    included.
+    """Send the rows of `metrics.jsonl` in `folder` to the trackers while the block runs, including
+    rows that exist already.
 
-    `first_step`: number added to `step` of a row, so that trackers count like the console. `rows`:
-    rows to send instead of the file's. At the end, remaining rows are awaited for some seconds at
-    most.
+    `first_step`: number that is added to the `step` of a row, so that trackers count like the
+    console. `rows`: rows to send instead of the file's. At the end of the block, remaining rows are
+    sent for at most `_SECONDS_AT_THE_END`.
     """
     if not settings.track:
         yield
@@ -266,7 +271,7 @@ def track_result(
     tell: Tell,
     found: Mapping[str, Any],
 ) -> None:
-    """Send the single row of a command without steps. It is not sent again."""
+    """Send the single row of a command without steps. The row is not sent again."""
     left = [{"step": 0, command: found}]
     with tracking(
         settings, config, command, folder, tell, rows=lambda: [left.pop()] if left else []
@@ -274,7 +279,7 @@ def track_result(
         pass
 
 
-_LATER = "the run's resume sends what it lacks."
+_LATER = "a resumed run sends the missing rows."
 
 
 class _Feed(Thread):
@@ -290,8 +295,9 @@ class _Feed(Thread):
         rows: Rows,
         first_step: int,
     ) -> None:
-        """`ending`: set when no more rows come. `is_left`: True if the failure was already
-        reported. `sending`: name of the tracker that is at work.
+        """`ending`: event that is set when no more rows come. `is_left`: True if it was already
+        reported that rows were not sent in time. `sending`: name of the tracker to which rows are
+        being sent.
         """
         super().__init__(name="trackers", daemon=True)
         self._settings, self._config, self._command = settings, config, command
@@ -318,7 +324,9 @@ class _Feed(Thread):
                 tracker.close()
 
     def _read_rows(self) -> list[Mapping[str, Any]]:
-        """New rows. If they cannot be read, none is sent, and each tracker is left once."""
+        """Read the new rows. If they cannot be read, each tracker is reported as failed, and no row
+        is sent.
+        """
         try:
             return self._rows()
         except OSError as error:
@@ -329,19 +337,19 @@ class _Feed(Thread):
 
     @contextmanager
     def _reported(self, name: TrackerName) -> Generator[None]:
-        """Report the first error of a tracker, which is dropped then."""
+        """Report the first error of a tracker in the block, and drop the tracker."""
         self.sending = name
         try:
             yield
-        except Exception as error:  # trackers may raise anything; never fail the run
+        except Exception as error:  # a tracker may raise anything, and must not fail the run
             said = " ".join(str(error).split())[:300]
             if name not in self._failed and not self.is_left:
                 self._tell(f"{name} failed and is left ({type(error).__name__}: {said}); {_LATER}")
             self._failed.add(name)
 
     def _send(self, name: TrackerName, rows: list[Mapping[str, Any]]) -> None:
-        """Send rows. The tracker is opened at the first one, so that a refused run leaves nothing
-        behind.
+        """Send rows to a tracker. It is opened at the first row, so that a refused run leaves no
+        trace in it.
         """
         if not rows or name in self._failed:
             return
@@ -366,7 +374,7 @@ class _Feed(Thread):
         try:
             for row in rows:
                 step = int(row["step"]) + self._first_step
-                if step > newest:  # else it was sent already, or the step is taken again
+                if step > newest:  # an older row was sent already, or its step is taken again
                     tracker.log(step, row_numbers(row))
                     newest = step
         finally:
@@ -375,7 +383,9 @@ class _Feed(Thread):
                 part.write_text(json.dumps(tracked), encoding="utf-8")
 
     def _tracked(self) -> dict[str, Any]:
-        """Contents of `tracked.json`: name and id of the run, and the newest steps `sent`."""
+        """Contents of `tracked.json`: `name` and `id` of the run, and the newest step sent to each
+        tracker (`sent`).
+        """
         text = read_whole(self._folder / TRACKED_FILE)
         if text is not None:
             return json.loads(text)
@@ -384,10 +394,11 @@ class _Feed(Thread):
 
 
 class AppendedRows:
-    """Reader whose calls return the rows appended since the last call, or all rows if the file was
-    replaced.
+    """Reader of a metrics file. A call returns the rows that were appended since the last call, or
+    all rows if the file was replaced.
 
-    A run that resumes from a checkpoint replaces its file by one without the steps to be repeated.
+    A run that resumes from a checkpoint replaces its file by a file without the steps that are
+    repeated.
     """
 
     def __init__(self, path: Path) -> None:

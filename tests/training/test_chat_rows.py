@@ -140,7 +140,7 @@ def test_tools_in_many_forms(tmp_path: Path, tools: Any) -> None:
         ),
         (
             {"messages": [ASKED | {"thinking": "so"}, SAID]},
-            r"messages\[0\] has thoughts, and its role is user",
+            r"messages\[0\] has thoughts, but its role is user",
         ),
         (
             {"messages": [ASKED, SAID | {"thinking": "so", "reasoning_content": "or so"}]},
@@ -203,7 +203,7 @@ def test_tools_in_many_forms(tmp_path: Path, tools: Any) -> None:
         ({"messages": [ASKED, {"role": "tool", "content": "5"}, SAID]}, "it has no tool_call_id"),
         (
             {"messages": [ASKED | {"tool_calls": [FUNCTION]}, SAID]},
-            "has calls, and its role is user",
+            "has calls, but its role is user",
         ),
     ],
 )

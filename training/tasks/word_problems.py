@@ -1,14 +1,14 @@
-"""Word problems over unseen numbers: the tasks that the small policy is built for.
+"""Word problems with unseen numbers: the tasks for which the small policy is built.
 
-A template is a table row: a text with placeholders for numbers and words, one exact function of the
-numbers, one Python expression (for the tool loop), and a plan of one to three subgoals (for the
-hierarchical form). Subgoals that do not need each other can be solved at the same time. Only the
-numbers make the problems hard for a small policy, and those are split by a hash: a problem of the
-evaluation split, whatever its names and nouns, is never drawn for training, under any seed.
+A template is a text with placeholders for numbers and words, an exact function of the numbers, a
+Python expression (for the tool loop), and a plan of one to three subgoals (for the hierarchical
+graph). Subgoals that do not need each other can be solved at the same time. Only the numbers make
+the problems hard for a small policy, so a hash of template and numbers decides the split. No seed
+draws numbers of the evaluation split for training, even with other names and nouns.
 
-The expected answer is computed with exact rationals, by a function that shares nothing with the
-Python expressions. A draw for which floats and the rational disagree (a value that rounds
-differently at the last place) is discarded.
+The expected answer is computed with exact rationals, independently of the Python expressions. If
+the expressions give another value (because floats round differently at the last place), the draw is
+discarded.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ __all__ = [
 
 Split = Literal["train", "eval"]
 Form = Literal["plain", "exact"]
-"""Form of a problem: `plain` asks a question, `exact` prescribes the final text: `Return exactly:
-'Answer: <unit>'.`
+"""Form of a problem. plain: it asks a question. exact: it prescribes the final text (`Return
+exactly: 'Answer: <unit>'.`).
 """
 
 EVAL_SHARE = 10
-"""Number of problems of which one belongs to the evaluation split."""
+"""One of this many problems belongs to the evaluation split."""
 
 ALWAYS_EVAL = frozenset({("tank", (1200, 2, 3, 150))})
-"""Problems that are always held out: the one shown in the documentation."""
+"""Problems that are always held out, since the documentation shows them."""
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 THINGS = ("apples", "pears", "plums", "books", "pens", "cards", "stamps", "shells")
@@ -63,13 +63,13 @@ class PlanStep:
     """Step of a plan, with its solution."""
 
     name: str
-    """Name of the value for later subgoals, a Python identifier."""
+    """Name by which later subgoals use the value, a Python identifier."""
     goal: str
     """Goal of the step, as given to the solver."""
     needs: tuple[str, ...]
     """Names of earlier subgoals."""
     code: str
-    """Code that defines the needed values under their names, then ends with the formula."""
+    """Code that assigns the needed values to their names, and ends with the formula."""
     value: str
     """Value of the code's last expression, as its repr."""
 
@@ -95,7 +95,7 @@ class WordProblem:
     expression: str
     """Whole computation as one Python expression."""
     plan: tuple[PlanStep, ...]
-    """Steps to the answer, each after those that it needs."""
+    """Steps to the answer. A step comes after the steps that it needs."""
 
     def prompt(self, form: Form = "plain") -> str:
         """Prompt for the policy."""
@@ -139,13 +139,15 @@ class Template:
     ranges: Mapping[str, range]
     """Ranges of the numbers, by name."""
     solve: Callable[..., Fraction | int]
-    """Function from the numbers, by keyword, to the exact answer."""
+    """Function (numbers as keyword arguments) -> exact answer."""
     expression: str
     """Whole computation as one Python expression."""
     plan: tuple[tuple[str, str, str], ...]
-    """Steps as `(name, goal, formula)`. A formula needs the earlier names that it contains."""
+    """Steps as `(name, goal, formula)`. A formula needs the earlier subgoals whose names it
+    contains.
+    """
     decimals: int = 0
-    """Number of decimals that the answer is rounded to."""
+    """Number of decimals to which the answer is rounded."""
 
 
 TEMPLATES: tuple[Template, ...] = (
@@ -291,9 +293,9 @@ def problem(
     template: str, numbers: tuple[int, ...], words: tuple[str, ...] = ()
 ) -> WordProblem | None:
     """Problem with these numbers (None if it has no positive answer of the required precision, or
-    floats miss it).
+    floats do not give the exact answer).
 
-    `words` are those of `(who, thing, other)` that the template has.
+    `words`: values of the placeholders `(who, thing, other)`, as many as the template has.
     """
     kind = _BY_NAME[template]
     values = dict(zip(kind.ranges, numbers, strict=True))
@@ -327,12 +329,12 @@ def sample_problems(split: Split, seed: int, count: int) -> list[WordProblem]:
 
 
 def word_problems(split: Split, seed: int, count: int, form: Form = "plain") -> list[Task]:
-    """Return `count` different tasks of a split, a function of the arguments alone."""
+    """Return `count` different tasks of a split, which depend only on the arguments."""
     return [drawn.task(form) for drawn in sample_problems(split, seed, count)]
 
 
 def split_of(template: str, numbers: tuple[int, ...]) -> Split:
-    """Split that a problem belongs to, for all seeds and words."""
+    """Split to which a problem belongs, for all seeds and words."""
     if (template, numbers) in ALWAYS_EVAL:
         return "eval"
     digest = hashlib.sha256(f"{template}:{numbers}".encode()).digest()
@@ -352,8 +354,8 @@ def snippet_value(code: str) -> str:
 
 
 def _draws(split: Split, seed: int) -> Iterator[WordProblem]:
-    """Endless problems, from the templates in turn. No combination of template and numbers is
-    repeated.
+    """Yield problems without end, from the templates in turn. No combination of template and
+    numbers is repeated.
     """
     rng = random.Random(derive_seed(seed, "word_problems", split))
     seen: set[tuple[str, tuple[int, ...]]] = set()
@@ -367,7 +369,7 @@ def _draws(split: Split, seed: int) -> Iterator[WordProblem]:
 
 
 def _draw(kind: Template, split: Split, rng: random.Random) -> WordProblem:
-    """Draw a problem of the split, by rejection."""
+    """Draw problems until one belongs to the split."""
     while True:
         numbers = tuple(rng.choice(values) for values in kind.ranges.values())
         words = (rng.choice(NAMES), *rng.sample(THINGS, 2))[: _word_count(kind)]
@@ -376,7 +378,7 @@ def _draw(kind: Template, split: Split, rng: random.Random) -> WordProblem:
 
 
 def _word_count(kind: Template) -> int:
-    """Number of words of `(who, thing, other)` in the template."""
+    """Number of the placeholders `(who, thing, other)` that the template has."""
     return max(
         (i + 1 for i, place in enumerate(("{who}", "{thing}", "{other}")) if place in kind.text),
         default=0,
@@ -384,7 +386,7 @@ def _word_count(kind: Template) -> int:
 
 
 def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[PlanStep, ...]:
-    """Solve a plan: its steps with code and value, each value computed by the code before it."""
+    """Steps of a plan with their code and value. A value is computed by the step's code."""
     known: dict[str, str] = {}
     steps: list[PlanStep] = []
     for name, goal, pattern in kind.plan:
@@ -397,7 +399,7 @@ def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[PlanStep, 
 
 
 def _rounded(value: Fraction, decimals: int) -> Fraction | None:
-    """Value rounded to `decimals` (None for an integer problem without an integer answer)."""
+    """Value rounded to `decimals` (None if `decimals` is 0 and the value is not an integer)."""
     if decimals == 0:
         return value if value.denominator == 1 else None
     return round(value, decimals)

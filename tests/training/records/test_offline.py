@@ -419,7 +419,7 @@ def test_a_source_is_not_written_to(sampled: Path, tmp_path: Path) -> None:
             tmp_path / "run",
         ),
     ):
-        with pytest.raises(ConfigError, match="a source is only read"):
+        with pytest.raises(ConfigError, match="a source must only be read"):
             asyncio.run(train_on_record(config, folder))
     assert not (tmp_path / "run").exists()
 

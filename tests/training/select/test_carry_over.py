@@ -243,7 +243,7 @@ def test_what_it_does_not_go_with_is_refused() -> None:
         ),
         (
             {"correction": "none"},
-            "carry_over trains on tokens of older weights, and nothing corrects",
+            "carry_over trains on tokens of older weights, but nothing corrects",
         ),
         ({"sharding": "ddp"}, "sharding = ddp does not go with carry_over"),
     ):

@@ -53,7 +53,7 @@ def row(**counts: Any) -> dict[str, Any]:
         ),
         (
             {"raised": 5, "tools_lost": 1, "too_small": 2, "correct": 0.6},
-            "In 5 of 16 rollouts the graph raised",
+            "In 5 of 16 rollouts the graph itself raised",
         ),
         (
             {"not_scored": 16, "too_small": 2},
