@@ -225,9 +225,9 @@ class RolloutFacts:
     step: int | None
     """Training step, counted from 1 (None outside of training)."""
     correct: bool
-    """True if its answer is right. A truncated run is wrong."""
+    """True if the answer is right. A truncated run is wrong."""
     scored: bool
-    """True if it was scored."""
+    """True if the rollout was scored."""
     tokens: int | None
     """Completion tokens (None if a provider did not report them)."""
     statuses: Counter[str]

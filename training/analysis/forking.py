@@ -47,9 +47,9 @@ class TokenExample:
     """One occurrence of a token."""
 
     trajectory_id: str
-    """Id of its trajectory."""
+    """Id of the trajectory with this occurrence."""
     call_id: str
-    """Id of its call."""
+    """Id of the model call with this occurrence."""
     index: int
     """Index among the call's tokens."""
     entropy: float

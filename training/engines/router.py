@@ -76,7 +76,8 @@ class RoutedRequest:
     heard_at: float = 0.0
     """Monotonic time at which the request was sent or last made progress."""
     listed: bool = False
-    """True if its engine's last report lists it. A request in the engine's own queue is not listed.
+    """True if the engine's last report lists the request. A request in the queue that the engine
+    keeps itself is not listed.
     """
     silences: int = 0
     """Number of engines that were given up because they were silent about the request."""
@@ -127,7 +128,7 @@ class Member:
     reports: bool = False
     """True if the engine reports the progress of its requests."""
     advanced_at: float = 0.0
-    """Monotonic time at which one of its requests last made progress or was answered."""
+    """Monotonic time at which a request at the engine last made progress or was answered."""
 
     def hear(self, tokens: Mapping[str, int], now: float) -> list[RoutedRequest]:
         """Take the engine's report of tokens by request name. Return the requests that made

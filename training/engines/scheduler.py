@@ -62,7 +62,7 @@ class EngineLoad:
     for them (`tokens` if the policy does neither).
     """
     capacity_tokens: int
-    """Tokens that its key-value cache holds."""
+    """Tokens that the engine's key-value cache holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,11 @@ class Shown:
     """Evidence that a server has given of its weights."""
 
     compared: Compared
-    """Comparison of its tensors with the trainer's."""
+    """Comparison of the server's tensors with the trainer's."""
     sample: Completion | None
     """Sample taken as in any rollout, after the tokens of `head` (None if not requested)."""
     kept_cache: bool
-    """True if its cache still had keys and values of the previous weights."""
+    """True if the server's cache still had keys and values of the previous weights."""
     watched: Watched
     """State of the server after comparison and sample."""
 
@@ -138,7 +138,7 @@ class FleetServer:
 
     @property
     def dtype(self) -> str:
-        """Dtype of its weights."""
+        """Dtype of the server's weights."""
         assert self.facts is not None
         return self.facts.dtype
 

@@ -66,7 +66,7 @@ class Difference:
     trajectory: str
     """Id of the trajectory."""
     task: str
-    """Id of its task."""
+    """Id of the trajectory's task."""
     a: float
     """Outcome by the first rubric."""
     b: float
@@ -86,7 +86,7 @@ class RubricComparison:
     b: str
     """Name of the rubric from which A is subtracted."""
     trajectories: int
-    """Number of trajectories with rewards by both."""
+    """Number of trajectories that both rubrics have scored."""
     problems: int
     """Number of problems of these trajectories."""
     right: dict[str, int]

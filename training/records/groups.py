@@ -55,7 +55,7 @@ class RecordedGroup(BaseModel):
     group_id: str
     """Id of the group on record."""
     step: int | None
-    """Step in which it was sampled (None for rollouts of no training)."""
+    """Training step in which the group was sampled (None for rollouts that no training sampled)."""
     rollouts: tuple[tuple[str, ...], ...]
     """Trajectory ids of the attempts of each rollout."""
 

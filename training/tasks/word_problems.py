@@ -79,7 +79,7 @@ class WordProblem:
     """Problem with its answer and both solution paths."""
 
     template: str
-    """Name of its template."""
+    """Name of the template."""
     numbers: tuple[int, ...]
     """Drawn numbers, in the template's order."""
     words: tuple[str, ...]

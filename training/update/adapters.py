@@ -341,8 +341,8 @@ class AdaptersByRole(Adapter):
         configs: Sequence[Any],
         began_with: str | None,
     ) -> None:
-        """`configs` are PEFT's configurations of the shared adapter and of each role's. `base` is
-        the string of the model.
+        """`configs` are PEFT's configurations of the shared adapter and of the adapter of each role.
+        `base` is the string of the model.
         """
         super().__init__(model, base, began_with=began_with)
         self._route, self._configs = route, configs

@@ -261,8 +261,7 @@ def test_a_state_is_read_and_where_it_is_gone_that_is_told(
         store.checkpointer.delete_thread(first.thread_id)
     done = hrm("rescore", "run", "--rewards", "./mine.py:noted", "--name", "late")
     assert (
-        done.code == 2
-        and "of none of the 2 trajectories the state is on record any more" in done.err
+        done.code == 2 and "none of the 2 trajectories has a state on record any more" in done.err
     )
     with open_store("run") as store:
         assert store.scorings.rubrics() == ["./mine.py:noted"]

@@ -310,7 +310,7 @@ def test_shares_sum_up_and_are_off_by_less_than_one(weights, count):
         ("word_problems", "train", -1, "0 or more"),
         ("arc_agi:easy", "train", 1, "takes no parameters"),
         ("arc_agi", "test", 1, "no split 'test'"),
-        ("mix:word_problems", "train", None, "needs a number of tasks"),
+        ("mix:word_problems", "train", None, "and no number was given"),
         ("mix:0*word_problems", "train", 1, "is not a part of a mixture"),
         ("mix:1" + "0" * 400 + "*word_problems", "train", 1, "is not a part of a mixture"),
         ("mix:2*word_problems,word_problems", "train", 1, "twice"),
