@@ -2,14 +2,14 @@
 options of a model.
 
 A training of an adapter writes PEFT's two files, which any program with PEFT can use. It also
-writes the string of the base model, with the type and the quantization of its weights: an adapter
-trained on weights in 4 bits compensates their rounding, and only fits those.
+writes the string of the base model, with the type and the quantization of the base model's weights.
+An adapter trained on weights in 4 bits compensates their rounding, and only works on such weights.
 
-A whole model keeps the codec options of its model string in training, so that they are used later,
-too.
+Training of a whole model writes the codec options of its model string into its folder. Later loads
+of the folder use them, too.
 
-If roles of a graph have their own adapters, each has such a folder, inside the folder of the
-adapter that all other roles share.
+If roles of a graph have their own adapters, each of these adapters is in a subfolder. The folder
+itself has the adapter that all other roles share.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ __all__ = [
 ]
 
 BASE_FILE = "base.json"
-"""File that names the base model of an adapter. If it is missing, PEFT's own file does."""
+"""File that names the base model of an adapter. If it is missing, PEFT's configuration names the
+base model.
+"""
 _CODEC_FILE = "codec.json"
-"""File with the codec options of a whole model in training (missing if there were none)."""
+"""File with the codec options of a whole model in training (missing if it was trained without such
+options).
+"""
 _CONFIG = "adapter_config.json"
 
 
@@ -74,8 +78,8 @@ def on_its_base(asked: ModelString) -> ModelString:
         or (not base.scheme and is_adapter_folder(base.name))
     ):
         raise ModelError(
-            f"{asked.text!r} is an adapter on top of another one.",
-            "Merge one into its model by PEFT.",
+            f"{asked.text!r} puts an adapter on top of another adapter.",
+            "Merge the lower adapter into its model by PEFT.",
         )
     usual = LoadOptions()
     given: dict[str, Any] = {
@@ -101,8 +105,8 @@ def rank_on_record(folder: str) -> int:
 
 
 def roles_on_record(folder: str) -> tuple[str, ...]:
-    """Roles that have their own adapter in a subfolder of their name (empty for an adapter of all
-    roles).
+    """Roles with their own adapter, each in a subfolder named after the role (empty if all roles
+    share one adapter).
     """
     try:
         text = Path(folder, BASE_FILE).read_text(encoding="utf-8")
@@ -124,8 +128,8 @@ def write_base(folder: Path, model: str, roles: Sequence[str] = ()) -> None:
 
 
 def write_codec(folder: Path, options: CodecOptions) -> None:
-    """Save the codec options of a model in its folder, except the template, which the folder's
-    tokenizer has.
+    """Save the codec options of a model in its folder. The chat template is left out, since the
+    folder's tokenizer has it.
     """
     if kept := replace(options, template=None).query():
         (folder / _CODEC_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
@@ -134,8 +138,8 @@ def write_codec(folder: Path, options: CodecOptions) -> None:
 
 
 def codec_on_record(folder: str) -> CodecOptions:
-    """Codec options of the model in a folder during training (empty for any other text). Raises
-    `ModelError`.
+    """Codec options that training wrote into the folder of a whole model (empty if there are none,
+    or `folder` is not a folder). Raises `ModelError`.
     """
     file = Path(folder, _CODEC_FILE)
     if not is_folder(folder) or not file.is_file():
@@ -144,7 +148,8 @@ def codec_on_record(folder: str) -> CodecOptions:
         return codec_options(str(file), json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{file} cannot be read: {error}.", "Remove it; options can be given after ?."
+            f"{file} cannot be read: {error}.",
+            "Remove the file. Options can be given in the model string, after ?.",
         ) from error
 
 

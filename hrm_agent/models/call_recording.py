@@ -1,8 +1,8 @@
 """Recording of one model call, independent of LangChain's interface and of the engine.
 
-`open_call` decides everything before sampling: if the answer is already recorded, which earlier
-call this one extends token by token, and the seed. `close_call` makes the `Call` from the sampled
-tokens. All differences between invoke, stream and batch are outside of these two functions.
+`open_call` returns the recorded answer of a request, or a pending call with its seed. `find_prefix`
+finds the earlier call that the pending call extends token by token. `close_call` makes the `Call`
+from the sampled tokens. Only callers of these functions distinguish invoke, stream and batch.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ __all__ = [
 ]
 
 CALL_ID, STARTED_AT, ENDED_AT, THREAD_ID = OWN_FACTS
-"""Keys in a message's `response_metadata`. They are the id of its call, the Unix times of its start
-and end (a node that reads them instead of a clock can be replayed), and the thread of the call,
-since a fork's state holds messages of its source run.
+"""Keys in a message's `response_metadata`. Their values are the id of the message's call, the Unix
+times of its start and end, and its thread. A node that reads these times instead of a clock can be
+replayed. The thread is needed since a fork's state also holds messages of its source run.
 """
 
 
@@ -75,7 +75,7 @@ class Prefix:
     branch_of: str | None = None
     """Id of the call that a root would have extended but could not."""
     thinks: bool = True
-    """False if the prompt ends with the tokens by which an answer has no thoughts."""
+    """False if the prompt ends with tokens that make the model answer without thoughts."""
 
 
 def _now() -> float:
@@ -108,10 +108,12 @@ class PendingCall:
     started_at: float = field(default_factory=_now)
     """Unix time in seconds."""
     thread: str = field(default_factory=_named_thread)
-    """Thread of the graph. Empty without one, since `identity` then has a name unique to each call.
+    """Thread of the graph (empty without a thread: `identity` then has a name unique to each call).
     """
     instead_of: str | None = None
-    """Id of the failed call of an earlier run of the task that this call repeats."""
+    """Id of the failed call that this call repeats. The failed call belongs to an earlier run of
+    the same LangGraph task.
+    """
 
     @property
     def call_id(self) -> str:
@@ -188,7 +190,7 @@ def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefi
     if answered is None or parent is None:
         return _root(engine.codec, pending, BranchReason.ROOT)
     of_this_thread = parent.identity.thread_id == pending.identity.thread_id
-    # the message of another thread's call was copied here, without its tokens
+    # the message was copied from another thread, without the tokens of its call
     if not of_this_thread and parent.id not in recording.inherited:
         return _root(engine.codec, pending, BranchReason.ROOT)
     if parent.model != engine.name or not parent.token_ids:
@@ -206,7 +208,7 @@ def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefi
         path = known[1] if known else journal.path_tokens(parent.id)
     except TemplateMismatch:
         return _root(engine.codec, pending, BranchReason.TEMPLATE, parent.id)
-    except KeyError:  # a journal in memory has forgotten the beginning
+    except KeyError:  # an in-memory journal no longer has the first calls of the path
         return _root(engine.codec, pending, BranchReason.ROOT)
     return Prefix(inserted, (*path, *inserted), parent.id)
 
@@ -250,8 +252,8 @@ def close_call(
 
 
 def _logprob_kind(engines: LogprobKind, sampling: Sampling, completion: Completion) -> LogprobKind:
-    """Kind of a call's log-probs. Sampled ones are tempered if only the temperature changed the
-    distribution, and raw if the temperature is 0 or 1.
+    """Kind of a call's log-probs. `SAMPLED` becomes `TEMPERED` if only the temperature changed the
+    distribution. `TEMPERED` becomes `RAW` if the temperature is 0 or 1.
     """
     if (
         engines is LogprobKind.SAMPLED
@@ -266,7 +268,8 @@ def _logprob_kind(engines: LogprobKind, sampling: Sampling, completion: Completi
 def close_text_call(
     pending: PendingCall, model: str, message: AIMessage, sent: SentSampling
 ) -> tuple[Call, AIMessage]:
-    """Record of a turn by a chat model without token ids, and its message, of its own class.
+    """Record of a turn by a chat model without token ids, and the message in the model's own
+    message class.
 
     `sent`: sampling parameters of its request.
     """
@@ -305,8 +308,8 @@ def close_failed_call(
 ) -> Call:
     """Record of a call that raised, or whose stream was abandoned.
 
-    `shown`: part that was streamed before. It has its own id and no seed, since its index is free
-    again.
+    `shown`: part that was streamed before. The record has an id of its own and no seed, since the
+    next call gets the same index.
     """
     response, exact, lost = pack_answer(_whole(shown)) if shown is not None else ({}, None, None)
     return Call(
@@ -425,7 +428,7 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
 
 
 def was_cut(message: AIMessage) -> bool:
-    """True if a token limit ended the answer. Providers name it differently."""
+    """True if a token limit ended the answer. Providers name this reason differently."""
     said = (
         message.response_metadata.get(key)
         for key in ("finish_reason", "stop_reason", "done_reason")

@@ -15,12 +15,12 @@ __all__ = ["Capabilities", "Fault", "Lack", "Speech"]
 
 
 class Lack(NamedTuple):
-    """Capability that is missing but available."""
+    """Missing capability that can be added, for example by installing a package."""
 
     what: str
     """Short name: `structured output`, `4-bit loading`."""
     hint: str
-    """Sentence on how to get it."""
+    """Sentence on how to add it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Capabilities:
     kind: str
     """Kind of its engine: `transformers`, `vllm`, `scripted` or `hosted`."""
     tools: bool | None
-    """True if it can be offered tools (None if that is unknown before it is loaded)."""
+    """True if tools can be offered to the model (None if unknown before the model is loaded)."""
     token_ids: bool
     """True if the record holds the exact tokens."""
     logprobs: LogprobKind
@@ -68,7 +68,7 @@ class Capabilities:
     structured: bool
     """True if an answer can be constrained to a JSON schema."""
     trainable: bool
-    """True if `hrm-agent train` can train it, also on its runs."""
+    """True if `hrm-agent train` can train the model, also on its recorded runs."""
     quantized: str | None = None
     """Quantization, `nf4` or `int8` (None if the weights are not quantized, or it is unknown)."""
     dtype: str | None = None
@@ -86,4 +86,4 @@ class Capabilities:
     here).
     """
     lacks: tuple[Lack, ...] = field(default=())
-    """Capabilities that are missing but available."""
+    """Missing capabilities that can be added."""

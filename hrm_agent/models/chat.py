@@ -7,8 +7,9 @@ stream, astream, batch, through `bind_tools` or `with_structured_output`) passes
 
 Streaming shows text while it is sampled, up to the first tool call. Tool calls and everything else
 come whole, in the last chunk. If LangChain streams behind an `invoke`, the caller gets the recorded
-message, as without streaming. A node that streams itself joins the chunks, and thereby drops calls
-that could not be decoded. So these are in `response_metadata`, and `invalid_tool_calls` reads both.
+message, as without streaming. If a node streams and joins the chunks, LangChain drops calls that
+could not be decoded. So the last chunk also has them in `response_metadata`, and the function
+`invalid_tool_calls` reads them from there, too.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class PolicyModel(BaseChatModel):
     model: str | None = None
     """Model string of another model than the current policy, loaded at the first call."""
     answer_schema: dict[str, Any] | None = None
-    """JSON schema for the text of an answer. The caller still has to parse it: not every engine can
-    constrain an answer, and a call that offers tools is not constrained.
+    """JSON schema for the text of an answer. The caller still has to check the answer, since not
+    every engine can constrain it, and a call that offers tools is not constrained.
     """
     temperature: float | None = None
     """Sampling temperature (None: the current policy's)."""
@@ -79,9 +80,9 @@ class PolicyModel(BaseChatModel):
     max_tokens: int | None = None
     """Maximum completion tokens (None: the current policy's, which is also the upper limit)."""
     budget: int | None = None
-    """Tokens that the graph has left. They limit an engine's answer like `max_tokens`. A hosted
-    model gets them only if they are fewer than the default of `Sampling`, since a larger limit
-    would only cut it off while it thinks.
+    """Tokens that the graph has left. This number limits an engine's answer like `max_tokens`. It
+    is sent to a hosted model only if it is below the default of `Sampling`, since a larger limit
+    would only cut the model off while it thinks.
     """
     seed: int | None = None
     """Seed of the calls (None: the current policy's)."""
@@ -94,8 +95,9 @@ class PolicyModel(BaseChatModel):
 
     @property
     def _serialized(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Constant description for callbacks. LangChain's own prints the whole model, which costs
-        more than the rest of a call's preparation, and graphs make a model for each call.
+        """Constant description for callbacks. LangChain's description prints the whole model.
+        Graphs make a model for each call, and printing would cost more than the rest of a call's
+        preparation.
         """
         return _SERIALIZED
 
@@ -214,8 +216,8 @@ class PolicyModel(BaseChatModel):
     def _sampling(
         self, base: Sampling, stop: list[str] | None, options: dict[str, Any], limits: _Limits
     ) -> Sampling:
-        """Parameters of the call, else of this model, else of the current policy. The lowest token
-        limit applies.
+        """Sampling parameters. Each comes from the call, else from this model, else from the
+        current policy. The lowest token limit applies.
         """
         own = {
             name: options.get(name, getattr(self, name))
@@ -223,7 +225,7 @@ class PolicyModel(BaseChatModel):
         }
         own["max_tokens"] = limits.lowest
         given = {name: value for name, value in own.items() if value is not None}
-        # keeps the information if a limit was requested
+        # a limit that does not lower the policy's stays unset, if it is unset in the policy
         if given.get("max_tokens", base.max_tokens) >= base.max_tokens:
             given.pop("max_tokens", None)
         held = base.model_dump(exclude_unset=True)
@@ -259,7 +261,7 @@ class _AskedSampling:
     """Sampling parameters of a call before its backend is known: an engine or a hosted model."""
 
     sampling: Sampling
-    """Parameters in the recorded request. An unset limit has the default of `Sampling`."""
+    """Parameters in the recorded request, with the default of `Sampling` for an unset limit."""
     sent: Sampling
     """Parameters for a hosted model, which gets only those that are set."""
     limits: _Limits
@@ -293,8 +295,8 @@ def _openai_form(tool: Any) -> dict[str, Any]:
 
 
 class _PolicyCall:
-    """Call on its way through a backend. Without an answer, it frees its place in the engine and
-    its index.
+    """Call on its way through a backend. If the call ends without an answer, its place in the
+    engine and its index become free.
     """
 
     def __init__(
@@ -334,7 +336,9 @@ class _PolicyCall:
         return self._backend
 
     async def ready(self) -> None:
-        """Load the model if it is not loaded yet. Weights are read off the event loop."""
+        """Load the model if it is not loaded yet. A thread reads the weights, so the event loop
+        goes on.
+        """
         if isinstance(self._backend, str):
             self._backend = loaded_policy(self._backend) or await asyncio.to_thread(
                 load_policy, self._backend
@@ -359,7 +363,7 @@ class _PolicyCall:
         """Commit the record, then return the message."""
         if isinstance(answer, AIMessage):
             assert isinstance(self.backend, BaseChatModel), "an engine answers with tokens"
-            answer = answer.model_copy(update={"id": None})  # providers may give one id twice
+            answer = answer.model_copy(update={"id": None})  # providers may use an id twice
             sent = sent_sampling(self.backend, policy_options(self.pending.sampling))
             call, message = close_text_call(self.pending, name_of_model(self.backend), answer, sent)
         else:
@@ -409,7 +413,7 @@ class _PolicyCall:
             if isinstance(backend, str)
             else getattr(backend, "name", None) or name_of_model(backend)
         )
-        with suppress(StoreError):  # then the recording is broken
+        with suppress(StoreError):  # a recording that is broken cannot be written
             call = close_failed_call(pending, name, pack_error(error))
             self.recording.write_call(call, pending.messages)
 
@@ -439,8 +443,8 @@ def _as_recorded(result: ChatResult, jobs: Sequence[_PolicyCall]) -> ChatResult:
 class _TextStream:
     """Conversion of tokens into the chunks that may be shown before the turn ends.
 
-    White space at the ends of an answer is not part of its message: it is shown when text follows,
-    and not before text.
+    The message of an answer has no white space at its ends. So white space is shown only between
+    texts, once the second text arrives.
     """
 
     def __init__(self, job: _PolicyCall) -> None:
@@ -462,8 +466,8 @@ class _TextStream:
             yield ChatGenerationChunk(message=AIMessageChunk(content=ready, id=self._job.id))
 
     def last(self) -> ChatGenerationChunk:
-        """Last chunk: the message without the text already shown, and calls that could not be
-        decoded in the metadata.
+        """Last chunk: the message without the text already shown. Its metadata has the calls that
+        could not be decoded.
         """
         message = self._job.recorded
         assert message is not None

@@ -2,11 +2,11 @@
 
 A graph names no weights. It gets its chat model from `policy()`, and the caller of the graph (the
 command line, a trainer, a test) chooses the engine or chat model with `using_policy`. So the same
-graph runs on a script in a test, on a hosted model in an experiment, and on the weights in
+graph can run on a script in a test, on a hosted model in an experiment, and on trained weights in
 training.
 
-A part of a graph may have its own model, named by its string (`policy(model=...)`). It is loaded at
-its first call, so never if all its answers are recorded.
+A part of a graph may use another model, named by a model string (`policy(model=...)`). This model
+is loaded at its first call that is not answered from the record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DEFAULT_POLICY", "ActivePolicy", "Backend", "active_policy", "using_
 
 DEFAULT_POLICY = "builtin:trained"
 POLICY_VARIABLE = "HRM_AGENT_POLICY"
-"""Environment variable with the policy of graphs that run without `using_policy`, as under
+"""Environment variable that names the policy for graphs that run without `using_policy`, as under
 `langgraph dev`.
 """
 Backend = Engine | BaseChatModel
@@ -38,7 +38,7 @@ class ActivePolicy:
     """Backend, and the sampling parameters of calls that set none."""
 
     backend: Backend | str
-    """Backend. A model string is loaded at the first call."""
+    """Engine, chat model, or a model string, which is loaded at the first call."""
     sampling: Sampling = field(default_factory=Sampling)
     """Sampling parameters of calls that set none."""
     constrain: bool = True
@@ -46,9 +46,9 @@ class ActivePolicy:
     under a trainer, since tokens sampled under a mask are not samples of the policy.
     """
     own_sampling: bool = False
-    """True if the sampling parameters only apply to this backend. A hosted model in its place gets
-    those that the graph sets. True under a trainer, whose parameters are those of the policy that
-    it trains.
+    """True if the sampling parameters only apply to this backend. If a call uses a hosted model
+    instead, that model only gets the parameters that the graph sets. True under a trainer, since
+    its parameters belong to the policy that it trains.
     """
 
 
@@ -58,7 +58,8 @@ _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", defaul
 def active_policy(model: str | None = None) -> ActivePolicy:
     """Current policy, or `model` in its place.
 
-    Outside a run it is the one in HRM_AGENT_POLICY, else the one that the package ships.
+    Outside a run, the current policy is named by HRM_AGENT_POLICY. If the variable is not set, it
+    is the policy that the package ships.
     """
     active = _active.get() or ActivePolicy(os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY)
     if model is None or model == getattr(active.backend, "name", active.backend):

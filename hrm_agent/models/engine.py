@@ -1,8 +1,8 @@
 """Protocols of engines and codecs, the two parts of a recorded policy.
 
 An `Engine` turns token ids into token ids. A `Codec` turns messages into token ids and an answer's
-text back into a message. Neither knows of LangGraph or of the record:
-`hrm_agent.models.chat.PolicyModel` joins them with both.
+text back into a message. Neither of them knows of LangGraph or of the record.
+`hrm_agent.models.chat.PolicyModel` connects engine and codec with LangGraph and the record.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class GenerationRequest:
     this role's adapter.
     """
     thread: str = ""
-    """LangGraph thread of the rollout. Its turns are best answered by the engine that answered the
-    previous ones.
+    """LangGraph thread of the rollout. If there are several engines, the engine that answered
+    earlier turns of this thread answers the next turns fastest.
     """
     name: str = ""
-    """Name of the request in an engine of another process, by which it reports progress."""
+    """Name of the request in an engine of another process. The engine reports progress under this
+    name.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,18 @@ class Completion:
     """Result of sampling. `token_ids` and `logprobs` are aligned."""
 
     token_ids: tuple[int, ...]
-    """Sampled tokens, including the one that ended the turn."""
+    """Sampled tokens, including the token that ended the turn."""
     logprobs: tuple[float, ...]
-    """Natural log-probs, of the engine's `logprob_kind`."""
+    """Natural log-probs, of the kind in the engine's `logprob_kind`."""
     finish_reason: FinishReason
     """Reason why sampling stopped."""
     policy_version: int
-    """Version of the weights that sampled them."""
+    """Version of the weights that sampled the tokens."""
     queue_seconds: float = 0.0
     """Seconds from submission until sampling began."""
     constrained: bool = False
-    """True if the tokens were chosen under the request's schema. The log-probs ignore it, if the
-    engine can report these.
+    """True if the tokens were chosen under the request's schema. The log-probs are those without
+    the schema, if the engine can report these.
     """
 
 
@@ -89,8 +91,8 @@ class Engine(Protocol):
 
     @property
     def logprob_kind(self) -> LogprobKind:
-        """General kind of its log-probs. A call at temperature 1 without truncation has raw ones in
-        any case.
+        """Kind of the log-probs that the engine reports. At temperature 1 without truncation, the
+        log-probs of a call are raw in any case.
         """
         ...
 
@@ -102,14 +104,14 @@ class Engine(Protocol):
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Switch to the weights of `version`. Returns once new requests are sampled with them.
 
-        `state_dict`: weights by name (None if they are shared and were changed in place). Each
-        `Completion` has the version that sampled it. Raises `hrm_agent.errors.ModelError` for
-        weights of another model.
+        `state_dict`: weights by name (None if the engine shares the weights, and they were changed
+        in place). Each `Completion` has the version of the weights that sampled it. Raises
+        `hrm_agent.errors.ModelError` for weights of another model.
         """
         ...
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """Queue a request. Cancelling the future frees its place."""
+        """Queue a request. Cancelling the future frees the request's place."""
         ...
 
     def close(self) -> None:
@@ -122,7 +124,9 @@ class KeepsRollouts(Protocol):
     """Engine that keeps room for a rollout between its turns."""
 
     def rollout_ended(self, thread: str, *, counted: bool = True) -> None:
-        """Release the room of the rollout on `thread`. `counted`: True if it ended by itself."""
+        """Release the room of the rollout on `thread`. `counted`: True if the rollout ended by
+        itself.
+        """
         ...
 
 
@@ -143,8 +147,8 @@ class ParsedTurn:
 
 
 class TemplateMismatch(Exception):
-    """The chat template rewrites earlier turns: the new prompt does not start with the tokens that
-    the model saw before.
+    """The chat template rewrites earlier turns, so the new prompt does not start with the tokens
+    that the model saw before.
     """
 
 
@@ -156,7 +160,7 @@ class TextStream(Protocol):
         ...
 
     def finish(self) -> str:
-        """Held-back text that turned out to be plain."""
+        """Text that was held back although nothing hidden followed."""
         ...
 
 
@@ -170,7 +174,8 @@ class Codec(Protocol):
     ends: frozenset[int]
     """All tokens that end an answer, including `end_of_turn`."""
     without_thoughts: tuple[int, ...]
-    """Tokens after a prompt for an answer without thoughts (empty if it begins without any)."""
+    """Tokens to append to a prompt for an answer without thoughts (empty if no tokens are needed).
+    """
 
     def encode(
         self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
@@ -191,9 +196,9 @@ class Codec(Protocol):
         """Tokens to insert after the sampled tokens of `messages[answered]`, up to the header of
         the next answer.
 
-        `ended_by`: last sampled token if it is one of `ends` (None: the answer was cut, and the
-        insertion starts with its end). Raises `TemplateMismatch` if the template changes earlier
-        turns.
+        `ended_by`: last sampled token, if it is one of `ends` (None if the answer was cut: the
+        insertion then starts with the end of the answer). Raises `TemplateMismatch` if the template
+        changes earlier turns.
         """
         ...
 
@@ -208,9 +213,9 @@ class Codec(Protocol):
     def encode_turn(
         self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()
     ) -> list[int]:
-        """Token ids of the last message, an answer that was written rather than sampled (a
-        demonstration), with its end. These are the tokens that the model would have to sample after
-        `encode(messages[:-1], tools)`.
+        """Token ids of the last message, with its end. The message is an answer that was written
+        rather than sampled (a demonstration). The tokens are those that the model would have to
+        sample after `encode(messages[:-1], tools)`.
         """
         ...
 
@@ -226,7 +231,7 @@ class Codec(Protocol):
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
         """Number of sampled tokens that hold an answer's thoughts or the marks around them. All
-        others hold its words, its calls and its end. It is used if `parse` found thoughts.
+        other tokens hold the answer's words, calls and end. Only called if `parse` found thoughts.
         """
         ...
 

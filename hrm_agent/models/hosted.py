@@ -1,4 +1,4 @@
-"""Requests to another LangChain chat model in place of a policy's engine, and their recorded
+"""Requests to a LangChain chat model that is used instead of an engine, and the record of their
 sampling parameters.
 """
 
@@ -38,17 +38,17 @@ _OTHER = (
     ),
     *("thinking_budget", "top_a", "top_k", "verbosity"),
 )
-"""Names of further parameters that change sampling, with plain values."""
+"""Names of further sampling parameters, whose values are numbers or short texts."""
 
 
 def ask_in_thread(
     model: BaseChatModel, pending: PendingCall, options: dict[str, Any]
 ) -> Future[Any]:
-    """Call another chat model, in a thread, so that sync and async callers share one path.
+    """Call a chat model in a thread. Sync and async callers both use this function.
 
     Temperature, top-p and the token limit are passed on if they are set, under LangChain's usual
-    names. A seed is not, since few providers take one. A provider that refuses a parameter reports
-    it.
+    names. A seed is not passed on, since few providers take one. If the provider refuses a
+    parameter, its error is raised.
     """
     tools, choice = options.get("tools"), options.get("tool_choice")
     runnable: Any = (
@@ -60,7 +60,7 @@ def ask_in_thread(
         try:
             return runnable.invoke(list(pending.messages), {"callbacks": []}, **passed)
         except Exception as error:
-            # not the graph's fault: the run stops, and can be resumed
+            # the graph is not at fault, so the run stops and can be resumed
             raise ModelError(
                 f"The model {name_of_model(model)} gave no answer: {type(error).__name__}: {error}.",
                 "Check its key, its name and the network, then `hrm-agent resume` the run.",
@@ -79,8 +79,8 @@ def name_of_model(backend: Any) -> str:
 def policy_options(sampling: Sampling) -> dict[str, Any]:
     """Sampling parameters that are set, under LangChain's usual names, without the seed.
 
-    The provider chooses the others: some of its models take no temperature, or think for longer
-    than the default limit.
+    Parameters that are not set are left to the provider, since some of its models take no
+    temperature, or think for longer than the default limit.
     """
     given = sampling.model_dump(
         include=sampling.model_fields_set & {"temperature", "max_tokens", "top_p"}
@@ -89,10 +89,11 @@ def policy_options(sampling: Sampling) -> dict[str, Any]:
 
 
 def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampling:
-    """Sampling parameters in a request to `model`: its own, replaced by those of the call.
+    """Sampling parameters in a request to `model`: those of the model, overridden by those of the
+    call.
 
-    They are those that LangChain reports to tracers, since each provider's class knows its
-    requests. Unnamed parameters were not sent, and values of an unknown form are omitted.
+    They are read from what LangChain reports to tracers, since only the provider's class knows what
+    it sends. A missing parameter was not sent. Values of an unknown form are omitted.
     """
     stop, named = (
         options.get("stop"),

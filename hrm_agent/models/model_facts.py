@@ -1,5 +1,5 @@
-"""Facts about a model before its weights are loaded, on which defaults depend: size, context, and
-its own defaults.
+"""Facts on which defaults depend, read before a model's weights are loaded: size, context, and
+defaults in its configuration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ModelFacts", "ModelSize", "facts_of", "facts_of_loaded"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Numbers from a model's architecture (None if unknown)."""
+    """Numbers from a model's architecture. Each is None if unknown."""
 
     parameters: int | None = None
     """Number of weights."""
@@ -63,7 +63,7 @@ def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
         return ModelFacts(own, cache(partial(_measured, config)))
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # loading the model reports it better
+    except (OSError, ValueError):  # loading the model gives a clearer error
         read = {}
     own = own_defaults(cast("dict[str, Any]", read) if isinstance(read, dict) else {}, name)
     return ModelFacts(own, cache(lambda: _measured(_hub_config(folder))))
@@ -79,8 +79,8 @@ def facts_of_loaded(model: Any) -> ModelFacts:
 
 
 def _hub_config(path_or_name: str) -> Any:
-    """Configuration as transformers reads it (None if it cannot, which loading the model reports
-    better).
+    """Configuration as transformers reads it (None if this fails, since loading the model gives a
+    clearer error).
     """
     try:
         import transformers
@@ -92,7 +92,7 @@ def _hub_config(path_or_name: str) -> Any:
 
 
 def _measured(config: Any) -> ModelSize:
-    """Size measured on a model without weights, which has their shapes."""
+    """Size, measured on a model that has the shapes of the weights but no memory for them."""
     try:
         import torch
         import transformers

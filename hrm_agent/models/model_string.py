@@ -1,9 +1,9 @@
 """Model strings: the parsed name of a model and its loading options.
 
-`hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4&device=cuda`: a scheme, a name, and after `?` options for
-weights that are loaded into this process. The whole string is the model's recorded name, so that a
-resumed run loads the same model in the same way. Options are checked when the string is parsed,
-before anything is loaded.
+An example is `hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4&device=cuda`. A string has a scheme, a name,
+and, after `?`, options for weights that are loaded into this process. The whole string is the
+model's recorded name, by which a resumed run loads the same model in the same way. Options are
+checked when the string is parsed, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _LOCAL = ("", "builtin", "fetched", "gguf", "hf")
-"""Schemes of weights that are loaded here (empty for a folder)."""
+"""Schemes of weights that are loaded into this process (a folder has an empty scheme)."""
 _OWN_OPTIONS = ("vllm",)
 """Schemes whose engines parse their own options."""
 
@@ -54,14 +54,14 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """Options of the conversation format, for models whose tokenizer is not enough."""
+    """Options of the conversation format, which override what the model's tokenizer has."""
 
     template: str | None = None
-    """File of the chat template (None: the tokenizer's own)."""
+    """File of the chat template (None: the template of the tokenizer)."""
     tools: str | None = None
     """Form of tool calls by name, or `prompted` (None: detected from the template's output)."""
     thoughts: str | None = None
-    """`keep` keeps the thoughts of earlier turns (None: as the template does)."""
+    """`keep` keeps the thoughts of earlier turns (None: the template decides)."""
     renderer: str | None = None
     """Renderer of the library `renderers` in place of the template, or `auto` (None: the template).
     """
@@ -71,16 +71,16 @@ class CodecOptions:
         if self.template is not None and self.renderer is not None:
             raise ModelError(
                 f"?template={self.template} and ?renderer={self.renderer} are given at once.",
-                "Name one: a renderer takes the place of the template.",
+                "Name only one of them, since a renderer replaces the template.",
             )
 
     def query(self) -> dict[str, str]:
-        """Given options, in the form of a model string."""
+        """Options that are set, by name."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in given if value is not None}
 
     def over(self, usual: CodecOptions) -> CodecOptions:
-        """Merge these options over `usual` ones. A template also replaces a renderer, and the
+        """Merge these options over `usual`. A template here also replaces a renderer there, and the
         reverse.
         """
         given = self.query()
@@ -108,8 +108,8 @@ class ModelString:
     text: str
     """Whole string, as recorded."""
     scheme: str
-    """Scheme: `builtin`, `hf`, `gguf`, `vllm`, `scripted` or a provider's. Empty for a folder,
-    `fetched` for a known model.
+    """Scheme: `builtin`, `hf`, `gguf`, `vllm`, `scripted` or a provider's. It is empty for a
+    folder, and `fetched` for a known model.
     """
     name: str
     """Name without scheme and options."""
@@ -120,7 +120,7 @@ class ModelString:
 
     @property
     def local(self) -> bool:
-        """True if it names weights that are loaded into this process."""
+        """True if the string names weights that are loaded into this process."""
         return self.scheme in _LOCAL
 
     @property
@@ -143,8 +143,8 @@ def parse_model(text: str) -> ModelString:
     if scheme not in _LOCAL:
         if asked and scheme != "scripted":
             raise ModelError(
-                f"{text!r} has options, and a hosted model takes none.",
-                f"Write {base}; the provider's own settings are environment variables.",
+                f"{text!r} has options, but a hosted model takes none.",
+                f"Write {base}. Settings of the provider are environment variables.",
             )
         if scheme and not rest:
             raise ModelError(f"{text!r} names no model.", f"Write {text}NAME, as in openai:gpt-5.")
@@ -172,8 +172,8 @@ def parse_model(text: str) -> ModelString:
 
 
 def codec_options(text: str, given: Mapping[str, str]) -> CodecOptions:
-    """Options of the conversation format, from all options of a string with another scheme. Raises
-    `ModelError`.
+    """Options of the conversation format among all options of a string whose engine parses its own
+    options. Raises `ModelError`.
     """
     own = {each.name: given[each.name] for each in fields(CodecOptions) if given.get(each.name)}
     for name, value in own.items():
@@ -182,8 +182,8 @@ def codec_options(text: str, given: Mapping[str, str]) -> CodecOptions:
 
 
 def is_folder(text: str) -> bool:
-    """True if a text is the path of a folder. It never raises: an impossible path, such as one that
-    is too long, gives False.
+    """True if a text is the path of a folder. Never raises: an impossible path, for example a path
+    that is too long, gives False.
     """
     return os.path.isdir(text)  # noqa: PTH112
 
@@ -200,6 +200,6 @@ def _check(text: str, name: str, value: str) -> None:
         good = not known or value in known
     if not good:
         raise ModelError(
-            f"{text!r}: {name} is not {value!r}.",
+            f"{text!r}: the option {name} cannot be {value!r}.",
             f"{nearest(value, known)} Known: {', '.join(known)}.".strip(),
         )

@@ -1,6 +1,7 @@
-"""Defaults that depend on the model: those in its folder, and the maximum length of an answer.
+"""Defaults that depend on the model: those in its configuration, and the maximum length of an
+answer.
 
-A default that suits one model ruins another. An unusual model has its own defaults under the key
+A default that suits one model may ruin another. So a model may have its own defaults under the key
 `hrm_agent` of its `config.json`. transformers keeps such a key when it saves a model, so trained
 copies of the model have it, too.
 
@@ -32,8 +33,8 @@ __all__ = [
 OWN_KEY = "hrm_agent"
 """Key of a model's configuration that holds its own defaults."""
 _MOST = 2048
-"""Upper limit of tokens for an answer without an explicit limit: enough to reason, and an end for
-an endless answer.
+"""Upper limit of tokens for an answer without an explicit limit. It leaves room to reason, and ends
+an answer that would never end.
 """
 
 
@@ -43,7 +44,7 @@ class RunDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Maximum completion tokens of one reply (None: by the context)."""
+    """Maximum completion tokens of one reply (None: chosen by the model's context)."""
 
 
 class RlDefaults(BaseModel):
@@ -52,11 +53,11 @@ class RlDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     learning_rate: float | None = Field(default=None, gt=0)
-    """AdamW's learning rate (None: by the size)."""
+    """AdamW's learning rate (None: chosen by the size of the model)."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Maximum completion tokens of one reply (None: as in every other command)."""
+    """Maximum completion tokens of one reply (None: the default of all commands)."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Maximum tokens of one forward pass (None: by the size)."""
+    """Maximum tokens of one forward pass (None: chosen by the size of the model)."""
 
 
 class SftDefaults(BaseModel):
@@ -65,17 +66,19 @@ class SftDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int | None = Field(default=None, ge=1)
-    """Optimiser steps (None: by the number of conversations)."""
+    """Optimiser steps (None: chosen by the number of conversations)."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Number of conversations of one step (None: by the number of conversations)."""
+    """Number of conversations of one step (None: chosen by the number of all conversations)."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Maximum tokens of one forward pass (None: by the size)."""
+    """Maximum tokens of one forward pass (None: chosen by the size of the model)."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """AdamW's learning rate (None: by the size)."""
+    """AdamW's learning rate (None: chosen by the size of the model)."""
     matrix_learning_rate: float | None = Field(default=None, gt=0)
-    """Muon's learning rate (None: by that of AdamW)."""
+    """Muon's learning rate (None: derived from AdamW's)."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """Number of first steps, in which the learning rate rises (None: by the number of steps)."""
+    """Number of first steps, in which the learning rate rises (None: chosen by the number of
+    steps).
+    """
 
 
 class OwnDefaults(BaseModel):
@@ -105,7 +108,7 @@ def usual_answer(context: int | None) -> int:
     """Maximum completion tokens of an answer without an explicit limit: half of the context, at
     most 2,048.
 
-    An unknown context (None) may be short, so it gives the default of `Sampling`.
+    If the context is unknown (None), it may be short, and the default of `Sampling` is used.
     """
     return Sampling().max_tokens if context is None else max(1, min(context // 2, _MOST))
 
@@ -113,9 +116,9 @@ def usual_answer(context: int | None) -> int:
 def with_limit(
     sampling: Sampling, engine: object, asked: int | None, budget: int | None
 ) -> Sampling:
-    """Sampling parameters for `engine`, with its model's own token limit if none is set.
+    """Sampling parameters for `engine`, with the token limit that suits its model if none is set.
 
-    `asked`: limit that the graph set in the call. `budget`: tokens that it has left.
+    `asked`: limit that the graph set in the call. `budget`: tokens that the graph has left.
     """
     if "max_tokens" in sampling.model_fields_set or not isinstance(engine, UsualAnswer):
         return sampling
@@ -137,7 +140,7 @@ def own_defaults(config: Mapping[str, Any], where: str) -> OwnDefaults:
         first = error.errors(include_url=False)[0]
         place = ".".join([OWN_KEY, *map(str, first["loc"])])
         raise ModelError(
-            f"The configuration of {where!r} has no valid {place}: {first['msg']}, not"
+            f"The configuration of {where!r} has an invalid value in {place}: {first['msg']}, not"
             f" {first['input']!r}.",
             f"Correct it in config.json, or leave {OWN_KEY} out.",
         ) from error

@@ -1,9 +1,9 @@
 """Stored form of a model's answers and errors.
 
-A plain answer is its JSON dump. Parts that the dump would change (bytes, tuples, objects, user
-classes) are kept separately as a JSON tree with type names. Reading imports nothing: if a class is
-not loaded, its fields are returned as a mapping, and an error as one of its nearest loaded base
-class.
+A plain answer is stored as its JSON dump. Parts that the dump would change (bytes, tuples, objects,
+user classes) are stored separately as a JSON tree with type names. Reading imports nothing. If the
+class of a value is not loaded, the value's fields are returned as a mapping. If the class of an
+error is not loaded, the error gets the nearest loaded base class.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ OWN_FACTS = ("call_id", "started_at", "ended_at", "thread_id")
 _TYPE = "__type__"
 """Key in a tree for the type of a value that JSON cannot represent."""
 _MOST_OF_A_FACT = 4096
-"""Maximum number of characters of an attribute of an error."""
+"""Maximum number of characters of an error's attribute, if it is to be stored."""
 _TELLING = re.compile(
     "retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE
 )
-"""Headers that are kept. None of them names a user or holds a key."""
+"""Headers of an error response that are stored. None of them names a user or holds a key."""
 PLAIN = JsonPlusSerializer(allowed_msgpack_modules=None)
 """Serializer for the types that LangGraph allows by default."""
 
@@ -111,11 +111,11 @@ def unpack_answer(call: Call) -> AIMessage:
 
 
 def _shown(message: AIMessage) -> dict[str, Any]:
-    """Dump of an answer that JSON cannot hold completely, for display."""
+    """Dump of an answer, for display, if JSON cannot represent all of it."""
     try:
         shown = _clean(message_dump(message, lambda value: type(value).__qualname__))
         AIMessage.model_validate(shown)
-    except Exception:  # a foreign object may raise anything when dumped
+    except Exception:  # a user's object may raise anything when it is dumped
         return AIMessage(without_surrogates(str(message.text)), id=message.id).model_dump(
             mode="json"
         )
@@ -167,17 +167,17 @@ def _packed(value: Any, place: str, lost: list[str]) -> Any:
             if is_one(value):
                 return {_TYPE: name, **form(value, place, lost)}
         return {_TYPE: "packed", "value": serialised(value)}
-    except Exception:  # a foreign object, a cycle, or too deep
+    except Exception:  # for example, a user's object, a cycle, or too deep nesting
         lost.append(f"{place}: {type(value).__qualname__}")
         return {_TYPE: "lost"}
 
 
 def serialised(value: Any, serializer: JsonPlusSerializer = PLAIN) -> list[str]:
-    """Text of a value in the form of a checkpoint. Raises for a value that would be returned
-    changed.
+    """Text of a value, serialised as in a checkpoint. Raises an error if reading it would give
+    another value.
     """
     kind, data = serializer.dumps_typed(value)
-    if type(serializer) is JsonPlusSerializer:  # a store's own serializer refuses such a value
+    if type(serializer) is JsonPlusSerializer:  # other serializers refuse such a value themselves
         loaded = serializer.loads_typed((kind, data))
         if type(loaded) is not type(value) or not bool(loaded == value):
             raise ValueError("it comes back as another value")
@@ -239,7 +239,9 @@ _FORMS: tuple[
         },
     ),
 )
-"""Forms of values: name of the type in a tree, test for its values, and the rest of the form."""
+"""Forms of values in a tree: the name of the type, a test if a value has this form, and a function
+that returns the other keys.
+"""
 
 
 def _unpacked(tree: Any) -> Any:
@@ -329,8 +331,8 @@ def _loaded(name: str) -> type[Any] | None:
 
 
 def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
-    """True for a failure of a model, as opposed to a cancellation, LangGraph's control flow, or an
-    error of another part.
+    """True if the model failed. False for a cancellation, LangGraph's control flow, and errors of
+    other parts of this package.
     """
     elsewhere = isinstance(error, HrmError) and not isinstance(error, ModelError)
     return isinstance(error, Exception) and not elsewhere and not isinstance(error, GraphBubbleUp)
@@ -339,7 +341,7 @@ def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
 def pack_error(error: Exception) -> RaisedError:
     """Convert a model's error to its stored form. Never raises."""
     kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
-    # with the file's name
+    # this form has the file's name
     given: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
     arguments = given if all(map(_is_json, given)) else None
     return RaisedError(
@@ -348,7 +350,7 @@ def pack_error(error: Exception) -> RaisedError:
 
 
 def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
-    if isinstance(error, ValidationError):  # which has no constructor, and no attributes
+    if isinstance(error, ValidationError):  # it has neither a constructor nor attributes
         errors = [
             {name: found[name] for name in ("type", "loc", "input", "ctx") if name in found}
             for found in cast("list[dict[str, Any]]", error.errors(include_url=False))
@@ -368,9 +370,11 @@ def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
 
 
 def _said_in(response: Any) -> dict[str, Any]:
-    """Facts of an HTTP error response that programs read: the time of a retry, and the cause."""
+    """Facts of an HTTP error response that programs use: the cause, and the time to wait before a
+    retry.
+    """
     said = dict[str, Any]()
-    with suppress(Exception):  # another response class, or its body was not read
+    with suppress(Exception):  # the response has another class, or its body was not read
         said["headers"] = {
             name: value for name, value in response.headers.items() if _TELLING.match(name)
         }
@@ -379,9 +383,11 @@ def _said_in(response: Any) -> dict[str, Any]:
 
 
 def raised(said: RaisedError, near: type = Exception) -> Exception:
-    """Error to raise again, of its own class if that is loaded. No constructor runs.
+    """Recorded error to raise again, of its original class if this class is loaded. No constructor
+    runs.
 
-    `near`: the model's class. A class of a program's main file is also searched in its module.
+    `near`: the model's class. If the error's class was defined in the main file of a program, it is
+    also searched in the module of `near`.
     """
     error = next(
         (made for name in said.kinds if (made := _made(name, said, near)) is not None), None
@@ -407,7 +413,7 @@ def _error_class(name: str, near: type) -> type[Exception] | None:
 
 
 def _made(name: str, said: RaisedError, near: type) -> Exception | None:
-    """Error of a class (None if it cannot be made)."""
+    """Recorded error as an instance of the class with this name (None if it cannot be made)."""
     kind = _error_class(name, near)
     if kind is None:
         return None
@@ -426,7 +432,7 @@ def _made(name: str, said: RaisedError, near: type) -> Exception | None:
 
 
 def _stand_in(above: type[Exception], said: RaisedError) -> Exception:
-    """Error with the same name and message, of a new subclass of `above`."""
+    """Error with the recorded name and message, of a new subclass of `above`."""
     body = {"__module__": said.kinds[0].partition(":")[0], "__str__": lambda _: said.message}
     kind = type(said.name, (above,), body)
     return _with_facts(kind.__new__(kind, *_arguments(said)), said)

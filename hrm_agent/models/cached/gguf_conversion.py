@@ -2,8 +2,8 @@
 weights and rebuilds the tokenizer.
 
 It silently omits two things, which would change the model: rotary scaling, and the way in which a
-byte-level tokenizer splits text before encoding. They are restored here if they are known, else the
-file is refused.
+byte-level tokenizer splits text before encoding. This module restores both if it knows them.
+Otherwise, it refuses the file.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""Rotary scaling of Llama 3.1 to 3.3. A file has the resulting factors, not these numbers."""
+"""Rotary scaling of Llama 3.1 to 3.3. A GGUF file only has the factors that result from these
+numbers.
+"""
 _PLAIN_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def convert_gguf(file: Path, facts: GgufFacts, folder: Path) -> dict[str, str]:
     """Write configuration, weights, tokenizer and chat template of `file` into `folder`.
 
-    Returns the versions of the packages used. Weights in blocks become float32, which holds them
-    exactly. Others keep their type. Raises `ModelError`.
+    Returns the versions of the packages used. Weights quantized in blocks become float32, which
+    represents them exactly. Other weights keep their type. Raises `ModelError`.
     """
     with _quiet():
         tokenizer, model = _unpacked(file, facts)
@@ -76,7 +78,8 @@ def _quiet() -> Generator[None]:
     drawn_by = _unpacking.tqdm
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    _unpacking.tqdm = partial(tqdm, disable=True)  # it draws a bar despite the library's setting
+    # transformers' module draws a bar despite the library's setting
+    _unpacking.tqdm = partial(tqdm, disable=True)
     try:
         yield
     finally:
@@ -120,8 +123,8 @@ def _refusal(file: Path, facts: GgufFacts, why: str) -> ModelError:
 
 
 def _save(model: Any, folder: Path) -> None:
-    """Write a new model of the same configuration, since the one that was read counts as quantized
-    and is not saved.
+    """Save the weights as a new model of the same configuration. The model that was read counts as
+    quantized, so transformers would not save it.
     """
     config = model.config
     if hasattr(config, "quantization_config"):
@@ -135,8 +138,8 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def _put_split(file: Path, facts: GgufFacts, tokenizer: Any) -> None:
-    """Split text as the vocabulary's merges were learned. transformers uses GPT-2's way if it knows
-    no other.
+    """Make the tokenizer split text as in its training. transformers splits text as GPT-2 does if
+    it knows no other way.
     """
     backend = tokenizer.backend_tokenizer
     if facts.splits_like is None or facts.splits_like in _AS_GPT2:
@@ -155,13 +158,13 @@ def _put_split(file: Path, facts: GgufFacts, tokenizer: Any) -> None:
         raise _refusal(
             file,
             facts,
-            f"it is not known {how}, so that its tokens would not be those of its training",
+            f"it is not known {how}, so its tokens would differ from those of its training",
         )
 
 
 def _put_rope(file: Path, facts: GgufFacts, config: Any) -> None:
-    """Restore rotary scaling if transformers has omitted it. Llama 3 has its own kind, as a tensor
-    of factors.
+    """Restore rotary scaling if transformers has omitted it. Raises `ModelError` for any other
+    scaling than Llama 3's, which a file stores as a tensor of factors.
     """
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if facts.rope_scaling is None or rope.get("rope_type", "default") != "default":

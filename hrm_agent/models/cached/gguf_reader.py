@@ -15,15 +15,15 @@ __all__ = ["HeadReader"]
 
 _MOST_ITEMS = 1 << 22
 """Maximum number of items in all arrays together, since the conversion keeps about a kilobyte for
-each. The largest vocabularies need a third.
+each item. The largest vocabularies need a third of this number.
 """
 
 Value = TypeVar("Value", str, int)
 
 
 class HeadReader(GGUFReader):
-    """Reader of single values and tensors of a GGUF file. Raises `ValueError` or similar errors for
-    a damaged one.
+    """Reader of single values and tensors of a GGUF file. Raises `ValueError` or similar errors if
+    the file is damaged.
     """
 
     _items = 0

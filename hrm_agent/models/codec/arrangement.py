@@ -1,6 +1,4 @@
-"""Arrangement of messages for a template: only the roles that it has, and calls and tools at the
-places that it supports.
-"""
+"""Arrangement of messages for a chat template, which may lack roles, or places for calls and tools."""
 
 from __future__ import annotations
 
@@ -36,10 +34,10 @@ class Guards:
     """Guards that keep text from becoming tokens."""
 
     text: Callable[[str], str]
-    """Guard for text of others, which never becomes an added token."""
+    """Guard for text of all others. None of it becomes an added token."""
     own: Callable[[str], str]
-    """Guard for the policy's own turns. Tags stay tags, while control tokens and the frame of
-    thoughts become text.
+    """Guard for the policy's own turns. Tags are left as they are. Spellings of control tokens and
+    the marks around thoughts become plain text.
     """
     tree: Callable[[Any], Any]
     """Guard that applies `text` to every string of a value."""
@@ -148,7 +146,7 @@ class Arranging:
 
 
 def thoughts_and_content(message: AIMessage, dialect: Dialect) -> tuple[str | None, str]:
-    """Thoughts and words of an answer, even if it carries its thoughts in its content."""
+    """Thoughts and words of an answer, separated if the content holds both."""
     content = answer_text(message, dialect.form)
     reasoning = reasoning_of(message)
     thoughts = dialect.thoughts
@@ -158,12 +156,12 @@ def thoughts_and_content(message: AIMessage, dialect: Dialect) -> tuple[str | No
 
 
 def _framed(text: str) -> str:
-    """JSON text without a closing tag, since a slash may be escaped."""
+    """JSON text with escaped slashes in `</`, so that it holds no closing tag."""
     return text.replace("</", "<\\/")
 
 
 def _opened(instructions: str, turns: list[Turn]) -> list[Turn]:
-    """Turns with a text appended to the system turn."""
+    """Turns with `instructions` appended to the system turn, which is added if missing."""
     if turns and turns[0]["role"] == "system":
         first = {**turns[0], "content": f"{turns[0]['content']}\n\n{instructions}".lstrip()}
         return [first, *turns[1:]]
@@ -189,7 +187,9 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
 
 
 def _merged(turns: list[Turn]) -> list[Turn]:
-    """Merge neighbours of one role, except answers with calls, which do not have to alternate."""
+    """Merge neighbouring turns of one role. Answers with calls stay separate, since templates do
+    not require these to alternate with other turns.
+    """
     found: list[Turn] = []
     for turn in turns:
         last = found[-1] if found else {}

@@ -1,9 +1,9 @@
-"""Codec without a tokenizer: one token per UTF-8 byte, and four more for the frame of the
+"""Codec without a tokenizer: one token per UTF-8 byte, and four more tokens for the frame of the
 conversation.
 
-It is for tests and scripted policies. Text is bytes and the frame has tokens that no byte can
-spell, so that no guard is needed. The layout is ChatML's: tools are in the system turn, tool
-results in a user turn.
+It is for tests and scripted policies. No guard is needed, since text consists of bytes, and no byte
+is a token of the frame. The layout is ChatML's: tools are in the system turn, tool results in a
+user turn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ByteCodec:
     ends = frozenset((_END,))
     """Set of the tokens that end an answer."""
     without_thoughts = ()
-    """Tokens that open an answer without thoughts. Empty, since this codec has no thoughts."""
+    """Tokens that open an answer without thoughts (none, since this codec has no thoughts)."""
     control_token_ids = frozenset((_START, _END))
     """Tokens of the frame that a policy might forge."""
     vocab_size = 260

@@ -1,22 +1,21 @@
 """Codec over a Hugging Face tokenizer and its chat template.
 
-Three rules, each of which another implementation breaks:
+It follows three rules. Each of them is broken by some other implementation:
 
 * *Token in, token out.* After an answer the prompt is never rendered again from text: `extend`
   encodes only what the template puts after the answer's turn, and the sampled tokens are unchanged.
   If the template changes earlier turns (it may strip their reasoning), `TemplateMismatch` is
   raised.
 * *Text is text.* Spellings of added tokens inside a message are encoded as plain text
-  (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens and the
-  marks around thoughts are guarded: its other tags are tags.
-* *A turn ends as the template has it.* The tokens are found by rendering answers and looking at
-  what follows them (`hrm_agent.models.codec.dialect`), since the tokenizer's `eos_token` is not
-  always the one that the template writes.
+  (`hrm_agent.models.codec.control_tokens`). In the policy's own turns, only control tokens and the
+  marks around thoughts are guarded. Other added tokens stay tokens.
+* *A turn ends as the template has it.* The token that ends a turn is found by rendering answers and
+  reading what follows them (`hrm_agent.models.codec.dialect`), since the template does not always
+  write the tokenizer's `eos_token`.
 
-Encoding is cut into turns, and the ids of a turn are cached: in a rollout the same system turn is
-encoded for every sample. Limits: byte-level and other tokenizers of the `tokenizers` library only;
-added tokens made of white space are not guarded (they are part of ordinary text in some
-vocabularies).
+Turns are encoded separately, and their ids are cached, since all rollouts of a task begin with the
+same system turn. Limits: only tokenizers of the `tokenizers` library are supported. Added tokens
+made of white space are not guarded, since they are part of ordinary text in some vocabularies.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ _templates: Any = chat_template_utils
 _REMEMBERED = 4096
 """Maximum number of conversations whose rendering is cached."""
 _REMEMBERED_CHARACTERS = 32 << 20
-"""Maximum number of characters of the cached conversations, with their inputs."""
+"""Maximum number of characters of the cached conversations, as messages and rendered."""
 KEEPING = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
 """Variables that make templates keep the thoughts of earlier turns."""
 _STAND_IN = "ANSWER\U0010fffd"
 """Placeholder for an answer's words while the text after them is searched."""
 _WAITING = 8
-"""Maximum number of tokens that wait for the rest of a character."""
+"""Maximum number of tokens that are held back until the rest of a character arrives."""
 
 
 class PolicyCodec(Codec, Protocol):
@@ -78,7 +77,9 @@ class ChatTemplateCodec:
     ends: frozenset[int]
     """Ids of all tokens that end an answer."""
     without_thoughts: tuple[int, ...]
-    """Ids that close thoughts opened by the prompt, or that open the channel of words."""
+    """Ids after the prompt for an answer without thoughts. They close the thoughts that the prompt
+    opens, or open the channel of words.
+    """
     control_token_ids: frozenset[int]
     """Ids of the special tokens, except those inside answers: marks of calls and thoughts."""
     dialect: Dialect
@@ -86,7 +87,7 @@ class ChatTemplateCodec:
     speech: Speech | None = None
     """Result of a test of the codec (None if it was not tested)."""
     written_by: str = "its template"
-    """Writer of the conversations, for messages."""
+    """Phrase in error messages for the program that writes the conversations."""
 
     def __init__(
         self,
@@ -133,8 +134,8 @@ class ChatTemplateCodec:
         self.without_thoughts = tuple(self.encode_text(self._before_words()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the tokenizer, the given options and the result of the test, for another
-        process.
+        """Pickle the tokenizer, the given options and the result of the test, from which another
+        process builds the codec again.
         """
         return _rebuilt, (type(self), self.tokenizer, *self._asked), {"speech": self.speech}
 
@@ -171,8 +172,8 @@ class ChatTemplateCodec:
         return inserted[1:] if closed else inserted
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of an answer as the model writes it, with the end of the turn. Its tags become
-        tags. Text that would end a turn stays text.
+        """Token ids of an answer as the model writes it, with the end of the turn. Added tokens in
+        it stay tokens, except those that would end a turn, which become plain text.
         """
         called = self.dialect.call != self.dialect.answer and bool(
             self._read_calls(text, self._any_tool)
@@ -201,7 +202,7 @@ class ChatTemplateCodec:
             and self._holds(own[len(seen) : end], message, words=words)
         ):
             ids = self._ids(own[len(seen) : end])
-        # the template writes more than the answer there
+        # the text there is not the answer alone
         if not ids or not self.control_token_ids.isdisjoint(ids):
             ids = self._ids(self._written(message))
         return [*ids, self._ids_of[ending.text]]
@@ -246,8 +247,8 @@ class ChatTemplateCodec:
         ends = list(accumulate(len(pieces.push(token)) for token in self._unended(token_ids)))
 
         def tokens_of(end: int) -> int:
-            """Number of tokens that hold the first characters of the text. A token that holds more
-            counts whole.
+            """Number of tokens that hold the first `end` characters of the text. A token that is
+            cut by this limit counts as a whole.
             """
             if end in (0, len(text)):
                 return len(ends) if end else 0
@@ -331,8 +332,8 @@ class ChatTemplateCodec:
     def _what_follows(
         self, turns: list[Any], answered: int, offered: list[Any] | None, answer: AIMessage
     ) -> str:
-        """Text from the end of the answered turn on, if the template leaves unchanged what the
-        policy saw and wrote.
+        """Text from the end of the answered turn on. Raises `TemplateMismatch` if the template
+        changes what the policy saw or wrote.
         """
         seen = self._arranged(turns[:answered], offered)
         full = self._arranged(turns, offered)
@@ -357,8 +358,8 @@ class ChatTemplateCodec:
     def _what_follows_without_thoughts(
         self, turns: list[Any], answered: int, offered: list[Any] | None
     ) -> str:
-        """Text after the answered turn if the template drops thoughts that are kept here. The
-        template is given the conversation without thoughts.
+        """Text after the answered turn, if the template drops thoughts that the codec keeps. The
+        template gets the conversation without thoughts.
         """
         bare = [self._without_thoughts(turn) for turn in turns]
         stand_in = _STAND_IN
@@ -392,12 +393,12 @@ class ChatTemplateCodec:
         into some turns.
         """
         thoughts = self.dialect.thoughts
-        if thoughts is None or self.dialect.form.header:  # marks that are headers of messages
+        if thoughts is None or self.dialect.form.header:  # these marks are headers of messages
             return _squeezed(rendered)
         return _squeezed(rendered.replace(thoughts.open, "").replace(thoughts.close, ""))
 
     def _keeps(self, answer: AIMessage, turn: Any, following: Sequence[BaseMessage]) -> bool:
-        """True if thoughts are kept although the template drops them."""
+        """True if the codec keeps the answer's thoughts although the template drops them."""
         thoughts = self.dialect.thoughts
         if self.keep_thoughts and thoughts is not None:
             return True
@@ -409,7 +410,8 @@ class ChatTemplateCodec:
             return True
         if thoughts is None:
             return False
-        if thoughts.field is None and not thoughts.in_content:  # no place for thoughts
+        # the template has no place for thoughts
+        if thoughts.field is None and not thoughts.in_content:
             return True
         # the template drops only empty thoughts
         return thoughts.opened and not (reasoning_of(answer) or "").strip()
@@ -418,7 +420,7 @@ class ChatTemplateCodec:
         return self.dialect.call if turn.get("tool_calls") else self.dialect.answer
 
     def _holds(self, rendered: str, message: AIMessage, *, words: bool = True) -> bool:
-        """True if the template's text contains the words (if wanted) and thoughts of an answer."""
+        """True if `rendered` contains the thoughts of an answer, and its words if `words` is set."""
         reasoning, content = thoughts_and_content(message, self.dialect)
         written = _squeezed("".join(text for text, _ in self._guard.split(rendered)))
         wanted = (
@@ -491,8 +493,8 @@ class ChatTemplateCodec:
         return tuple(ids)
 
     def _encode_plainly(self, text: str) -> tuple[int, ...]:
-        """Ids of a guarded spelling. It is encoded character by character if the vocabulary itself
-        holds the spelling.
+        """Ids of a guarded spelling as plain text. If the vocabulary holds the spelling even as
+        plain text, it is encoded character by character.
         """
         ids = self._plain_encoder.encode(text, add_special_tokens=False).ids
         if self._added_ids.isdisjoint(ids):
@@ -513,8 +515,8 @@ class ChatTemplateCodec:
         self, dicts: list[dict[str, Any]], tools: list[Any] | None, *, header: bool = True
     ) -> str:
         """Render the conversation as text. Recent results are cached, since the rollouts of a group
-        begin alike and a turn needs the text of the turn before. A template that reads a clock is
-        rendered each time.
+        begin alike, and a turn needs the text of the previous turn. If a template reads a clock, it
+        is rendered each time.
         """
         template = self._template(tools)
         if "strftime_now" in template:
@@ -546,9 +548,9 @@ class ChatTemplateCodec:
             raise ModelError(
                 f"The chat template of {self._named} cannot be read: line {error.lineno}:"
                 f" {error.message}.",
-                "Mend the template, or name another by ?template=FILE.",
+                "Correct the template, or name another with ?template=FILE.",
             ) from error
-        # a template is a program: what it does with an argument may raise anything
+        # a template is a program, so any exception may come from it
         except Exception as error:
             said = (
                 str(error)
@@ -557,8 +559,8 @@ class ChatTemplateCodec:
             )
             raise TemplateRefusalError(
                 f"The chat template of {self._named} refuses the conversation: {said.rstrip('.')}.",
-                "What it takes, the template says: the order of roles, how many calls an answer may"
-                " have, and such.",
+                "Read in the template which conversations it accepts, such as the order of roles"
+                " or the number of calls in an answer.",
             ) from error
         return rendered[0]
 
@@ -579,7 +581,7 @@ class ChatTemplateCodec:
         if not tools:
             return None
         for fault in () if self.speech is None else self.speech.faults:
-            if fault.about_tools:  # it would silently be wrong
+            if fault.about_tools:  # tools would be shown wrongly without an error
                 raise ModelError(
                     f"Tools cannot be offered to {self._named}: {fault.what}.", fault.hint
                 )
@@ -603,7 +605,7 @@ class ChatTemplateCodec:
 def no_template(name: str) -> ModelError:
     """Error for a tokenizer that has no chat template."""
     return ModelError(
-        f"The tokenizer of {name!r} has no chat template, so that it cannot encode a conversation.",
+        f"The tokenizer of {name!r} has no chat template, so it cannot encode a conversation.",
         "Use an instruction-tuned model, name a template by ?template=FILE, or put"
         " chat_template.jinja beside it.",
     )
@@ -616,7 +618,7 @@ def _rebuilt(
 
 
 def _weight(rendered: tuple[str, str]) -> int:
-    """Weight of a cache entry, about twice its text, since the key is as long."""
+    """Weight of a cache entry: twice the length of its text, since the key is about as long."""
     return 2 * len(rendered[1])
 
 

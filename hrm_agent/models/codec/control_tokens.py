@@ -1,14 +1,14 @@
 """Guard that keeps text inside a message from becoming a control token.
 
 A chat template joins the texts of messages with control tokens into one string, and a tokenizer
-finds the control tokens by their spelling. A tool that prints `<|im_end|>` would so end a turn, and
-a prompt that contains `<tool_response>` would forge a tool's result. A `ControlTokenGuard` closes
-this hole before the template runs: each occurrence of such a spelling is swapped for one
-private-use character, the template renders around it, and afterwards the rendered string is split
-at these characters, so that the original spelling is encoded as plain text.
+finds the control tokens by their spelling. Without a guard, a tool that prints `<|im_end|>` would
+end a turn, and a prompt that contains `<tool_response>` would forge a tool's result. Before the
+template runs, `ControlTokenGuard` replaces each such spelling by one private-use character.
+Afterwards, it splits the rendered string at these characters, and the original spellings are
+encoded as plain text.
 
-Private-use characters that were in the text already are escaped in the same way, so that text
-cannot contain a placeholder.
+Private-use characters that were in the text already are escaped, so text cannot contain a
+placeholder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class ControlTokenGuard:
         self._spellings = sorted(set(spellings), key=lambda spelling: (-len(spelling), spelling))
         if len(self._spellings) > _LIMIT:
             raise ValueError(
-                f"{len(self._spellings)} added tokens; at most {_LIMIT} can be guarded"
+                f"{len(self._spellings)} added tokens were given, but at most {_LIMIT} can be"
+                " guarded"
             )
         self._normalize = normalize
         self._placeholder = {
@@ -51,8 +52,8 @@ class ControlTokenGuard:
         self._split = re.compile(f"({self._escape}{reserved}|{reserved})")
 
     def pattern(self, spellings: Iterable[str]) -> re.Pattern[str]:
-        """Pattern of all text to replace for these spellings, which have to be among the guard's
-        own.
+        """Pattern of all text to replace for these spellings. Spellings that the guard does not
+        have are ignored.
         """
         known = set(spellings)
         longest_first = [re.escape(spelling) for spelling in self._spellings if spelling in known]

@@ -2,9 +2,9 @@
 model's name.
 
 A template is a program, and its output shows how it handles tools, calls, results, system turns and
-thoughts. If it does not support tools, or writes calls that no form can read, tools are offered by
-a text in the system turn (the *prompted* form). Calls are then requested in Hermes' form, and
-results use a role that the template has.
+thoughts. If a template does not support tools, or writes calls that no form can read, the
+*prompted* form is used. A text in the system turn then offers the tools and requests calls in
+Hermes' form, and results use a role that the template has.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RESULT = "RESULT"
 _SYSTEM = "SYSTEM"
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PAIRS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"))
-"""Spellings before and after thoughts, for templates that do not show them by themselves."""
+"""Spellings before and after thoughts, for templates whose output does not show them."""
 _LONG_ID = "0123456789abcdef-0"
 _SHORT_ID = "abcdefgh1"
 
@@ -62,14 +62,16 @@ class Shape:
     """Form of messages for a template."""
 
     prompted: bool = False
-    """True if tools are offered in the system turn by our own text, and the template gets none."""
+    """True if a text of this package offers tools in the system turn, and the template gets no
+    tools.
+    """
     system: bool = True
     """True if the template has a system role."""
     results: bool = True
     """True if the template has a role for results."""
     orphans: bool = True
-    """True if the template accepts a result after an answer without calls (whose call was
-    unreadable).
+    """True if the template accepts a result after an answer without calls. This happens if the call
+    was unreadable.
     """
     alternates: bool = False
     """True if roles have to alternate, so that neighbours of one role are merged."""
@@ -107,7 +109,7 @@ class Ending:
     text: str
     """Spelling of the first control token after the answer."""
     next_role: bool = False
-    """True if that token already begins the next turn, so that the template closes none."""
+    """True if that token already begins the next turn, since the template does not close turns."""
     later: str = ""
     """Spelling of the first control token after an answer that is not the last turn."""
 
@@ -146,8 +148,8 @@ def discover(
     """Detect the conversation format of a template.
 
     `controls`: spellings of the control tokens. `source`: the template's text. `tools`: the form of
-    calls, or its name (None: detected). Raises `ModelError` if answers have no end, or if the named
-    form is not the one that the template writes.
+    calls, or its name (None: detected). Raises `ModelError` if answers have no end, or if the
+    template does not write calls in the named form.
     """
     found = _Probing(render, sorted(controls, key=len, reverse=True), source)
     answer = found.end_of_answer()
@@ -157,7 +159,7 @@ def discover(
     if spoken is None and isinstance(asked, CallForm):
         raise ModelError(
             f"The chat template does not write calls in the form {asked.name!r}.",
-            "Leave ?tools= out, which finds the form, or write ?tools=prompted.",
+            "Leave ?tools= out (the form is then detected), or write ?tools=prompted.",
         )
     shape, form, call = spoken or (found.prompted(), HERMES, answer)
     return Dialect(shape, form, thoughts, answer, call)
@@ -187,7 +189,7 @@ class _Probing:
         raise ModelError(
             "The chat template writes no control token after an answer, so its turns have no end.",
             "Use a chat template that closes turns with a special token, as ChatML does with"
-            " <|im_end|>: ?template=FILE names one.",
+            " <|im_end|>. Name its file with ?template=FILE.",
         )
 
     def thoughts(self) -> Thoughts | None:
@@ -213,8 +215,8 @@ class _Probing:
         return next((self._known_thoughts(*pair) for pair in known), None)
 
     def _known_thoughts(self, begin: str, close: str) -> Thoughts:
-        """Thoughts of a template that reads them from the content, or writes them before calls
-        only.
+        """Format of thoughts for a template that reads thoughts from the content, or only writes
+        them before calls.
         """
         kept = Thoughts(begin, close, None, opened=self.base.rstrip().endswith(begin))
         content = kept.written(_THOUGHT, _ANSWER)
@@ -230,7 +232,9 @@ class _Probing:
         return kept
 
     def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """The template's own tool format (None if it has none, or none that can be extended)."""
+        """Tool format of the template itself (None if it has no such format, or if conversations in
+        it cannot be extended).
+        """
         told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
         if "probe_tool" not in told or "count" not in told or _QUESTION not in told:
             return None
@@ -254,7 +258,7 @@ class _Probing:
         return self._unwritten(asked)
 
     def prompted(self) -> Shape:
-        """Shape for a template that supports no tools, or none that can be used."""
+        """Shape for a template without a usable tool format."""
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
         answered = self._try([_turn("user", _QUESTION)], header=False)
         header = self.base[alike(self.base, answered) :]
@@ -310,8 +314,8 @@ class _Probing:
         )
 
     def _unwritten(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """Format of a template that lists tools but leaves calls to the content. Its tokens
-        identify the form.
+        """Format of a template that lists tools but has calls written in the content. The
+        template's control tokens identify the form.
         """
         form = asked or (PYTHONIC if PYTHONIC.marks[0] in self._controls else None)
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
@@ -341,7 +345,7 @@ class _Probing:
         return found[min(found)] if found else ""
 
     def _last_line(self) -> str:
-        """Text of the prompt after the role of its header, without white space."""
+        """Text of the prompt after the role in the header of the answer, without white space."""
         return "".join(self.base.rpartition(_QUESTION)[2].split()).rpartition("assistant")[2]
 
     def _holds(self, turns: list[Turn], *texts: str, tools: list[Any] | None = None) -> bool:
@@ -367,8 +371,8 @@ def alike(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _tag(found: str, close: str) -> str:
-    """Tag that `close` closes, if the found text is a part of it or has the end of a header before
-    it.
+    """Tag that `close` closes, if the found text is a part of this tag, or ends with it after the
+    end of a header. Otherwise, the found text.
     """
     tag = close.replace("</", "<", 1)
     return tag if found.endswith(tag) or tag.endswith(found) else found

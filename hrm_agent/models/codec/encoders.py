@@ -12,8 +12,8 @@ __all__ = ["own_encoder", "plain_encoder"]
 
 
 def own_encoder(tokenizer: Any) -> Tokenizer:
-    """Separate encoder with the same vocabulary, which truncation or padding of other users does
-    not affect.
+    """Separate encoder with the same vocabulary. If another user of the tokenizer sets truncation
+    or padding, this encoder is not affected.
 
     Raises `ModelError` if the tokenizer has no backend of the `tokenizers` library.
     """
@@ -29,7 +29,7 @@ def own_encoder(tokenizer: Any) -> Tokenizer:
     if {i: str(t.content) for i, t in own.get_added_tokens_decoder().items()} != {
         i: t.content for i, t in added.items()
     }:
-        own = Tokenizer.from_str(backend.to_str())  # ids with gaps: slow but exact
+        own = Tokenizer.from_str(backend.to_str())  # slow, but exact for ids with gaps
         own.no_truncation()
         own.no_padding()
     own.encode_special_tokens = False
@@ -37,7 +37,7 @@ def own_encoder(tokenizer: Any) -> Tokenizer:
 
 
 def plain_encoder(encoder: Tokenizer) -> Tokenizer:
-    """Encoder with the same vocabulary but without added tokens, so that any spelling is text."""
+    """Encoder with the same vocabulary but without added tokens. It encodes any spelling as text."""
     plain = Tokenizer(encoder.model)
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         found: Any = getattr(encoder, part)

@@ -21,7 +21,7 @@ from hrm_agent.models.codec.calls.hermes import HERMES
 __all__ = ["INVALID_CALLS", "answer_text", "invalid_tool_calls", "message_role", "message_text"]
 
 INVALID_CALLS = "invalid_tool_calls"
-"""Key in the `response_metadata` of a streamed answer."""
+"""Key in the `response_metadata` of a streamed answer for its undecodable calls."""
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (SystemMessage, "system"),
@@ -45,14 +45,16 @@ def message_role(message: BaseMessage) -> str:
 
 
 def message_text(message: BaseMessage) -> str:
-    """Text of a message. For an answer, without additions of providers, such as thinking blocks."""
+    """Text of a message. Additions of providers to an answer, such as thinking blocks, are left
+    out.
+    """
     content = cast("str | list[str | dict[str, Any]]", message.content)
     if isinstance(content, str):
         return content
     others = {str(block.get("type")) for block in content if isinstance(block, dict)} - {"text"}
     if others and not isinstance(message, AIMessage):
         raise ModelError(
-            f"A {message.type} message holds content of type {', '.join(sorted(others))}; this"
+            f"A {message.type} message holds content of type {', '.join(sorted(others))}, but this"
             " policy reads text only.",
             "Send text, or use a policy that reads other content.",
         )

@@ -1,4 +1,4 @@
-"""Codec of a model: its tokenizer, loaded and tested, with the chosen template and form."""
+"""Loading and testing of a model's codec: its tokenizer with the chosen template and form of calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ __all__ = ["TEXT_PROBE", "ends_of", "load_codec_of", "load_tokenizer", "open_cod
 
 _library: Any = transformers
 TEXT_PROBE = "What is 6*7?\n\tdef f(x): return x\n"
-"""Text that every tokenizer of a language model returns unchanged: spaces, a tab, line ends."""
+"""Text with spaces, a tab and line ends, which every tokenizer of a language model decodes
+unchanged.
+"""
 
 
 def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> Any:
     """Tokenizer of a folder or of a model of the hub, with the chosen template. Raises
     `ModelError`.
 
-    A tokenizer that does not return text unchanged is loaded again as its file describes it. For
-    some configurations the library rebuilds a different one, which loses spaces.
+    If the tokenizer does not decode text unchanged, it is loaded again, exactly as its file
+    describes it. The first load goes wrong for some configurations: the library builds a different
+    tokenizer, which loses spaces.
     """
     try:
         tokenizer: Any = _library.AutoTokenizer.from_pretrained(
@@ -48,7 +51,7 @@ def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> An
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"The chat template {str(file)!r} cannot be read: {_first_line(error)}.",
-                "Name a file by ?template=FILE.",
+                "Name a readable file with ?template=FILE.",
             ) from error
     if not tokenizer.chat_template and (options is None or options.renderer is None):
         raise no_template(path_or_name)
@@ -76,12 +79,12 @@ def open_codec(
     else:
         codec = RendererCodec(tokenizer, options.renderer, **asked)
         codec.speech = prove(codec, generation)
-        # an explicit choice, so it is refused even if no tools are offered
+        # the renderer was chosen explicitly, so its faults raise even if no tools are offered
         if codec.speech.faults:
             raise ModelError(
                 f"The renderer {options.renderer!r} cannot be used here:"
                 f" {codec.speech.faults[0].what}.",
-                "Leave ?renderer= out, which uses the model's own template, or try ?tools=prompted"
+                "Leave ?renderer= out, to use the model's own template, or try ?tools=prompted"
                 " beside it.",
             )
     return codec
@@ -98,8 +101,8 @@ def load_codec_of(path_or_name: str, options: CodecOptions | None = None) -> Pol
 
 
 def ends_of(generation: Any) -> tuple[int, ...]:
-    """Tokens that end an answer, from a model's generation configuration, which may have one,
-    several or none.
+    """Tokens that end an answer according to a model's generation configuration (empty if it names
+    none).
     """
     named = getattr(generation, "eos_token_id", None)
     if named is None:
@@ -108,8 +111,8 @@ def ends_of(generation: Any) -> tuple[int, ...]:
 
 
 def _of_tokenizers(path_or_name: str) -> Any:
-    """Tokenizer of the `tokenizers` library, even if mistral-common is installed and would read
-    another one.
+    """Tokenizer of the `tokenizers` library, even if mistral-common is installed. transformers
+    would then build a tokenizer of mistral-common.
 
     A model that only has Mistral's own file gets the template that mistral-common writes for it.
     """
@@ -141,8 +144,8 @@ def _as_in_its_file(path_or_name: str, loaded: Any) -> Any:
         plain = None
     if plain is None or not _gives_text_back(plain):
         raise ModelError(
-            f"The tokenizer of {path_or_name!r} does not give text back: {TEXT_PROBE!r} comes back"
-            f" as {said!r}.",
+            f"The tokenizer of {path_or_name!r} does not decode text unchanged: {TEXT_PROBE!r}"
+            f" becomes {said!r}.",
             "Use the tokenizer.json that the model was released with.",
         )
     return plain

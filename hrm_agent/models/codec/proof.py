@@ -1,8 +1,8 @@
 """Tests of a codec on probe texts, run when a model is loaded.
 
-They take some milliseconds. A tokenizer that loses text is refused. Tools that a model would not
-see, or calls that would not be read, are reported when tools are offered, since a conversation
-without tools needs neither.
+They take some milliseconds. A tokenizer that loses text is refused. If the model would not see its
+tools, or its calls would not be read, an error is raised once tools are offered. Conversations
+without tools are not affected.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def prove(codec: Any, generation: Any = None) -> Speech:
         faults.append(
             Fault(
                 f"its tokenizer does not give back {', '.join(lost)}",
-                "Texts with them reach the model changed.",
+                "Texts with them are changed before they reach the model.",
             )
         )
     return Speech(
@@ -70,7 +70,7 @@ def prove(codec: Any, generation: Any = None) -> Speech:
 
 
 def _tool_faults(codec: Any) -> list[Fault]:
-    other = "Another form may suit: ?tools=prompted, or a template by ?template=FILE."
+    other = "Try another form with ?tools=prompted, or another template with ?template=FILE."
     asked = [HumanMessage("QUESTION")]
     call = {**PROBE_CALL, "id": "call-0", "type": "tool_call"}
     thoughts = codec.dialect.thoughts

@@ -1,11 +1,11 @@
 """Codec over a renderer of the library `renderers`, in place of a chat template.
 
 The library writes the conversations of some thirty families, each by its own code. The renderer's
-output replaces a template's text, and everything else is `ChatTemplateCodec`'s, so the same rules
-hold: text is guarded before the renderer sees it and split into tokens after it, and a conversation
-is extended if the renderer leaves the earlier turns unchanged. Calls are read by the `CallForm`
-that can read the renderer's calls. If there is none (MiniMax, DeepSeek V4, Hunyuan), the renderer
-reads them.
+output replaces the template's text. `ChatTemplateCodec` does everything else, so its rules hold:
+text is guarded before rendering and encoded afterwards, and a conversation is extended if the
+renderer leaves the earlier turns unchanged. If a `CallForm` can read the calls that the renderer
+writes, it reads the model's calls. Otherwise (MiniMax, DeepSeek V4, Hunyuan), the renderer reads
+them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from hrm_agent.models.engine import ParsedTurn
 __all__ = ["AUTO", "RendererCodec"]
 
 AUTO = "auto"
-"""Renderer name that selects by the model's name on the hub."""
+"""Value of `?renderer=` that selects the renderer by the model's name on the hub."""
 _NO_FAMILY = (AUTO, "default", "custom")
-"""Names of the library for a selection, for the tokenizer's template, and for code by its path."""
+"""Names that the library uses for something other than a model family: selection by name, the
+tokenizer's template, and code at a path.
+"""
 _OWN_FORM = "its own form"
-"""Name of a form of calls that the renderer reads."""
+"""Name of the form of calls if the renderer reads them."""
 _QUESTION = {"role": "user", "content": "QUESTION"}
-_WITHOUT = "Leave ?renderer= out, which uses the model's own template."
+_WITHOUT = "Leave ?renderer= out to use the model's own template."
 _ESCAPE = "\\udb"
 _ESCAPED = re.compile(r"\\u(db[89ab][0-9a-f])\\u(d[c-f][0-9a-f]{2})")
-"""Pattern of a placeholder of guarded text in ASCII-only JSON. Text in a message that begins like
-one is guarded, too.
+"""Pattern of a placeholder of guarded text in ASCII-only JSON. If text in a message begins like a
+placeholder, it is guarded, too.
 """
 
 
@@ -56,8 +58,8 @@ class RendererCodec(ChatTemplateCodec):
         """`renderer`: a name in the library, or `auto`. The other parameters are those of
         `ChatTemplateCodec`.
 
-        Raises `ModelError` if the library is missing, has no such renderer, or if it does not fit
-        the tokenizer.
+        Raises `ModelError` if the library is missing or has no such renderer, or if the renderer
+        does not fit the tokenizer.
         """
         self.written_by = f"the renderer {renderer}"
         self._renderer_name = renderer
@@ -67,8 +69,8 @@ class RendererCodec(ChatTemplateCodec):
         self._check_tokens()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the tokenizer, the given options and the result of the test, for another
-        process.
+        """Pickle the tokenizer, the given options and the result of the test, from which another
+        process builds the codec again.
         """
         return (
             _rebuilt,
@@ -97,7 +99,7 @@ class RendererCodec(ChatTemplateCodec):
         try:
             own = self._own_form(found)
             return found if own is None else discover(self._render, controls, "", own)
-        except ModelError:  # it refuses the calls of the test, or does not list tools
+        except ModelError:  # the renderer refuses the calls of the test, or does not list tools
             return found
 
     def _set_guard(self, spellings: dict[int, str], controls: Sequence[str]) -> None:
@@ -113,7 +115,7 @@ class RendererCodec(ChatTemplateCodec):
             ids = self._renderer.render_ids(dicts, tools=tools, add_generation_prompt=header)
         except MemoryError:
             raise
-        # a renderer is a program: what it does with an argument may raise anything
+        # a renderer is a program, so any exception may come from it
         except Exception as error:
             raise TemplateRefusalError(
                 f"The renderer {template!r} refuses the conversation: {type(error).__name__}:"
@@ -123,8 +125,8 @@ class RendererCodec(ChatTemplateCodec):
         return _ESCAPED.sub(_unescaped, self._seen.decode(ids))
 
     def _check_tokens(self) -> None:
-        """Raise `ModelError` if the text of a conversation encodes to other tokens than the
-        renderer's.
+        """Raise `ModelError` if encoding a rendered conversation gives other tokens than the
+        renderer does.
         """
         called = AIMessage("", tool_calls=[{"type": "tool_call", "id": "call_0", **PROBE_CALL}])
         said = [
@@ -147,8 +149,8 @@ class RendererCodec(ChatTemplateCodec):
     # calls that only the renderer reads
 
     def _own_form(self, found: Dialect) -> CallForm | None:
-        """Form in which the renderer writes calls, from the first added token on that is not one of
-        thoughts.
+        """Form in which the renderer writes calls. A call begins with the first added token that is
+        not a mark of thoughts.
         """
         thoughts = found.thoughts
         frame = "" if thoughts is None else f"{thoughts.open}{thoughts.close}"
@@ -188,7 +190,7 @@ class RendererCodec(ChatTemplateCodec):
 
     @cached_property
     def _header_ids(self) -> list[int]:
-        """Token ids of a prompt. Its end shows if an answer begins inside thoughts."""
+        """Token ids of a prompt. The end of the prompt shows if an answer begins inside thoughts."""
         return self._seen.encode(self._render([_QUESTION], None))
 
     def _read(
@@ -198,7 +200,7 @@ class RendererCodec(ChatTemplateCodec):
         tools = [{"type": "function", "function": function} for function in named]
         try:
             found = self._renderer.parse_response(ids, tools=tools or None, prompt_ids=prompt)
-        except Exception as error:  # a policy's text must not make a run fail
+        except Exception as error:  # what a policy writes must not make a run fail
             turn = ParsedTurn("")
             add_invalid(None, self._seen.decode(ids), f"the answer cannot be read: {error}", turn)
             return turn
@@ -226,7 +228,7 @@ class RendererCodec(ChatTemplateCodec):
 
 
 class _SeenTokenizer:
-    """Tokenizer as a renderer sees it. It returns every text unchanged, without offsets."""
+    """Tokenizer that the renderer gets. It decodes every text unchanged, and reports no offsets."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.name_or_path = str(getattr(tokenizer, "name_or_path", ""))
@@ -250,7 +252,7 @@ def _create(tokenizer: _SeenTokenizer, name: str, *, keep_thoughts: bool) -> Any
         from renderers.base import MODEL_RENDERER_MAP
     except ImportError as error:
         raise ModelError(
-            "Renderers are in the library renderers.", f"Run `{to_install('renderers')}`."
+            "?renderer= needs the package renderers.", f"Run `{to_install('renderers')}`."
         ) from error
     kinds: Iterable[Any] = get_args(get_args(renderers.RendererConfig)[0])
     known = {kind.model_fields["name"].default: kind for kind in kinds}
@@ -258,7 +260,7 @@ def _create(tokenizer: _SeenTokenizer, name: str, *, keep_thoughts: bool) -> Any
     chosen = MODEL_RENDERER_MAP.get(tokenizer.name_or_path) if name == AUTO else name
     if chosen not in names:
         found = f"for {tokenizer.name_or_path!r}" if name == AUTO else repr(name)
-        hint = "Name one by ?renderer=NAME." if name == AUTO else nearest(name, names)
+        hint = "Name a renderer with ?renderer=NAME." if name == AUTO else nearest(name, names)
         known_names = (
             f"Known: {', '.join(names)}, and {AUTO}, for models by their names on the hub."
         )
@@ -271,7 +273,8 @@ def _create(tokenizer: _SeenTokenizer, name: str, *, keep_thoughts: bool) -> Any
     }
     try:
         return renderers.create_renderer(tokenizer, kind(**kept))
-    except Exception as error:  # a token is missing, or a vocabulary that has to be downloaded
+    # for example, a token is missing, or a vocabulary cannot be downloaded
+    except Exception as error:
         raise ModelError(
             f"The renderer {chosen!r} does not fit the tokenizer of {tokenizer.name_or_path!r}:"
             f" {error}.",

@@ -1,7 +1,7 @@
 """Text of an answer while it is being sampled, for a terminal or a browser.
 
-Incomplete characters, thoughts, and everything from the first call on are held back, since a call
-is shown as such once it can be read. The record never depends on this: it is made from the tokens.
+Incomplete characters, thoughts, and everything from the first call on are held back. A call is
+shown once it can be read. The record is made from the tokens and does not depend on this decoder.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Hidden:
     """Spellings that mark the hidden parts of an answer."""
 
     marks: tuple[str, ...] = (TOOL_CALL_OPEN,)
-    """Spellings of which each begins a hidden part that extends to the end of the answer."""
+    """Spellings that hide the answer from there on to its end."""
     opening: tuple[str, ...] = ()
-    """Spellings of which each hides an answer that begins with it."""
+    """Spellings that hide the whole answer if it begins with one of them."""
     thoughts: tuple[str, str] | None = None
     """Spellings before and after thoughts at the beginning."""
     opened: bool = False
     """True if an answer begins inside thoughts."""
     header: str = ""
-    """End of the prompt, with which each message of an answer begins."""
+    """Beginning of each message of an answer, in forms with channels. The prompt ends with it."""
     shown_after: tuple[str, ...] = ()
-    """Spellings after a header from which on an answer is shown. If there are any, the rest is
-    hidden.
+    """Spellings after a header from which on an answer is shown. If any are given, all other text
+    is hidden.
     """
 
 
@@ -40,8 +40,8 @@ _PLAIN = Hidden()
 
 
 class PieceDecoder:
-    """Decoder that returns the text each token adds. A character of several tokens comes with the
-    last one.
+    """Decoder that returns the text that each token adds. A character of several tokens comes with
+    its last token.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PieceDecoder:
         self._most_waiting = most_waiting
         self._ids: list[int] = []
         self._context = 0
-        """Start of the tokens that are decoded again as context for new ones."""
+        """Start of the tokens that are decoded again as context for new tokens."""
         self._read = 0
         """Start of the tokens whose text has not been returned yet."""
 
@@ -67,7 +67,7 @@ class PieceDecoder:
         )
 
     def finish(self) -> str:
-        """Text of tokens that still wait."""
+        """Text of the tokens that are still held back."""
         return self._take(final=True)
 
     def _take(self, *, final: bool) -> str:
@@ -80,7 +80,7 @@ class PieceDecoder:
 
 
 class StreamDecoder:
-    """Decoder of an answer's tokens into text piece by piece. The pieces together are the answer's
+    """Decoder of an answer's tokens into text, piece by piece. Joined, the pieces are the answer's
     text up to its first tool call.
     """
 
@@ -104,7 +104,7 @@ class StreamDecoder:
         return self._release(final=False)
 
     def finish(self) -> str:
-        """Held-back text that turned out to be plain."""
+        """Text that was held back although nothing hidden followed."""
         if self._closed:
             return ""
         self._pending += self._pieces.finish()
@@ -131,7 +131,7 @@ class StreamDecoder:
         return text
 
     def _begin(self, *, final: bool) -> bool:
-        """Skip text before the answer. False while the beginning is not known."""
+        """Skip text before the answer. Returns False while the beginning is not known."""
         while not self._begun or self._thinking:
             if self._hidden.shown_after:
                 self._begun = self._go_past(
@@ -161,7 +161,9 @@ class StreamDecoder:
         return True
 
     def _go_past(self, marks: Sequence[str]) -> bool:
-        """Drop pending text up to and including the first mark. False if there is none yet."""
+        """Drop pending text up to and including the first mark. Returns False if no mark has come
+        yet.
+        """
         found = [(at, len(mark)) for mark in marks if (at := self._pending.find(mark)) >= 0]
         if not found:
             kept = max(map(len, marks)) - 1

@@ -1,8 +1,8 @@
-"""Thoughts of an answer: their place in its text, and the message key under which a template takes
-them.
+"""Thoughts of an answer: their place in the answer's text, and the message key from which a
+template reads them.
 
 Thoughts are recorded separately from the content (in `additional_kwargs["reasoning_content"]`, as
-in LangChain). They are never taken for a call or an answer.
+in LangChain). Their text is never read as a call or an answer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ class Thoughts:
     close: str
     """Spelling after thoughts, without white space around it."""
     field: str | None
-    """Message key under which the template takes thoughts (None if it takes them at most in the
-    content).
+    """Message key from which the template reads thoughts (None if it has no such key, even if it
+    reads thoughts from the content).
     """
     opened: bool = False
     """True if the prompt ends with the opening, so that an answer begins with thoughts."""
     closed: bool = False
     """True if the prompt ends with empty thoughts, so that an answer has none."""
     in_content: bool = False
-    """True if the template has no field but writes thoughts that are in the content."""
+    """True if the template has no message key for thoughts, but writes thoughts that are in the
+    content.
+    """
 
     def __post_init__(self) -> None:
         assert self.open, "thoughts begin with a mark"
@@ -77,5 +79,7 @@ class Thoughts:
 
 
 def reasoning_of(message: AIMessage) -> str | None:
-    """Thoughts beside an answer's content: recorded ones, or a provider's if they are text."""
+    """Thoughts that a message has separately from its content: recorded thoughts, or thoughts in a
+    provider's form if they are text.
+    """
     return thoughts_of(vars(message))

@@ -1,20 +1,22 @@
-"""Recording of chat models that a graph holds itself. They are called once, and later answered from
-the record.
+"""Recording of chat models that a graph holds itself. Each call is made once. When it is repeated,
+the record gives the answer.
 
-A user's graph may call a hosted model without knowing about records. Inside a recording, its answer
-is recorded before the node sees it, as text, marked as not trainable. The node gets the model's own
-object. A node that runs again after a crash, or in a replay, gets the recorded answer. Errors of a
-model are recorded, too: a replay raises them again, and a node that runs again after a crash calls
-again. Outside of a recording nothing changes.
+A user's graph may call a hosted model without knowing about records. Inside a recording, the
+model's answer is recorded before the node sees it, as text, marked as not trainable. The node gets
+the model's own object. If the node runs again, after a crash or in a replay, it gets the recorded
+answer. Errors of a model are recorded, too. A replay raises a recorded error again. After a crash,
+the model is called again instead. Outside of a recording, nothing changes.
 
-This wraps two parts of LangChain's `BaseChatModel`, once per process: the method that answers one
-request (for invoke, batch and streams of events, so that callbacks see a recorded answer like any
-other), and the streams, which bypass it. A stream holds each chunk back until the next one arrives,
-so that the record is written before the last one is seen. A recorded answer comes as one chunk. Of
-several answers to one request the first is recorded.
+Two parts of LangChain's `BaseChatModel` are wrapped, once per process. The first is the method that
+answers one request, for invoke, batch and streams of events. At this place, callbacks see a
+recorded answer like any other. The second are the streams, which bypass that method. A stream holds
+each chunk back until the next chunk arrives, so that the record is written before the node sees the
+last chunk. A recorded answer comes as one chunk. If a model gives several answers to one request,
+the first is recorded.
 
-Calls that do not use a LangChain chat model (a bare HTTP call in a node), or a class that overrides
-`invoke` or `stream` without calling its base class, are not recorded and are made again.
+Two kinds of calls are not recorded and are made again: those without a LangChain chat model (a bare
+HTTP call in a node), and those of a class that overrides `invoke` or `stream` without calling its
+base class.
 """
 
 from __future__ import annotations
@@ -55,13 +57,14 @@ __all__ = ["record_external_models"]
 
 T = TypeVar("T")
 _TRACED = ("ls_structured_output_format", "structured_output_format")
-"""Options that are for tracing only. One of the two entry points drops them."""
+"""Options for tracing only. They are left out, since only one of the two wrapped parts gets them.
+"""
 
 
 @functools.cache
 def record_external_models() -> None:
-    """Record, from now on, chat models that are called inside a recording. Call once per
-    process.
+    """Record, from now on, chat models that are called inside a recording. Only the first call in a
+    process has an effect.
     """
     model: Any = BaseChatModel
     model._generate_with_cache = _answering(model._generate_with_cache)
@@ -70,7 +73,7 @@ def record_external_models() -> None:
 
 
 class _ModelRequest:
-    """Request to a foreign model. Without an answer, it frees its index."""
+    """Request to a user's chat model. If it ends without an answer, its index becomes free."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class _ModelRequest:
     ) -> None:
         self._recording = recording
         said = None
-        with suppress(Exception):  # a class may override it
+        with suppress(Exception):  # a class may override this method
             said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
         self._model = str(said or type(model).__name__)
         identity = graph_identity(metadata, str(uuid4()))
@@ -104,7 +107,7 @@ class _ModelRequest:
         self.claimed = claimed if isinstance(claimed, Call) else None
         """Recorded call of this request (None if there is none)."""
         self.over = self.claimed is not None
-        """True if it has ended, recorded or not."""
+        """True if the request has ended, recorded or not."""
         if isinstance(claimed, int):
             again = recording.asked_again(identity, claimed)
             self._pending = PendingCall(
@@ -126,18 +129,19 @@ class _ModelRequest:
         return unpack_answer(call) if call.response else AIMessage("")
 
     async def as_cancelled(self) -> None:
-        """Wait for the program to cancel this call if it cancelled the recorded one. Otherwise
+        """Wait for the program to cancel this call, if it cancelled the recorded call. Otherwise,
         return at once.
 
-        The wait is limited. After it, `recorded` raises the recorded cancellation.
+        The time to wait is limited. If it ends without a cancellation, `recorded` raises the
+        recorded one.
         """
         call = self.claimed
         if call is not None and call.error is not None and call.error.kinds == _CANCELLED.kinds:
             await asyncio.sleep(_PATIENCE + 2 * (call.ended_at - call.started_at))
 
     def close(self, answer: BaseMessage) -> BaseMessage:
-        """Commit the record. Returns the answer with the ids of its record, or unchanged if it
-        cannot be recorded.
+        """Commit the record. Returns the answer with the ids of its record. If the answer cannot be
+        recorded, it is returned unchanged.
         """
         self.over = True
         try:
@@ -162,7 +166,7 @@ class _ModelRequest:
         try:
             call = close_failed_call(self._pending, self._model, error, shown)
             self._recording.write_call(call, self._pending.messages)
-        except Exception as lost:  # the program gets the model's error, not this one
+        except Exception as lost:  # the program gets the model's error instead of this error
             if not isinstance(lost, HrmError):
                 self._recording.lose(lost)
 
@@ -171,7 +175,7 @@ class _ModelRequest:
         self._recording.lose(error)
 
     def next(self, chunks: Iterator[T]) -> T | None:
-        """Next chunk (None at the end). Draws in the meantime are not the node's."""
+        """Next chunk (None at the end). Draws of the model's code do not count as the node's."""
         with while_answered(self._namespace):
             return next(chunks, None)
 
@@ -180,7 +184,7 @@ class _ModelRequest:
             yield chunk
 
     async def anext(self, chunks: AsyncIterator[T]) -> T | None:
-        """Next chunk (None at the end). Draws in the meantime are not the node's."""
+        """Next chunk (None at the end). Draws of the model's code do not count as the node's."""
         with while_answered(self._namespace):
             return await anext(chunks, None)
 
@@ -290,7 +294,7 @@ def _streaming(entry: Any) -> Any:
         **options: Any,
     ) -> Iterator[Any]:
         question = None
-        # otherwise it is answered as a whole
+        # if the model does not stream, LangChain invokes it, and the invocation is recorded instead
         if self._should_stream(async_api=False, **{**options, "stream": True}):
             messages = self._convert_input(input).to_messages()
             question = _question(
@@ -353,15 +357,14 @@ recorded run cancelled.
 
 
 class _OnRecord:
-    """Model that streams the recorded answer, so that callbacks and streams of events see it.
-
-    It is one chunk: the answer, or the recorded part of an interrupted stream, followed by its
-    error.
+    """Model that streams the recorded answer, so that callbacks and streams of events see it. The
+    stream is one chunk: the answer, or the recorded part of an interrupted stream, followed by the
+    recorded error.
     """
 
     rate_limiter = output_version = None
-    """Attributes of a model without effect here: a recorded answer needs no rate limit and is
-    already formatted.
+    """Attributes of a chat model that are switched off, since a recorded answer needs no rate limit
+    and is already formatted.
     """
 
     def __init__(self, model: BaseChatModel, question: _ModelRequest) -> None:
@@ -391,7 +394,8 @@ class _Kept:
         self._question = question
         self._chunks: list[AIMessageChunk] = []
         self._said: dict[str, Any] = {}
-        """Newest metadata of the provider, since LangChain's sum joins texts that each chunk has.
+        """Newest metadata of the provider. It replaces the metadata of LangChain's sum of chunks,
+        in which texts that each chunk repeats are joined.
         """
 
     def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
@@ -418,7 +422,7 @@ class _Kept:
         yield self._last()
 
     def _swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
-        """Keep `chunk`, and yield the one that was kept before."""
+        """Hold `chunk` back, and yield the chunk that was held back before."""
         self._chunks.append(chunk)
         self._said |= chunk.response_metadata
         yield from self._chunks[-2:-1]

@@ -1,20 +1,21 @@
 """Substitution of a graph's own chat model by the policy, to train the graph unchanged.
 
 A graph that uses `policy()` gets the current policy. A graph with its own hosted model can be
-trained, too: inside `standing_in`, every LangChain chat model that is called in this context passes
-the call on to the policy, with its tools. The calls are then recorded token by token like any
-others.
+trained, too: inside `standing_in`, every LangChain chat model passes its calls on to the policy,
+with their tools. These calls are then recorded token by token like any others.
 
-This wraps the entry points of LangChain's `BaseChatModel`, once per process. Outside a
+This module wraps the entry points of LangChain's `BaseChatModel`, once per process. Outside a
 `standing_in` block the wrappers do nothing.
 
-A call with `response_format`, by which OpenAI's class requests structured output, gets the same
-result as from that class. The answer is constrained to the schema if the policy's engine can (not
-under a trainer, since tokens that a schema chooses teach nothing), and for a pydantic class the
-message has the object in `additional_kwargs["parsed"]`. Text that does not follow the schema raises
-pydantic's `ValidationError`, as there. Anthropic's `output_config` names a schema in the same way,
-and its class parses the text itself. Other providers' forms are not supported: their answers are
-not constrained to a schema.
+OpenAI's class requests structured output with `response_format`. Such a call gets the same result
+from the policy as from OpenAI's class. The answer is constrained to the schema if the policy's
+engine can do this. Under a trainer, it is not constrained, since tokens that a schema chooses teach
+nothing. For a pydantic class, the message has the object in `additional_kwargs["parsed"]`, and text
+that does not follow the schema raises pydantic's `ValidationError`.
+
+Anthropic's class requests structured output with `output_config`, and parses the text itself. The
+answer is constrained in the same way. Requests in other providers' forms are not supported: the
+answer is not constrained.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def standing_in() -> Generator[None]:
 
 @functools.cache
 def read_structured_output() -> None:
-    """Return, from now on, recorded answers of a substituted policy in the form of the provider's
-    class.
+    """Give, from now on, answers of the policy in the form of the provider's class that it stands
+    in for, also answers from the record.
     """
     for name in _ENTRIES:
         give_back = _GIVING_BACK.get(name, lambda answer, _: answer)
@@ -147,7 +148,7 @@ async def _astream_with_parsed(chunks: AsyncIterator[Any], form: Any) -> AsyncIt
 
 
 def _last_chunks(whole: Any, form: Any) -> Iterator[Any]:
-    """Last chunk of a stream that has an object to return."""
+    """Additional last chunk with the parsed object (nothing if there is no object)."""
     if whole is not None and (found := _with_parsed(whole, form)) is not whole:
         yield AIMessageChunk(
             content="", id=whole.id, additional_kwargs={"parsed": found.additional_kwargs["parsed"]}

@@ -1,8 +1,8 @@
-"""Check of a model string: facts about the loaded model, or those that can be read without its
-weights.
+"""Check of a model string. It reports facts about the loaded model, or those that can be read
+without loading the weights.
 
-Models loaded here, and those of a server, have to sample a few tokens, since a model that loads may
-still not answer. A hosted model is not called, since that costs its owner money.
+A model that loads may still not answer. So local models, and models of a vLLM server, have to
+sample a few tokens. A hosted model is not called, since a call costs money.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class ModelCheck:
     model: str
     """Model string that was checked."""
     loaded: bool
-    """False if only the string was read."""
+    """False if the model was not loaded."""
     capabilities: Capabilities
     """Capabilities of the model."""
     load_seconds: float | None = None
-    """Time that loading took (None if only the string was read)."""
+    """Time that loading took (None if the model was not loaded)."""
     answer: str | None = None
     """First words of an answer (None if the model was not called)."""
     trained_by_adapter: bool = False
@@ -78,14 +78,14 @@ def check_model(text: str, *, load: bool = True) -> ModelCheck:
     asked = parse_model(text)
     if not load:
         head = None
-        # without the package gguf, nothing is read from a file that was not converted yet
+        # the head of a file that is not converted yet can only be read with the package gguf
         if asked.local and to_be_converted(asked.text) and find_spec("gguf") is not None:
             head = read_facts(Path(on_its_base(asked).name))
         if asked.local:
             read = _local(asked, head)
         elif asked.scheme in ("vllm", "scripted"):
             read = _without_loading(asked)
-        else:  # a provider's client: nothing is loaded or requested
+        else:  # creating a provider's client loads and requests nothing
             read = _told(load_policy(asked.text), asked)
         by_adapter = not read.trainable and _takes_adapter(text)
         return ModelCheck(
@@ -182,12 +182,11 @@ def _local(asked: ModelString, head: GgufFacts | None) -> Capabilities:
             known = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ModelError(
-                f"The model folder {str(folder)!r} has no configuration that can be read"
-                " (config.json).",
+                f"The model folder {str(folder)!r} has no readable configuration (config.json).",
                 "Name a folder written by `save_pretrained`.",
             ) from error
         if find_spec("transformers") is not None:
-            # from its tokenizer, without its weights
+            # this loads the tokenizer, but not the weights
             speech = getattr(load_codec(asked.text), "speech", None)
     return Capabilities(
         kind="transformers",

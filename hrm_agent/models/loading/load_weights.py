@@ -2,21 +2,22 @@
 missing parts.
 
 Weights are loaded onto one device, unchanged or quantized (bitsandbytes: 4-bit nf4 or 8-bit, on a
-GPU or a CPU). A LoRA adapter is kept separate and not merged, as in training, since merging would
-round it away in 4 bits.
+GPU or a CPU). As in training, a LoRA adapter is not merged into the weights, since rounding to 4
+bits would erase its changes.
 
-The rest is about 4-bit layers that use packed weights on a CPU.
+The rest of this text is about packed 4-bit weights on a CPU.
 
-If a CPU has AVX512-BF16, bitsandbytes packs the weight of a 4-bit layer at its first answer and
-multiplies by the packed form, 5 to 50 times as fast. It does so with every layer, which fails in
-three ways. These are handled here, by the layer's own flag and two hooks:
+If a CPU has AVX512-BF16, bitsandbytes packs the weight of a 4-bit layer at its first use for an
+answer. Multiplying by the packed weight is 5 to 50 times as fast. bitsandbytes packs every layer,
+which goes wrong in three cases. This module handles them by the layer's flag and two hooks:
 
-* It only supports layers whose rows are a multiple of 32 and whose columns are a multiple of the
-  block (64). Others fail.
-* It always computes in bfloat16. A layer that computes in another type is not packed, so that
-  log-probs in float32 are the same on every CPU.
-* A packed weight passes on no gradient, and cannot be saved. Before either, the weight is unpacked.
-  Its scales then stay rounded to bfloat16, as they were for the answers.
+* The packed kernel only supports layers whose rows are a multiple of 32 and whose columns are a
+  multiple of the block (64). It fails for other layers.
+* The packed kernel always computes in bfloat16. A layer that computes in another type is not
+  packed, so its log-probs in float32 are the same on every CPU.
+* A packed weight passes on no gradient, and cannot be saved. So it is unpacked before a forward
+  pass with gradients and before saving. Its scales then stay rounded to bfloat16, as they were for
+  the answers.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ __all__ = [
 ]
 
 _ROWS = 32
-"""Number of rows that the kernel takes at a time."""
+"""Number of rows that the packed kernel processes at a time."""
 
 
 def choose_kernels(model: Any, kernel: str = "auto") -> int:
@@ -104,8 +105,8 @@ def _before_saving(layer: Any, prefix: str, keep_vars: bool) -> None:
 
 
 def _unpack(layer: Any) -> None:
-    """Restore the weight as it was loaded. The library's own function leaves the scales in packed
-    order.
+    """Restore the weight as it was loaded. The library's function alone would leave the scales in
+    packed order.
     """
     library: Any = import_module("bitsandbytes.functional")
     state = layer.weight.quant_state
@@ -201,7 +202,7 @@ def _read(
             path_or_name, trust_remote_code=False, **options
         )
         if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
-            # the library's other implementations ignore the bound of scores
+            # the library's other implementations ignore this bound of the scores
             model.set_attn_implementation("eager")
     except Exception as error:  # the files may make the library raise anything
         raise ModelError(
@@ -213,8 +214,8 @@ def _read(
 
 def _quantization(path_or_name: str, options: LoadOptions) -> Any:
     if options.load == "int8":
-        # With a threshold, outliers would depend on the whole batch, and so an answer on its
-        # neighbours in a step.
+        # A threshold above 0 would make outliers depend on the whole batch. An answer would then
+        # depend on the other answers in its batch.
         return _library.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     compute = options.dtype
     # bitsandbytes would compute in float32 for any stored type
@@ -224,7 +225,7 @@ def _quantization(path_or_name: str, options: LoadOptions) -> Any:
                 _library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False).dtype
                 or "float32"
             )
-        except Exception:  # reading the model reports it better
+        except Exception:  # loading the model gives a clearer error
             compute = "float32"
     return _library.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
@@ -257,7 +258,7 @@ def _adapted(model: Any, adapter: str) -> Any:
 
 
 def _adapted_by_role(model: Any, adapter: str, roles: Sequence[str]) -> Any:
-    """Model with an adapter for each role, which answers through its own."""
+    """Model with an adapter for each role. Calls of a role are answered with its adapter."""
     import peft
 
     folders = [Path(adapter), *(Path(adapter, role) for role in roles)]
@@ -269,8 +270,8 @@ def _adapted_by_role(model: Any, adapter: str, roles: Sequence[str]) -> Any:
 
 
 def quiet_libraries() -> None:
-    """Silence bitsandbytes, which PEFT imports, too, about a downloadable kernel and casts in every
-    step, and PEFT about ranks of experts, which it wrongly reports as ignored.
+    """Silence two libraries. bitsandbytes, which PEFT imports, too, warns about a downloadable
+    kernel, and about casts in every step. PEFT wrongly warns that the ranks of experts are ignored.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings(
@@ -290,7 +291,7 @@ def _check_architecture(path_or_name: str) -> None:
     """
     try:
         kind = _library.PreTrainedConfig.get_config_dict(path_or_name)[0].get("model_type")
-    except Exception:  # reading the model reports it
+    except Exception:  # loading the model gives the error
         return
     known = kind in _library.CONFIG_MAPPING
     if kind and not (
@@ -304,8 +305,8 @@ def _check_architecture(path_or_name: str) -> None:
         raise ModelError(
             f"The model {path_or_name!r} has model_type {kind!r} in its config.json, and"
             f" transformers {_library.__version__} {what}.",
-            "Run `pip install --upgrade transformers`, or serve it by vLLM, and name the server as"
-            " the model: vllm:http://127.0.0.1:8000/v1.",
+            "Run `pip install --upgrade transformers`, or serve the model by vLLM, and name the"
+            " server as the model: vllm:http://127.0.0.1:8000/v1.",
         )
 
 

@@ -48,11 +48,13 @@ __all__ = [
 BUILTIN_POLICIES = ("cold-start", "roles-cold-start", "trained")
 _SHIPPED = Path(__file__).parents[1] / "builtin"
 _loaded: dict[tuple[int, str, str], Backend] = {}
-"""Backends by process id, folder and model string, since a fork lacks the threads that answer."""
+"""Backends by process id, folder and model string. The process id is a part of the key, since a
+forked process lacks the threads that answer.
+"""
 _elsewhere: list[Callable[[str], Backend]] = []
 _lock, _locks = threading.Lock(), dict[tuple[int, str, str], threading.Lock]()
-"""One lock for each string, since parallel solvers request one model at the same moment, and roles
-several.
+"""One lock for each key. Parallel solvers request one model at the same moment, which is loaded
+once. Different models may be loaded in parallel.
 """
 
 
@@ -69,9 +71,7 @@ def load_policy(name: str) -> Backend:
 
 def load_elsewhere(load: Callable[[str], Backend]) -> None:
     """Use engines of another process from now on. `load` returns the local proxy for a model
-    string.
-
-    Hosted models are clients of their servers in any process.
+    string. Hosted models are still called from this process.
     """
     _elsewhere.append(load)
 
@@ -82,8 +82,8 @@ def loaded_policy(name: str) -> Backend | None:
 
 
 def _key(name: str) -> tuple[int, str, str]:
-    """Key of a backend. It has the folder, since a string with a relative path names another model
-    in another folder.
+    """Key of a backend. The working directory is a part of it if the string has a relative path,
+    which means another model in another directory.
     """
     scheme, colon, path = name.partition(":")
     by_path = (
@@ -91,7 +91,7 @@ def _key(name: str) -> tuple[int, str, str]:
     )
     if not by_path or Path(path if colon else name).is_absolute():
         return os.getpid(), "", name
-    with may_block():  # it does not wait
+    with may_block():  # this does not wait
         return os.getpid(), str(Path.cwd()), name
 
 
@@ -170,24 +170,22 @@ def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
     """Weights that a training of `name` loads. Raises `ModelError` for a string that cannot be
     trained.
 
-    Options control loading for answers, while a trainer needs whole weights, in its own precision,
-    and as one model. If it trains an `adapter` on frozen weights, those may be in 4 bits, and the
-    folder of an adapter names its base model.
+    The options of a model string control loading for answers. A trainer needs unquantized weights
+    without an adapter, and chooses the precision itself. If it trains an `adapter` on frozen
+    weights, these may be in 4 bits, and `name` may be the folder of an adapter, which names its
+    base model.
     """
     asked = whole = parse_model(name)
     if not asked.local:
         why = f"{asked.scheme!r} names a provider, whose weights are not here"
         hint = _TRAINABLE
         if asked.scheme == "vllm":
-            why = (
-                "its weights are the server's, and a trainer changes weights that it has loaded"
-                " itself"
-            )
+            why = "the server has loaded its weights, and a trainer has to load them itself itself"
             hint = (
                 f"Name its weights by --policy, and the server by --engine vllm --servers '{name}'."
             )
         elif asked.scheme == "scripted":
-            why = "its answers stand in a file, and there are no weights"
+            why = "its answers are read from a file, and it has no weights"
         raise ModelError(f"{name!r} cannot be trained: {why}.", hint)
     if not asked.name or (not asked.scheme and not is_folder(asked.name)):
         raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
@@ -196,8 +194,8 @@ def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
         if not adapter:
             raise ModelError(
                 f"{name!r} cannot be trained whole: it is an adapter, and not a model.",
-                f"Train the adapter on: --lora-rank {rank_on_record(asked.name)}; or merge it into"
-                f" {whole.base} by PEFT, and train that.",
+                f"Continue the adapter's training with --lora-rank {rank_on_record(asked.name)};"
+                f" or merge it into {whole.base} by PEFT, and train the result.",
             )
     in_4_bits = asked.options == LoadOptions(load="nf4")
     if asked.options == LoadOptions() or (adapter and in_4_bits):
@@ -217,8 +215,7 @@ def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
 
 
 _TRAINABLE = (
-    "What can be trained: a model folder, hf:NAME, gguf:FILE, or a built-in policy such as"
-    " builtin:cold-start."
+    "Name a model folder, hf:NAME, gguf:FILE, or a built-in policy such as builtin:cold-start."
 )
 
 
@@ -236,7 +233,7 @@ def local_folder(asked: ModelString) -> str:
         if not (_SHIPPED / rest / "config.json").exists():
             raise ModelError(
                 f"The built-in policy {rest!r} is not in this installation.",
-                "`make policy` builds it.",
+                "Run `make policy` to build it.",
             )
         return str(_SHIPPED / rest)
     if asked.scheme == "hf" and rest:
@@ -284,7 +281,7 @@ def _hosted(asked: ModelString) -> Backend:
         raise ModelError(
             f"Policy {name!r} cannot be loaded: a package is missing ({error}).", install
         ) from error
-    # each provider has its own errors, for a missing key, for example
+    # each provider has its own error classes, for example for a missing key
     except Exception as error:
         raise ModelError(
             f"Policy {name!r} cannot be loaded: {error}",

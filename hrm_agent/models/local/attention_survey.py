@@ -1,17 +1,17 @@
-"""Survey of a model's attention: the requirements of each layer, and a test that tokens are mixed
-nowhere else.
+"""Survey of a model's attention: the requirements of each layer, and a test that nothing but
+attention mixes tokens.
 
-The engine packs tokens of many conversations into one sequence, and a trainer can. That is correct
-for a model that mixes tokens in its attention only, and whose attention can be replaced without
-losing a feature. Names of architectures do not show this, but one pass over four tokens does. All
-have one position, the first and the last are equal, and the attention of that pass gives each token
-a function of its own query and value. Then the last has the same result as the first, unless
-something else mixes tokens (a convolution, a state space, a memory) or counts positions along the
-sequence. The pass also records the arguments of attention: keys and values of each layer, its
-window, its sinks.
+The engine packs tokens of many conversations into one sequence, and a trainer may do so, too. That
+is correct only if the model mixes tokens in its attention alone, and if its attention can be
+replaced without losing a feature. Names of architectures do not show this, but one pass over four
+tokens does. All four tokens have the same position, and the first and the last token are equal. In
+this pass, attention is replaced: each token gets a function of its own query and value. The first
+and the last token then have equal results, unless something else mixes tokens (a convolution, a
+state space, a memory) or counts positions along the sequence. The pass also records the arguments
+of attention: keys and values of each layer, its window, its sinks.
 
-A mask shows which tokens the library lets a layer see. So masks are requested, and `_mask_kind`
-makes each a single number: the window of its layer.
+The library tells a layer by a mask which tokens it may see. So the survey requests masks, and
+`_mask_kind` replaces each mask by a single number, the window of its layer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _KNOWN = {
     ),
     *("position_ids", "s_aux", "sliding_window", "softcap", "use_cache"),
 }
-"""Arguments of an attention function that are supported, or do not change the result here."""
+"""Arguments of an attention function that are supported, or that do not change its result in a
+packed step.
+"""
 _FULL = 0
 _OTHER = -1
 _TOKENS = (1, 2, 3, 1)
@@ -73,7 +75,7 @@ class AttentionCall:
     value: Tensor
     """[1, key heads, tokens, value size]"""
     mask: Tensor | None
-    """Stand-in that `window_of` reads (None: all previous tokens are seen)."""
+    """Number in place of a mask, which `window_of` reads (None: all previous tokens are seen)."""
     scale: float | None
     """Factor of the scores (None: one over the root of the head size)."""
     options: Mapping[str, Any]
@@ -85,9 +87,9 @@ class LayerAttention:
     """Requirements of one layer for attention."""
 
     keys: LayerKeys
-    """Shape of its keys and values."""
+    """Shape of the layer's keys and values."""
     window: int | None
-    """Number of tokens that it sees, including itself (None: all previous ones)."""
+    """Number of tokens that a token sees, including itself (None: all previous tokens)."""
     sinks: bool
     """True if each head has a logit that takes a share of the attention and contributes nothing."""
     softcap: float | None
@@ -109,8 +111,8 @@ class AttentionSurvey:
 
 
 def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
-    """Let models use `attention` as their attention function, with masks that hold the layer's
-    window.
+    """Register `attention` as an attention function for models, which call it with the layer's
+    window in place of a mask.
     """
     cast("Any", AttentionInterface).register(name, attention)
     cast("Any", AttentionMaskInterface).register(name, _mask_kind)
@@ -131,14 +133,14 @@ def window_of(mask: Tensor | None) -> int | None:
 
 
 def unknown_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Arguments of a call of attention that would change its result but are not supported here."""
+    """Arguments of a call of attention that would change its result but are not supported."""
     return sorted(
         name for name, value in options.items() if value is not None and name not in _KNOWN
     )
 
 
 def _mask_kind(*_: Any, mask_function: Any, local_size: int | None = None, **__: Any) -> Tensor:
-    """Stand-in for a mask, which holds its kind: `_FULL`, the size of a window, or `_OTHER`."""
+    """Number in place of a mask: `_FULL`, the size of a window, or `_OTHER`."""
     kinds = (_FULL,) if local_size is None else (local_size, _FULL)
     found = next(
         (kind for kind in kinds if _is_of_kind(mask_function, kind, local_size or 2)), _OTHER
@@ -158,13 +160,14 @@ def _is_of_kind(mask_function: Any, kind: int, size: int) -> bool:
                     != expected
                 ):
                     return False
-            except Exception:  # a function of the texts, which are shorter here
+            # a mask function of the texts, which fails for the few tokens of this test
+            except Exception:
                 return False
     return True
 
 
 class _Notes:
-    """Replacement of a packed step in the pass of a survey."""
+    """Object that takes the place of a packed step in the pass of a survey, and records the calls."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerAttention] = {}
@@ -210,7 +213,7 @@ def survey(twin: Any) -> AttentionSurvey:
     """Survey the attention of a model. `twin` calls an attention function that delegates to
     `packed_step.attend`.
 
-    It costs one pass over a few tokens, like a step of sampling.
+    The survey takes one pass over a few tokens, about as long as a step of sampling.
     """
     config = twin.config.get_text_config()
     notes = _Notes()
@@ -226,7 +229,7 @@ def survey(twin: Any) -> AttentionSurvey:
                 packed_step=notes,
                 logits_to_keep=torch.tensor([0, len(_TOKENS) - 1], device=device),
             )
-    # any error: the library's code is not made for such a call
+    # any error may occur, since the library's code is not made for such a call
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         notes.objection = notes.objection or f"a packed step fails ({type(error).__name__}: {said})"
@@ -238,22 +241,23 @@ def survey(twin: Any) -> AttentionSurvey:
             objection = _mixes(output.logits)
         else:
             others = total - len(notes.layers)
-            objection = f"in {others} of its {total} layers tokens meet otherwise than by attention"
+            objection = (
+                f"in {others} of its {total} layers something other than attention mixes tokens"
+            )
     layers = () if objection else tuple(notes.layers[number] for number in sorted(notes.layers))
     return AttentionSurvey(layers, notes.dtype, objection)
 
 
 def _mixes(logits: Tensor) -> str | None:
     if logits.shape[1] != 2:
-        return "it gives logits of all tokens and not of those that are asked for"
+        return "it gives logits of all tokens instead of the requested tokens"
     first, last = logits[0].float()
     if not bool(torch.isfinite(logits).all()):
-        return None  # broken weights are not a matter of architecture, and fail when sampling
+        return None  # these weights are broken, which is an error later, when sampling
     spread = float(first.std())
     bound = _ALIKE.get(logits.dtype, _ALIKE_EXACT)
     if math.isclose(spread, 0.0) or float((first - last).abs().max()) <= bound * spread:
         return None
     return (
-        "its tokens meet otherwise than by attention, or are told apart by their place in the"
-        " sequence"
+        "something other than attention mixes its tokens, or depends on their place in the sequence"
     )

@@ -1,13 +1,13 @@
 """Rows of the cache: the conversation in each row, and the tokens to feed next.
 
-Each row has its known tokens and the number of those in the cache. Everything follows from the two
-numbers: a row that lacks exactly one token is being sampled, one that lacks more is being fed, and
-one without a job is idle and keeps its contents. State is kept in arrays, so that a step costs the
-same Python time for one row and for 256.
+Each row has a number of known tokens and a number of tokens in the cache. A row with a job is being
+sampled if exactly one known token is not in the cache, and is being fed if several are not. A row
+without a job is idle and keeps its contents. State is kept in arrays, so a step costs the same
+Python time for one row as for 256.
 
-A new prompt takes the longest prefix that any row has: in place if it continues an idle row to its
-very end (the next turn of the same conversation), else as a copy (another sample of the same
-prompt).
+For a new prompt, the longest prefix that any row has is used. If the prompt continues all cached
+tokens of an idle row (the next turn of the same conversation), it gets this row. Otherwise (for
+example, for another sample of the same prompt), the prefix is copied to another row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 
 class StepInput:
-    """Packed step with its tokens, and the rows whose next token it decides."""
+    """Packed step with its tokens, and the rows whose next token it samples."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class StepInput:
         self.positions_1T = tensor_on(device, positions_T).unsqueeze(0)
         self.step = step
         self.fed_R = fed_R
-        """Number of tokens fed to each of the first rows."""
+        """Number of tokens to feed to each of the first rows."""
         self.last_S = tensor_on(device, last_S)
-        """Index of the last token of each row that is to be sampled."""
+        """Index in the step of the last token of each row to sample."""
         self.row_S = row_S
         self.adapters_T = adapters_T
         """Number of the adapter for each token."""
@@ -63,13 +63,14 @@ class StepInput:
 
 
 class Rows:
-    """Tokens and cache of all rows, and the engine's state per row. One thread only.
+    """Tokens and cache of all rows, and the engine's state per row. Only for one thread.
 
     `known` and `cached` count a row's tokens. `start` is the begin of its answer and `limit` its
     maximum end. `seed`, `temperature` and `top_p` are its sampling settings, `held` is its schema,
     and `jobs` its request. A row's cache belongs to one `adapter`, and is never used for a prompt
-    of another. If the model switches rotary factors for texts of more than `switch` tokens, a
-    `long` row is not used for a prompt that is not long, or the reverse.
+    of another adapter. Some models switch rotary factors for texts of more than `switch` tokens.
+    The cache of such a `long` row is only used for long prompts, and that of other rows only for
+    other prompts.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Rows:
         *,
         windows: Sequence[int | None] | None = None,
     ) -> None:
-        """`windows`: number of tokens that each layer sees, including itself (None: all previous
-        ones, in all layers or in one).
+        """`windows`: number of tokens that a token sees in each layer, including itself (None: all
+        previous tokens, in all layers or in one layer).
         """
         self.pool = pool
         self._switch = switch
@@ -165,7 +166,9 @@ class Rows:
         return target
 
     def _free_row(self) -> int:
-        """Idle row to use next: an empty one first, else the one idle for the longest time."""
+        """Idle row to use next: an empty row if there is one, else the row that was idle for the
+        longest time (-1 without an idle row).
+        """
         idle = np.flatnonzero(self.kind == IDLE)
         if not len(idle):
             return -1
@@ -249,8 +252,8 @@ class Rows:
             self.kind[grown] = FEEDING
 
     def _portions(self, lacking_F: Array, first: int) -> Array:
-        """Number of tokens for each of the first feeding rows, so that a step and its mask stay
-        small.
+        """Number of tokens to feed to each of the first feeding rows. The numbers are limited to
+        keep the step and its mask small.
         """
         if not len(lacking_F):
             return lacking_F
@@ -293,8 +296,8 @@ class Rows:
         return Masks(self._mask(last_S1, window) if sampling else None, feeding)
 
     def _mask(self, last_RL: Array, window: int | None) -> Mask:
-        """Mask for tokens at the positions `last_RL`, each of which sees those up to its own, or
-        the last `window`.
+        """Mask for tokens at the positions `last_RL`. Each token sees all positions up to its own,
+        or the last `window` of them.
         """
         longest = int(last_RL.max()) + 1
         stop = min(-(-longest // _WIDTH) * _WIDTH, self.pool.length)

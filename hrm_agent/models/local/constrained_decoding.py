@@ -1,17 +1,17 @@
 """Constrained decoding: answers that follow a JSON schema while they are sampled.
 
-llguidance keeps one automaton per answer, which gives the allowed next tokens. Among such libraries
-it is the only one that needs just a tokenizer (xgrammar brings triton and its own compiler,
-outlines-core needs the whole automaton before the first token, lm-format-enforcer walks the
-vocabulary in Python), builds its automaton during the answer, and has its own limits for each step.
-A schema is compiled once per engine, in a thread that does not hold the GIL, within a time limit. A
+llguidance keeps one automaton per answer, which gives the allowed next tokens. It was chosen since
+it needs no more than a tokenizer, builds its automaton during the answer, and limits the work of
+each step. The alternatives fall short: xgrammar requires triton and a compiler, outlines-core needs
+the whole automaton before the first token, and lm-format-enforcer walks the vocabulary in Python. A
+schema is compiled once per engine, in a thread that does not hold the GIL, within a time limit. A
 schema that takes longer, that is unusually large, or that the library does not support, is not
 enforced, and the answer records that (`Completion.constrained`). The vocabulary is read before the
-first schema, without a limit: it is the engine's own, and its size is known.
+first schema, without a time limit, since it belongs to the engine and its size is known.
 
-Tokens chosen under a mask are not those that the model would have chosen. The recorded log-prob
-stays the model's own, over the whole vocabulary, and the call is marked, so that no trainer takes
-it for a sample of the policy.
+Tokens sampled under a mask are not samples of the model. The recorded log-prob is that of the model
+without a mask, over the whole vocabulary. The call is marked, so that no trainer uses it as a
+sample of the policy.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from hrm_agent.models.capabilities import Lack
 __all__ = ["ConstrainedAnswer", "Schemas"]
 
 COMPILE_SECONDS = 5.0
-"""Maximum seconds to compile a schema, counted after the vocabulary is read. Then an answer is
-sampled without it, and the compiled schema may serve later ones.
+"""Maximum seconds to compile a schema, counted after the vocabulary is read. After this time, the
+answer is sampled without the schema. Once compiled, the schema may serve later answers.
 """
 _LONGEST = 1 << 16
 """Maximum number of characters of a schema, since compile time can grow with the square of it."""
 _KEPT = 256
 """Maximum number of schemas of an engine. A graph has only a few."""
 _SPACE = r"( |\n {0,16})"
-"""White space between the parts of a JSON text. It is limited, since a model may otherwise write
-nothing else.
+"""White space between the parts of a JSON text. Its length is limited, since a model might write
+white space without end.
 """
 
 Array = np.ndarray[Any, Any]
@@ -95,10 +95,10 @@ class Schemas:
         return None
 
     def compile(self, schema: Mapping[str, Any]) -> Future[Any]:
-        """Start state for answers to `schema`. Its result is None if the schema cannot be
-        enforced.
+        """Future of the start state for answers that follow `schema`. Its result is None if the
+        schema cannot be enforced.
         """
-        # unsorted: answers follow the order of its properties
+        # keys are not sorted, since answers follow the order of properties
         text = json.dumps(schema, default=str)
         with self._lock:
             known = self._compiled.get(text)
@@ -152,7 +152,7 @@ class Schemas:
 
 
 def _in_thread(compute: Callable[[], Any]) -> Future[Any]:
-    """Start a computation; its result is None if the library raises."""
+    """Start a computation in a thread. The future's result is None if the library raises."""
     future: Future[Any] = Future()
 
     def settle() -> None:

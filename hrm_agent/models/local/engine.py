@@ -1,25 +1,26 @@
 """Engine in this process: a loop in a background thread samples for all graph runs in parallel.
 
-Any number of threads and event loops `submit` requests. The loop takes all that have arrived, puts
-each into a row of the cache after its longest cached prefix (`hrm_agent.models.local.cache_rows`),
-and runs packed steps (`hrm_agent.models.local.packed_attention`) until nothing is left to sample.
-Then it sleeps. So
+Any number of threads and event loops `submit` requests. The loop takes all requests that have
+arrived, puts each into a row of the cache that has its longest cached prefix
+(`hrm_agent.models.local.cache_rows`), and runs packed steps
+(`hrm_agent.models.local.packed_attention`) until nothing is left to sample. Then the loop sleeps.
+This has three effects:
 
-* a conversation that returns with a tool's result continues in its row, and only the new tokens are
-  fed;
-* of the samples of one prompt the first is fed and the others copy its prefix;
+* if a conversation returns with a tool's result, it continues in its row, and only the new tokens
+  are fed;
+* if one prompt is sampled several times, it is fed once, and the other samples copy its cache;
 * no run waits for another: rows begin and end at any step, and one pass feeds prompts and samples.
 
 An answer is a function of (weights, prompt, seed). Other requests in a batch change the last bits
-of its logits, not its noise.
+of its logits, but not the random numbers.
 
-Weights: the engine shares them with the given model. A trainer changes that model in place while no
-request is running and then calls `publish`. Or it passes a state dict to `publish`, which waits
-until no request is running.
+The engine shares weights with the given model. A trainer changes that model in place while no
+request is running and then calls `publish`. Alternatively, it passes a state dict to `publish`,
+which waits until no request is running.
 
-Limits: only models that mix tokens in their attention alone, which can be replaced. Others are
+Limits: only attention may mix a model's tokens, and it has to be replaceable. Other models are
 refused at loading (`hrm_agent.models.local.attention_survey`). Memory reserved for a long
-conversation is kept.
+conversation is not released.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ Array = np.ndarray[Any, Any]
 
 _KV_BYTES = 4 << 30
 _WORTH_WAITING = 16
-"""Minimum length of a prefix, in tokens, for which a request waits until the row that is being fed
-with it can be copied.
+"""Number of tokens for which a request waits. If a row that is being fed will have a prefix of the
+prompt that is longer by more than this than any cached prefix, the request waits to copy it.
 """
 
 
@@ -167,15 +168,15 @@ class TransformersEngine:
         self.schemas.wait(schema)
         try:
             self._queue(job, schema)
-        except BaseException as error:  # on any error the caller must not be left waiting
+        except BaseException as error:  # the caller must not be left waiting, whatever the error
             job.fail(error)
 
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Answer with new weights from now on. Returns once they are used.
 
-        Running requests end with the weights that they started with, so none mixes two. With a
-        state dict the weights are copied from it. Without one the shared model has been changed in
-        place. In both cases the cache is dropped.
+        Running requests end with the weights that they started with, so no answer mixes two
+        versions. `state_dict`: weights to copy (None: the shared model was changed in place). In
+        both cases, the cache is dropped.
         """
         if threading.current_thread() is self._loop:
             raise RuntimeError("publish() waits for the engine's loop and cannot be called from it")
@@ -208,7 +209,7 @@ class TransformersEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # the loop: everything below runs in its thread
+    # everything below runs in the loop's thread
 
     def _run(self) -> None:
         if self._threads is not None:
@@ -216,14 +217,14 @@ class TransformersEngine:
         while self._has_work():
             try:
                 self._turn()
-            except BaseException as error:  # on any error callers must not be left waiting
+            except BaseException as error:  # callers must not be left waiting, whatever the error
                 self._guard.call(self._fail_all, error)
                 self._guard.call(self._start_afresh)
                 self._guard.caught(error)
         self._guard.call(self._fail_all, self._closed())
 
     def _has_work(self) -> bool:
-        """Sleep until there is something to do. False when the engine closes."""
+        """Sleep until there is something to do. Returns False when the engine closes."""
         with self._wake:
             while not (self._closing or self._waiting or self._publications or self._rows.active):
                 self._wake.wait()
@@ -320,12 +321,14 @@ class TransformersEngine:
         job.fail(error)
 
     def _watch(self, job: PendingRequest, row: int) -> bool:
-        """Pass a new token to its callback and stop strings. True if it completes a stop string."""
+        """Pass a row's new token to the request's callback and stop strings. Returns True if the
+        token completes a stop string.
+        """
         rows = self._rows
         answer = rows.tokens[row, rows.start[row] : rows.known[row]].tolist()
         try:
             return job.see(answer, self.codec.decode)
-        except Exception as error:  # the caller's own callback
+        except Exception as error:  # the caller's callback may raise anything
             self._fail(row, error)
             return False
 
@@ -367,8 +370,8 @@ class TransformersEngine:
             self._waiting.extendleft(reversed(left))
 
     def _make_room(self, length: int) -> bool:
-        """Make sure that there is a row for a conversation of `length` tokens. False if there is
-        none.
+        """Make room for a row of `length` tokens. Returns False if all rows that fit into memory
+        are busy.
         """
         rows, pool = self._rows, self._rows.pool
         allowed, active = pool.rows_for(length), rows.active
@@ -383,7 +386,9 @@ class TransformersEngine:
         return True
 
     def _place(self, job: PendingRequest) -> bool:
-        """Give a row to a request. False if it should wait for a prefix that is being fed."""
+        """Give a row to a request. Returns False if the request should wait for a prefix that is
+        being fed.
+        """
         rows = self._rows
         prefix_R = rows.prefixes(job.prompt, job.adapter)
         ready = int(np.minimum(prefix_R, rows.cached).max())
@@ -423,7 +428,7 @@ class TransformersEngine:
         """
         try:
             self._rows.forget()
-        except BaseException as error:  # a broken engine has to fail later callers
+        except BaseException as error:  # a broken engine must raise for later callers
             with self._wake:
                 self._closing, self._failure = True, error
 

@@ -1,16 +1,18 @@
-"""Gathering of requests: a step waits while the callers' event loop is still preparing more.
+"""Gathering of requests: a step waits while the callers' event loop is still preparing more
+requests.
 
-A graph's next turn comes a few hundred callbacks after its tool's result, and all graphs of a
-rollout share one event loop. An engine that starts a step for the first few requests takes many
-small steps, and each costs about as much as a full one, in Python time that the event loop waits
-for. So before a step for less than half of the recent number of requests, the engine checks if the
-callers' loop still has something to run, and lets it continue.
+After a tool's result, the event loop runs a few hundred callbacks until the graph makes its next
+request, and all parallel rollouts share one event loop. Without waiting, the engine would take many
+small steps for the first few requests. A small step costs about as much Python time as a full step,
+for which the event loop has to wait. So if fewer than half of the recent number of requests are
+there, the engine checks before a step if the callers' loop still has something to run, and lets it
+continue.
 
-Little can be lost: while the engine waits, the loop works on the next requests. A wait ends when
+Waiting loses little time, since the loop works on the next requests meanwhile. A wait ends when
 half of the requests have arrived, when the loop is idle, or after a tenth of a second. The recent
-number decays within some seconds, so that a loop that is busy for other reasons is not waited for
-long. A blocked loop (by a node that blocks it until it has its answer) is waited for once, not at
-each step.
+number decays within some seconds, so the engine soon stops waiting for a loop that is busy for
+other reasons. If a node blocks the loop until it has its answer, the engine waits once, not at each
+step.
 """
 
 from __future__ import annotations
@@ -23,34 +25,34 @@ __all__ = ["Gathering"]
 
 _LONGEST_SECONDS = 0.1
 _LOOK_SECONDS = (0.0002, 0.001)
-"""First and longest pause between two checks."""
+"""First and longest pause between two checks, in seconds."""
 _IDLE_SECONDS = 0.0002
-"""Duration of an event loop pass below which it has run nothing."""
+"""Duration of a pass of the event loop, in seconds, below which the pass counts as idle."""
 _HALF_LIFE_SECONDS = 5.0
 """Half-life of the recent number of requests."""
 
 
 class Gathering:
     """Monitor of the event loop of the last request. `called` runs in the callers' threads, all
-    else in the engine's.
+    other methods in the engine's.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._most, self._counted_at = 0.0, 0.0
         self._stands = False
-        """True if the last caller's loop did nothing while it was waited for."""
+        """True if the last caller's loop made no pass while the engine waited for it."""
 
     def called(self) -> None:
         """Record a request from this thread."""
         try:
             self._loop, self._stands = asyncio.get_running_loop(), False
-        except RuntimeError:  # a separate thread, which waits for its answer
+        except RuntimeError:  # the caller is a thread without a loop, which waits for its answer
             self._loop = None
 
     def wait(self, requests: Callable[[], int]) -> None:
-        """Return when a step is worth taking for the current `requests`, whose number may grow
-        meanwhile.
+        """Return when a step is worth taking. `requests`: function that returns the current number
+        of requests, which may grow meanwhile.
         """
         loop, now = self._loop, time.monotonic()
         self._most = max(
@@ -69,7 +71,7 @@ class Gathering:
 
 
 class _Passes:
-    """Measurement of an event loop's passes until one has run nothing else."""
+    """Measurement of an event loop's passes, until a pass has run no other callbacks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.idle = self.over = self.ran = False

@@ -1,12 +1,13 @@
 """Keys and values of all conversations of an engine, in one block of memory.
 
 The block has one row per conversation: [2 * layers, rows, kv heads, length, head size]. If layers
-differ in heads or in their size, there is one block for each shape. Used rows are kept together at
-its start, so that attention reads a view of them without gathering. A row that ends or begins is
-swapped to its place, once. An idle row keeps its contents until it is needed.
+differ in their heads or in the size of a head, there is one block for each shape. Used rows are
+kept together at the start of the block, so that attention reads a view of them without gathering. A
+row is moved only when its conversation begins or ends. An idle row keeps its contents until it is
+needed.
 
-Memory is limited in tokens (`rows * length`), so there are few rows while conversations are long.
-Length grows by doubling.
+Memory is limited in tokens (`rows * length`), so there are fewer rows while conversations are long.
+If a conversation does not fit, the length is doubled.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LayerKeys:
     """Shape of the keys and values of one layer, per token."""
 
     heads: int
-    """Number of key heads: fewer than query heads if those share."""
+    """Number of key heads (fewer than query heads if several query heads share a key head)."""
     key_size: int
     """Size of a key of one head."""
     value_size: int
@@ -71,7 +72,7 @@ _Blocks = dict[tuple[int, int], torch.Tensor]
 
 
 class KVPool:
-    """Block of memory. It knows nothing about tokens, unlike
+    """Block of memory for keys and values. Which tokens its rows hold is known in
     `hrm_agent.models.local.cache_rows`.
     """
 
@@ -97,11 +98,11 @@ class KVPool:
         return self._blocks[keys][place], self._blocks[values][other]
 
     def rows_for(self, length: int) -> int:
-        """Maximum number of rows if each has to hold `length` tokens, at least one."""
+        """Maximum number of rows of `length` tokens (at least one)."""
         return max(1, min(self._max_rows, self._max_tokens // self.length_for(length)))
 
     def length_for(self, length: int) -> int:
-        """Length of the block when a row of `length` tokens has to fit."""
+        """Length that the block needs for a row of `length` tokens."""
         fitting = self.length
         while fitting < length:
             fitting *= 2
@@ -127,8 +128,8 @@ class KVPool:
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move rows, each as (from, to, number of tokens). A row may be both source and target.
 
-        They are copied row by row, since a row's heads are contiguous memory, while an indexed copy
-        moves single numbers.
+        The rows are copied one by one, since a row's heads are contiguous memory. One indexed copy
+        of all rows would move single numbers.
         """
         for block in self._blocks.values():
             taken = [
@@ -138,8 +139,8 @@ class KVPool:
                 block[:, target, :, : contents.shape[2]] = contents
 
     def clear(self) -> None:
-        """Clear all contents. Zeros are needed, because attention multiplies masked positions by
-        zero.
+        """Clear all contents. They become zeros, since attention multiplies masked positions by
+        zero, and other contents (not a number) could survive that.
         """
         for block in self._blocks.values():
             block.zero_()

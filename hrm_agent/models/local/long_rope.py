@@ -2,17 +2,17 @@
 scaling.
 
 With longrope there are two sets of factors: short ones up to `original_max_position_embeddings`
-tokens, long ones beyond. transformers takes the long ones for a whole pass if any position in it is
-beyond, so that an answer would depend on the rest of its batch. Here each text has its own factors,
-which are a function of the text alone:
+tokens, long ones beyond. If any position of a pass is beyond this number, transformers uses the
+long factors for the whole pass. An answer would then depend on the rest of its batch. In this
+module, the factors of a text depend on nothing but the text:
 
     a token is predicted as by one pass over all previous tokens, without cache or batch
 
 So tokens that follow at most `original_max_position_embeddings` others are predicted with the short
-factors, and all later ones with the long factors *for the whole text before them*. `generate` of
-transformers does the same with Phi-3: if a text grows beyond, it computes its cache again. A server
-that uses one set for all texts (as vLLM does, by its `--max-model-len`) is another policy on the
-texts of the other set.
+factors. All later tokens are predicted with the long factors *for the whole text before them*.
+`generate` of transformers does the same with Phi-3: if a text grows beyond this length, its cache
+is computed again. A server that uses one set of factors for all texts (as vLLM does, by its
+`--max-model-len`) is a different policy for the texts that need the other set.
 
 Dynamic scaling has other factors for every length beyond `max_position_embeddings`. A cache would
 be useless there, so longer texts are refused.
@@ -50,8 +50,8 @@ class LongRope:
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """Rotary embedding of a model, within its wrappers (None if its factors are the same for
-        all texts).
+        """Choice of factors for a model, which may be inside wrappers (None if its factors are the
+        same for all texts).
         """
         switches = {
             int(each["original_max_position_embeddings"]) for each in _tables(model, _LONGROPE)
@@ -63,7 +63,7 @@ class LongRope:
                 f"The layers of {type(model).__name__} change their rotary factors at different"
                 " lengths (original_max_position_embeddings ="
                 f" {', '.join(map(str, sorted(switches)))}).",
-                "Use another model: texts beside each other could not be told apart in it.",
+                "Use another model. This one cannot process several texts in one pass.",
             )
         layers = [
             each for each in model.modules() if _LONGROPE in _kinds(getattr(each, "rope_type", ()))
@@ -72,8 +72,8 @@ class LongRope:
 
     @classmethod
     def installed_in(cls, model: nn.Module) -> Self | None:
-        """Rotary embedding of a model, installed so that every pass uses `by_token` (None if its
-        factors are the same for all texts).
+        """Choice of factors for a model, installed so that every pass follows the last `by_token`
+        (None if its factors are the same for all texts).
         """
         found = cls.of(model)
         if found is not None:
@@ -81,7 +81,7 @@ class LongRope:
         return found
 
     def by_token(self, long_T: np.ndarray[Any, Any], device: torch.device) -> None:
-        """Set which tokens of the next pass, [1, T], belong to texts beyond the switch."""
+        """Mark the tokens of the next pass, [1, T], that belong to texts longer than `switch`."""
         self._long = (
             tensor_on(device, long_T)[None]
             if long_T.any() and not long_T.all()
@@ -90,8 +90,8 @@ class LongRope:
 
     @contextmanager
     def sides(self, long_BT: Tensor) -> Generator[None]:
-        """Use long factors inside the block for tokens where `long_BT` is True, and short ones for
-        the others.
+        """Use long factors inside the block for tokens where `long_BT` is True, and short factors
+        for other tokens.
         """
         self._long = long_BT if bool(long_BT.any()) else False
         handles = self._hooked()
@@ -109,11 +109,12 @@ class LongRope:
     def _chosen(
         self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], _: Any
     ) -> tuple[Tensor, ...]:
-        """Replace a layer's output by the chosen factors. The layer only looks at the largest
-        position, so it is called with one on the wanted side.
+        """Replace a layer's output by the chosen factors. The layer decides by the largest position
+        of a call. So it is called with a position beyond the switch for long factors, and with
+        smaller positions for short factors.
 
-        The positions of tokens with short factors are below the switch, except for tokens that no
-        others follow.
+        Limiting positions for short factors changes no result: a token with short factors has a
+        position below the switch, unless it is the last of its text.
         """
         call: Any = layer.forward
         named = {**dict(zip(("x", "position_ids", "layer_type"), given, strict=False)), **named}
@@ -140,8 +141,8 @@ def depends_on_length(model: nn.Module) -> bool:
 
 
 def dynamic_limit(model: nn.Module) -> int | None:
-    """Length in tokens beyond which the factors of a model depend on the exact length (None if they
-    never do).
+    """Length in tokens beyond which a model has other factors for every length (None if there is no
+    such length).
     """
     if not _tables(model, _DYNAMIC):
         return None
@@ -155,8 +156,8 @@ def _config(model: nn.Module) -> Any:
 
 
 def _tables(model: nn.Module, kind: str) -> list[Mapping[str, Any]]:
-    """Parameters of rotary positions of one kind. A model may have some for each kind of its
-    layers.
+    """Parameters of rotary positions of one kind. If a model has several kinds of layers, each may
+    have its own parameters.
     """
     table = getattr(_config(model), "rope_parameters", None) or {}
     tables = [table, *table.values()]

@@ -32,8 +32,8 @@ def capabilities_of(
 ) -> Capabilities:
     """Capabilities of the model in this process.
 
-    `no_schema`: reason why answers cannot be constrained to a schema. `speech`: result of the test
-    of its template.
+    `no_schema`: what is missing to constrain answers to a schema (None if nothing is). `speech`:
+    result of the test of the chat template.
     """
     quantized, adapted = (
         quantization(model),
@@ -59,8 +59,8 @@ def capabilities_of(
 
 
 def quantization(model: Any) -> str | None:
-    """Quantization: `nf4`, `int8` or another kind of the library (None if the weights are
-    whole).
+    """Quantization: `nf4`, `int8` or another kind of the library (None if the weights are not
+    quantized).
     """
     how = getattr(model.config, "quantization_config", None)
     if how is None:
@@ -71,7 +71,7 @@ def quantization(model: Any) -> str | None:
 
 
 def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Copy weights into a model in place. Tied ones may be missing, as in files. Raises
+    """Copy weights into a model in place. Tied weights may be missing, as in files. Raises
     `ModelError`.
 
     Names are compared before anything is copied, so that a wrong state dict leaves the model
@@ -93,5 +93,5 @@ def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
         )
     with torch.no_grad():
         for key, weight in state_dict.items():
-            if own[key].data_ptr() != weight.data_ptr():  # otherwise it is shared
+            if own[key].data_ptr() != weight.data_ptr():  # a shared weight needs no copy
                 own[key].copy_(weight)

@@ -1,17 +1,17 @@
 """Packed steps: one forward pass over all tokens to feed, without padding.
 
-A step packs one token of every conversation that is being sampled, and all new tokens of started or
-continued ones, into one sequence [1, tokens]. Every layer of the model then processes exactly the
-needed tokens, at the efficiency of one large matrix product. Only attention has to know which
-tokens belong together, so the model runs with its own attention function: it stores keys and values
-in the pool, and lets each conversation attend to its own row.
+A step packs two kinds of tokens into one sequence [1, tokens]: one token of every conversation that
+is being sampled, and all new tokens of conversations that were started or continued. Every layer of
+the model then processes exactly the needed tokens, at the efficiency of one large matrix product.
+Only attention has to know which tokens belong together. So the model runs with the attention
+function of this module, which stores keys and values in the pool, and lets each conversation attend
+to its own row.
 
-Query heads that share a key head are arranged as additional query positions: keys and values are
-read in place and never repeated in memory. Otherwise attention would dominate the time of a small
-model.
+Query heads that share a key head are arranged as additional query positions. So keys and values are
+read in place and not repeated in memory, which would take most of the time of a small model.
 
-A layer with a sliding window reads the part of the rows that the window reaches. Sinks and bounded
-scores are computed explicitly (`_written_out`), since no fused kernel has them.
+A layer with a sliding window only reads the part of the rows that the window reaches. Sinks and
+bounded scores are computed explicitly (`_written_out`), since no fused kernel supports them.
 
 The model itself is unchanged: the engine runs a `replica` that shares its weights, with its own
 configuration and its own train / eval flag. A trainer may continue to use the original.
@@ -49,9 +49,11 @@ class Feeding:
     longest: int
     """Maximum number of tokens of a row."""
     gather: torch.Tensor
-    """[count * longest] index of each token among those fed. Padding has arbitrary indices."""
+    """[count * longest] index of each token among the tokens of these conversations. Padding has
+    arbitrary indices.
+    """
     scatter: torch.Tensor
-    """[tokens fed] inverse of `gather`."""
+    """[tokens of these conversations] inverse of `gather`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,12 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Masks for layers of one kind (each None if there is no such row)."""
+    """Masks for layers of one kind. Each is None if the step has no rows for it."""
 
     sampling: Mask | None
-    """Mask of shape [sampling, 1, 1, positions]."""
+    """[sampling, 1, 1, positions] mask for conversations that are being sampled."""
     feeding: Mask | None
-    """Mask of shape [count, 1, longest, positions]."""
+    """[count, 1, longest, positions] mask for conversations that are being fed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,13 @@ class PackedStep:
     pool: KVPool
     """Keys and values of all conversations."""
     written: Mapping[int, torch.Tensor]
-    """Targets of each token's keys by the number of key heads: [tokens * heads] indices in a layer
-    seen as a list of vectors.
+    """Places to write each token's keys and values, by the number of key heads: [tokens * heads]
+    indices in a layer that is viewed as a list of vectors.
     """
     sampling: int
     """Number of conversations that are being sampled."""
     feeding: Feeding | None
-    """Conversations whose prompt is being fed in this step (None if there are none)."""
+    """Conversations of which several tokens are fed in this step (None without any)."""
     masks: tuple[Masks, ...]
     """Masks for each layer."""
 
@@ -163,7 +165,9 @@ class _How:
     scale: float | None
     """Factor of the scores (None: one over the root of the head size)."""
     sinks: torch.Tensor | None
-    """[heads] logits that take a share of the attention and contribute nothing."""
+    """[heads] logits that take a share of the attention and contribute nothing (None without
+    sinks).
+    """
     softcap: float | None
     """Bound of the scores, applied by a tanh (None: unbounded)."""
 
@@ -199,7 +203,7 @@ class _How:
 
 
 def replica(model: Any) -> Any:
-    """Model that shares every weight with `model`, and nothing else. It only runs packed steps."""
+    """Model that shares all weights with `model`, but nothing else. It can only run packed steps."""
     if not getattr(model, "_supports_attention_backend", False):
         raise not_in_process(type(model).__name__, "it does not let its attention be replaced")
     register_attention(_NAME, _attention)
@@ -217,11 +221,11 @@ def replica(model: Any) -> Any:
 
 
 def not_in_process(model: str, objection: str) -> ModelError:
-    """Error for a model that packed steps would answer for incorrectly."""
+    """Error for a model whose answers would be wrong in packed steps."""
     return ModelError(
-        f"{model} cannot answer in this process, where tokens of all conversations stand in one"
+        f"{model} cannot answer in this process, which packs tokens of all conversations into one"
         f" sequence: {objection}.",
-        "Serve it by vLLM, and name the server as the model: vllm:http://127.0.0.1:8000/v1.",
+        "Serve the model by vLLM, and name the server as the model: vllm:http://127.0.0.1:8000/v1.",
     )
 
 
@@ -229,7 +233,7 @@ def _states_of_8_bits(model: Any) -> Iterator[Any]:
     """States of 8-bit layers.
 
     bitsandbytes moves a state from a weight to its layer when the layer first runs. A copy of the
-    layer would take it from the original, which shares the weight.
+    layer shares the weight, and would take the state from the original layer.
     """
     for module in model.modules():
         if hasattr(module, "init_8bit_state"):

@@ -30,15 +30,17 @@ class PendingRequest:
         self.watched = request.on_token is not None or bool(request.sampling.stop)
         """True if each token has to be checked."""
         self.fed = False
-        """True if the cache holds the whole prompt, so that it can be copied. Also True when the
-        job is over.
+        """True if the cache holds the whole prompt, which can then be copied, or if the request is
+        over.
         """
         self.donor: PendingRequest | None = None
-        """Job from whose row this one waits to copy the prompt."""
+        """Request whose prompt is being fed, and from whose row this request waits to copy a prefix
+        (None if it does not wait).
+        """
         self.adapter = 0
-        """Number of the adapter for the answer (0 if all roles share one, or there is none)."""
+        """Number of the adapter for the answer (0 for the shared adapter, or without adapters)."""
         self.held: ConstrainedAnswer | None = None
-        """State of the answer's schema (None if it is unconstrained)."""
+        """State of the answer's schema (None if the answer is not constrained)."""
         self.submitted_at = time.monotonic()
         self.queue_seconds = 0.0
         self._stop: StopStrings | None = None
@@ -49,7 +51,7 @@ class PendingRequest:
         return self.donor is not None and not self.donor.fed
 
     def see(self, answer: list[int], decode: Callable[[Sequence[int]], str]) -> bool:
-        """Process the newest token. True if the answer has reached a stop string."""
+        """Process the newest token. Returns True if the answer has reached a stop string."""
         if self.request.on_token is not None:
             self.request.on_token(answer[-1])
         if self._stop is None:
@@ -74,14 +76,14 @@ def objection(
         return ModelError("The prompt is empty.", "Send at least one message.")
     if len(prompt) >= max_length:
         return ContextLengthError(
-            f"The prompt has {len(prompt)} tokens, and model {model!r} takes at most {max_length}, "
-            "the answer included.",
+            f"The prompt has {len(prompt)} tokens, but model {model!r} takes at most {max_length},"
+            " including the answer.",
             "Shorten the conversation, or use a model with a longer context.",
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         return ModelError(
-            f"The prompt holds tokens {min(prompt)} to {max(prompt)}, and model {model!r} knows 0"
-            f" to {vocab_size - 1}.",
+            f"The prompt holds tokens {min(prompt)} to {max(prompt)}, but model {model!r} only"
+            f" knows 0 to {vocab_size - 1}.",
             "Use the tokenizer that belongs to the model.",
         )
     return None
@@ -90,7 +92,7 @@ def objection(
 def no_distribution(model: str) -> ModelError:
     """Error for a token whose log-prob is not a number."""
     return ModelError(
-        f"The logits of {model!r} are not finite: there is nothing to sample from.",
-        "Its weights are broken, or too large for their type: take an earlier checkpoint, or"
-        " ?dtype=float32.",
+        f"The logits of {model!r} are not finite, so no token can be sampled.",
+        "The weights are broken, or too large for their number format. Use an earlier checkpoint,"
+        " or ?dtype=float32.",
     )

@@ -1,18 +1,19 @@
-"""LoRA adapters by role on one model. Each token of a forward pass uses one of them.
+"""LoRA adapters by role on one model. Each token of a forward pass uses one adapter.
 
 A graph's roles share the model's own weights, and each may have its own adapter. The engine answers
-them in one batch, so one pass has tokens of several roles. Each token has the number of its
-adapter, and in every layer the tokens of one adapter are multiplied together. An adapter's term for
-a token depends on that token alone, so tokens do not affect each other. A trainer forwards tokens
-of one role at a time, through the same layers.
+requests of all roles in one batch, so one pass has tokens of several roles. Each token has the
+number of its adapter, and every layer multiplies the tokens of one adapter together. The term that
+an adapter adds for a token depends on that token alone, so tokens do not affect each other. A
+trainer forwards tokens of one role at a time, through the same layers.
 
-PEFT inserts the layers, with one set of weights for each adapter. Its own term is switched off
-permanently, and a hook adds the term of the route. PEFT's own support for several adapters in a
-batch goes by the first dimension, while the engine has all tokens in one row. A replica of the
-model (`hrm_agent.models.local.packed_attention`) has its own route on the same weights.
+PEFT inserts the layers, with one set of weights for each adapter. PEFT's computation of adapter
+terms is switched off permanently, and a hook adds the terms that the route selects. PEFT's own
+support for several adapters in a batch cannot be used: it selects adapters by the first dimension,
+while the engine has all tokens in one row. A replica of the model
+(`hrm_agent.models.local.packed_attention`) has its own route on the same weights.
 
-Files are PEFT's: the shared adapter, and in a subfolder for each role its own. Each of these
-folders is an adapter by itself.
+Files have PEFT's format. A folder has the shared adapter, and a subfolder for each role with its
+own adapter. Each subfolder is also a complete adapter by itself.
 """
 
 from __future__ import annotations
@@ -49,24 +50,24 @@ class AdapterRoute:
     """Route of tokens through adapters, in all layers of one model. For one thread at a time."""
 
     def __init__(self, roles: Sequence[str]) -> None:
-        """`roles`: roles that have their own adapter. All others share one."""
+        """`roles`: roles that have their own adapter. All other roles share one adapter."""
         self.roles = tuple(roles)
         self._parts: list[tuple[str, Tensor | None]] = [(_SHARED, None)]
         self._tokens = 0
 
     def number(self, role: str) -> int:
-        """Number of the adapter of a role (0 for the shared one)."""
+        """Number of a role's adapter (0 for the shared adapter)."""
         return self.roles.index(role) + 1 if role in self.roles else 0
 
     def names(self) -> dict[str, str]:
-        """Names of adapters in the model by role (the shared one's role is empty)."""
+        """Names of adapters in the model by role (the shared adapter is under the empty role)."""
         return {"": _SHARED} | {
             role: _name(number) for number, role in enumerate(self.roles, start=1)
         }
 
     def all_through(self, role: str) -> None:
-        """Route all tokens through a role's adapter. It holds until changed, since a backward pass
-        that computes layers again needs it, too.
+        """Route all tokens through a role's adapter, until another route is set. A block would end
+        too early for a backward pass that computes layers again, since it needs the same route.
         """
         self._parts = [(_name(self.number(role)), None)]
 
@@ -99,8 +100,9 @@ class AdapterRoute:
                 continue
             if given.shape[:-1] != (1, self._tokens):
                 raise ModelError(
-                    "A layer of the model does not get the fed tokens one for one (experts do not,"
-                    " for example), so adapters of several roles cannot be told apart there.",
+                    "A layer of the model does not get exactly the tokens of the pass (layers of"
+                    " experts do not, for example), so it cannot use the adapter of each token's"
+                    " role.",
                     "Leave the layer out of lora_targets.",
                 )
             output = output.index_add(
@@ -123,18 +125,18 @@ def _added(layer: Any, name: str, given: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def route_of(model: nn.Module) -> AdapterRoute | None:
-    """Route of a model with adapters by role, within wrappers for several ranks (None for any other
-    model).
+    """Route of a model with adapters by role, which may be inside a wrapper for several ranks (None
+    for any other model).
     """
     return getattr(getattr(model, "module", model), "adapter_route", None)
 
 
 def put_adapters(model: Any, configs: Sequence[Any], roles: Sequence[str]) -> AdapterRoute:
-    """Insert new adapters into a model, by PEFT's configurations: the shared one first, then
-    `roles` in their order.
+    """Insert new adapters into a model. `configs`: PEFT's configurations, of the shared adapter
+    first, then of `roles` in their order.
 
-    Raises `ModelError` for an adapter on a layer that cannot distinguish roles, and PEFT's own
-    errors.
+    Raises `ModelError` for an adapter on a layer that cannot distinguish roles. Errors of PEFT are
+    raised as they are.
     """
     import peft
 
@@ -150,8 +152,8 @@ def put_adapters(model: Any, configs: Sequence[Any], roles: Sequence[str]) -> Ad
             model.get_output_embeddings()
         ):
             raise ModelError(
-                f"Adapters of several roles cannot be on {path!r}: it is no linear layer inside the"
-                " model.",
+                f"Adapters of several roles cannot be on {path!r}: it is not a linear layer inside"
+                " the model.",
                 "Name linear layers other than the output layer as lora_targets.",
             )
         layer._disable_adapters = True
@@ -199,7 +201,8 @@ def read_adapter(model: nn.Module, name: str, folder: Path) -> None:
             key for key in given.keys() | own.keys() if shapes[0].get(key) != shapes[1].get(key)
         )
         raise ModelError(
-            f"The adapter in {folder} is another one: {key!r} does not fit, for example."
+            f"The adapter in {folder} does not fit the model's adapter: {key!r} differs, for"
+            " example."
         )
     with torch.no_grad():
         for key, weight in given.items():

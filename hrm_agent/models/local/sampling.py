@@ -1,9 +1,9 @@
-"""Sampling for many rows at once, with noise that depends on the request, not on the batch.
+"""Sampling for many rows at once, with random numbers that depend on the request, not on the batch.
 
-The uniform number behind a token is a hash of (seed of the request, index of the token in the
-answer). So an answer does not depend on other requests in the batch, on their order, or on
-interruptions of the engine, and a stored run can be sampled again. The token is found by inverting
-the cumulative distribution in float64.
+Each token is drawn with a uniform number, which is a hash of (seed of the request, index of the
+token in the answer). So the draws of an answer do not depend on other requests in the batch, on
+their order, or on interruptions of the engine, and a stored run can be sampled again. The token is
+found by inverting the cumulative distribution in float64.
 
 Log-probs are tempered: log softmax of the float32 logits divided by the row's temperature, over the
 whole vocabulary, independent of top-p and schema. A trainer has to take the gradient of that
@@ -20,8 +20,8 @@ import torch
 __all__ = ["Held", "sample_rows", "seed_state", "uniform"]
 
 Held = tuple[torch.Tensor, torch.Tensor]
-"""Schema constraints: [held] index of rows, and [held, vocabulary] True for allowed tokens, at
-least one in each row.
+"""Schema constraints of H rows: [H] indices of the rows, and [H, vocabulary] True for allowed
+tokens, at least one in each row.
 """
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -50,7 +50,7 @@ def sample_rows(
     held: Held | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token per row, with its tempered log-prob. Temperature 0 takes the most probable
-    token, the first one of equals.
+    token (the first of several equally probable tokens).
 
     `held`: allowed tokens of some rows. Their log-probs stay those of the whole vocabulary.
     """
@@ -64,8 +64,8 @@ def sample_rows(
 
 
 def _tempered(raw_RV: torch.Tensor, temperature_R: torch.Tensor) -> torch.Tensor:
-    """Log-probs at each row's temperature. Rows at 0 and 1 are bitwise unchanged, independent of
-    other rows.
+    """Log-probs at each row's temperature. Rows at temperature 0 or 1 are bitwise unchanged,
+    whatever the other rows have.
     """
     plain_R1 = ((temperature_R == 0) | (temperature_R == 1))[:, None]
     if bool(plain_R1.all()):
@@ -82,7 +82,7 @@ def _among(tempered_RV: torch.Tensor, held: Held) -> torch.Tensor:
 
 
 def _weights(tempered_RV: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
-    """Sampling weights, up to a factor per row."""
+    """Sampling weights. Those of a row need not add up to 1."""
     weights_RV = tempered_RV.exp()
     narrow_R = top_p_R < 1
     if bool(narrow_R.any()):

@@ -1,7 +1,7 @@
 """Stop strings, which end an answer because of its text.
 
-A stop string may begin in the middle of one token and end in the middle of another. Its tokens are
-kept: a sampled answer is ended, but no token is cut.
+A stop string may begin in the middle of one token and end in the middle of another. The answer ends
+after the token that completes the stop string, and keeps all its tokens whole.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ class StopStrings:
 
 
 _CONTEXT = 4
-"""Number of tokens beyond a stop string's bytes, so that characters cut at the window's start do
-not matter.
+"""Number of tokens to decode in addition to the bytes of a stop string, since a character may be
+cut at the start of the decoded window.
 """

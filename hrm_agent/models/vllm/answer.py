@@ -1,4 +1,4 @@
-"""Requests to a vLLM server, and conversion of its answers to a `Completion` with full checks.
+"""Requests to a vLLM server, and conversion of its answers, after checks, to a `Completion`.
 
 The request names every parameter that changes a distribution. Otherwise the server would take it
 from the model's `generation_config.json` (a top-k of 20, a repetition penalty), and the log-probs
@@ -42,8 +42,8 @@ _ROUNDING = 1e-3
 def request_body(
     request: GenerationRequest, model: str, codec: PolicyCodec, max_tokens: int
 ) -> dict[str, Any]:
-    """JSON body of `/v1/completions`. It always has a seed, since without one a server may reuse
-    its own.
+    """JSON body of `/v1/completions`. The body always has a seed. Without it, a server with a seed
+    of its own may use that seed for every request.
     """
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -73,7 +73,7 @@ def request_body(
 
 
 class VllmReply:
-    """Parser of an answer that arrives in pieces (a whole one is one piece)."""
+    """Parser of an answer that arrives in pieces (an answer that is not streamed is one piece)."""
 
     def __init__(
         self, request: GenerationRequest, address: VllmAddress, codec: PolicyCodec, max_tokens: int
@@ -105,7 +105,7 @@ class VllmReply:
         seen = choice.get("prompt_token_ids")
         if seen is not None:
             if seen != list(self._request.prompt_ids):
-                raise self._failure("saw another prompt than the one that was sent")
+                raise self._failure("saw a prompt that differs from the prompt that was sent")
             self._prompt_seen = True
         token_ids, logprobs = self._aligned(choice)
         if token_ids and not self._prompt_seen:
@@ -115,7 +115,7 @@ class VllmReply:
         self._token_ids += token_ids
         self._logprobs += logprobs
         if len(self._token_ids) > self._max_tokens:
-            raise self._failure(f"sent more than the {self._max_tokens} tokens that were asked for")
+            raise self._failure(f"sent more than the {self._max_tokens} requested tokens")
         self._finish = choice.get("finish_reason") or self._finish
         if self._request.on_token is not None:
             for token in token_ids:
@@ -154,7 +154,7 @@ class VllmReply:
             or not _all_of(logprobs, _is_logprob)
             or len(token_ids) != len(logprobs)
         ):
-            raise self._failure("sent tokens without one id and one log-prob each")
+            raise self._failure("sent tokens without an id or a log-prob for each")
         return cast("list[int]", token_ids), [min(float(logprob), 0.0) for logprob in logprobs]
 
     def _failure(self, what: str) -> ModelError:

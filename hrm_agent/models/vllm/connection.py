@@ -1,9 +1,9 @@
 """Requests to a vLLM server: many in parallel over a few connections, with retries until an answer
 starts.
 
-A failed request is retried only if no part of an answer has arrived. Until then the same prompt and
-seed give the same answer, and no token was shown. Afterwards tokens may have been shown, so the
-failure is raised to the caller, whose run can be resumed.
+A failed request is retried only if no part of an answer has arrived. Then no token was shown, and
+the same prompt and seed give the same answer. If a part has arrived, tokens may have been shown. So
+the error is raised to the caller, whose run can be resumed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ __all__ = ["Connection"]
 
 _TRIES = 5
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.4, 4.0
-"""First and longest pause between two tries."""
+"""First and longest pause between two tries, in seconds."""
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 2.0
-"""Seconds after which an idle connection is closed. It is less than the server's 5 s, so that the
-server does not close one under a new request.
+"""Seconds after which an idle connection is closed. The server closes idle connections after 5 s.
+The limit here is lower, so that the server does not close a connection just when a new request uses
+it.
 """
 _MAX_BYTES = 64 << 20
 _MAX_LINE = 4 << 20
@@ -67,9 +68,9 @@ class Connection:
                 await self._ask_repeatedly(body, take)
         except TimeoutError as error:
             raise ServerSilentError(
-                f"The vLLM server at {self._address.url} gave no whole answer within"
+                f"The vLLM server at {self._address.url} gave no complete answer within"
                 f" {self._address.seconds:g} s.",
-                "Allow more with timeout=SECONDS in the model's string, or ask for fewer tokens.",
+                "Allow more with timeout=SECONDS in the model's string, or request fewer tokens.",
             ) from error
 
     async def close(self) -> None:
@@ -126,7 +127,7 @@ class _Attempt:
                 self.answered = True
                 self._take(object_of(self._address, piece))
         if not self.answered:
-            raise httpx.RemoteProtocolError("it closed the connection without an answer")
+            raise httpx.RemoteProtocolError("the server closed the connection without an answer")
 
 
 def _body(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -142,13 +143,15 @@ async def _whole(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Data of server-sent events, up to `[DONE]`. A stream that ends without it was cut off."""
+    """Data of server-sent events, up to `[DONE]`. If a stream ends without `[DONE]`, it was cut
+    off, and `httpx.RemoteProtocolError` is raised.
+    """
     rest = b""
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
         if len(rest) > _MAX_LINE:
             raise ModelError(
-                "The server sends an event without an end.", "Check the address: it ends in /v1."
+                "The server sends an event that is too long.", "Check that the address ends in /v1."
             )
         for line in lines:
             data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
@@ -161,4 +164,4 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     if rest.strip():
         yield rest.strip()
         return
-    raise httpx.RemoteProtocolError("it closed the connection in the middle of an answer")
+    raise httpx.RemoteProtocolError("the server closed the connection in the middle of an answer")

@@ -1,23 +1,24 @@
 """Engine of a vLLM server, which gets token ids and returns sampled ids with log-probs.
 
-Prompts are never rendered by the server. The codec is that of every local policy, over the server's
-tokenizer, so a conversation is continued token by token, and runs are recorded as with a local
+The server never renders prompts. The codec is the same as for local policies, with the server's
+tokenizer. So a conversation is continued token by token, and runs are recorded as with a local
 engine. The server contributes batching, several GPUs, and long contexts.
 
 All requests run on one event loop in a background thread, so any number of threads and loops may
 `submit`. Cancelling a future closes its connection, which frees the request's place on the server.
 
-An answer is a function of (weights, prompt, seed) as far as the server guarantees that. vLLM's
-noise depends on the request, but tokens differ between engines, since each draws noise in its own
-way.
+An answer is a function of (weights, prompt, seed) as far as the server guarantees that. vLLM draws
+random numbers by request, as the local engine does, but in another way. So the two engines sample
+different tokens for the same seed.
 
-Log-probs are the server's, before or after the temperature as it was started (`logprob_kind`). Raw
-ones of a call at another temperature than 1 are correct, but not those of the sampled distribution.
-For these, start the server with `--logprobs-mode processed_logprobs`.
+The server computes log-probs before or after the temperature, depending on how it was started
+(`logprob_kind`). If they are raw and a call's temperature is not 1, they are correct, but do not
+belong to the sampled distribution. To get those of the sampled distribution, start the server with
+`--logprobs-mode processed_logprobs`.
 
-Limits: the weights are the server's. Code that gives it other weights reports them by `serve`
-(`hrm_agent.training.engines.fleet`). The wait inside of the server is unknown here: `queue_seconds`
-only counts the wait for one of `max_requests` places.
+Limits: this engine cannot change the server's weights. Code that changes them reports their version
+by `serve` (`training.engines.fleet`). How long a request waits inside the server is unknown:
+`queue_seconds` only counts the wait for one of `max_requests` places.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class VllmEngine:
         name: str = "",
         max_requests: int = 256,
     ) -> None:
-        """`max_requests`: maximum number of parallel requests to the server. Others wait here, in
-        order.
+        """`max_requests`: maximum number of parallel requests to the server. Further requests wait
+        in this process, in order.
 
         `name`: recorded name of calls (empty: the server's address).
         """
@@ -83,7 +84,7 @@ class VllmEngine:
         self._model = served.model
         self.cache_salt = ""
         """Salt of the server's prefix cache: only requests with the same salt share prefixes
-        (empty: all requests without one).
+        (empty: no salt).
         """
         self.max_length = served.max_length
         """Maximum tokens of prompt and answer together (None if the server did not report it)."""
@@ -92,8 +93,8 @@ class VllmEngine:
         self._address = address
         self._closed = self._hanging_up = False
         self._process = os.getpid()
-        """Process of the engine. A fork has no thread for the loop, and closing there would affect
-        its parent.
+        """Id of the process that created the engine. A forked process lacks the thread of the loop,
+        so it must not close the engine, which would affect the parent.
         """
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -110,7 +111,7 @@ class VllmEngine:
         elif self.max_length is not None and length >= self.max_length:
             error = ContextLengthError(
                 f"The prompt has {length} tokens, and model {self.name!r} takes at most"
-                f" {self.max_length}, the answer included.",
+                f" {self.max_length}, including the answer.",
                 "Shorten the conversation, or start the server with a larger --max-model-len.",
             )
         if self._process != os.getpid():
@@ -129,7 +130,7 @@ class VllmEngine:
         `serve` reports their version.
         """
         raise ModelError(
-            f"{self.name} cannot be given weights: they are its server's.",
+            f"{self.name} cannot take weights, since its server has them.",
             "Train with `--engine vllm --servers URL`.",
         )
 
@@ -144,14 +145,14 @@ class VllmEngine:
         return self._model
 
     def serve(self, version: int, model: str = "") -> None:
-        """Use `version` for the server's weights from the next request on, and `model` as their
-        name if given.
+        """Use `version` from the next request on as the version of the server's weights, and
+        `model`, if given, as the model's name in requests.
         """
         self.policy_version, self._model = version, model or self._model
 
     def capabilities(self) -> Capabilities:
-        """Capabilities of the server's model. `trainable` is False, since a trainer here cannot
-        change its weights.
+        """Capabilities of the server's model. `trainable` is False, since a trainer in this process
+        cannot change its weights.
         """
         speech: Speech | None = getattr(self.codec, "speech", None)
         return Capabilities(
@@ -207,7 +208,7 @@ class VllmEngine:
         except Refusal:
             if request.schema is None:
                 raise
-            # a schema that the server cannot enforce
+            # the server cannot enforce the schema
             return await self._sample(replace(request, schema=None), waited)
 
     async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
@@ -235,7 +236,7 @@ class VllmEngine:
 def open_vllm(name: str, *, seconds: float | None = None) -> VllmEngine:
     """Engine for `vllm:URL?OPTIONS`. Raises `ModelError`.
 
-    `seconds`: timeout of an answer if the name has none.
+    `seconds`: timeout of an answer, used if the name has no timeout.
     """
     address = parse_address(name)
     if seconds is not None and not address.bounded:
@@ -246,8 +247,9 @@ def open_vllm(name: str, *, seconds: float | None = None) -> VllmEngine:
     theirs = server_tokens(address, served.model, _PROBE)
     if theirs is not None and theirs != encode(_PROBE):
         raise ModelError(
-            f"The tokenizer {served.tokenizer!r} is not the one of the server at {address.url}.",
-            "Name the one that the server was started with: vllm:URL?tokenizer=PATH.",
+            f"The tokenizer {served.tokenizer!r} is not the tokenizer of the server at"
+            f" {address.url}.",
+            "Name the tokenizer that the server was started with: vllm:URL?tokenizer=PATH.",
         )
     return VllmEngine(address, served, codec)
 
@@ -255,7 +257,7 @@ def open_vllm(name: str, *, seconds: float | None = None) -> VllmEngine:
 def load_vllm_codec(name: str) -> PolicyCodec:
     """Codec of `vllm:URL?OPTIONS`. The server is only contacted if the string names no tokenizer.
 
-    The string may come from a foreign store, so no key is sent to another machine.
+    The string may come from someone else's store, so no key is sent to another machine.
     """
     address = parse_address(name)
     _check_transformers(name)
@@ -271,14 +273,15 @@ def _check_transformers(name: str) -> None:
 
 
 def _codec(address: VllmAddress, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:
-    """Codec over a tokenizer, and a function that splits plain text by it."""
+    """Codec over a tokenizer, and a function that encodes plain text with that tokenizer."""
     from hrm_agent.models.codec.opening import load_codec_of
 
     try:
         codec: Any = load_codec_of(path, address.codec.over(codec_on_record(path)))
     except ModelError as error:
         raise ModelError(
-            f"The server at {address.url} cannot be spoken to: {error.message}",
-            "Name a folder or a hub's name that holds its tokenizer: vllm:URL?tokenizer=PATH.",
+            f"The server at {address.url} cannot be used, since its tokenizer cannot be loaded:"
+            f" {error.message}",
+            "Name a folder or a model of the hub that has its tokenizer: vllm:URL?tokenizer=PATH.",
         ) from error
     return codec, lambda text: codec.tokenizer.encode(text, add_special_tokens=False)

@@ -1,8 +1,9 @@
-"""Start of vLLM servers by a training: on the loopback, on free ports, ended with the training in
-any case.
+"""Start of vLLM servers by a training. They listen on free ports of the loopback, and end when the
+training ends, even if it is killed.
 
-A server writes its output to its own log. The interpreter may be another than this one, since vLLM
-pins its own versions. It only needs one folder of this package on its path (`in_server`).
+A server writes its output to a log. It may use another interpreter than the training, since vLLM
+pins versions of its dependencies. That interpreter only needs one folder of this package on its
+path (`in_server`).
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ class LaunchOptions:
     model: str
     """Folder of the initial weights."""
     python: str = ""
-    """Interpreter that has vLLM (empty: this one)."""
+    """Interpreter that has vLLM (empty: the interpreter of this process)."""
     arguments: tuple[str, ...] = ()
     """Further options of `vllm serve`."""
     adapters: bool = False
     """True if the servers accept adapters while they run."""
     devices: tuple[str, ...] = ()
-    """Values of `CUDA_VISIBLE_DEVICES` for the servers, in turn (empty: all see all GPUs)."""
+    """Values of `CUDA_VISIBLE_DEVICES` for the servers, in turn (empty: each server sees all GPUs).
+    """
 
 
 class VllmProcess:
     """Server process, started at once. It is ready when its `/health` reports so.
 
-    The kernel ends it when the *thread* that started it is gone, so that thread has to live as long
-    as the server is needed.
+    The operating system ends the server when the *thread* that started it ends. So that thread has
+    to live as long as the server is needed.
     """
 
     def __init__(
@@ -109,12 +111,12 @@ class VllmProcess:
 
     @property
     def ended(self) -> str | None:
-        """Description of its end, with the end of its log (None while it runs)."""
+        """Description of how the server ended, with errors from its log (None while it runs)."""
         code = self._process.poll()
         if code is None:
             return None
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"{how}; what {self.log} says:\n{_cause(self.log, self._said_before)}"
+        return f"{how}; its log {self.log} has:\n{_cause(self.log, self._said_before)}"
 
     def stop(self) -> None:
         """End the server and its workers."""
@@ -158,7 +160,9 @@ def _unusable(python: str, why: str, first: str = "") -> ModelError:
 
 
 def _cause(log: Path, start: int) -> str:
-    """Errors in a log, of which the first caused the others (its last lines if there are none)."""
+    """First errors in a log, since an early error often causes the others (the last lines if there
+    are no errors).
+    """
     with suppress(OSError):
         lines = log.read_bytes()[start:][-_SHOWN_BYTES:].decode(errors="replace").splitlines()
         errors = dict.fromkeys(

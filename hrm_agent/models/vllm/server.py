@@ -1,15 +1,15 @@
 """Address of a vLLM server, facts about the served model, and errors for its refusals.
 
 A server is named by one string,
-`vllm:http://127.0.0.1:8000/v1?model=NAME&tokenizer=PATH&key_env=NAME&timeout=600`; all after `?` is
-optional. The string is recorded with every call, so it must not contain a secret: a key is named by
-the environment variable that holds it.
+`vllm:http://127.0.0.1:8000/v1?model=NAME&tokenizer=PATH&key_env=NAME&timeout=600`; everything after
+`?` is optional. The string is recorded with every call, so it must not contain a secret. Instead of
+a key, it has the name of the environment variable that holds the key.
 
-Facts are requested once, when the engine is opened: the model's name, its tokenizer, the longest
-conversation, and the kind of its log-probs. The kind is not part of the protocol. By default
-(`--logprobs-mode raw_logprobs`) vLLM takes log-probs from the model's logits, before temperature,
-top-p and schema. A server started with `processed_logprobs` takes them after all of these, but
-looks the same. So the server is tested (`_probe`).
+Four facts are requested once, when the engine is opened: the model's name, its tokenizer, the
+longest conversation, and the kind of its log-probs. A server does not report this kind. By default
+(`--logprobs-mode raw_logprobs`), vLLM takes log-probs from the model's logits, before temperature,
+top-p and schema. If it was started with `processed_logprobs`, it takes them after all three. To
+find the kind, a test request is sent (`_probe`).
 """
 
 from __future__ import annotations
@@ -63,13 +63,15 @@ class VllmAddress:
     url: str
     """Address up to and including `/v1`, without a slash at its end."""
     model: str | None = None
-    """Model name (None: the first one that the server lists)."""
+    """Model name (None: the first model that the server lists)."""
     tokenizer: str | None = None
-    """Folder or hub name of the tokenizer (None: the one that the server was started with)."""
+    """Folder or hub name of the tokenizer (None: the tokenizer that the server was started with).
+    """
     key_env: str = KEY_ENV
     """Environment variable that holds the key."""
     seconds: float = 600.0
-    """Timeout of an answer in seconds, including waiting (infinite if the caller enforces its own).
+    """Timeout of an answer in seconds, including waiting (infinite if the caller enforces a timeout
+    itself).
     """
     codec: CodecOptions = field(default=CodecOptions())
     """Options of the conversation format."""
@@ -81,7 +83,7 @@ class VllmAddress:
 
     @property
     def local(self) -> bool:
-        """True for a server on this machine, where no proxy is used."""
+        """True if the server is on this machine. Then no proxy is used."""
         return (urlsplit(self.url).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
 
@@ -96,7 +98,7 @@ class Served:
     max_length: int | None
     """Maximum tokens of prompt and answer together (None if the server does not report it)."""
     logprob_kind: LogprobKind
-    """Kind of log-probs: RAW, or SAMPLED for processed ones, as the test of the server showed."""
+    """Kind of log-probs, found by a test request: RAW, or SAMPLED if the server processes them."""
 
 
 class Refusal(ModelError):
@@ -127,7 +129,8 @@ def parse_address(name: str) -> VllmAddress:
         raise ModelError(f"{name!r} names no server.", "Write vllm:http://HOST:PORT/v1.")
     if parts.username is not None or parts.password is not None:
         raise ModelError(
-            "The address of the vLLM server holds a password, and it is recorded.", _key_hint()
+            "The address of the vLLM server contains a password, which would be recorded.",
+            _key_hint(),
         )
     for option in options.keys() - set(_OPTIONS):
         hint = (
@@ -160,7 +163,8 @@ def parse_address(name: str) -> VllmAddress:
 
 def _key_hint(variable: str = KEY_ENV) -> str:
     return (
-        f"Put the key into the environment variable {variable}, or name another with key_env=NAME."
+        f"Put the key into the environment variable {variable}, or name another variable with"
+        " key_env=NAME."
     )
 
 
@@ -169,7 +173,7 @@ def client_options(address: VllmAddress) -> dict[str, Any]:
     size.
     """
     key = os.environ.get(address.key_env, "").strip()
-    # checked here, since the error of the HTTP client would show the key
+    # the key is checked before use, since an error of the HTTP client would show it
     if not (key.isascii() and (key.isprintable() or not key)):
         raise ModelError(
             f"{address.key_env} holds characters that a key cannot have.",
@@ -181,7 +185,7 @@ def client_options(address: VllmAddress) -> dict[str, Any]:
             **({"Authorization": f"Bearer {key}"} if key else {}),
         },
         "trust_env": not address.local,
-        "verify": address.url.startswith("https:"),  # loading certificates takes time
+        "verify": address.url.startswith("https:"),  # certificates take time to load
     }
 
 
@@ -218,7 +222,7 @@ def look_up(address: VllmAddress) -> Served:
 
 
 def server_tokens(address: VllmAddress, model: str, text: str) -> list[int] | None:
-    """Tokens of `text` by the server's own tokenizer (None if the server does not provide them)."""
+    """Tokens of `text`, encoded by the server (None if the server does not return them)."""
     url = f"{address.url.removesuffix('/v1')}/tokenize"
     asked = {"model": model, "prompt": text, "add_special_tokens": False}
     try:
@@ -249,8 +253,8 @@ def _value(
 def _bounded(
     client: httpx.Client, method: str, url: str, body: Mapping[str, Any] | None
 ) -> tuple[int, bytes]:
-    """Status and body. The body is not unpacked, since compression was declined, and its size is
-    limited.
+    """Status and body of an answer. The body is not decompressed, since compression was declined.
+    Raises `httpx.RemoteProtocolError` if the body is too large or takes too long.
     """
     until, said = time.monotonic() + _LOOK_UP_SECONDS, b""
     with client.stream(method, url, json=body) as response:
@@ -270,15 +274,15 @@ def object_of(address: VllmAddress, text: str | bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         shown = text.decode(errors="replace") if isinstance(text, bytes) else text
         raise ModelError(
-            f"What answers at {address.url} is not a vLLM server: it said {shown[:80]!r}.",
-            "Check the address: it ends in /v1.",
+            f"The server at {address.url} is not a vLLM server: it answered {shown[:80]!r}.",
+            "Check that the address ends in /v1.",
         )
     return cast("dict[str, Any]", value)
 
 
 def _probe(model: str) -> dict[str, Any]:
-    """Request in which only token 0 is allowed. Raw log-probs ignore that and are not 0, while
-    processed ones are 0.
+    """Request in which only token 0 is allowed. The log-prob of this token is 0 if the server
+    processes log-probs. A raw log-prob is not 0.
     """
     asked = {
         "model": model,
@@ -306,7 +310,7 @@ def _kind(address: VllmAddress, probed: Mapping[str, Any]) -> LogprobKind:
         logprobs = [float(first), *map(float, top.values())]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ModelError(
-            f"The server at {address.url} gives no token ids with their log-probs.",
+            f"The server at {address.url} does not return token ids with their log-probs.",
             "A vLLM from 0.11 on does, on /v1/completions; name any other server by its provider,"
             " as openai:NAME.",
         ) from error
@@ -336,7 +340,7 @@ def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
     said = _said(body)
     if status in (401, 403):
         return ModelError(
-            f"The vLLM server at {address.url} does not take the key.", _key_hint(address.key_env)
+            f"The vLLM server at {address.url} does not accept the key.", _key_hint(address.key_env)
         )
     if status == 404:
         return ModelError(
@@ -347,7 +351,7 @@ def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
         if any(sign in said for sign in _CONTEXT_SIGNS):
             return ContextLengthError(
                 f"The conversation does not fit the server's model: {said}",
-                "Shorten it, or start the server with a larger --max-model-len.",
+                "Shorten the conversation, or start the server with a larger --max-model-len.",
             )
         return Refusal(f"The vLLM server at {address.url} refused the request: {said}")
     return ServerGoneError(

@@ -1,9 +1,9 @@
-"""Client of `in_server/hrm_agent_weights.py`, which sends weights to a vLLM server and checks its
-current ones.
+"""Client of `in_server/hrm_agent_weights.py`. It sends weights to a vLLM server and checks which
+weights the server has.
 
-The server must run in dev mode with that extension (`launch.py` starts it so, docs/scale.md
-explains how to do it manually). In dev mode, anyone who can reach the port can run any method of
-its workers, and these routes need no key: keep the server on the loopback or in a closed network.
+The server must run in dev mode with that extension. `launch.py` starts it in this way, and
+docs/scale.md explains how to do it manually. In dev mode, anyone who can reach the port can run any
+method of the workers, without a key. So keep the server on the loopback or in a closed network.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ EXTENSION_FOLDER = Path(__file__).parent / "in_server"
 _SECONDS = 600.0
 _HEALTH_SECONDS = 5.0
 _WATCH_SECONDS = 60.0
-"""Timeout of a status request. An engine answers between two of its iterations, which take less
-even without a GPU.
+"""Timeout of a status request. An engine answers between two of its iterations, each of which takes
+less time even without a GPU.
 """
 
 
@@ -63,7 +63,7 @@ class Compared:
     """Comparison of a server's weights with those sent to it."""
 
     differing: tuple[str, ...]
-    """Names of tensors that it does not compute with."""
+    """Names of tensors that differ from those that were sent."""
     unknown: tuple[str, ...]
     """Names of tensors that could not be compared, some with a reason."""
     digest: str
@@ -75,14 +75,14 @@ class Watched:
     """State of a server at one moment."""
 
     identity: tuple[tuple[str, ...], ...]
-    """Identity of each worker: its process, the version that it took last, and the number of times
-    it took any.
+    """Identity of each worker: its process, the version of the weights that it loaded last, and how
+    many times it has loaded weights.
     """
     digest: str
     """Digest of all weights that its workers compute with (empty if not requested)."""
     tokens: Mapping[str, int] | None
-    """Tokens of each running request, prompt and sampled, by its name (None if the server does not
-    report them).
+    """Number of tokens of each running request, prompt and answer together, by the request's name
+    (None if the server does not report them).
     """
 
 
@@ -98,7 +98,7 @@ class WeightsClient:
         self._client = httpx.Client(timeout=seconds, **client_options(address))
 
     def facts(self) -> ServerFacts:
-        """Size of its cache, and its dtype."""
+        """Facts about the server's engine."""
         said = self._value("GET", "/server_info?config_format=json")
         try:
             config = said["vllm_config"]
@@ -113,7 +113,7 @@ class WeightsClient:
             return ServerFacts(int(blocks) * int(size), most, dtype, replicas, int(size), rounded)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
-                f"The vLLM server at {self.address.url} does not say how large its cache is.",
+                f"The vLLM server at {self.address.url} does not report the size of its cache.",
                 "Take vLLM 0.32.",
             ) from error
 
@@ -128,11 +128,11 @@ class WeightsClient:
             return False
 
     def watch(self, *, digest: bool = False) -> Watched:
-        """State of the server: its processes, the weights last taken, and the progress of its
+        """State of the server: its processes, the weights loaded last, and the progress of its
         requests.
 
-        `digest`: read all weights for a digest. Raises `ServerSilentError` if it does not answer in
-        time.
+        `digest`: True to read all weights for a digest. Raises `ServerSilentError` if the server
+        does not answer in time.
         """
         answers = self._rpc(
             "hrm_watch",
@@ -154,8 +154,8 @@ class WeightsClient:
         return Watched(tuple(said), _digest(answers), named if counts else None)
 
     def cache_hits(self) -> tuple[float, float] | None:
-        """Number of tokens looked up in its prefix cache so far, and of those found (None if it has
-        no count).
+        """Number of tokens that were looked up in the server's prefix cache so far, and number of
+        those that were found (None if the server does not report them).
         """
         try:
             text = self._client.get(f"{self._root}/metrics").text
@@ -171,19 +171,17 @@ class WeightsClient:
         return (sum(found[0]), sum(found[1])) if all(found) else None
 
     def gpus(self) -> list[str]:
-        """Identifier of each worker's GPU, by rank (empty for a worker without one, or without
-        NCCL).
-        """
+        """Identifier of each worker's GPU, by rank (empty for a worker without a GPU or NCCL)."""
         found = {entry.get("rank"): str(entry.get("gpu", "")) for entry in self._rpc("hrm_worker")}
         if set(found) != set(range(len(found))):
             raise ModelError(
-                f"The workers of the vLLM server at {self.address.url} do not say which they are.",
+                f"The workers of the vLLM server at {self.address.url} do not report their ranks.",
                 "Start it again.",
             )
         return [found[rank] for rank in range(len(found))]
 
     def take(self, source: str, version: int) -> None:
-        """Load all weights, then drop the cache of the old ones.
+        """Load all weights, then drop the cache that belongs to the old weights.
 
         `source`: a safetensors file that the server can read, or an offer of the trainer
         (`in_server/`).
@@ -203,14 +201,14 @@ class WeightsClient:
         """Drop the keys and values of all prefixes. No request may be running."""
         if self._value("POST", "/reset_prefix_cache").get("success") is not True:
             raise ModelError(
-                f"The vLLM server at {self.address.url} keeps the cache of its former weights: it"
-                " is answering others.",
-                "Let nobody else use the server while a training runs.",
+                f"The vLLM server at {self.address.url} cannot drop the cache of its former"
+                " weights, since it is answering other requests.",
+                "Make sure that nobody else uses the server while a training runs.",
             )
 
     def compared(self, source: str) -> Compared:
-        """Compare each worker's weights with its share of `source`: a source as for `take`, or the
-        folder of an adapter.
+        """Compare each worker's weights with its share of `source`, which is a source as for
+        `take`, or the folder of an adapter.
         """
         found = self._rpc("hrm_differing_weights", source)
         sides = [
@@ -239,7 +237,7 @@ class WeightsClient:
             ]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ModelError(
-                f"The vLLM server at {self.address.url} gives no log-probs of a prompt.",
+                f"The vLLM server at {self.address.url} does not return log-probs of a prompt.",
                 "Take vLLM 0.32.",
             ) from error
 
@@ -273,7 +271,7 @@ class WeightsClient:
             if "Not Found" not in error.message and "has no attribute" not in error.message:
                 raise
             raise ModelError(
-                f"The vLLM server at {self.address.url} takes no weights.",
+                f"The vLLM server at {self.address.url} does not accept weights.",
                 f"Start it with VLLM_SERVER_DEV_MODE=1, PYTHONPATH={EXTENSION_FOLDER} (of this"
                 f" release) and --worker-extension-cls {EXTENSION} (docs/scale.md).",
             ) from error
@@ -281,7 +279,7 @@ class WeightsClient:
         answers = [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
         if not answers or len(answers) != len(entries):
             raise ModelError(
-                f"The vLLM server at {self.address.url} does not say what became of {method}."
+                f"The vLLM server at {self.address.url} does not report a result of {method}."
             )
         for said in (answer["error"] for answer in answers if "error" in answer):
             raise ServerGoneError(
@@ -309,7 +307,7 @@ class WeightsClient:
             return
         if "Not Found" in text:
             raise ModelError(
-                f"The vLLM server at {self.address.url} takes no adapters.",
+                f"The vLLM server at {self.address.url} does not accept adapters.",
                 "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
                 " (docs/scale.md).",
             )
@@ -334,5 +332,5 @@ def _digest(answers: Sequence[Mapping[str, Any]]) -> str:
 _SIDES = ("differing", "unknown")
 _IDENTITY = ("rank", "boot", "version", "taken")
 _NAMED = re.compile(r"cmpl-(.+)-0(?:-[0-9a-f]{8})?$")
-"""Pattern of a request's name inside the server, with the name that it was given."""
+"""Pattern of a request's name inside the server. The group is the name that the client gave."""
 _CACHE = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")

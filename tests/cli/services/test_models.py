@@ -132,7 +132,7 @@ def test_what_the_string_shows_to_be_wrong_is_told_without_loading(
     for text, said in (
         ("vllm:foo", "names no server"),
         ("vllm:http://127.0.0.1:9/v1?timeout=soon", "is not a number of seconds"),
-        (str(tmp_path), "no configuration"),
+        (str(tmp_path), "no readable configuration"),
         ("a" * 300, "no model folder"),
     ):
         failed = hrm("models", "check", text, "--no-load")

@@ -27,9 +27,9 @@ SMALL = ("--steps", "2", "--prompts-per-step", "1", "--group-size", "2", "--out"
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ("vllm:http://127.0.0.1:8000/v1", "its weights are the server's"),
+        ("vllm:http://127.0.0.1:8000/v1", "the server has loaded its weights"),
         ("openai:gpt-5", "'openai' names a provider, whose weights are not here"),
-        ("scripted:answers.jsonl", "its answers stand in a file, and there are no weights"),
+        ("scripted:answers.jsonl", "its answers are read from a file, and it has no weights"),
         ("no-such-folder", "There is no model folder 'no-such-folder'"),
         ("hf:", "There is no model folder 'hf:'"),
         ("builtin:traind", "There is no built-in policy 'traind'. Did you mean 'trained'?"),

@@ -369,7 +369,7 @@ def test_a_renderer_that_is_not_there_or_does_not_fit_is_named(
     for name, said in {
         "lama-3": "There is no renderer 'lama-3'. Did you mean 'llama-3'? Known: deepseek-r1, ",
         "default": "There is no renderer 'default'.",
-        "auto": "Name one by ?renderer=NAME.",
+        "auto": "Name a renderer with ?renderer=NAME.",
         "llama-3": "does not fit the tokenizer of '': Special token '<|eom_id|>' not found",
         "laguna-m.1": "does not fit",
     }.items():
@@ -385,5 +385,5 @@ def test_a_renderer_that_is_not_there_or_does_not_fit_is_named(
 def test_a_model_string_names_a_renderer() -> None:
     assert parse_model("hf:x?renderer=qwen3").codec == CodecOptions(renderer="qwen3")
     assert parse_model("hf:x?renderer=qwen3").codec.query() == {"renderer": "qwen3"}
-    with pytest.raises(ModelError, match="Name one: a renderer takes the place of the template"):
+    with pytest.raises(ModelError, match="Name only one of them, since a renderer replaces"):
         parse_model("hf:x?renderer=qwen3&template=a.jinja")

@@ -176,15 +176,15 @@ LLAMA = ARCHITECTURES["llama"]
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "convolutions": (
         lambda: of_architecture("lfm2"),
-        "in 2 of its 3 layers tokens meet otherwise than by attention",
+        "in 2 of its 3 layers something other than attention mixes tokens",
     ),
     "a shift": (
         lambda: mixing_tokens(of_architecture("llama")),
-        "its tokens meet otherwise than by attention",
+        "something other than attention mixes its tokens",
     ),
     "places": (
         lambda: counting_places(of_architecture("llama")),
-        "told apart by their place in the sequence",
+        "depends on their place in the sequence",
     ),
     "an argument": (
         lambda: biased(of_architecture("llama")),
@@ -211,7 +211,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_a_model_that_packed_steps_would_answer_for_wrongly_is_refused(what: str) -> None:
     make, reason = REFUSED[what]
     with pytest.raises(
-        ModelError, match=rf"cannot answer in this process.*{reason}.*Serve it by vLLM.*vllm:http"
+        ModelError,
+        match=rf"cannot answer in this process.*{reason}.*Serve the model by vLLM.*vllm:http",
     ):
         TransformersEngine(make(), OpenEnded(), name=what)
 

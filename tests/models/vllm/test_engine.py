@@ -250,47 +250,47 @@ HOSTILE = {
     "choices of text": (says({"choices": ["a"]}), "sent no answer"),
     "two choices": (says({"choices": [{}, {}]}), "sent no answer"),
     "an error": (says({"error": {"message": "engine died"}}), "engine died"),
-    "another prompt": (says_of(lambda _: choice([65], prompt=[1, 2])), "saw another prompt"),
+    "another prompt": (says_of(lambda _: choice([65], prompt=[1, 2])), "saw a prompt that differs"),
     "no prompt": (says_of(lambda _: choice([65])), "does not show the prompt"),
     "no ids": (
         says_of(lambda b: choice([65], prompt=b["prompt"], token_ids=None)),
-        "one id and one log-prob",
+        "without an id or a log-prob",
     ),
     "odd ids": (
         says_of(lambda b: choice([65], prompt=b["prompt"], token_ids=["A"])),
-        "one id and one log-prob",
+        "without an id or a log-prob",
     ),
     "no log-probs": (
         says_of(lambda b: choice([65], prompt=b["prompt"], logprobs=None)),
-        "one id and one log-prob",
+        "without an id or a log-prob",
     ),
     "fewer log-probs": (
         says_of(lambda b: choice([1], prompt=b["prompt"], token_ids=[1, 2])),
-        "one id and one",
+        "without an id or",
     ),
     "NaN": (
         says_of(
             lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [float("nan")]})
         ),
-        "one id and one log-prob",
+        "without an id or a log-prob",
     ),
     "positive": (
         says_of(lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [3.0]})),
-        "one id and one log-prob",
+        "without an id or a log-prob",
     ),
     "a huge id": (
         says_of(lambda b: choice([10**30], prompt=b["prompt"])),
-        "one id and one log-prob",
+        "without an id or a log-prob",
     ),
     "a huge log-prob": (
         says_of(
             lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [-(10**400)]})
         ),
-        "one id and one log-prob",
+        "without an id or a log-prob",
     ),
     "too many": (
         says_of(lambda b: choice([65] * 13, prompt=b["prompt"])),
-        "more than the 12 tokens",
+        "more than the 12 requested tokens",
     ),
     "aborted": (
         says_of(lambda b: choice([65], prompt=b["prompt"], reason="abort")),
@@ -317,7 +317,7 @@ def test_hostile_streams(
     monkeypatch.setattr(connection_module, "_MAX_BYTES", 100_000)
     done = b"data: [DONE]\n\n"
     cases = [
-        (streams(b"data: " + b"x" * 5000), "without an end"),
+        (streams(b"data: " + b"x" * 5000), "that is too long"),
         (streams(*[b": comment\n" * 1000] * 20), "more than"),
         (streams(b"data: nonsense\n\n"), "is not a vLLM server"),
         (
@@ -325,7 +325,7 @@ def test_hostile_streams(
             "out of memory",
         ),
         (streams(begun(65), done), "did not finish"),
-        (streams(*[begun(65)] * 40), "more than the 12 tokens"),
+        (streams(*[begun(65)] * 40), "more than the 12 requested tokens"),
         (streams(begun(65, finish_reason="stop"), begun(66), done), "after the end"),
     ]
     for misbehaviour, said in cases:
@@ -378,7 +378,7 @@ def test_a_schema_that_the_server_refuses_is_left_out(stub: VllmStub, engine: Vl
 def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with VllmStub(key="hush") as stub:
-        with pytest.raises(ModelError, match=r"does not take the key.*OTHER_KEY"):
+        with pytest.raises(ModelError, match=r"does not accept the key.*OTHER_KEY"):
             engine_of(stub, "?key_env=OTHER_KEY")
         monkeypatch.setenv("OTHER_KEY", "hush")
         with engine_of(stub, "?key_env=OTHER_KEY") as engine:
@@ -472,7 +472,7 @@ def test_a_fork_neither_asks_nor_hangs_at_its_end() -> None:
         ("vllm:http://xn--/v1", "names no server"),
         ("vllm:http://[v1.x]/v1", "names no server"),
         ("vllm:http://a/\0", "names no server"),
-        ("vllm:http://me:hush@a/v1", "holds a password"),
+        ("vllm:http://me:hush@a/v1", "contains a password"),
         ("vllm:http://a/v1?api_key=hush", "VLLM_API_KEY"),
         ("vllm:http://a/v1?modle=b", "Did you mean 'model'"),
         ("vllm:http://a/v1?timeout=nan", "is not a number of seconds"),
@@ -530,7 +530,7 @@ def test_opening_by_its_string(stub: VllmStub, tokenizer: Any, tmp_path: Path) -
             (),
         )
     stub.tokenize = lambda text: [1, 2, 3]
-    with pytest.raises(ModelError, match="is not the one of the server"):
+    with pytest.raises(ModelError, match="is not the tokenizer of the server"):
         open_vllm(f"vllm:{stub.url}?tokenizer={tmp_path}")
 
 

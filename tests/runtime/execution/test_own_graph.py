@@ -171,7 +171,7 @@ async def test_what_a_person_can_mend_is_raised_and_can_be_gone_on_with(
 ) -> None:
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        with pytest.raises(ModelError, match="one more was asked for"):
+        with pytest.raises(ModelError, match="one more was requested"):
             await runner.run(Episode(TASK, "thread"))
     with ScriptedEngine(["<answer>\\boxed{42}</answer>"]) as engine:
         trajectory = await EpisodeRunner(store, engine, "scripted", environment).run(

@@ -506,7 +506,7 @@ async def test_an_answer_is_kept_when_the_run_stops_after_it(
 ) -> None:
     graph = f"{HERE}:think_graph"
     await run(store, environment, [], graph)
-    with pytest.raises(ModelError, match="one more was asked for"):
+    with pytest.raises(ModelError, match="one more was requested"):
         await run(store, environment, [], graph, answer="a plum")
     assert store.journal.trajectory("thread").status is RunStatus.RUNNING
     assert history(store, "thread").last.next == ("think",)

@@ -148,7 +148,7 @@ def test_a_server_that_answers_without_taking_is_left_to_the_proof() -> None:
 
 def test_a_server_that_refuses_before_its_workers_come_says_where_they_were_to_come() -> None:
     weights = WeightsBroadcast(some_tensors())
-    said = r"it fell\. Weights were sent to it .*workers did not come"
+    said = r"it fell\. Weights were sent to it .*workers did not join"
     with pytest.raises(ServerGoneError, match=said), weights.offered(URL, [""]):
         raise ServerGoneError("it fell.")
 

@@ -1,5 +1,5 @@
-"""Forms with channels, gpt-oss' harmony and Muse's: an answer is several messages, each to a
-recipient.
+"""Forms with channels: gpt-oss' harmony, and the form of Muse. An answer consists of several
+messages, each to a recipient.
 
 The prompt ends with the opening of the first message (`<|start|>assistant`), so an answer begins in
 the middle of its header. Thoughts go to their own channel and are returned as `reasoning`.
@@ -56,11 +56,11 @@ class _Message(NamedTuple):
 def _read_messages(
     text: str, end: re.Pattern[str], skip: Callable[[Scan, int], int]
 ) -> Iterator[_Message]:
-    """Messages in order. A message without a body mark is all body, written by a model that knows
-    no channels.
+    """Messages in order. If a message has no body mark, the model knows no channels, and the whole
+    message is its body.
 
-    `skip`: position after a call's arguments that begin at a given position, since they may hold
-    any mark.
+    `skip`: function from the position at which a call's arguments begin to the position after them.
+    Arguments may hold any mark, so marks are not searched in them.
     """
     scan = Scan(text)
     position = 0

@@ -1,14 +1,14 @@
 """Forms of tool calls of model families, and the conversion of their text to calls with checked
 arguments.
 
-Readers share four rules. An argument may hold the closing tag. An unreadable call is data, not an
+Readers share four rules. An argument may hold the closing tag. An unreadable call raises no
 exception: the policy gets the reason, and the record keeps the raw text. The text around calls is
-the content. Reading takes time proportional to the answer's length (`Scan`), since a policy that
-loops writes tags without end.
+the content. Reading takes time proportional to the answer's length (`Scan`), since a policy in a
+loop may write tags up to its token limit.
 
-Forms without escapes cannot hold every text: one that holds the whole end of a call ends it early.
-The call is then undecodable, since its own end is left over. This is not detected if the text also
-holds the beginning of a call, or if the answer stops before its own end.
+Forms without escapes cannot hold every text. If an argument holds the whole end of a call, the call
+ends there. Its real end is then left over, which makes the call undecodable. This is not detected
+if the argument also holds the beginning of a call, or if the answer stops before the real end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ Schemas = Mapping[str, Mapping[str, Any]]
 CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 """Values by their names in Python and JSON."""
 MAX_DEPTH = 64
-"""Maximum nesting depth of arguments. msgpack allows a little more, but a message is nested itself.
+"""Maximum nesting depth of arguments. msgpack allows a little more, but the message that holds the
+arguments adds levels.
 """
 TOO_DEEP = f"'arguments' are nested more than {MAX_DEPTH} levels deep"
 _WINDOW = 4096
@@ -71,7 +72,9 @@ class CallForm:
     marks: tuple[str, ...]
     """Spellings with which a call begins. An answer is shown up to the first one."""
     inside: tuple[str, ...]
-    """Spellings that may be control tokens of a vocabulary and yet occur inside an answer."""
+    """Spellings that may occur inside an answer although a vocabulary may have them as control
+    tokens.
+    """
     read: Callable[[str, Schemas], ParsedTurn]
     """Function that parses an answer's text."""
     write: Callable[[Sequence[Mapping[str, Any]]], str]
@@ -81,9 +84,11 @@ class CallForm:
     ends: tuple[str, ...] = ()
     """Spellings of tokens that end an answer with a call, in addition to those of the template."""
     around: tuple[str, str] = ("", "")
-    """Text before and after an undecodable call, if the record has only the text between."""
+    """Text before and after an undecodable call, if the record has only the text between these two.
+    """
     words: str = "{}"
-    """Format of words before calls (empty for forms in which an answer has only one of both)."""
+    """Format of words before calls (empty for forms in which an answer has either words or calls).
+    """
     header: str = ""
     """Spelling with which a message begins, in forms with channels. The prompt ends with it."""
     shown_after: tuple[str, ...] = ()
@@ -93,8 +98,8 @@ class CallForm:
     with channels.
     """
     opening: tuple[str, ...] = ()
-    """Spellings that make an answer a call if it begins with one. Elsewhere they are ordinary text.
-    They are read only if tools are offered.
+    """Spellings that make an answer a call if it begins with one of them and tools are offered.
+    Elsewhere, they are ordinary text.
     """
 
 
@@ -135,15 +140,17 @@ class Scan:
         return found
 
     def spend(self, start: int, reached: int) -> None:
-        """Record that a call was given up after reading from `start` to `reached`."""
+        """Count the characters from `start` to `reached`, which were read before a call was given
+        up.
+        """
         self._again -= max(reached - start, 0)
 
     @property
     def exhausted(self) -> bool:
-        """True if too much has been read again.
+        """True if more text has been read again than `_again` allowed.
 
-        Text inside an unreadable call is read again, for calls that it holds. Nested tags would
-        make that quadratic.
+        Text inside an unreadable call is read again, as it may hold other calls. With nested tags,
+        that would take quadratic time.
         """
         return self._again < 0
 
@@ -159,12 +166,14 @@ def read_blocks(
     """Content and calls of an answer whose calls are between two tags.
 
     `read(scan, position, turn)` adds the calls after an opening tag to `turn` and returns the
-    position after the closing tag. It raises `Unreadable`. An unreadable block ends at its closing
-    tag, or before the next opening one. `explain`: function from the text between the tags to the
-    reason, and the text is kept without tags (None: the reason of `Unreadable`, and the tags are
-    kept). `whole_end`: end of a call with its closing tag, in forms without escapes (None: there
-    are escapes). If such an end is left over after a block, a text held the first end, and the
-    block is undecodable.
+    position after the closing tag. It raises `Unreadable` for a block that it cannot read. Such a
+    block ends at its closing tag, or before the next opening tag.
+
+    `explain`: function that returns the reason for the text between the tags; the record then has
+    this text without its tags (None: the reason is that of `Unreadable`, and the record has the
+    tags, too). `whole_end`: end of a call with its closing tag, in forms without escapes (None: the
+    form has escapes). If a second such end follows a block, the first end was part of an argument,
+    and the block is undecodable.
     """
     begin = tags[0]
     scan = Scan(text)
@@ -225,7 +234,7 @@ def _give_up(
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
-    """Parameters by name, of tools in OpenAI's form. Others are omitted."""
+    """Schemas of the parameters by tool name. Tools that are not in OpenAI's form are omitted."""
     functions = (tool.get("function") for tool in tools)
     return {
         str(each.get("name")): cast("Mapping[str, Any]", each.get("parameters") or {})
@@ -237,7 +246,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
 def add_named_call(
     value: Any, raw: str, turn: ParsedTurn, *, keys: Sequence[str] = ("arguments",)
 ) -> None:
-    """Add the call from a decoded JSON value with a `name`, and arguments under one of `keys`."""
+    """Add a call to `turn`. `value`: decoded JSON with a `name`, and arguments under one of `keys`."""
     if not isinstance(value, dict):
         return add_invalid(None, raw, f"a call must be a JSON object, not {_kind(value)}", turn)
     call = cast("dict[str, Any]", value)
@@ -275,9 +284,9 @@ def unclosed(close: str) -> str:
 def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
     """JSON value at `position`, and the position after it.
 
-    Raises `ValueError` with the decoder's message, whose positions count from `position`. It is
-    decoded from a window, which grows while it cuts the value, since a decoder error counts the
-    lines of its whole input.
+    Raises `ValueError` with the decoder's message, whose positions count from `position`. The
+    decoder gets a window of the text, which grows as long as it cuts the value. A larger window
+    would cost time at each error, since the decoder then counts the lines of its whole input.
     """
     size = _WINDOW
     while True:
@@ -302,9 +311,9 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
 def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
     """Value of an argument that was written as bare text.
 
-    It is JSON, or a constant of JSON or Python in any letter case, unless its schema is a string.
-    If the schema allows strings and other values, a value of a type that it does not allow stays
-    text.
+    Unless its schema only allows a string, the text is read as JSON, or as a constant of JSON or
+    Python in any letter case. If the schema allows strings among others, and the value read has a
+    type that the schema does not allow, the text itself is the value.
     """
     properties: Any = schema.get("properties")
     declared: Any = cast("Any", properties).get(name) if isinstance(properties, Mapping) else None
@@ -386,7 +395,7 @@ def skip_space(text: str, position: int) -> int:
 def _unstorable(arguments: dict[str, Any]) -> str | None:
     """Reason why the record cannot hold the arguments (None if it can).
 
-    The policy gets it, since its text must not make a run fail.
+    The policy gets this reason, since what it writes must not make a run fail.
     """
     level = [cast("Any", arguments)]
     depth = 0

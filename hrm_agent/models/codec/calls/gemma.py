@@ -34,9 +34,13 @@ _KEY = re.compile(r"([^:,{}\[\]<]+):")
 _WORD = re.compile(r"[^,{}\[\]<]+")
 _END_OF_KEY = re.compile(r'<\|"\|>(?=\s*+:)')
 _END_OF_TEXT = re.compile(r'<\|"\|>(?=\s*+[,}\]])')
-"""Quote that ends a text. There are no escapes, and a text may hold the quote itself."""
+"""Quote that ends a text. The form has no escapes, so a quote only ends the text if a valid
+continuation follows.
+"""
 _NEXT_CALL = re.compile(r"\}\s*+(?:<tool_call\|>\s*+)?<\|tool_call>call:")
-"""End of a call followed by the next call. A text that contains it was not closed."""
+"""End of a call followed by the next call. If a text contains this pattern, the text was not
+closed.
+"""
 _WHOLE_END = re.compile(r"\}<tool_call\|>")
 
 
@@ -99,7 +103,7 @@ def _value(scan: Scan, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _word(word: str) -> Any:
-    """Value without quotes: JSON, or a bare text."""
+    """Value that was written without quotes: JSON, or else text."""
     try:
         value, end = decode_json(word)
     except ValueError:

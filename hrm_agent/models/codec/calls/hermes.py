@@ -1,4 +1,5 @@
-"""Form of Hermes, which Qwen 2.5 and 3 write. Models without their own form are prompted to use it.
+"""Form of Hermes, which Qwen 2.5 and 3 write. Models without a form of their own are prompted to
+use Hermes'.
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. A call is read by a JSON decoder, not by
 a search for the closing tag, because code in an argument may contain anything, even a literal
@@ -32,7 +33,7 @@ TOOL_CALL_CLOSE = "</tool_call>"
 
 def parse_turn(text: str, schemas: Schemas | None = None) -> ParsedTurn:
     """Content, calls and undecodable calls of one answer."""
-    del schemas  # arguments are JSON, which has types
+    del schemas  # not needed, since JSON has types
     return read_blocks(text, (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), _read_call, explain=_decode_error)
 
 

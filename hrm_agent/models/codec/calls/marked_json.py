@@ -1,9 +1,11 @@
 """Forms of JSON with or without a mark in front: Llama 3, Mistral, DeepSeek, Granite.
 
 * Llama 3.1 and later: `{"name": ..., "parameters": {...}}` as the whole answer, or after
-  `<|python_tag|>`. Bare code may follow that tag, too, for the tool that takes one string.
-* Mistral: `[TOOL_CALLS]` and an array, or name and arguments each: `[TOOL_CALLS]name[ARGS]{...}`.
-* DeepSeek V3 and R1: tokens around each call, a name, and JSON in a fence; V3.1 without the fence.
+  `<|python_tag|>`. Bare code may follow that tag, too, if exactly one offered tool takes a single
+  string.
+* Mistral: `[TOOL_CALLS]` and an array, or for each call, `[TOOL_CALLS]name[ARGS]{...}`.
+* DeepSeek V3 and R1: tokens around each call, which is a name and JSON in a fence. V3.1 has no
+  fence.
 * Granite and Phi-4: an array after `<|tool_call|>`.
 """
 
@@ -61,7 +63,9 @@ def _read_llama(text: str, schemas: Schemas) -> ParsedTurn:
 
 
 def _is_call(text: str) -> bool:
-    """True for an object that names a tool, even if it is broken later."""
+    """True if `text` begins with an object that names a tool, even if the object is invalid further
+    on.
+    """
     if not text.startswith("{"):
         return False
     try:

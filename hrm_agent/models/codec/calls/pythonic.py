@@ -1,4 +1,4 @@
-r"""Forms of Python: calls in a list, between marks as LFM2 writes them, or bare as Llama 4 does.
+r"""Forms of Python: calls in a list. LFM2 writes marks around the list, Llama 4 does not.
 
 `<|tool_call_start|>[search(query='x'), python(code='print(1)')]<|tool_call_end|>`. Arguments are
 literals. JSON's `true`, `false` and `null` are accepted, too, since templates write them. Nothing
@@ -57,8 +57,8 @@ _LOOSE_END = {
 _NEXT_CALL = re.compile(
     r"\)\s*+(?:\]\s*+)?(?:<\|tool_call_end\|>\s*+)?<\|tool_call_start\|>\s*+\[?\s*+[A-Za-z_][\w.\-]*+\("
 )
-"""End of calls followed by the next calls. A string without escapes that contains it was not
-closed.
+"""End of calls followed by the next calls. If a string without escapes contains this pattern, the
+string was not closed.
 """
 _WHOLE_END = re.compile(r"\)[\s,\]]*+<\|tool_call_end\|>")
 
@@ -101,7 +101,7 @@ def _read_bare(text: str, schemas: Schemas) -> ParsedTurn:
 def _calls(
     scan: Scan, position: int, ends: Callable[[int], bool], unended: str
 ) -> tuple[list[_Call], int]:
-    """Calls from `position` on, and the position after them, where they have to end."""
+    """Calls from `position` on, and the position after them, for which `ends` has to be true."""
     try:
         return _Reader(scan, loose=False).calls(position, ends, unended)
     except Unreadable as error:
@@ -120,7 +120,7 @@ class _Reader:
 
     scan: Scan
     loose: bool
-    """True if strings of arguments hold no escapes."""
+    """True if arguments that are strings hold no escapes."""
 
     def calls(
         self, position: int, ends: Callable[[int], bool], unended: str
@@ -234,7 +234,7 @@ class _Reader:
         return "".join(parts), match.end()
 
     def _comma(self, position: int, close: str) -> int:
-        """Position after a comma, or of the end."""
+        """Position after the comma at `position`, or `position` itself at the closing bracket."""
         position = self._space(position)
         if self.scan.text.startswith(",", position):
             return self._space(position + 1)

@@ -32,7 +32,7 @@ FORMS = (
 resemble come last.
 """
 PROMPTED = "prompted"
-"""Name in `?tools=` of Hermes' form requested by a system prompt."""
+"""Name in `?tools=` for Hermes' form, requested by a system prompt."""
 
 
 def form_named(name: str) -> CallForm:

@@ -1,7 +1,7 @@
 """Forms with tags: Qwen's coder models (also 3.5 to 3.8 and Nemotron 3), GLM, and Muse's ATEM.
 
-Values are raw text between tags, so that their types come from the schema. A value ends at a
-closing tag with a valid continuation, since code may hold the tag itself.
+Values are raw text between tags, and the schema gives their types. A value ends at a closing tag
+with a valid continuation, since a value, such as code, may hold the closing tag itself.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ class _Tags:
     argument: re.Pattern[str]
     argument_end: str
     call_end: str
-    """Spelling after a call (empty if a block is one call)."""
+    """Spelling after a call (empty if each block holds only one call)."""
     lines: bool
-    """True if a value is on separate lines."""
+    """True if a value and its tags are on separate lines."""
     example: str
     """Example of a call's beginning, for a policy that wrote it differently."""
     value_end: re.Pattern[str]
     """Closing tag of a value with a valid continuation."""
     next_call: re.Pattern[str]
-    """End of a call followed by the next call. A value that contains it was not closed."""
+    """End of a call followed by the next call. If a value contains this pattern, the value was not
+    closed.
+    """
     written_call: str
     """Template of a block with one call: its name and its arguments."""
     written_argument: str

@@ -1,16 +1,16 @@
 """Transfer of weights from a trainer to the workers of one server, by broadcasts in a separate
 process group.
 
-Both sides run this module: the trainer is rank 0, the workers are the others. It imports nothing of
-the package, since a server has its own environment.
+Both sides run this module: the trainer is rank 0, and the workers are the other ranks. The module
+imports nothing of the package, since a server may have another Python environment.
 
-A group lives for one transfer, so that a restarted server, or a resumed trainer, joins like any
-other. Ranks find each other by a store of the trainer, which listens on one address during the
-transfer. A rank that ends closes its connections, which the others notice at once. A silent one is
-waited for up to `seconds`.
+A group exists for one transfer only. So a restarted server, or a resumed trainer, needs no special
+treatment. Ranks find each other by a store of the trainer, which listens on one address during the
+transfer. If a rank ends, its connections close, which the other ranks notice at once. If a rank is
+silent, the others wait for it up to `seconds`.
 
-Tensors are sent one after the other, in the offer's order, large ones in pieces. So each side holds
-one tensor in addition to the model.
+Tensors are sent one after the other, in the offer's order. Large tensors are sent in pieces. So
+each side holds one tensor in addition to the model.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ class Offer:
     port: int
     """Port of the trainer's store."""
     token: str
-    """Prefix of each key in the store, so that a late rank of another transfer finds nothing."""
+    """Prefix of each key in the store. A late rank of another transfer has another prefix, so it
+    finds nothing.
+    """
     backend: str
     """Backend: gloo, or nccl if each rank has its own GPU."""
     workers: int
-    """Number of ranks without the trainer's."""
+    """Number of ranks, not counting the trainer."""
     seconds: float
-    """Maximum number of seconds that a rank waits for another."""
+    """Maximum number of seconds that a rank waits for another rank."""
     tensors: list[tuple[str, list[int], str]]
     """Name, shape and dtype of each tensor, in the order of transfer."""
 
@@ -91,7 +93,7 @@ def gpu_of(device: torch.device | None) -> str:
 
 
 def local_address(host: str, port: int) -> str:
-    """Address of this machine for connections to another. It sends nothing. Raises `OSError`."""
+    """Address that this machine uses for connections to `host`. Nothing is sent. Raises `OSError`."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as asked:
         asked.connect(address)
@@ -99,7 +101,7 @@ def local_address(host: str, port: int) -> str:
 
 
 def open_store(host: str, seconds: float) -> tuple[Any, int]:
-    """Store that listens on this address only, and its port. Raises `OSError`."""
+    """Store that only listens on the address `host`, and its port. Raises `OSError`."""
     with socket.create_server(
         (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
     ) as listening:
@@ -126,13 +128,13 @@ def send(
     """Send all tensors, on the trainer's side. Raises `RuntimeError` if a worker ends or is silent,
     and `TimeoutError` if the workers do not join.
 
-    `answered`: set when the server has reported its result. Before its workers have joined, that
-    ends the wait for them. Until it is set the connections stay open.
+    `answered`: event that is set when the server has reported its result. If it is set before all
+    workers have joined, waiting for them ends. The connections stay open until it is set.
     """
     own = _DIST.PrefixStore(offer.token, store)
     while not own.check([_here(rank) for rank in range(1, offer.workers + 1)]):
         if answered.wait(_LOOK_SECONDS):
-            raise TimeoutError("its workers did not come for them")
+            raise TimeoutError("the server's workers did not join the transfer")
     with _group(own, 0, offer, offer.host) as group:
         for tensor in tensors.values():
             for piece in _pieces(tensor.reshape(-1).view(torch.uint8)):
@@ -171,8 +173,8 @@ def _broadcast(group: Any, piece: Tensor, offer: Offer) -> None:
 
 @contextmanager
 def _group(store: Any, rank: int, offer: Offer, host: str) -> Generator[Any]:
-    """Process group of one transfer. It is not torch's default group, which a trainer of several
-    ranks, and a server, use themselves.
+    """Process group of one transfer. It is not torch's default group, since trainers with several
+    ranks, and servers, use that group for other purposes.
     """
     if offer.backend == "nccl":
         group = _nccl(store, rank, offer)
@@ -185,7 +187,7 @@ def _group(store: Any, rank: int, offer: Offer, host: str) -> Generator[Any]:
     options = _DIST.ProcessGroupGloo._Options()
     options._timeout = offer.patience
     options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=host)]
-    # closed when the last reference is gone
+    # the group closes when the last reference to it is gone
     yield _DIST.ProcessGroupGloo(store, rank, offer.workers + 1, options)
 
 
@@ -201,7 +203,8 @@ def _nccl(store: Any, rank: int, offer: Offer) -> Any:
     options._timeout = offer.patience
     with _MAKING:
         before = os.environ.get(_BLOCKING_WAIT)
-        os.environ[_BLOCKING_WAIT] = "1"  # read when a group is made, and there is no option for it
+        # there is no option for this; the variable is read when a group is made
+        os.environ[_BLOCKING_WAIT] = "1"
         try:
             return _DIST.ProcessGroupNCCL(store, rank, offer.workers + 1, options)
         finally:

@@ -1,18 +1,19 @@
-"""Weights that a worker of a server computes with: byte-wise comparison with a trainer's, and
-digests.
+"""Weights that a worker of a server computes with: digests, and byte-wise comparison with a
+trainer's weights.
 
 The trainer's tensors are loaded once more, as in a reload, but separately from the model. vLLM's
-own loaders fuse them, take this worker's share of them and round them, and its own processing
-quantises or packs them. The result is compared with the model's tensors. So a model that is split
-over several GPUs, in half precision or quantised, is compared as exactly as any other. Afterwards
-the model has its original tensors.
+loaders fuse these tensors, take this worker's share and round it, and vLLM's processing quantises
+or packs the result. It is then compared with the model's tensors. So the comparison is exact even
+for a model that is split over several GPUs, in half precision or quantised. Afterwards, the model
+has its original tensors.
 
-Matrices in a kernel's own format (the packed matrices of a CPU) have no readable bytes. Then both
-sides are multiplied by the same vectors, and the results compared bit by bit. Each vector reaches a
-few columns, so that a change of a weight's last bit is detected.
+Matrices in the internal format of a kernel (such as packed matrices on a CPU) have no readable
+bytes. They are compared by multiplying both sides by the same vectors and comparing the results bit
+by bit. Each vector is nonzero in a few columns only, so that even a change of a weight's last bit
+is detected.
 
-A digest reads every parameter once, in place. It only shows if anything has changed since another
-digest of the same process.
+A digest reads every parameter once, in place. It only shows if anything has changed since an
+earlier digest of the same process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["HeldWeights", "compare_adapter", "compare_weights", "digest_of"]
 _PIECE = 1 << 22
 """Number of 8-byte numbers that are summed at once."""
 _ROWS = 64
-"""Number of vectors that a packed matrix is multiplied by."""
+"""Number of vectors by which a packed matrix is multiplied."""
 _TIED = "(tied to model.embed_tokens.weight)"
 _RELOAD = "vllm.model_executor.model_loader.reload"
 _LAYERWISE = (
@@ -62,13 +63,13 @@ class HeldWeights:
 
 
 _REGISTERED = ("_parameters", "_buffers")
-"""Attributes in which a module has its tensors. Hooks on adding and removing are bypassed, since
-all are put back.
+"""Attributes in which a module has its tensors. They are set directly, without the module's hooks,
+since all tensors are put back afterwards.
 """
 
 
 class _Kept:
-    """Tensors and attributes of a module, kept to restore them."""
+    """Tensors and attributes of a module, from which it can be restored."""
 
     def __init__(self, module: nn.Module) -> None:
         self.own: dict[str, Any] = dict(module.__dict__)
@@ -99,7 +100,7 @@ class _Kept:
 
 
 def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> HeldWeights:
-    """Compare a model with a trainer's tensors, by Hugging Face's names. No request may be
+    """Compare a model with a trainer's tensors, which have Hugging Face's names. No request may be
     running.
     """
     layerwise, skipped = _layer_by_layer()
@@ -113,8 +114,8 @@ def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> 
 
 
 def _layer_by_layer() -> tuple[Any, Iterable[str]]:
-    """Module of vLLM that reloads layer by layer, and names of tensors that it writes to in place
-    (None if this vLLM has none).
+    """Module of vLLM that reloads layer by layer (None if this vLLM has no such module), and names
+    of tensors that it overwrites in place.
     """
     try:
         found, skipped = (
@@ -127,7 +128,7 @@ def _layer_by_layer() -> tuple[Any, Iterable[str]]:
 
 
 class _Shadow:
-    """Reload whose result is compared instead of used."""
+    """Reload whose result is compared with the model's tensors, but not used."""
 
     def __init__(self, model: nn.Module, layerwise: Any, skipped: Iterable[str]) -> None:
         self._model, self._layerwise, self._skipped = model, layerwise, tuple(skipped)
@@ -163,7 +164,7 @@ class _Shadow:
         return self._found
 
     def _copy_what_is_written_to(self, module: nn.Module) -> None:
-        """Copy tensors that a reload writes in place, such as a bias."""
+        """Copy tensors that a reload overwrites in place, such as a bias."""
         for name in self._skipped:
             live = self._kept[module].parameters.get(name)
             if live is None:
@@ -174,9 +175,7 @@ class _Shadow:
             module.__dict__["_parameters"][name] = own
 
     def _complete(self, module: nn.Module) -> None:
-        """Load the tensors of a layer that did not become complete. For a padded layer they are
-        all.
-        """
+        """Finish a layer for which not all values were loaded. A padded layer never gets more."""
         info = self._layerwise.get_layerwise_info(module)
         if not info.can_load() or not info.load_numel:
             return
@@ -191,14 +190,14 @@ class _Shadow:
         ones.
         """
         kept, name = self._kept[module], self._names[module]
-        # a loader leaves missing places uninitialised, except that of a vocabulary, which sets
-        # them to 0
+        # a loader leaves missing places uninitialised, except for a vocabulary, where it sets them
+        # to 0
         whole = info.load_numel >= (info.load_numel_total or 0) or hasattr(module, "shard_indices")
         fresh: dict[str, Any] = {**module.__dict__["_parameters"], **module.__dict__["_buffers"]}
         for each, live in kept.tensors().items():
             self._seen.add(id(live))
             if not live.numel():
-                continue  # a kernel owns it
+                continue  # the kernel has the contents
             same = _same_bytes(live, fresh.get(each))
             self._found.take(f"{name}.{each}", same if same or whole else None)
         shape = getattr(info.restore_metadata[0].get("weight"), "shape", ())
@@ -212,8 +211,8 @@ class _Shadow:
         kept.put_back(module)  # frees the new tensors
 
     def _compare_tied(self, module: nn.Module, kept: _Kept, fresh: Any, shape: Any) -> None:
-        """Compare an output layer that has its own packed copy of the embedding and gets no tensor
-        of its own.
+        """Compare an output layer that is tied to the embedding: it gets no tensor, but has a
+        packed copy of the embedding.
         """
         shared = kept.parameters.get("weight")
         for head, other in self._kept.items():
@@ -252,8 +251,8 @@ def _same_results(
 
 
 def _vectors(width: int, dtype: torch.dtype) -> Tensor:
-    """Vectors of which each reaches the columns with one remainder of a division, with signs that
-    continue from one to the next.
+    """[rows, width] vectors. Vector i is nonzero in the columns i, i + rows, i + 2 rows and so on,
+    with alternating signs.
     """
     rows = min(_ROWS, width)
     columns = torch.arange(width)
@@ -268,8 +267,8 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def compare_adapter(manager: Any, folder: str) -> HeldWeights:
-    """Compare the adapter that was loaded last with the files in `folder`, in the slots of the
-    model's layers.
+    """Compare the adapter that was loaded last, as it is in the slots of the model's layers, with
+    the files in `folder`.
     """
     request = import_module("vllm.lora.request").LoRARequest
     found, adapters = HeldWeights(), manager._adapter_manager
@@ -340,7 +339,9 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Two sums of a tensor's bytes as 8-byte integers, one weighted by place. They wrap around."""
+    """Two sums of a tensor's bytes as 8-byte integers: a plain sum, and a sum weighted by place.
+    Both wrap around.
+    """
     flat = _bytes(tensor)
     whole = len(flat) // 8 * 8
     words = flat[:whole] if flat.data_ptr() % 8 == 0 else flat[:whole].clone()

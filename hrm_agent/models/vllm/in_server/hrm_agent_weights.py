@@ -3,15 +3,15 @@
     PYTHONPATH=<this folder> VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
         --worker-extension-cls hrm_agent_weights.WeightsFromTrainer
 
-The modules in this folder import nothing of the package, since the server has its own environment.
-The methods are called through `/collective_rpc`, with strings only, in each worker of the server.
-Weights come from a safetensors file, named by its path, or from the trainer itself, by an offer
-(`hrm_agent_group.py`).
+The modules in this folder import nothing of the package, since the server may have another Python
+environment. The methods are called through `/collective_rpc`, with strings only, in each worker of
+the server. Weights come from a safetensors file, named by its path, or from the trainer itself, by
+an offer (`hrm_agent_group.py`).
 
-`model.load_weights` alone is not enough: if a backend keeps a packed copy of a matrix (oneDNN on a
-CPU, which drops the plain one), that copy stays unchanged, for the output layer with tied
-embeddings even without an error. So weights are loaded by vLLM's own reload, layer by layer, and
-then each layer that shares its matrix with another is packed again. The result is verified:
+`model.load_weights` alone is not enough. If a backend computes with a packed copy of a matrix (as
+oneDNN on a CPU, which drops the plain matrix), the copy would stay unchanged. For an output layer
+that is tied to the embedding, there is not even an error. So weights are loaded by vLLM's reload,
+layer by layer, and then a tied output layer is packed again. The result is verified:
 `hrm_differing_weights` compares the tensors of every layer (`hrm_agent_held.py`), and `hrm_watch`
 repeatedly checks that they are unchanged.
 """
@@ -35,7 +35,7 @@ __all__ = ["WeightsFromTrainer"]
 _SHOWN = 50
 """Maximum number of tensor names in one answer."""
 _BOOT = secrets.token_hex(8)
-"""Random id of this process. A restarted one has another."""
+"""Random id of this process. After a restart, it differs."""
 
 
 class WeightsFromTrainer:
@@ -47,14 +47,16 @@ class WeightsFromTrainer:
     device: torch.device | None
 
     def hrm_worker(self) -> dict[str, Any]:
-        """Rank of this worker among the server's workers, and its GPU (empty if NCCL does not know
-        it).
+        """Rank of this worker among the server's workers, and the identifier of its GPU (empty if
+        NCCL cannot use it).
         """
         return {"rank": self.rank, "gpu": gpu_of(self.device)}
 
     def hrm_take_weights(self, source: str, version: str) -> dict[str, Any]:
-        """Load all weights, by the names in Hugging Face's model. `source`: a path or an offer."""
-        self.hrm_version: int | None = None  # until all are loaded
+        """Load all weights, which have the names of Hugging Face's model. `source`: a path or an
+        offer.
+        """
+        self.hrm_version: int | None = None  # no version until all weights are loaded
         self.hrm_taken = getattr(self, "hrm_taken", 0) + 1
         failures: list[Exception] = []
         with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
@@ -64,18 +66,18 @@ class WeightsFromTrainer:
             except Exception as error:
                 failures.append(error.with_traceback(None))
             for _ in tensors:
-                pass  # tensors that the model does not read are sent, too
+                pass  # receive the remaining tensors, since all are sent
         if failures:
             return _failed(failures[0])
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
 
     def hrm_differing_weights(self, source: str) -> dict[str, Any]:
-        """Names of tensors, from a path or an offer, that this worker does not compute with, and of
-        `unknown` ones.
+        """Compare this worker's weights with those of a path or an offer. `differing` has the names
+        of tensors that differ, and `unknown` of those that could not be compared.
 
-        An adapter's folder is compared with the adapter that was loaded last. `digest` is that of
-        the compared weights.
+        If `source` is the folder of an adapter, the adapter that was loaded last is compared.
+        `digest` is the digest of all weights of this worker.
         """
         model = self.model_runner.get_model()
         failures: list[Exception] = []
@@ -101,7 +103,7 @@ class WeightsFromTrainer:
         """Identity of this process, the version last loaded, and the progress of its requests. It
         is called about once a second.
 
-        `digest`: not empty to read all weights for a digest.
+        `digest`: any text but the empty one to read all weights and return their digest.
         """
         said: dict[str, Any] = {
             "rank": self.rank,
@@ -122,8 +124,8 @@ def _told(found: HeldWeights) -> dict[str, Any]:
 
 
 def _sampled(runner: Any) -> dict[str, int] | None:
-    """Tokens of each running request, including its prompt (None if this vLLM does not provide
-    them).
+    """Number of tokens of each running request, including its prompt (None if this vLLM does not
+    report them).
     """
     requests = getattr(runner, "requests", None)
     if isinstance(requests, dict):
@@ -155,8 +157,8 @@ def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Te
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    """Describe an error. It is returned, not raised: if one of several workers raises, vLLM takes
-    the others' results for the next answer.
+    """Describe an error as a result, since it cannot be raised: if one of several workers raises,
+    vLLM returns the other workers' results as the next answer.
     """
     return {"error": f"{type(error).__name__}: {error}"}
 
@@ -164,8 +166,9 @@ def _failed(error: Exception) -> dict[str, Any]:
 def _to_an_end(
     tensors: Generator[tuple[str, Tensor]], failures: list[Exception]
 ) -> Generator[tuple[str, Tensor]]:
-    """End the tensors at an error, which is added to `failures` instead of raised. A reload that an
-    error ends leaves layers that cannot be loaded any more, while one that lacks tensors does not.
+    """Yield the tensors up to an error, which is added to `failures` instead of raised. If an error
+    stopped a reload, some layers could not be loaded any more. A reload that only lacks tensors has
+    no such effect.
     """
     with closing(tensors):
         try:
