@@ -24,8 +24,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name on first use, since the command line imports this package long before it cuts a
-    text.
+    """Load a name on first use, since the command line imports this package long before it needs
+    most of it.
     """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

@@ -1,17 +1,17 @@
-"""Vectors of texts: any LangChain `Embeddings` by its string, and static ones that need no
-download.
+"""Vectors of texts, by any LangChain `Embeddings` that a string names, or by static embeddings,
+which need no download.
 
-A static embedding has one vector for each token of a vocabulary, and the vector of a text is the
-mean over its tokens. No model runs, the order of the words is lost, and a chunk costs about as much
-as its tokenization. It finds a passage that paraphrases the question, which words alone do not, but
-it is worse than a sentence model.
+Static embeddings have one vector for each token of a vocabulary. The vector of a text is the mean
+over its tokens. No model runs, so a chunk costs about as much as its tokenization, but the order of
+the words is lost. Unlike words alone, static embeddings find a passage that paraphrases the
+question, but a sentence model is better.
 
-The vectors and their vocabulary are two files in the wheel of wordllama (extra `vectors`). Only the
-files are read: importing the package takes most of a second and sets up logging for the whole
-process. The wheel is under the MIT licence. The vectors were trained from the token embeddings of
-models whose tokenizer is Llama 2's (Llama 2 70B and Phi-3 Medium, according to the model card).
-Whether the Llama 2 Community License extends to them is not settled. They are therefore no default
-here, and each user has to decide.
+The vectors and their vocabulary are two files in the wheel of wordllama (extra `vectors`). The
+files are read without importing the package, since the import takes most of a second and sets up
+logging for the whole process. The wheel is under the MIT licence. The vectors were trained from the
+token embeddings of models whose tokenizer is Llama 2's (Llama 2 70B and Phi-3 Medium, according to
+the model card). Whether the Llama 2 Community License extends to the vectors is not settled. So
+they are not the default, and each user has to decide.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Vectors = NDArray[np.float32]
 """Vectors, one row per text."""
 
 DIMENSIONS = (64, 128, 256)
-"""Dimensions of static vectors, which were trained so that their first 64 or 128 numbers can be
-used alone.
+"""Possible dimensions of static vectors. In training, their first 64 and 128 numbers were made
+usable alone.
 """
 _FILES = ("weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json")
 _BATCH = 256
@@ -53,14 +53,15 @@ _BATCH = 256
 
 
 class StaticEmbeddings(Embeddings):
-    """Embeddings that are the mean of the tokens' vectors, of unit length (zeros for a text without
-    a token). Threads may share it.
+    """Embeddings by the mean of the tokens' vectors, scaled to unit length (zeros for a text
+    without a token). Threads may share an object.
     """
 
     def __init__(self, dimension: int = 256) -> None:
         if dimension not in DIMENSIONS:
             raise ConfigError(
-                f"Static vectors do not have {dimension} numbers.", f"Choose one of {DIMENSIONS}."
+                f"Static vectors cannot have {dimension} dimensions.",
+                f"Choose one of {DIMENSIONS}.",
             )
         spec = find_spec("wordllama")
         if spec is None or not spec.submodule_search_locations:
@@ -80,7 +81,7 @@ class StaticEmbeddings(Embeddings):
         self._tokenizer: Any = Tokenizer.from_file(str(vocabulary))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # `</s>` in a text is text
+        self._tokenizer.encode_special_tokens = True  # `</s>` inside a text is encoded as text
         self._table: Vectors = load_file(weights)["embedding.weight"][:, :dimension].astype(
             np.float32
         )
@@ -91,7 +92,8 @@ class StaticEmbeddings(Embeddings):
         for first in range(0, len(texts), _BATCH):
             batch = [replace_surrogates(text) for text in texts[first : first + _BATCH]]
             if len(batch) == 1:
-                # A question, for which starting the library's threads takes longer than the work.
+                # The text may be a question. Starting the library's threads would take longer than
+                # encoding it.
                 encoded = [self._tokenizer.encode(batch[0], add_special_tokens=False)]
             else:
                 encoded = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
@@ -107,7 +109,7 @@ class StaticEmbeddings(Embeddings):
         return self.vectors([text])[0].tolist()
 
 
-# They are loaded once per process, however often an index is opened.
+# Static embeddings are loaded once per process, however often an index is opened.
 _static = lru_cache(maxsize=len(DIMENSIONS))(StaticEmbeddings)
 
 
@@ -143,7 +145,7 @@ def load_embeddings(name: str) -> Embeddings:
 
 
 def name_of(embeddings: Embeddings) -> str:
-    """Name under which vectors are recorded. Embeddings with the same name are taken as equal."""
+    """Name under which vectors are recorded. Embeddings with the same name count as equal."""
     kind = type(embeddings)
     model = next(
         (
@@ -166,16 +168,17 @@ def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
         return embeddings.vectors(texts)
     try:
         rows = np.asarray(embeddings.embed_documents(list(texts)), dtype=np.float32)
-    except Exception as error:  # theirs, or that of the service behind them
+    except Exception as error:  # the embeddings, or the service behind them, may raise anything
         raise RetrievalError(
             f"{name_of(embeddings)} failed: {type(error).__name__}: {error}.",
-            "What was indexed before is kept: fix the embeddings, then index again.",
+            "Documents indexed before are kept. Fix the embeddings, then index again.",
         ) from error
     if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
         raise RetrievalError(
-            f"{name_of(embeddings)} gave numbers of shape {rows.shape} for {len(texts)} texts, or"
-            " not finite ones.",
-            "Check that `embed_documents` gives one vector of one length for each text.",
+            f"{name_of(embeddings)} returned an array of shape {rows.shape} for {len(texts)}"
+            " texts, or numbers that are not finite.",
+            "Check that `embed_documents` returns one vector for each text, all of the same"
+            " length.",
         )
     return unit(rows)
 

@@ -1,9 +1,9 @@
 """Language of a text, given or guessed offline from the text itself, and the stemmer for it.
 
-Words of an unknown language, or of one without a stemmer here, are folded and not stemmed. The
-guess is made by langid's model (py3langid, 4.6 MB in its wheel). It takes a second to load and is
-loaded with the first document of unspecified language. Questions are never guessed, since they are
-too short.
+If a language is unknown or has no stemmer, its words are folded and not stemmed. langid's model
+makes the guess (py3langid, 4.6 MB in its wheel). The model takes a second to load, with the first
+document whose language is not given. The language of a question is never guessed, since questions
+are too short.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ STEMMERS = {
 """Snowball's names of algorithms by ISO 639-1 code."""
 _NONE = "none"
 _SAME = {"pcm": "en", "grc": "el", "nn": "no"}
-"""Languages of the model that share a stemmer with another. Their likelihoods are added."""
+"""Languages of the model that use the stemmer of another language. The likelihoods of both are
+added.
+"""
 _LEAST = 0.25
-"""Minimum likelihood of a language, of about 130. Below it the language is unknown. Prose reaches
-it after three to five words.
+"""Minimum likelihood of the most likely of about 130 languages. Below this, the language counts as
+unknown. Prose reaches it after three to five words.
 """
 _WINDOWS, _WINDOW = 4, 500
-"""Number of windows of a long text that are sampled, and characters of each. The beginning alone
-may be a licence.
+"""Number of windows of a long text from which its language is guessed, and characters of each
+window. The beginning alone could be a licence in another language.
 """
 
 

@@ -1,8 +1,8 @@
 """Passages of texts, ranked by a question with BM25 in memory, without an index.
 
-There are two uses. `scored_passages` cuts a long text into passages, of which the best are shown.
-`best_passages` chooses among the passages of all hits of a search, which are often too long to be
-shown in full: a hit with much of the answer gets more space than one with little.
+There are two uses. `scored_passages` cuts one long text into passages, of which the caller shows
+the best. `best_passages` chooses among the passages of all hits of a search, which are often too
+long to be shown in full. A hit with many good passages gets more space than a hit with few.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ def scored_passages(text: str, question: str) -> list[tuple[Span, float]]:
 
 
 def best_passages(hits: Sequence[Extract], question: str, limit: int) -> list[list[Span]]:
-    """Choose passages of hits to show in `limit` characters: for each hit, ordered spans of its
-    text that do not touch.
+    """Choose passages of hits to show in `limit` characters. Returns, for each hit, ordered spans
+    of its text that do not touch.
 
-    If they fit, all are shown. Otherwise the best passage of each hit comes first, in the order of
-    the hits, and then the best of all passages that still fit. Text that two hits share counts once
-    and is shown with the first. Passages of white space alone are not shown.
+    All passages are chosen if they fit. Otherwise, the best passage of each hit is chosen first, in
+    the order of the hits, and then the best of all other passages, as long as they fit. Text that
+    two hits share counts once and belongs to the first of them. Passages of white space alone are
+    left out.
     """
     parts = [(number, span) for number, spans in enumerate(_own_spans(hits)) for span in spans]
     counted = _Counted(

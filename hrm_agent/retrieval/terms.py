@@ -1,25 +1,25 @@
-"""Terms of questions and texts, for everything that ranks by words: an index, and passages in
-memory.
+"""Terms of questions and texts, by which an index, and passages in memory, are ranked.
 
-Texts and questions are analysed only here. FTS5 receives terms with a space between them and looks
-up terms, so a question uses the same terms as the index.
-A word becomes a term in three steps. First it is folded: compatibility forms and case as in Unicode
-(`Straße` is `strasse`, a final sigma is a sigma), with Turkish dotted and dotless i in Turkish
-text. Then it is stemmed in the language of the text. Last its accents are removed, since questions
-often omit them and stemmers need them.
+FTS5 does not analyse text. It gets the terms of this module, with a space between them, for texts
+and for questions, so both use the same terms. A word becomes a term in three steps. First it is
+folded: compatibility forms and case as in Unicode (`Straße` is `strasse`, a final sigma is a
+sigma), with Turkish dotted and dotless i in Turkish text. Then it is stemmed in the language of the
+text. Last, its accents are removed, since questions often omit them. This comes after stemming,
+since stemmers need accents.
 
-A question may match documents of several languages, and is asked in each of them: a phrase has one
-form for each language in which its terms differ.
+A question may match documents of several languages. So it is analysed in each of these languages: a
+phrase has one form for each language in which its terms differ.
 
-A question may have characters that query languages reserve, so it is split into words first, at
-apostrophes and hyphens too: "the president's plan" asks for the president. A word that has several
+A question may have characters that query languages reserve. So it is first split into words, also
+at apostrophes and hyphens: "the president's plan" asks for the president. A word that has several
 terms (`3.14`, `U.S.`) is a phrase. One phrase is enough for a hit, and BM25 ranks the hits.
-Question words ("which", "did") are dropped if there are others: texts seldom have them, so BM25
-would weigh them heavily. In an index other stop words are left to BM25, which knows their
-frequency. A single text is too short for that.
+Question words ("which", "did") are dropped if the question has other words. Texts seldom have
+question words, so BM25 would give them a high weight. In an index, other stop words get a low
+weight by BM25, since they are frequent. A single text is too short for that, so stop words are
+dropped there (`is_common`).
 
-Chinese and Japanese text has hardly any white space. There each character is indexed as a word, and
-a question is asked as pairs of neighbouring characters.
+Chinese and Japanese text has hardly any white space. So each of its characters is indexed as a
+word, and a question is searched as pairs of neighbouring characters.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from hrm_agent.retrieval.languages import NO_LANGUAGE, stemmer_of, stemmer_versi
 __all__ = ["Phrase", "analysis_version", "is_common", "phrases_of", "term_spans", "terms_of"]
 
 Phrase = tuple[str, ...]
-"""Consecutive terms, mostly one."""
+"""Consecutive terms, mostly a single one."""
 
 _RULES = 1
-"""Version of the analysis, raised when it changes. Documents of another version are indexed
-again.
+"""Version of the rules of analysis, incremented when they change. Words that were indexed with
+another version are indexed again.
 """
 _MOST_PHRASES = 256
-"""Maximum different phrases of a question. FTS5 bounds the depth of a query."""
+"""Maximum number of different phrases of a question, since FTS5 limits the depth of a query."""
 _LONGEST = 64
 """Maximum characters of a word. The rest is not part of the term."""
 _MOST_KEPT = 200_000
-"""Maximum words of a language whose terms are cached."""
+"""Maximum number of words of a language whose terms are cached."""
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _RUN = re.compile(f"[{_UNSPACED}]+")
 _WORD = regex.compile(rf"[{_UNSPACED}]|[\p{{L}}\p{{N}}\p{{M}}--[{_UNSPACED}]]+", regex.V1)
 _APART = re.compile(r"[\s\0:/|,;=()\[\]{}<>+*&^~!?\"“”„'’‘ʼ‐‑–—-]+")
 _ACCENTS = re.compile("(?<!и)\u0306|[\u0300-\u0305\u0307-\u036f\u0591-\u05c7\u064b-\u0652]")
-"""Combining accents, and the vowel points of Hebrew and Arabic. The breve of й is kept, since it
-makes another letter.
+"""Combining accents, and the vowel points of Hebrew and Arabic. The breve of й is kept, since й is
+a letter of its own.
 """
 _PLAIN = str.maketrans(
     {
@@ -98,7 +98,7 @@ def term_spans(text: str, languages: Iterable[str]) -> Iterator[tuple[int, int, 
     """Words of a text as (start, end, terms in any of the languages)."""
     terms = {language: _terms_in(language) for language in languages}
     for word in _WORD.finditer(text):
-        # a word may fold to several, which are joined
+        # if a word folds to several words, their terms are joined
         folded = {
             " ".join(known[part] for part in _WORD.findall(_folded(word[0], language)))
             for language, known in terms.items()
@@ -112,7 +112,9 @@ def is_common(term: str) -> bool:
 
 
 def phrases_of(question: str, languages: Sequence[str] = (NO_LANGUAGE,)) -> list[Phrase]:
-    """Phrases of a question in these languages, without duplicates (empty if it has no word)."""
+    """Phrases of a question in these languages, without duplicates (empty if the question has no
+    word).
+    """
     found, asking = dict[Phrase, None](), dict[Phrase, None]()
     for word in _APART.split(question):
         into = asking if word.casefold() in _ASKING else found
@@ -150,7 +152,7 @@ class _Terms(dict[str, str]):
         super().__init__()
         self._stem = stemmer_of(language)
         self._stemming = Lock()
-        """Lock for the stemmer, which keeps the current word in its state."""
+        """Lock for the stemmer, which holds the current word as its state."""
 
     def __missing__(self, word: str) -> str:
         if len(self) >= _MOST_KEPT:

@@ -1,8 +1,8 @@
-"""Text as arrays with one number per character, from which all kinds of boundaries are computed.
+"""Text as arrays with one number per character, from which places to cut are computed.
 
-Places to cut are found by numpy over the whole text at once, in a few nanoseconds per character. A
-tokenizer takes about a hundred, so all boundaries together cost less than tokenizing. No text,
-however odd, is scanned twice.
+numpy finds places to cut in the whole text at once, in a few nanoseconds per character. A tokenizer
+takes about a hundred, so all kinds of places together cost less than tokenizing. No text is scanned
+twice, however unusual.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Flags = NDArray[np.bool_]
 SPACE, WORD, LOWER = 1, 2, 4
 """Bits of `Surface.kinds`: white space, a letter or a digit, a small letter."""
 _TABLE = 0x3100
-"""Size of the table of kinds. All white space is below. Code points above count as letters without
-case.
+"""Number of code points in the table of kinds. All white space is in the table. Code points beyond
+it count as letters without case.
 """
 
 
@@ -48,8 +48,8 @@ class Surface:
 
     @cached_property
     def graphemes(self) -> Flags:
-        """Flags that are True if the text may be cut before character i; one more than there are
-        characters.
+        """Flags, one more than there are characters. Flag i is True if the text may be cut before
+        character i.
         """
         return grapheme_ends(self.text, self.points)
 
@@ -60,13 +60,13 @@ class Surface:
 
     @cached_property
     def lines(self) -> Positions:
-        """Starts of all lines but the first. A line break at the very end starts one too."""
+        """Starts of all lines but the first. A line break at the very end starts a line, too."""
         return np.flatnonzero(self.points == 0x0A) + 1
 
     @cached_property
     def written_lines(self) -> tuple[Positions, Flags]:
-        """Starts of the lines that are not blank, with True if a blank line or nothing precedes the
-        line.
+        """Starts of the lines that are not blank, and flags that are True if a blank line or
+        nothing precedes the line.
         """
         starts = np.concatenate((np.zeros(1, dtype=np.int64), self.lines))
         ends = np.append(self.lines, len(self.text))

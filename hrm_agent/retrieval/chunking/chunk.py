@@ -16,8 +16,7 @@ class Chunk:
     end: int
     """End, one past the last character."""
     tokens: int
-    """Number of tokens of `text` alone, by the tokenizer that it was cut with. Never more than the
-    limit.
+    """Number of tokens of `text` alone, by the tokenizer of the cut. It is never above the limit.
     """
     text: str
-    """Exactly `document[start:end]`, white space at its ends included."""
+    """Exactly `document[start:end]`, including white space at its ends."""

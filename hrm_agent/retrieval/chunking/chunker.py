@@ -24,7 +24,7 @@ DEFAULT_STRATEGY, DEFAULT_SIZE, DEFAULT_OVERLAP = "semantic", 512, 0.15
 """Default settings, explained in `docs/documents.md`."""
 _MOST_OVERLAP = 0.5
 _CONTINUES = re.compile(r"[})\]]|else\b|elif\b|except\b|finally\b|catch\b|end\b")
-"""Beginning of a line of code that belongs to the previous one."""
+"""Beginning of a line of code that belongs to the previous line."""
 
 
 def chunk_text(
@@ -38,10 +38,10 @@ def chunk_text(
 ) -> list[Chunk]:
     """Chunks of `text` in order, covering all of it (empty for an empty text).
 
-    `size` is the limit in tokens of `tokenizer`. `overlap` is the share of it that a chunk repeats
-    of the previous one, up to a half. Strategies: `fixed` (ignores `overlap`), `sliding`,
-    `recursive` (paragraphs, sentences, lines, words), `sentence`, `semantic` (changes of topic,
-    found by words or, if given, by `embeddings`), `markdown`, `code`.
+    `size` is the limit in tokens of `tokenizer`. `overlap`, at most a half, is the share of the
+    limit that a chunk repeats from the previous chunk. Strategies: `fixed` (ignores `overlap`),
+    `sliding`, `recursive` (paragraphs, sentences, lines, words), `sentence`, `semantic` (changes of
+    topic, found by words or, if given, by `embeddings`), `markdown`, `code`.
     """
     if strategy not in STRATEGIES:
         known = f"{nearest(strategy, STRATEGIES)} Known: {', '.join(STRATEGIES)}.".strip()
@@ -51,11 +51,12 @@ def chunk_text(
     if not 0 <= overlap <= _MOST_OVERLAP:
         raise ConfigError(
             f"An overlap of {overlap:g} is not a share from 0 to {_MOST_OVERLAP}.",
-            "For 15 % give 0.15.",
+            "Write 0.15 for 15 %.",
         )
     if embeddings is not None and strategy != "semantic":
         raise ConfigError(
-            f"Embeddings are not used by {strategy!r}.", "Choose `semantic`, or give none."
+            f"Embeddings were given, but the strategy {strategy!r} does not use them.",
+            "Choose `semantic`, or leave the embeddings out.",
         )
     if isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer)
@@ -63,7 +64,7 @@ def chunk_text(
     levels = _semantic(prose, embeddings) if embeddings is not None else STRATEGIES[strategy](prose)
     spans = Spans(prose, tokenizer, size, 0.0 if strategy == "fixed" else overlap)
     starts = list[CutLevel]()
-    if spans.overlap and strategy != "sliding":  # whose chunks start anywhere
+    if spans.overlap and strategy != "sliding":  # chunks of `sliding` start anywhere
         whole = prose.lines if strategy == "code" else prose.sentences
         starts = [CutLevel(whole), CutLevel(prose.words)]
     return list(spans.cut(levels, starts))
@@ -80,12 +81,13 @@ def _semantic(prose: Prose, embeddings: Embeddings | None = None) -> Sequence[Cu
 
 
 def code_levels(prose: Prose) -> Sequence[CutLevel]:
-    """Definitions at the margin, blocks, statements at the margin, lines, words, in any language that
-    is indented.
+    """Places to cut code of any indented language: definitions at the margin, blocks, statements at
+    the margin, lines, words.
 
-    A parser would know more, but each language needs its own. Indentation is enough to keep a
-    function whole if it fits. The best place is a line at the margin after a blank line, then any
-    line after a blank line, then a line at the margin that closes nothing, then any line.
+    A parser would find better places, but each language needs a parser of its own. Indentation is
+    enough to keep a function whole if it fits. The best place is a line at the margin after a blank
+    line, then any line after a blank line, then a line at the margin that closes nothing, then any
+    line.
     """
     starts, after_blank = prose.written_lines
     margin = ~prose.space[starts]

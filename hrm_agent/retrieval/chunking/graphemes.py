@@ -1,9 +1,10 @@
 r"""Ends of graphemes, the characters as a reader sees them.
 
-An "é" may be two code points and a family of four seven. A chunk that ends inside one shows text
-that no author wrote. The rules are Unicode's (UAX 29), by the `regex` library's `\X`. Most text
-needs none of them: only code points outside the plain ranges below, and their neighbours, go to the
-library. Flags are paired here, since `\X` looks back over their whole run.
+An "é" may be two code points, and an emoji of a family of four may be seven. A chunk that ends
+inside a grapheme shows text that no author wrote. The rules are Unicode's (UAX 29), as in `\X` of
+the `regex` library. Most text does not need the library: only code points outside the plain ranges
+below, and their neighbours, go to it. Flags, which are pairs of code points, are matched by a
+pattern of this module, since `\X` would look back over a whole run of flags.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _PLAIN = (
     (0x4E00, 0x9FFF),
     (0xFF01, 0xFF60),
 )
-"""Ranges of code points that do not join with a neighbour of these ranges: no marks, emoji or
-Hangul parts.
+"""Plain ranges: code points in them never join with each other. They have no combining marks, emoji
+or parts of Hangul syllables.
 """
 _TABLE = 0x10000
-"""Size of the table. All code points above go to the library."""
+"""Number of code points in the table. All code points beyond it go to the library."""
 _FLAG = "\U0001f1e6-\U0001f1ff"
 _GRAPHEME = regex.compile(rf"[{_FLAG}][{_FLAG}]?[\p{{GCB=EX}}\p{{GCB=ZWJ}}\p{{GCB=SM}}]*+|\X")
 
@@ -47,8 +48,8 @@ def code_points(text: str) -> NDArray[np.uint32]:
 
 
 def grapheme_ends(text: str, points: NDArray[np.uint32] | None = None) -> NDArray[np.bool_]:
-    """Flags that are True if the text may be cut before character i, `len(text) + 1` of them, True
-    at both ends. `points`: code points, if already computed.
+    """`len(text) + 1` flags. Flag i is True if the text may be cut before character i. The first
+    and the last flag are True. `points`: code points, if already computed.
     """
     may_cut = np.ones(len(text) + 1, dtype=np.bool_)
     points = code_points(text) if points is None else points

@@ -1,9 +1,10 @@
-"""Places to cut Markdown: before headings, the upper ones first, then at changes of topic, then
-between blocks.
+"""Places to cut Markdown. Headings are preferred, those of the upper ranks most, then changes of
+topic, then ends of blocks.
 
-It is read line by line and not parsed: only the lines that begin a block are needed, and a page of
-invalid Markdown has to be cut too. Inside a fence nothing is a heading or a sentence, and only line
-ends are places to cut. Not covered: underlined headings, fences inside of quotations, HTML blocks.
+Text is read line by line and not parsed, since only the lines that begin a block are needed, and
+invalid Markdown has to be cut, too. Inside a fence nothing counts as a heading or a sentence, and
+only line ends are places to cut. Not covered: underlined headings, fences inside of quotations,
+HTML blocks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 
 def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
-    """Headings of rank 1 and 2, other headings, changes of topic, blocks, sentences, lines,
-    words.
+    """Places by preference: headings of rank 1 and 2, other headings, changes of topic, blocks,
+    sentences, lines, words.
     """
     starts, after_blank = prose.written_lines
     first = prose.points[prose.visible(starts)]
@@ -73,7 +74,7 @@ def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:
 
 
 def _inside(places: Positions, fences: Positions) -> Flags:
-    """Flags of the places inside of a fenced block (False at its end)."""
+    """Flags that are True for places inside a fenced block (False at its end)."""
     return fences[:, 0].searchsorted(places, "right") > fences[:, 1].searchsorted(places, "right")
 
 

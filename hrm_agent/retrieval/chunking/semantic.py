@@ -1,14 +1,16 @@
 """Changes of topic, found by words alone or by vectors.
 
-The method is TextTiling (Hearst 1997). At each gap between sentences the sentences before it are
-compared with those after it, by cosine. A gap where they are less similar than on both sides of it
-is a valley. Its depth is its distance below the two hills. A chunk ends at the deepest valley
-within reach. Deviations: sentences instead of blocks of a fixed length; the mean over a narrow and
-a wide window, since topics are short and long; and a bounded distance to the hills, so that time is
-linear.
+The method is TextTiling (Hearst 1997). At each gap between sentences, the sentences before it are
+compared with those after it, by cosine. If they are less similar than at the gaps on both sides,
+the gap is a valley between two hills. The depth of a valley is its distance below both hills. A
+chunk ends at the deepest valley within reach.
 
-Without a model a sentence is represented by its words, which weigh more the fewer sentences of this
-text have them. With one it is a vector.
+There are three deviations from the paper. Sentences are used instead of blocks of a fixed length.
+Similarity is the mean over a narrow and a wide window, since topics may be short or long. Hills are
+searched within a bounded distance, which makes the time linear.
+
+Without embeddings, a sentence is represented by its words. A word weighs more if fewer sentences of
+the text have it. With embeddings, a sentence is represented by its vector.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ __all__ = ["topics"]
 Scores = NDArray[np.float64]
 
 _SIDES = (4, 8)
-"""Number of sentences compared on either side of a gap, narrow and wide."""
+"""Number of sentences compared on either side of a gap, in the narrow and in the wide window."""
 _HILL = 12
-"""Number of gaps on either side within which the hill beside a valley is searched."""
+"""Number of gaps on either side of a valley in which its hill is searched."""
 _STEM = 6
-"""Number of letters by which words are compared. "model" and "models" are equal, and so are some
-unrelated words.
+"""Number of first letters by which words are compared. So "planets" and "planetary" are equal, but
+also some unrelated words.
 """
 
 
@@ -78,8 +80,8 @@ def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embedding
 
 
 def _alike_in_window(sums: Scores, side: int) -> Scores:
-    """Cosine of `side` sentences before and after each gap. `sums[d, i]` are the products of
-    `_products` summed up to i.
+    """Cosine of `side` sentences before and after each gap. `sums[d, i]`: sum of the products [d,
+    0] to [d, i - 1] of `_products`.
     """
     count = sums.shape[1] - 1
     gaps = np.arange(1, count)

@@ -1,8 +1,8 @@
 """Places to cut prose: paragraphs, sentences, lines, words.
 
-A sentence ends with its mark and white space. After a full stop the next character must not be a
-small letter, and the word before must not be an abbreviation. This is wrong now and then ("Dr.
-Who"), which only costs a worse place to cut. Full-width marks need no white space.
+A sentence ends with a mark such as a full stop and white space. Full-width marks need no white
+space. A full stop only counts if the next character is not a small letter and the word before is
+not an abbreviation. This rule may be wrong, which only gives a worse place to cut.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LONGEST = len("approx")
 
 
 class Prose(Surface):
-    """Text with the places between its parts. Each place is the first character of the next
-    part.
+    """Text with the places between its parts. A place is the position of the first character of the
+    next part.
     """
 
     @cached_property
@@ -39,7 +39,7 @@ class Prose(Surface):
 
     @cached_property
     def sentences(self) -> Positions:
-        """Starts of sentences, after white space or a paragraph."""
+        """Starts of sentences. A sentence also starts with each paragraph."""
         points, size = self.points, len(self.text)
         marks = np.concatenate([np.flatnonzero(points == mark) for mark in (_STOP, *_MARKS)])
         behind = marks + 1
@@ -60,15 +60,15 @@ class Prose(Surface):
 
 
 def _among(points: NDArray[np.uint32], places: Positions, wanted: tuple[int, ...]) -> Flags:
-    """Flags that are True if one of these characters is at the place."""
+    """Flags that are True if one of the `wanted` characters is at the place."""
     found = places < len(points)
     found[found] = np.isin(points[places[found]], wanted)
     return found
 
 
 def _abbreviated(surface: Surface, stops: Positions) -> Flags:
-    """Flags of the full stops after an abbreviation: a listed one, a capital, or a letter after a
-    full stop ("e.g.").
+    """Flags that are True for full stops after an abbreviation: a listed word, a single capital, or
+    a letter after a full stop ("e.g.").
     """
     packed, running = np.zeros(len(stops), dtype=np.int64), np.ones(len(stops), dtype=np.bool_)
     length = np.zeros(len(stops), dtype=np.int64)

@@ -1,22 +1,24 @@
-"""Computation of spans: the end of the next chunk and the start of the one after it.
+"""Computation of spans: the end of each chunk, and the start of the next chunk.
 
 Strategies only propose places to cut (`levels`, the best kind first). This module guarantees what
 citations rely on:
 
 * *Exact spans.* Chunks are pairs of positions in the given text. Nothing is stripped, joined or
-  searched again, so repeated text cannot confuse them. The first starts at 0, the last ends at the
-  end, and none starts after its predecessor's end.
-* *The limit.* The text is tokenized once, and positions are looked up in that index. Part of a text
-  may count more alone than inside of it, so each chunk is counted again and shortened if it is over
-  the limit. With a `local` tokenizer only its two edges are counted again, up to the first and the
-  last space that no token reaches over: little more than one pass, instead of two or more.
-* *Graphemes.* Every place to cut is an end of a grapheme. Only a grapheme that is over the limit
-  alone is cut, between code points. A code point that is over it alone is an error, since no chunk
-  can hold it.
-* *Overlap moves the start back* into the chunk before, to the best place at two to four thirds of
-  the wanted number of tokens. The end is not touched, and overlap counts towards the limit.
-* *Linear time.* A chunk takes at least a quarter of its limit until the text ends, and looks no
-  farther than the limit, so no text is scanned again and again.
+  searched again, so repeated text has no effect. The first chunk starts at 0, the last ends at the
+  end of the text, and no chunk starts after the end of the previous chunk.
+* *The limit.* The text is tokenized once, and the positions of tokens give the end of a chunk. A
+  chunk alone may have more tokens than inside of the text. So each chunk is counted again, and
+  shortened if it is over the limit. With a `local` tokenizer, only the two edges of a chunk are
+  counted again, up to the first and from the last space that no token reaches over. That takes
+  little more than one pass over the text, instead of two or more.
+* *Graphemes.* Every place to cut is an end of a grapheme. A grapheme is cut, between code points,
+  only if it alone is over the limit. If a single code point is over the limit, `ConfigError` is
+  raised, since no chunk can hold it.
+* *Overlap moves the start back* into the previous chunk, to the best place at two to four thirds of
+  the wanted number of tokens. The end of the previous chunk does not change, and overlap counts
+  towards the limit.
+* *Linear time.* Every chunk but the last takes at least a quarter of the limit, and looks no
+  farther than the limit. So no text is scanned many times.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ __all__ = ["CutLevel", "Spans"]
 _JOINT = re.compile(" (?<=[A-Za-z0-9] )(?=[A-Za-z])")
 """Space that no token of a local tokenizer reaches over."""
 _LEAST_WINDOW = 16
-"""Characters searched for the end of a grapheme, in addition to four times the reach of the
-limit.
+"""Number of characters that are searched for the end of a grapheme, in addition to four times those
+that fit the limit.
 """
 
 
@@ -49,10 +51,10 @@ class CutLevel:
     """Places of one kind where a text may be cut."""
 
     places: Positions
-    """Positions in ascending order. A cut is before the character."""
+    """Positions in ascending order. A cut is before the character at the position."""
     strength: NDArray[np.float64] | None = None
-    """Quality of each place, of which the best within reach is taken. (None if all are equal. Then
-    the last within reach is taken.)
+    """Quality of each place. The best place within reach is taken (None if all are equal: the last
+    place within reach is taken).
     """
 
     def last(self, first: int, last: int) -> int | None:
@@ -84,15 +86,15 @@ class Spans:
     """Text with its tokens, cut into chunks within the limit."""
 
     def __init__(self, surface: Surface, tokenizer: Tokenizer, size: int, overlap: float) -> None:
-        """Tokenize a text. `size` is the limit in tokens, `overlap` the share of it that a chunk
-        has in common with the previous one.
+        """Tokenize a text. `size` is the limit in tokens, `overlap` the share of the limit that a
+        chunk has in common with the previous chunk.
         """
         self.text = surface.text
         self.graphemes = surface.graphemes
         self.tokenizer = tokenizer
         self.size = size
         self.overlap = round(size * overlap)
-        # tokens do not depend on the text before them
+        # the tokens of these tokenizers do not depend on the text before them
         self._restarts = isinstance(tokenizer, Characters | Expression)
         rows = tokenizer.offsets(surface.text)
         self._starts, self._ends = (
@@ -101,8 +103,8 @@ class Spans:
         )
 
     def cut(self, levels: Sequence[CutLevel], starts: Sequence[CutLevel]) -> Iterator[Chunk]:
-        """Yield chunks that end at the best of `levels`, and overlap from the best of `starts`
-        on.
+        """Yield chunks. A chunk ends at the best place of `levels`, and its overlap begins at the
+        best place of `starts`.
         """
         levels, starts = (
             [self._whole(level) for level in levels],
@@ -129,7 +131,7 @@ class Spans:
         )
 
     def _next(self, start: int, after: int, levels: Sequence[CutLevel]) -> Chunk | None:
-        """Chunk from `start` to a place after `after` (None if none is within the limit)."""
+        """Chunk from `start` to a place after `after` (None if no such place is within the limit)."""
         budget, step = self.size, 1
         while budget > 0 and (limit := self._reach(start, budget)) > after:
             end = self._end(start, after, limit, levels)
@@ -153,8 +155,8 @@ class Spans:
         return after + 1 + int(found[-1]) if len(found) else None
 
     def _within_grapheme(self, start: int) -> Chunk:
-        """Grapheme at `start`, or as much of it as fits the limit. Raise `ConfigError` if one code
-        point is over it.
+        """Grapheme at `start`, or as much of it as fits the limit. Raises `ConfigError` if one code
+        point is over the limit.
         """
         reached = self._reach(start, self.size) - start
         window = self.graphemes[start + 1 : start + _LEAST_WINDOW + 4 * reached]
@@ -164,15 +166,13 @@ class Spans:
             if (tokens := self.count(start, start + size)) <= self.size:
                 return Chunk(start, start + size, tokens, self.text[start : start + size])
         raise ConfigError(
-            f"Character {start}, {self.text[start]!r}, alone is more than {self.size} tokens of"
+            f"Character {start}, {self.text[start]!r}, has more than {self.size} tokens of"
             f" {self.tokenizer.name}.",
             "Choose a larger chunk size.",
         )
 
     def _reach(self, start: int, tokens: int) -> int:
-        """Farthest position such that the text from `start` to it touches at most `tokens`
-        tokens.
-        """
+        """Farthest position up to which the text from `start` touches at most `tokens` tokens."""
         beyond = int(self._ends.searchsorted(start, "right")) + tokens
         return int(self._starts[beyond]) if beyond < len(self._starts) else len(self.text)
 

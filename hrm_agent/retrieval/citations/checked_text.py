@@ -1,16 +1,18 @@
-"""Citations in a model's text, checked against the sources: an exact span, or no citation.
+"""Check of the citations in a model's text against the sources. Only an exact span of a source is a
+citation.
 
 A model cites by quoting: `Whales eat krill [S1: "feeds almost exclusively on krill"].` It gives no
-positions, since it could not count them. `hrm_agent.retrieval.citations.marks` finds citations in
-any form. Here each quote is searched in the source that it names. An exact match is a citation. A
-match but for white space, quotation marks and dashes is corrected to the source's own characters.
-An omission (`...`) makes a citation of each part. A quote found only in another source is moved to
-that one. Everything else is fabricated, whatever the reason.
+positions, since models cannot count characters. `hrm_agent.retrieval.citations.marks` finds
+citations in any form. This module searches each quote in the source that the citation names. An
+exact match is a citation. If a match differs in white space, quotation marks or dashes only, the
+quote is corrected to the source's own characters. If a quote has an omission (`...`), each part
+becomes a citation. If a quote is found in another source only, its citation gets that source's
+name. Every other quote counts as fabricated, whatever the reason.
 
-The text shown to the user has a mark, `[1]`, in place of each citation, and the list of them at its
-end. Nothing else in it looks like a mark: invalid citations are removed, and numbers in brackets,
-which may belong to the text, become `(1)`. A model's own list of sources is removed with its
-quotes, which belong to no sentence.
+The text shown to the user has a mark, `[1]`, in place of each citation, and the list of citations
+at its end. Nothing else in it looks like a mark: invalid citations are removed, and numbers in
+brackets, which may belong to the text, become `(1)`. A model's own list of sources is removed with
+its quotes, since they belong to no sentence.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, `TypedDict` of `typing` is not enough for LangGraph's JSON schemas
 from typing_extensions import TypedDict
 
 from hrm_agent.answers.final_answer import own_text
@@ -44,14 +46,15 @@ NOT_ANSWERED = "NOT ANSWERED"
 MAX_TEXT = 40_000
 """Maximum characters of an answer. The rest is not read."""
 SHORTEST_QUOTE = 10
-"""Minimum bytes of a quote. Shorter ones could be anywhere."""
+"""Minimum bytes of a quote. A shorter quote could be anywhere."""
 MAX_CITATIONS, MAX_LOOKUPS = 100, 400
-"""Maximum valid citations of an answer, and maximum quotes that are searched."""
+"""Maximum number of valid citations of an answer, and maximum number of quotes that are searched.
+"""
 MAX_SHOWN = 200
 """Maximum characters of a quote in the list."""
 _SPACED = re.compile(r"[ \t]{1,4}(?=[.,;:!?](?:\s|\Z))")
 PASSES = 4
-"""Maximum passes over a text until it has no more marks."""
+"""Maximum number of passes over a text until it has no more marks."""
 _OWN_LIST = "the text: a list of sources of its own was left out"
 _PLACE = re.compile("\ue000(\\d+)\ue001")
 _NO_PLACES = str.maketrans("\ue000\ue001", "\ufffd\ufffd")
@@ -59,7 +62,7 @@ _NO_BRACKETS = str.maketrans("[［【〔〖〚⟦❲⁅]］】〕〗〛⟧❳⁆
 _OMISSION = re.compile(r"\s*(?:\[\s*(?:\.{3}|…)\s*\]|\.{3}|…)\s*")
 _BETWEEN = re.compile(r"""["”»]\s{0,3}(?:[;,&]|and)\s{0,3}["“«]""")
 _STOPS = " \n.,;:!?…"
-"""Characters that a model appends to a quote that goes on there in its source."""
+"""Characters that a model may append to a quote although the source continues differently."""
 _SAYS_NOT = re.compile(
     rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}(?!\w)[\s.:;,!*)\]”»-]*", re.IGNORECASE
 )
@@ -99,9 +102,9 @@ class CheckedText:
     """Text of a model after its citations were checked against the sources."""
 
     text: str
-    """Text with marks in place of citations, and their list at its end."""
+    """Text with marks in place of citations, and the list of citations at its end."""
     citations: tuple[Citation, ...]
-    """Citations, of which the first is `[1]`."""
+    """Citations. The first is `[1]`."""
     problems: tuple[str, ...]
     """Problems of invalid citations, as feedback for the model."""
     mended: tuple[str, ...]
@@ -113,14 +116,16 @@ class CheckedText:
     statements: tuple[Statement, ...]
     """Sentences with citations."""
     refused: tuple[Statement, ...]
-    """Sentences with valid citations that were removed because they are in `refused`."""
+    """Statements whose valid citations were removed, since the caller of `check` refused these
+    statements.
+    """
 
 
 def check(
     text: str, sources: Mapping[str, CitedSource], refused: Collection[Any] = ()
 ) -> CheckedText:
-    """Resolve all citations of a model's text. Statements whose keys are in `refused` lose
-    theirs.
+    """Resolve all citations of a model's text. `refused`: keys of statements whose citations are
+    removed.
     """
     own = _own(text)
     denies = _SAYS_NOT.match(own)
@@ -157,7 +162,7 @@ def check(
 def quoted_again(text: str, sources: Mapping[str, CitedSource], names: Mapping[str, str]) -> str:
     """Return a searcher's text with its valid citations in exact form and without invalid ones.
 
-    `names` maps the searcher's names of sources to the names that they get.
+    `names` maps the searcher's names of sources to their new names.
     """
     parts = _Book(sources).parts(_own(text))
     return _joined(
@@ -186,11 +191,11 @@ class _Book:
         self.mended: list[str] = []
 
     def parts(self, text: str) -> list[_Part]:
-        """Return the text as parts, with its citations resolved and without anything that only
-        looks like one.
+        """Return the text as parts, with its citations resolved and without anything else that
+        looks like a citation.
 
-        A removal may join characters to a new mark, `[ [S9]1]`, so the text is scanned again. A
-        text that still changes after `PASSES` passes was made for that, and all its brackets are
+        Removing a mark may create a new mark, as in `[ [S9]1]`, so the text is scanned again. If a
+        text still changes after `PASSES` passes, it was made to do so, and all its brackets are
         replaced by parentheses.
         """
         text = text.translate(_NO_PLACES)
@@ -244,7 +249,7 @@ class _Book:
                 and before.endswith("(")
                 and text[after : after + 1] == ")"
             ):
-                # the parentheses would be empty
+                # without the mark, the parentheses would be empty
                 before, after = before[:-1].rstrip(" \t"), after + 1
             # `[text](1)` would be a link
             apart = " " if mark.instead and before.endswith("]") else ""
@@ -345,7 +350,7 @@ def _key(one: Citation) -> tuple[str, int, int]:
 
 
 def _by_sentence(parts: Sequence[_Part]) -> list[tuple[Statement, list[int]]]:
-    """Sentences with citations, each with the indices of its citations among the parts."""
+    """Sentences with citations, each with the indices of its citations in `parts`."""
     text, marks = "", list[tuple[int, int]]()
     for number, part in enumerate(parts):
         if isinstance(part, str):
@@ -370,9 +375,7 @@ def _by_sentence(parts: Sequence[_Part]) -> list[tuple[Statement, list[int]]]:
 
 
 def _joined(parts: Iterable[_Part], shown: Callable[[Citation], str]) -> str:
-    """Join the parts so that following text does not turn a mark into a link or a link
-    definition.
-    """
+    """Join the parts. Following text must not turn a mark into a link or a link definition."""
     text = ""
     for part in parts:
         piece = part if isinstance(part, str) else shown(part)

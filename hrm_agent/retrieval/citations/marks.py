@@ -1,19 +1,19 @@
 """Parser of citations in a model's text, in the many forms that models write. It does not look up
 the quotes.
 
-The requested form is `[S1: "words of the source"]`. Other forms of the same meaning are read too:
-quotation marks of any kind, or none; the quote before the name (`"words" [S1]`, `["words", S1]`);
-several names or several quotes in one bracket; `[s1: ...]`, `[Source S1: ...]`, `(S1: ...)`, and a
-source's title in place of its name.
+The requested form is `[S1: "words of the source"]`. Other forms with the same meaning are read,
+too: with other quotation marks or without any, with the quote before the name (`"words" [S1]`,
+`["words", S1]`), with several names or several quotes in one bracket, as `[s1: ...]`, `[Source S1:
+...]` or `(S1: ...)`, and with a source's title in place of its name.
 
-Text that only looks like a citation is also a mark, one without a quote: `[1]`, `[1, 2]`, `[ 1 ]`,
-`[^1]`, `【1†source】`, `[source 3]`, `[Smith, 2020]`, `[1](http://...)`. Brackets of other scripts,
-full-width and superscript digits, invisible characters and escaped brackets are read as they
-appear. A model's own list of sources is found by its heading, or by definitions of footnotes.
+Text that only looks like a citation is also a mark, but a mark without a quote: `[1]`, `[1, 2]`, `[
+1 ]`, `[^1]`, `【1†source】`, `[source 3]`, `[Smith, 2020]`, `[1](http://...)`. Brackets of other
+scripts, full-width and superscript digits, invisible characters and escaped brackets are read as
+they appear. A model's own list of sources is found by its heading, or by definitions of footnotes.
 
-Not marks: numbers that begin with 0, slices (`[1:3]`), `[sic]`, `[...]`, links with a text, and
-anything in code. In code only a complete citation with its words is a mark. An unclosed fence, or
-one marked as Markdown, is not code.
+No marks are numbers that begin with 0, slices (`[1:3]`), `[sic]`, `[...]`, and links with a text.
+In code, only a complete citation with its words is a mark. An unclosed fence, or a fence for
+Markdown, does not count as code.
 
 Every character is scanned a bounded number of times, so time is linear in the length of the text.
 """
@@ -102,7 +102,7 @@ _ENTRY = re.compile(
     re.IGNORECASE,
 )
 MAX_ENTRY = 400
-"""Maximum characters of a line in a list that does not look like an entry."""
+"""Maximum characters of a line that does not look like an entry but counts as a part of a list."""
 _QUOTED = re.compile(r"""\[[^\[\]\n]*\]|"[^"\n]*"|“[^“”\n]*”|«[^«»\n]*»""")
 _STOPPED = re.compile(r"[.!?。！？…][)\]*_\s]{0,4}\Z|[^\W\d_]{3}\s?[.!?]\s+[^\W\d_]|[。！？]")
 _DEFINITION = re.compile(r"\s{0,3}\[(?:\^[^\[\]\s]{1,40}|\s?\d{1,6}\s?)\]:")
@@ -110,12 +110,12 @@ _DEFINITION = re.compile(r"\s{0,3}\[(?:\^[^\[\]\s]{1,40}|\s?\d{1,6}\s?)\]:")
 
 @dataclass(frozen=True, slots=True)
 class CitedWords:
-    """Source names of a citation with one quote, or without a quote."""
+    """Citation of one quote, or without a quote, by one or several names of sources."""
 
     names: tuple[str, ...]
     """Names of sources, e.g. `S1`."""
     quotes: tuple[str, ...]
-    """Candidates for the quoted words, the likeliest first (empty without a quote)."""
+    """Candidates for the quoted words, the most likely first (empty without a quote)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class Mark:
     cited: tuple[CitedWords, ...]
     """Citations of the mark."""
     instead: str
-    """Replacement if no citation is valid. Numbers, which may belong to the text, stay in
-    parentheses.
+    """Replacement if no citation of the mark is valid. Numbers, which may belong to the text, are
+    put in parentheses.
     """
 
 
@@ -213,8 +213,8 @@ class _Scanner:
         return self._marked(opening, closing.end(), [CitedWords(names, (quote,))])
 
     def _bare(self, opening: re.Match[str], kind: str) -> Mark | None:
-        """Mark with names or numbers only. The quote may be before it in quotation marks, or after
-        a colon.
+        """Mark with names or numbers only. A quote may be before the bracket in quotation marks, or
+        in it after a colon.
         """
         text = self._text
         simple = _SIMPLE[kind].match(text, opening.end())
@@ -222,7 +222,7 @@ class _Scanner:
             cut = _UNCLOSED.match(text, opening.end()) if kind == "[" else None
             if cut is None:
                 return None
-            # an answer that was cut off is not reported as a problem
+            # at the end of the text, the answer was cut off, which is not reported as a problem
             whole = cut.end() < len(text)
             cited = (CitedWords(self._names_of(cut[0], kind), ()),) if whole else ()
             return Mark(opening.start(), cut.end(), cited, "")
@@ -251,7 +251,7 @@ class _Scanner:
         instead: str = "",
         close: str = "]",
     ) -> Mark:
-        """Mark with as many closing brackets as opening ones, and with a link address that
+        """Mark that includes as many closing brackets as opening brackets, and a link address that
         follows.
         """
         extra = len(opening["open"].lstrip("\\")) - len(close)
@@ -275,7 +275,9 @@ class _Scanner:
         return tuple(f"S{number}" for number in numbers)
 
     def _named_by(self, content: str, kind: str) -> tuple[tuple[str, ...], bool]:
-        """Names of the sources in a bracket, and True if it can only be a citation."""
+        """Names of the sources in a bracket, and True if the bracket cannot be anything but a
+        citation.
+        """
         said = _seen(content).strip(" \\*_~")
         low = said.casefold()
         begun = _BEGINS.match(low)
@@ -315,8 +317,8 @@ def _next(closings: Sequence[re.Match[str]], at: int) -> re.Match[str] | None:
 
 
 def _seen(text: str, signs: bool = True) -> str:
-    """Visible form of a short text: no tags, no invisible characters, plain digits. `signs`: keep
-    emoji.
+    """Visible form of a short text, without tags and invisible characters, and with plain digits.
+    `signs`: True to keep emoji.
     """
     shown = unicodedata.normalize("NFKC", _TAG.sub("", text))
     unseen = ("Cf", "Mn", "Me") if signs else ("Cf", "Mn", "Me", "So")
@@ -325,8 +327,8 @@ def _seen(text: str, signs: bool = True) -> str:
 
 
 def _numbers(said: str) -> list[str]:
-    """Numbers of a list such as `1, 2 and 5-7` (a range gives its first). Empty if the list has
-    anything else, or a number that begins with 0.
+    """Numbers of a list such as `1, 2 and 5-7`. A range gives its first number. Empty if there is
+    any other text, or a number that begins with 0.
     """
     words = [word for word in re.split(r"[\s,、;&/|+]+", said) if word and word not in _JOINING]
     found = [_NUMBER.fullmatch(word) for word in words]
@@ -334,7 +336,7 @@ def _numbers(said: str) -> list[str]:
 
 
 def _quotes_before(text: str, at: int) -> tuple[str, ...]:
-    """Candidates for a quote right before `at`, the shortest first."""
+    """Candidates for a quote that ends right before `at`, the shortest first."""
     before = text[max(at - LONGEST_QUOTE - 8, 0) : at].rstrip(" \t*_")
     if before[-1:] in (*".,;:!?",):
         before = before[:-1].rstrip("*_")
@@ -371,7 +373,7 @@ def _inline_code(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     for ticks in _TICKS.finditer(text, start, end):
         length, line = len(ticks[0]), text.rfind("\n", max(ticks.start() - 4, 0), ticks.start()) + 1
         if length >= 3 and not text[line : ticks.start()].strip() and (line or ticks.start() < 4):
-            continue  # a fence, which is not closed or holds prose
+            continue  # a fence that is not closed or holds prose
         before = opened.get(length, -1)
         if before >= done and "\n\n" not in text[before : ticks.start()][: 4 * LONGEST_QUOTE]:
             yield before, ticks.end()
@@ -434,21 +436,21 @@ class _Lines:
         )
 
     def _first_not(self, *kinds: str) -> list[int]:
-        """Index of the first line from each line on whose kind is not one of these."""
+        """Index, for each line, of the first line from there on whose kind is not in `kinds`."""
         found = [*range(len(self._kinds))]
         for number in range(len(found) - 2, -1, -1):
             found[number] = found[number + 1] if self._kinds[number] in kinds else number
         return found
 
     def last_entry(self, heading: int) -> int:
-        """Last line of a list: first lines that are no sentences, then lines that begin like
-        entries. Prose ends the list and is never removed.
+        """Last line of the list under a heading. The list consists of lines that are no sentences,
+        followed by lines that begin like entries. Prose ends the list and is never removed.
         """
         begins = self._past_blank[heading + 1]
         ends = self._past_plain[begins]
         if ends > begins and self._kinds[ends] == "prose" and ends < len(self.spans):
             start = self.spans[ends][0]
-            if self._text[start : start + 1].islower():  # a sentence of several lines
+            if self._text[start : start + 1].islower():  # the line continues a sentence
                 return heading
         ends = self._past_entries[ends]
         while ends > heading + 1 and self._kinds[ends - 1] == "blank":

@@ -1,17 +1,18 @@
 """Citations that can be checked: a quote with its span in a text.
 
-A model quotes, and it also invents quotes. A citation is exactly `text[start:end]`. A quote matches
-a text exactly, or but for white space, quotation marks and dashes, which a model confuses.
-Everything else is fabricated, however similar: there is no threshold. A model's quote begins and
-ends at a word, since `able` does not quote `unable`.
+Models also invent quotes. The quote of a citation is exactly `text[start:end]`. A model's quote
+matches a text if both are equal, or if they differ in white space, quotation marks and dashes only,
+which models confuse. Every other quote is fabricated: there is no threshold of similarity. A
+model's quote has to begin and end at a word, since `able` does not quote `unable`.
 
 `find_quote` searches one text. `QuotableText` is for a text that is searched often, e.g. a source
-of the research agent. `resolve` checks a quote (these words, in this span of this document, in this
-revision) against an index, and returns the reason of a rejection.
+of the research agent. `resolve` checks a quote with its document, span and revision against an
+index, and returns a verdict with the reason.
 
-Words: `unable` is not cut after `un`, nor `12.5` after `12`. Scripts without spaces between words may
-be cut anywhere but within a character. Words joined by a hyphen are one, since the first part may
-reverse the meaning (`non-toxic`). Words joined by an apostrophe are two, but for the English `n't`.
+A quote does not end inside of a word: not after `un` in `unable`, nor after `12` in `12.5`. Scripts
+without spaces between words may be cut anywhere but within a character. Words joined by a hyphen
+count as one word, since the first part may reverse the meaning (`non-toxic`). Words joined by an
+apostrophe count as two, except for the English `n't`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-# typing's has too little for LangGraph's JSON schemas before Python 3.12
+# before Python 3.12, `TypedDict` of `typing` is not enough for LangGraph's JSON schemas
 from typing_extensions import TypedDict
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ CITATION_LIST = "\n\nSources:\n"
 """
 _WORD = re.compile(r"\S+")
 _ALIKE = str.maketrans("’‘ʼ`´“”„«»‐‑‒–—−", "'''''\"\"\"\"\"------")
-"""Characters that a model confuses with one another."""
+"""Characters that models confuse, each with the character to compare instead."""
 
 
 class Citation(TypedDict):
-    """Quote with its span: `quote` is the cited text's `[start:end]`. Plain data, so that a
+    """Quote with its span: `quote` is the cited text's `[start:end]`. It is plain data, so that a
     conversation's state can hold it.
     """
 
@@ -72,15 +73,13 @@ class CitationVerdict(StrEnum):
     VERBATIM = "verbatim"
     """Exact text in the cited span."""
     RESPACED = "respaced"
-    """Words of the cited span, with other white space, quotation marks or dashes, e.g. a space for
-    a line break.
+    """Words of the cited span, but white space, quotation marks or dashes differ, e.g. a space
+    instead of a line break.
     """
     MISPLACED = "misplaced"
-    """Words of the document outside of the cited span."""
+    """Words of the document, but outside of the cited span."""
     CHANGED = "changed"
-    """Document has another revision than the cited one, and the span does not have the quote
-    verbatim.
-    """
+    """Document has changed since the cited revision, and its span does not have the exact quote."""
     FABRICATED = "fabricated"
     """Quote that is missing in the document, or empty."""
     UNKNOWN = "unknown"
@@ -109,8 +108,7 @@ def resolve(
     end: int | None = None,
     revision: str | None = None,
 ) -> Resolution:
-    """Check that a document has a quote within `[start:end]` (anywhere after `start` if `end` is
-    None).
+    """Check that a document has a quote within `[start:end]` (`end` None: the end of the document).
 
     `revision`: hash of the text from which the span was taken (None for the current text).
     """
@@ -146,8 +144,8 @@ def _judged(
 def find_quote(
     text: str, quote: str, start: int = 0, end: int | None = None
 ) -> tuple[int, int] | None:
-    """Span in `text[start:end]` that matches a quote, exactly or but for white space and typography
-    (None without a match).
+    """Span in `text[start:end]` that matches a quote. White space, quotation marks and dashes may
+    differ (None without a match).
     """
     span = _quotable(text[start:end]).find(quote, whole_words=False)
     return (start + span[0], start + span[1]) if span else None
@@ -176,8 +174,8 @@ class QuotableText:
 
     @cached_property
     def _respaced(self) -> str:
-        """Text with one space between words and original characters, of the same length as the
-        plain form, since not every dash joins words.
+        """Text with one space between words and otherwise original characters. It has the same
+        length as the plain form, in which a hyphen that joins words and other dashes look alike.
         """
         return " ".join(self._text.split())
 

@@ -1,15 +1,16 @@
 """Hidden elements of an HTML page, found from the page itself, without a browser.
 
-Hidden text is where instructions to a model are placed, and where pages keep content for later.
-Considered are the attribute `hidden`, a closed `<dialog>`, and `display`, `visibility`, `opacity`,
-`font-size`, `font` and `content-visibility`, in an element's `style` and in the page's `<style>`:
-rules with simple selectors (`tag`, `.class`, `#id` and their combinations), by importance,
-specificity and order as in CSS. A value that is not known changes nothing, as in a browser.
-`aria-hidden` hides nothing from a viewer of the page, so it hides nothing here.
+Attackers put instructions to a model into hidden text, and pages keep content for later in it. An
+element may be hidden by the attribute `hidden`, as a closed `<dialog>`, or by the properties
+`display`, `visibility`, `opacity`, `font-size`, `font` and `content-visibility`, in its `style` or
+in the page's `<style>`. Rules with simple selectors (`tag`, `.class`, `#id` and their combinations)
+are applied by importance, specificity and order, as in CSS. As in a browser, an unknown value has
+no effect. `aria-hidden` is ignored, since it does not hide text from a viewer of the page.
 
-Not covered: selectors of descendants, siblings, attributes and states, style sheets outside of the
-page, rules and sheets for media other than screens as such, scripts, text in the colour of its
-background, outside of the window or under something else. Undecided elements count as shown.
+Not covered are selectors of descendants, siblings, attributes and states, style sheets outside of
+the page, rules and sheets with conditions on the medium, scripts, and text that is in the colour of
+its background, outside of the window, or under something else. If it is not clear whether an
+element is hidden, it counts as shown.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ _SELECTOR = re.compile(r"([a-zA-Z][\w-]*)?((?:[.#][\w-]+)*)")
 _PART = re.compile(r"[.#][\w-]+")
 _SCREEN = re.compile(r"\s*(?:only\s+)?(?:all|screen)?\s*", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"(\d{300})\d+")
-"""Number with more digits than Python converts. The first ones decide whether it is above 0."""
+"""Number with more digits than Python converts. Its first digits are enough to decide if it is
+above 0.
+"""
 _INERT = {"iframe", "noembed", "noframes", "noscript", "script", "template"}
 """Elements whose contents a browser does not show as part of the page."""
 Effect = Literal["shown", "hidden", "inherited"]
-"""Effect of a declaration on its element. `inherited`: the parent decides."""
+"""Effect of a declaration on its element. `inherited`: as the parent."""
 _HIDING = {
     "content-visibility": {"hidden"},
     "display": {"none"},
@@ -54,14 +57,17 @@ _UNITS: dict[str, Effect] = {
     **dict.fromkeys(("cap", "ch", "em", "ex", "ic", "lh"), "inherited"),
 }
 # fmt: on
-"""Effects of a font size above 0, by its unit. Sizes in relative units depend on the parent's."""
+"""Effects of a font size above 0, by its unit. A size in relative units depends on the parent's
+font size.
+"""
 Weight = tuple[bool, tuple[int, int, int], int]
-"""Importance, specificity, order."""
+"""Importance, specificity and order of a declaration. The largest wins."""
 _INLINE = (1 << 30, 0, 0)
 """Specificity of a `style` attribute, above all selectors."""
 _MOST_COMPARED = 2_000_000
-"""Maximum names of rules that are compared with the elements of a page, since rules with a common
-class are compared with every element that has it. Elements beyond it count as shown.
+"""Maximum number of comparisons of names in rules with elements of a page. Without a limit, many
+rules for one class, compared with every element of this class, would take quadratic time. Elements
+beyond the limit count as shown.
 """
 
 
@@ -72,9 +78,9 @@ class Visibility:
     rendered: bool = True
     """True if neither the element nor an ancestor is removed or transparent."""
     visible: bool = True
-    """True if `visibility` shows it. A descendant may set it again."""
+    """True if `visibility` shows the element. A descendant may set `visibility` again."""
     sized: bool = True
-    """True if the font size is above 0. A descendant may set it again."""
+    """True if the font size is above 0. A descendant may set the size again."""
 
     @property
     def is_shown(self) -> bool:
@@ -101,13 +107,15 @@ class StyleRules:
 
     def __init__(self) -> None:
         self._by_key = defaultdict[str, dict[tuple[str, frozenset[str], str], _Rule]](dict)
-        """Rules under one of their classes or ids, or their tag. Of equal selectors the one with
-        the highest weight is kept.
+        """Rules by one of their classes or ids, or else by their tag. Of several rules with equal
+        selectors, the rule with the highest weight is kept.
         """
         self._left = _MOST_COMPARED
         self._count = 0
         self._found = dict[tuple[str, frozenset[str]], dict[str, tuple[Weight, Effect]]]()
-        """Cache of properties by tag, classes and id. Pages have few different ones."""
+        """Cache of properties by tag, classes and id. Most elements of a page have the same as
+        others.
+        """
 
     def add(self, sheet: str) -> None:
         """Add the rules of one style sheet, after the previous ones."""
@@ -143,7 +151,7 @@ class StyleRules:
                 alike[tag, needed, name] = max(before, rule, key=lambda one: one.weight)
 
     def inside(self, around: Visibility, tag: str, attributes: Mapping[str, str]) -> Visibility:
-        """Visibility of an element inside of one with the visibility `around`."""
+        """Visibility of an element whose parent has the visibility `around`."""
         if not (around.rendered and (self._by_key or attributes or tag == "dialog")):
             return around
         names = {f".{name}" for name in attributes.get("class", "").split()}
@@ -183,7 +191,7 @@ class StyleRules:
 
 
 class StyleSheets:
-    """Parser target that collects the rules of a page's `<style>` elements, anywhere in it."""
+    """Parser target that collects the rules of all `<style>` elements of a page."""
 
     def __init__(self) -> None:
         self._rules = StyleRules()
@@ -233,7 +241,7 @@ def _declared(block: Any) -> dict[str, tuple[bool, Effect]]:
 
 
 def _effect(name: str, value: list[Any]) -> Effect | None:
-    """Effect of a value (None for one that is not known)."""
+    """Effect of a value (None for an unknown value)."""
     if name == "font":
         name = "font-size"
         sized = ("dimension", "percentage")

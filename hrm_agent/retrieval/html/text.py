@@ -1,12 +1,12 @@
 """Text of HTML as a reader sees it: blocks as paragraphs, white space as in a browser, without
 hidden text.
 
-One pass over the events of libxml2's parser, after one pass for the style sheets, which may be
-anywhere. No tree is built: other parsers take minutes to build one for a file of a hundred thousand
-nested elements, or silently drop deep ones. Layout in columns is not kept, since it cannot be
-quoted. Paragraphs are separated by an empty line, lines by a line break, cells of a row by a tab. A
-heading begins with its marks in Markdown, `#` to `######`, so that it can be recognized and a text
-can be cut before it.
+libxml2's parser reads a page twice: first for its style sheets, which may be anywhere, then for its
+text. No tree is built, since some parsers take minutes to build a tree for a file of a hundred
+thousand nested elements, and others silently drop deep elements. Layout in columns is not kept,
+since it cannot be quoted. Paragraphs are separated by an empty line, lines by a line break, cells
+of a row by a tab. A heading begins with its marks in Markdown, `#` to `######`, so that it can be
+recognized and a text can be cut before it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bool = True) -> str:
-    """Convert HTML to plain text without tags. Malformed input gives the text that it has.
+    """Convert HTML to plain text without tags. Malformed HTML raises no error.
 
     Bytes are decoded in the encoding that they declare. `hidden_text`: include text that a browser
-    would not show (`hrm_agent.retrieval.html.hidden`), but not scripts and templates. `headings`:
-    include their marks.
+    would not show (`hrm_agent.retrieval.html.hidden`), except scripts and templates. `headings`:
+    put Markdown's marks before headings.
     """
     if isinstance(source, bytes) and source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         source = source.decode("utf-16", "replace")
@@ -62,11 +62,12 @@ def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bo
 
 
 def _without_slashes(data: bytes) -> bytes:
-    """Data in which `/>` no longer ends elements that it does not end in HTML.
+    """Data without the slashes in `/>` that do not end an element in HTML, although they would for
+    the parser.
 
-    `<div/>` opens an element in HTML, like `<div>`: only `svg` and `math` end by a slash. In XML
-    also elements whose contents are not HTML end by it. Otherwise they would swallow all that
-    follows.
+    In HTML, `<div/>` opens an element like `<div>`. A slash only ends `svg` and `math`. In XML, it
+    also ends elements whose contents are not HTML, such as scripts. If such an element stayed open,
+    all following text would be lost.
     """
     ending = (
         _END_BY_SLASH_IN_XML
@@ -88,7 +89,7 @@ def _parsed(data: bytes, encoding: str | None, target: _Target[_Result_co]) -> _
         for start in range(0, len(data), _PIECE):
             parser.feed(data[start : start + _PIECE])
         return parser.close()
-    except XMLSyntaxError:  # no element in it
+    except XMLSyntaxError:  # there is no element
         return target.close()
 
 
@@ -104,7 +105,7 @@ class _Text:
         self._break = self._mark = ""
         self._space = False
         self._unseen = self._pre = 0
-        """Number of open elements whose text is not shown, and of open `pre`."""
+        """Number of open elements whose text is not shown, and number of open `pre` elements."""
         self._around = [SHOWN]
         """Visibility of the open elements, outermost first."""
 
@@ -139,8 +140,8 @@ class _Text:
         return "".join(self._pieces)
 
     def _break_by(self, kind: str) -> None:
-        """Keep the stronger of two adjacent breaks: a paragraph, then a line, then a cell. Hidden
-        elements have none.
+        """Keep the stronger of two adjacent breaks: a paragraph's is stronger than a line's, and a
+        line's than a cell's. Hidden elements make no breaks.
         """
         if kind and not self._unseen and self._around[-1].rendered:
             self._break, self._space = max(self._break, kind, key=_BREAKS.index), False

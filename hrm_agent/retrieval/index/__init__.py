@@ -38,7 +38,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name on first use, since LangChain's import for the retriever is slow."""
+    """Load a name on first use, since the retriever imports LangChain, which is slow."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,11 @@
 """Document index: texts, chunks as spans of them, and the rankings that answer a question.
 
-A text is stored once, and a hit is cut from it. A document with its chunks, their words and their
-vectors is one transaction of the file (`hrm_agent.retrieval.index.file`), so the index is
+A text is stored once, and hits are cut from it. A document, its chunks, and their words and vectors
+are written in one transaction of the file (`hrm_agent.retrieval.index.file`), so the index is
 consistent whenever the process dies. The words are ranked by SQLite's FTS5. The file records the
-embeddings, so they need not be named again. It also records the language in which each document's
-words are stemmed and the version of the analysis that made the terms. If the rules or the version of
-the stemmers differ, the terms are made again from the stored texts.
+name of the embeddings, the language in which each document's words are stemmed, and the version of
+the analysis that made the terms. If the rules of the analysis or the version of the stemmers have
+changed, the terms are made again from the stored texts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["DocumentIndex", "Hit", "Stored"]
 
 _DEPTH = 100
-"""Chunks of each ranking that are fused."""
+"""Number of chunks of each ranking that are fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,14 @@ class Stored:
 
 
 class DocumentIndex:
-    """Documents, searchable by words and by vectors. Threads may share it. Each process opens its
-    own.
+    """Documents, searchable by words and by vectors. Threads may share an index object. Each
+    process has to open the index itself.
 
-    `language` and `embeddings` are for a new index or change an existing one (None keeps what is
-    recorded). `language` holds for all documents; with `auto` it is guessed for each
-    document. `embeddings` are LangChain's, or their string (`hrm_agent.retrieval.embeddings`). All
-    but the static ones have to be passed again by a caller that searches by vectors.
+    `language` and `embeddings` are settings of a new index, or change an existing index (None: the
+    recorded setting). `language` is that of all documents; `auto` guesses it for each document.
+    `embeddings` are LangChain's, or a string that names some (`hrm_agent.retrieval.embeddings`). A
+    caller that searches by vectors has to pass them each time the index is opened, except for
+    static embeddings.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class DocumentIndex:
         self.path = self._file.path
         self._words = Fts5()
         self.renewed = 0
-        """Documents whose words were indexed again on opening, since the recorded analysis or
-        language differed.
+        """Number of documents whose words were indexed again on opening, since the recorded
+        analysis or language differed.
         """
         try:
             self._vectors = vectors
@@ -103,19 +104,19 @@ class DocumentIndex:
             return about(cursor, "embeddings")
 
     def folders(self) -> dict[str, str]:
-        """Folders as label -> absolute path. The label of the first folder is empty. File names of
-        the others begin with `LABEL//`.
+        """Folders as label -> absolute path. The label of the first folder is empty. File names in
+        other folders begin with `LABEL//`.
         """
         with self._file.reading() as cursor:
             return folder_labels.folders(cursor)
 
     def label_of(self, folder: Path) -> str:
-        """Label of a folder, an absolute path. A new folder is recorded."""
+        """Label of a folder (an absolute path). A new folder is recorded."""
         with self._file.transaction() as cursor:
             return folder_labels.label_of(cursor, folder)
 
     def remove_folder(self, label: str) -> None:
-        """Delete a folder's record. Its documents have to be removed before."""
+        """Delete a folder's record. The folder's documents have to be removed first."""
         with self._file.transaction() as cursor:
             cursor.execute("DELETE FROM folders WHERE label = ?", (label,))
 
@@ -164,7 +165,9 @@ class DocumentIndex:
             self._remove(cursor, file)
 
     def without_vectors(self) -> list[str]:
-        """Files whose chunks have no vectors yet, indexed before the index had embeddings."""
+        """Files whose chunks have no vectors, since they were indexed before the index had
+        embeddings.
+        """
         with self._file.reading() as cursor:
             rows = cursor.execute(
                 "SELECT file FROM documents d JOIN (SELECT document, min(id) first FROM chunks"
@@ -182,13 +185,13 @@ class DocumentIndex:
             return
         rows = vectors.of_texts(texts)
         with self._file.transaction() as cursor:
-            # or it was indexed again meanwhile, with its vectors
+            # if the ids differ, the document was indexed again meanwhile, with its vectors
             if _chunks_of(cursor, file)[0] == ids:
                 cursor.execute("DELETE FROM vectors WHERE first = ?", (ids[0],))
                 vectors.add(cursor, ids[0], rows, late=True)
 
     def drop_vectors(self) -> None:
-        """Delete all vectors. The index is searched by words only."""
+        """Delete all vectors. Afterwards, the index can be searched by words only."""
         with self._file.transaction() as cursor:
             VectorTable.clear(cursor)
         self._vectors = None
@@ -220,7 +223,7 @@ class DocumentIndex:
                 placed = fused(words, _living(cursor, alike))[:k]
                 if len(placed) == k or max(len(words or ()), len(alike or ())) < wanted:
                     return [self._hit(cursor, one) for one in placed]
-                wanted *= 4  # some that were found have been removed meanwhile
+                wanted *= 4  # some chunks that were found have been removed meanwhile
 
     def document(self, file: str) -> Stored | None:
         """Return the text of a file as it was indexed (None if it is not in the index)."""
@@ -240,8 +243,9 @@ class DocumentIndex:
         return found
 
     def _analyse(self, wanted: str | None) -> str:
-        """Return the recorded language, or replace it by the wanted one. Words are indexed again if
-        language or analysis changed, or if the words were in another engine than FTS5.
+        """Return the recorded language (if `wanted` is None), or record the wanted language. Words
+        are indexed again if the language or the analysis has changed, or if an engine other than
+        FTS5 indexed them.
         """
         version = analysis_version()
         with self._file.reading() as cursor:
@@ -298,10 +302,10 @@ class DocumentIndex:
     def _reading_vectors(self) -> VectorTable:
         name = self.embeddings
         if name is None:
-            hint = "`hrm-agent index DIR --vectors static` adds them; `words` needs none."
+            hint = "Run `hrm-agent index DIR --vectors static` to add them, or search by `words`."
             raise RetrievalError(f"The index {self.path} has no vectors.", hint)
         if self._vectors is None:
-            # The file is not trusted, so it does not decide what is imported.
+            # The file is not trusted, so the name in it must not decide what is imported.
             if not name.startswith("static:"):
                 hint = (
                     "Name them: `--vectors package.module:attribute`, or DocumentIndex(path,"

@@ -25,9 +25,9 @@ _OLD = 2
 again.
 """
 _BUSY_SECONDS = 60.0
-# NULL: the language is not known yet, and the words are not indexed.
+# A language is NULL if it is not known yet. Then the words are not indexed.
 _LANGUAGES = "CREATE INDEX documents_by_language ON documents (language)"
-# Receives terms in lower case with a space between them; `ascii` splits them nowhere else.
+# The table gets terms in lower case with a space between them. `ascii` splits only at these spaces.
 _WORDS = "CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='ascii')"
 _TABLES = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -37,14 +37,15 @@ _TABLES = (
     """CREATE TABLE documents (id INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
     revision TEXT NOT NULL, kind TEXT NOT NULL, text BLOB NOT NULL, language TEXT)""",
     _LANGUAGES,
-    # Character offsets for users and citations, byte offsets for reading a span without the rest of
-    # the text. An id is never reused, so a matrix of vectors can be outdated but never wrong.
+    # Character offsets are for users and citations. Byte offsets are for reading a span without the
+    # rest of the text. An id is never reused, so a matrix of vectors in memory may be outdated, but
+    # never has a vector under a wrong id.
     """CREATE TABLE chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents(id),
     start INTEGER NOT NULL, stop INTEGER NOT NULL, first_byte INTEGER NOT NULL, bytes INTEGER NOT NULL,
     tokens INTEGER NOT NULL)""",
     "CREATE INDEX chunks_of ON chunks (document)",
     _WORDS,
-    # The vectors of one document's chunks, whose consecutive ids begin with `first`.
+    # A row has the vectors of one document's chunks, whose consecutive ids begin with `first`.
     "CREATE TABLE vectors (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
 )
 _FORWARD = (
@@ -63,7 +64,8 @@ class IndexFile:
         self._lock = threading.RLock()
         if not create and not self.path.is_file():
             raise RetrievalError(
-                f"There is no index at {path}.", f"`hrm-agent index DIR --store {path}` makes one."
+                f"There is no index at {path}.",
+                f"Run `hrm-agent index DIR --store {path}` to create it.",
             )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,15 +123,15 @@ class IndexFile:
             )
         if version not in (_OLD, _VERSION):
             raise RetrievalError(
-                f"The index {self.path} has version {version}; this program knows version"
-                f" {_VERSION}.",
+                f"The index {self.path} has version {version}, but this program can only read"
+                f" version {_VERSION}.",
                 "Delete it and index its folders again, or name another file with --store.",
             )
 
     def _prepare(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=NORMAL")
-        # Checked without a lock, so a reader does not wait for a writer.
+        # The version is read without a lock, so a reader does not wait for a writer.
         if self._version() == _VERSION:
             return
         with self.transaction() as cursor:
@@ -149,7 +151,7 @@ class IndexFile:
 
     def _error(self, error: Exception) -> RetrievalError:
         if "is full" in str(error):
-            hint = "What was indexed is intact: free some space and index again."
+            hint = "Documents indexed before are kept. Free some space and index again."
             return RetrievalError(f"The disk that holds {self.path} is full.", hint)
         if "not a database" in str(error):
             return RetrievalError(

@@ -1,19 +1,19 @@
 """Incremental indexing of folders: new and changed files are indexed, missing ones are removed.
 
 A file is identified by the hash of its bytes and of the settings with which it was read and cut.
-Modification times play no part. A file that is gone while the same bytes exist under another name
-is only renamed. Every file has an outcome, and no file aborts the run. A document that is now
-broken, binary or too large is removed, since its text no longer matches the file. One that only
-could not be opened this time is kept.
+Modification times are not used. If a file is missing, but a new file has the same bytes, the
+document is only renamed. Every file has an outcome, and no file aborts the run. If a file is now
+broken, binary or too large, its document is removed, since the indexed text no longer matches the
+file. If a file could not be opened, its document is kept.
 
-A link to a file out of the folder, or to one whose name is excluded, is read only with
-`follow_links`: otherwise anyone with write access to the folder could make any file of the machine
-searchable. The location of a file is taken from the open descriptor, so replacing a file or a
-parent folder by a link between listing and reading has no effect.
+A link to a file outside of the folder, or to a file whose name begins with a dot, is only read with
+`follow_links`. Otherwise, anyone with write access to the folder could make any file of the machine
+searchable. The location of a file is taken from the open descriptor. So it has no effect if someone
+replaces a file or a parent folder by a link between listing and reading.
 
-An index may hold several folders. Files of the first one are named by their paths in it. Names of
-the others begin with their label and two slashes (`manuals//setup.md`), which no path inside a
-folder has.
+An index may hold several folders. Files of the first folder are named by their paths in it. Names
+of files in other folders begin with the folder's label and two slashes (`manuals//setup.md`), which
+no path inside a folder has.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = ["Chunking", "Done", "FileOutcome", "FolderReport", "index_folder", "r
 _SHARE_TO_TIDY = 0.1
 """Share of new and updated files above which the index is optimized at the end."""
 _READS = 3
-"""Attempts to read a file that changes while it is read."""
+"""Maximum number of attempts to read a file that changes while it is read."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """Flags for opening a file. Opening a pipe that has replaced the file does not block."""
 
@@ -71,7 +71,7 @@ class Done(StrEnum):
     UNCHANGED = "unchanged"
     """File that is already in the index."""
     RENAMED = "renamed"
-    """File with the bytes of one of another name, which is gone."""
+    """File with the bytes of an indexed file that is missing now."""
     REMOVED = "removed"
     """File that is no longer in the folder."""
     SKIPPED = "skipped"
@@ -87,15 +87,17 @@ class FileOutcome:
     done: Done
     """Outcome of the file."""
     why: Why | None = None
-    """Cause why a file was skipped (None for other outcomes)."""
+    """Kind of reason why a file was skipped (None for other outcomes)."""
     reason: str = ""
-    """Reason why a file was skipped, as text for users. If the file was renamed, its old name."""
+    """Reason why a file was skipped, as text for users, or the old name of a renamed file (empty
+    otherwise).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Settings for cutting documents. With the default strategy, Markdown and HTML (whose headings
-    are marked like Markdown's) are cut at headings first.
+    """Settings for cutting documents. With the default strategy, Markdown and HTML are cut at
+    headings first. In the text of HTML, headings are marked as in Markdown.
     """
 
     strategy: str = DEFAULT_STRATEGY
@@ -144,8 +146,8 @@ class FolderReport:
 
     @property
     def failed(self) -> list[FileOutcome]:
-        """Files that should have given a text: unreadable or too large ones. Empty files and other
-        formats are not among them.
+        """Files that were skipped although text was expected: unreadable and too large files. Empty
+        files and files of other formats are not included.
         """
         return [
             outcome for outcome in self.outcomes if outcome.why in (Why.UNREADABLE, Why.TOO_LARGE)
@@ -167,7 +169,7 @@ def index_folder(
     the same `follow_links`.
 
     `hidden_text`: index HTML with the text that a browser would hide. `follow_links`: read files
-    out of the folder if links in it lead to them.
+    outside of the folder if links in it lead to them.
     """
     (chunking := chunking or Chunking()).check()
     label = index.label_of(folder.resolve())
@@ -197,7 +199,7 @@ def index_folder(
             report.outcomes.append(FileOutcome(file, Done.REMOVED))
             on_file(report.outcomes[-1])
     lost = [path for path in index.folders().values() if not Path(path).is_dir()]
-    hint = f"`hrm-agent index --remove DIR --store {index.path}` takes its documents out"
+    hint = f"`hrm-agent index --remove DIR --store {index.path}` removes its documents"
     report.warnings = [
         f"The folder {path} of this index does not exist any more: {hint}." for path in lost
     ]
@@ -231,11 +233,11 @@ class _IndexRun:
     folder: Path
     """Folder that is indexed."""
     prefix: str
-    """Prefix of its file names in the index (empty for the first folder)."""
+    """Prefix of the folder's file names in the index (empty for the first folder)."""
     chunking: Chunking
     """Settings for cutting documents."""
     max_bytes: int
-    """Maximum size of a file. Larger ones are skipped."""
+    """Maximum size of a file in bytes. Larger files are skipped."""
     hidden_text: bool
     """True if HTML is read with the text that a browser would hide."""
     follow_links: bool
@@ -245,12 +247,12 @@ class _IndexRun:
     gone: dict[str, str]
     """Files that are no longer in the folder, by source."""
     renamed: set[str] = field(default_factory=set[str])
-    """Files of `gone` that have a new name."""
+    """Files of `gone` that turned out to be renamed."""
 
     def update_file(self, path: str) -> FileOutcome:
         """Update one file and return its outcome."""
         file = self.prefix + path
-        # a name that is not UTF-8, or that would break lines
+        # the name is not UTF-8, or would break lines of the output
         if not file.isprintable():
             return FileOutcome(
                 ascii(file), Done.SKIPPED, Why.UNREADABLE, "its name cannot be shown as it is"
@@ -265,7 +267,7 @@ class _IndexRun:
             self.index.remove(file)
             return FileOutcome(file, Done.REMOVED)
         except OSError as error:
-            kept = "; what was indexed of it before is kept" if file in self.known else ""
+            kept = "; text indexed before is kept" if file in self.known else ""
             return FileOutcome(
                 file, Done.SKIPPED, Why.UNREADABLE, f"{error.strerror or error}{kept}"
             )
@@ -277,7 +279,7 @@ class _IndexRun:
         place = self.folder / path
         if self.follow_links and os.access(place, os.R_OK | os.X_OK):
             return FileOutcome(
-                file, Done.SKIPPED, Why.LINK, "that folder was looked into by another path"
+                file, Done.SKIPPED, Why.LINK, "the folder was listed already, by another path"
             )
         if place.is_symlink():
             reason = (
@@ -286,10 +288,7 @@ class _IndexRun:
             )
             return FileOutcome(file, Done.SKIPPED, Why.LINK, reason)
         kept = any(known.startswith(file) for known in self.known)
-        reason = (
-            "the folder may not be"
-            f" listed{'; what was indexed of it before is kept' if kept else ''}"
-        )
+        reason = f"the folder may not be listed{'; text indexed before is kept' if kept else ''}"
         return FileOutcome(file, Done.SKIPPED, Why.UNREADABLE, reason)
 
     def _index(self, file: str, path: Path) -> FileOutcome:
@@ -312,11 +311,13 @@ class _IndexRun:
         return FileOutcome(file, Done.UPDATED if file in self.known else Done.ADDED)
 
     def _bytes(self, path: Path) -> bytes:
-        """Return all bytes of a file, read while it did not change."""
+        """Return all bytes of a file. If the file changes while it is read, it is read again.
+        Raises `NotRead` and `OSError`.
+        """
         if path.is_symlink() and not path.exists():
-            raise NotRead(Why.LINK, "a link that leads nowhere")
+            raise NotRead(Why.LINK, "the link leads to a missing file")
         for _ in range(_READS):
-            # checked before opening, since opening some devices has effects
+            # the type is checked before opening, since opening some devices has effects
             if not stat.S_ISREG(path.stat().st_mode):
                 raise NotRead(Why.BINARY, "it is not a regular file")
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
@@ -326,21 +327,21 @@ class _IndexRun:
                 after = os.fstat(file.fileno())
             if len(data) == about.st_size and _moment(after) == _moment(about):
                 return data
-        raise OSError(f"it changed while it was read, {_READS} times")
+        raise OSError(f"the file changed while it was read, {_READS} times")
 
     def _refuse(self, path: Path, descriptor: int, about: os.stat_result) -> None:
         """Raise `NotRead` for an open file that does not belong to the folder."""
         place = _place_of(path, descriptor, about)
         if not (self.follow_links or place.is_relative_to(self._root)):
             raise NotRead(
-                Why.LINK, "a link out of the folder is not followed; --follow-links reads it"
+                Why.LINK, "a link out of the folder is not followed (--follow-links reads it)"
             )
         if not self.follow_links and any(
             part.startswith(".") for part in place.relative_to(self._root).parts
         ):
             raise NotRead(
                 Why.LINK,
-                "a link to what begins with a dot is not followed; --follow-links reads it",
+                "a link to a name that begins with a dot is not followed (--follow-links reads it)",
             )
         if not stat.S_ISREG(about.st_mode):
             raise NotRead(Why.BINARY, "it is not a regular file")
@@ -348,7 +349,8 @@ class _IndexRun:
             raise NotRead(Why.BINARY, "it belongs to the index")
         if about.st_size > self.max_bytes:
             raise NotRead(
-                Why.TOO_LARGE, f"{about.st_size:,} bytes; files up to {self.max_bytes:,} are read"
+                Why.TOO_LARGE,
+                f"the file has {about.st_size:,} bytes, more than the limit of {self.max_bytes:,}",
             )
 
     @cached_property
@@ -356,8 +358,8 @@ class _IndexRun:
         return self.folder.resolve()
 
     def _is_ours(self, path: Path) -> bool:
-        """True if a file belongs to the index, which may be in the folder that it indexes, with the
-        files of SQLite beside it.
+        """True if a file is the index itself or a file of SQLite beside it, since the index may be
+        in the folder that is indexed.
         """
         mine = self.index.path.resolve()
         return path in [Path(f"{mine}{suffix}") for suffix in ("", "-wal", "-shm")]
@@ -367,10 +369,10 @@ def _place_of(path: Path, descriptor: int, about: os.stat_result) -> Path:
     """Return the path of an open file, without links."""
     try:
         return Path(f"/proc/self/fd/{descriptor}").readlink()
-    except OSError:  # no /proc: then the path has to lead to the same file still
+    except OSError:  # without /proc, check that the path still leads to the open file
         place = path.resolve()
         if not os.path.samestat(place.lstat(), about):
-            raise OSError("it was moved while it was read") from None
+            raise OSError("the file was moved while it was read") from None
         return place
 
 

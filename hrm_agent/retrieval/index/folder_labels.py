@@ -1,7 +1,7 @@
 """Folders of an index and the labels that begin their file names.
 
-The label of the first folder is empty, and its files are named by their paths in it. Names of the
-others begin with their label and two slashes, which no path inside a folder has.
+The label of the first folder is empty, and its files are named by their paths in it. Names of files
+in other folders begin with the folder's label and two slashes, which no path inside a folder has.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def label_of(cursor: sqlite3.Cursor, folder: Path) -> str:
         if folder.is_relative_to(path) or Path(path).is_relative_to(folder):
             raise RetrievalError(
                 f"{folder} and {path}, which is in this index already, have files in common.",
-                "Index the outer one alone: --remove takes a folder out of an index; --store names"
-                " another index.",
+                "Index the outer folder alone: --remove takes a folder out of an index. --store"
+                " names another index.",
             )
     name = folder.name or "root"
     names = ["", name, *(f"{name}-{number}" for number in range(2, len(known) + 3))]

@@ -1,13 +1,14 @@
 """Ranking of chunks by the words of a question, by SQLite's FTS5.
 
-FTS5 reads positions and length of every chunk that has one of the words: a long question matches
-half of all chunks, which takes a tenth of a second at 50,000 chunks. Most of that is spent on words
-that decide nothing. So the words of a question are taken from the rarest on until 20,000 chunks are
-to be read, and at least three words. This bounds the time for any size of the index, and small
-indexes are ranked in full. At 50,000 chunks, for 300 questions that were half-forgotten sentences
-of them, 88.0 % of the chunks were among the first five instead of 88.3 %, in a third of the time.
+FTS5 reads the positions and the length of every chunk that has one of the question's words. A long
+question matches half of all chunks, which takes a tenth of a second at 50,000 chunks. Most of this
+time is spent on frequent words, which hardly change the ranking. So only the rarest words of a
+question are used: as many as need no more than 20,000 chunks to be read, but at least three. This
+bounds the time for any size of the index. Small indexes are ranked in full. In a test with 50,000
+chunks and 300 questions, each an altered sentence of a chunk, that chunk was among the first five
+hits for 88.0 % of the questions instead of 88.3 %, in a third of the time.
 
-The table is contentless: it keeps no copy of the texts, so a removal needs the text again.
+The table is contentless: it has no copy of the texts, so removing a chunk needs its text again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ Ranked = list[tuple[int, float]]
 """Chunks and their scores, best first."""
 
 _MOST_READ = 20_000
-"""Chunks that one question may make FTS5 read. A chunk counts once for each of its words."""
+"""Maximum number of chunks that FTS5 reads for one question. A chunk counts once for each word of
+the question that it has.
+"""
 _FEWEST_WORDS = 3
 
 
 class Fts5:
-    """Words of the chunks in a table of the index file, always consistent with the chunks."""
+    """Words of the chunks, in a table of the index file."""
 
     def __init__(self) -> None:
         self._counts = dict[str, int]()
@@ -59,7 +62,9 @@ class Fts5:
         cursor.execute("INSERT INTO words (words) VALUES ('optimize')")
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
-        """Return the `k` best chunks by BM25. The question is asked in each document's language."""
+        """Return the `k` best chunks by BM25. The words of the question are stemmed in each
+        language of the documents.
+        """
         languages = cursor.execute(
             "SELECT DISTINCT language FROM documents WHERE language IS NOT NULL ORDER BY language"
         ).fetchall()
@@ -84,7 +89,7 @@ class Fts5:
         return found
 
     def _telling(self, cursor: sqlite3.Cursor, phrases: list[Phrase]) -> list[Phrase]:
-        """Rarest phrases of a question, if all of them would match too many chunks."""
+        """Phrases of a question, but only the rarest if all together would match too many chunks."""
         newest = cursor.execute("SELECT coalesce(max(id), 0) FROM chunks").fetchone()[0]
         if newest * len(phrases) <= _MOST_READ:
             return phrases

@@ -15,8 +15,8 @@ Mode = Literal["words", "vectors", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 _CONSTANT = 60
-"""Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009). The larger it is, the
-less the first ranks stand out.
+"""Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009). With a larger constant,
+the first ranks weigh less compared with the others.
 """
 
 
@@ -25,7 +25,9 @@ class Hit:
     """Chunk found for a question."""
 
     file: str
-    """Path inside the indexed folder, with forward slashes. For a further folder `LABEL//PATH`."""
+    """Path inside the indexed folder, with forward slashes (`LABEL//PATH` for any folder but the
+    first).
+    """
     start: int
     """First character in the document's text."""
     end: int
@@ -33,15 +35,15 @@ class Hit:
     text: str
     """Exact text of the chunk, `document[start:end]`."""
     score: float
-    """BM25, cosine, or sum of reciprocal ranks. Larger is better. Comparable within one answer
-    only.
+    """BM25, cosine, or sum of reciprocal ranks. Larger is better. Scores of different searches
+    cannot be compared.
     """
     revision: str
     """Hash of the document's text. The span holds for this text only."""
     words_rank: int | None = None
-    """Rank by words, from 1 (None if it is not ranked)."""
+    """Rank by words, from 1 (None if the chunk is not in this ranking)."""
     vectors_rank: int | None = None
-    """Rank by vectors, from 1 (None if it is not ranked)."""
+    """Rank by vectors, from 1 (None if the chunk is not in this ranking)."""
     page: int | None = None
     """Page of a PDF on which the chunk begins, from 1 (None for other kinds)."""
     language: str = ""
@@ -59,14 +61,14 @@ class Placed:
     score: float
     """Score as in `Hit.score`."""
     words_rank: int | None
-    """Rank by words, from 1 (None if it is not ranked)."""
+    """Rank by words, from 1 (None if the chunk is not in this ranking)."""
     vectors_rank: int | None
-    """Rank by vectors, from 1 (None if it is not ranked)."""
+    """Rank by vectors, from 1 (None if the chunk is not in this ranking)."""
 
 
 def fused(words: Ranked | None, vectors: Ranked | None) -> Sequence[Placed]:
-    """Fuse both rankings by reciprocal ranks. If one is None, the other is returned with its
-    scores.
+    """Fuse both rankings by reciprocal ranks. If one ranking is None, the other is returned with
+    its scores.
     """
     places = [
         {chunk: rank for rank, (chunk, _) in enumerate(ranked or (), start=1)}

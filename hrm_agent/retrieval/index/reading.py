@@ -1,13 +1,13 @@
-"""Reading of a file into the one text that is indexed, quoted and checked: plain text, Markdown,
-HTML, PDF.
+"""Reading of a file (plain text, Markdown, HTML, PDF) into the text that is indexed, quoted and
+checked.
 
-Text and Markdown are taken unchanged, so a span of the index is a span of the file. HTML and PDF
-have no such text. Libraries extract one, and it is stored, since a citation is checked against what
-was shown. Text that an HTML page hides from its readers is left out, unless `hidden_text` asks for
-it. A file without text is an outcome with its reason, and the next file is read.
+Text and Markdown are taken unchanged, so a span of the index is a span of the file. From HTML and
+PDF, libraries extract a text. It is stored, since a citation is checked against the text that was
+shown. Text that an HTML page hides from its readers is left out, unless `hidden_text` is True. For
+a file without text, `NotRead` is raised with the reason.
 
-The content decides the format before the name: `%PDF-` begins a PDF under any name, and a NUL byte
-in a file that is not UTF-16 makes it binary.
+The content takes precedence over the name of a file. A file that begins with `%PDF-` is a PDF, and
+a file with a NUL byte that is not UTF-16 is binary.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
 MAX_BYTES = 32 * 2**20
 """Maximum bytes of a file, and of the text that is extracted from it (UTF-8)."""
 READER = 4
-"""Version of the reader, raised when it gives another text for the same bytes. Files indexed with
-another version are read again.
+"""Version of the reader. It is incremented when the reader gives another text for the same bytes.
+Files indexed with another version are read again.
 """
 _PDFIUM = threading.Lock()
 """Lock for pdfium, which crashes the process if two threads use it at once."""
@@ -59,7 +59,7 @@ class DocumentKind(StrEnum):
 
 
 class Why(StrEnum):
-    """Cause why a file gives no text."""
+    """Kind of reason why a file gives no text."""
 
     BINARY = "binary"
     """Binary file or unknown format."""
@@ -74,7 +74,7 @@ class Why(StrEnum):
 
 
 class NotRead(Exception):
-    """Raised for a file without text. The run reports it and goes on."""
+    """A file has no text. A run over a folder reports this and continues."""
 
     def __init__(self, why: Why, reason: str) -> None:
         super().__init__(reason)
@@ -114,7 +114,7 @@ def is_html(name: str) -> bool:
 def read_document(
     name: str, data: bytes, max_bytes: int = MAX_BYTES, *, hidden_text: bool = False
 ) -> Document:
-    """Return the text of a file's bytes. Raise `NotRead` if there is none.
+    """Return the text of a file, given its bytes. Raises `NotRead` if the file has no text.
 
     `hidden_text`: include HTML text that a browser would hide.
     """
@@ -139,24 +139,24 @@ def read_document(
             Why.UNREADABLE,
             f"{kind} needs the package {error.name}: install it with `{to_install('retrieval')}`",
         ) from error
-    except Exception as error:  # a library met something that it does not know
+    except Exception as error:  # a library may raise anything for an unusual file
         raise NotRead(Why.UNREADABLE, f"{type(error).__name__}: {error}") from error
     if not text.strip():
         raise NotRead(
             Why.EMPTY,
             (
-                "no text on its pages: it may be a scan"
+                "its pages have no text, so it may be a scan"
                 if kind is DocumentKind.PDF
                 else "no text in it"
             ),
         )
     if len(text) > max_bytes // 4 and len(text.encode()) > max_bytes:
-        raise NotRead(Why.TOO_LARGE, f"its text is over {max_bytes:,} bytes")
+        raise NotRead(Why.TOO_LARGE, f"its text has more than {max_bytes:,} bytes")
     return Document(text, kind)
 
 
 def _decoded(data: bytes) -> str:
-    """Decode as UTF-8, by a byte order mark, or by a guessed encoding."""
+    """Decode by a byte order mark, as UTF-8, or else by a guessed encoding."""
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
     if encoding is None and b"\0" in data:
         raise NotRead(Why.BINARY, "it has NUL bytes")
@@ -189,8 +189,8 @@ def _html(data: bytes, hidden_text: bool) -> str:
 
 
 def _pdf(data: bytes) -> str:
-    """Texts of the pages with a form feed between them, so that a position in the text has a
-    page.
+    """Texts of the pages with a form feed between them, by which the page of a position can be
+    found.
     """
     from pypdfium2 import PdfDocument, PdfiumError
 
@@ -215,7 +215,7 @@ def _page(pdf: Any, number: int) -> str:
     page = pdf[number]
     text = page.get_textpage()
     try:
-        # pdfium replaces a hyphen at the end of a line by U+FFFE.
+        # pdfium returns U+FFFE for a hyphen at the end of a line.
         return text.get_text_range().replace("\r\n", "\n").replace("\ufffe", "").replace("\f", " ")
     finally:
         text.close()

@@ -1,12 +1,13 @@
 """Vectors of the chunks, and exact search in one matrix.
 
-Each document's rows are one blob of float16, written in the transaction that writes its chunks. For
-a search all rows are held in memory as float32 (50,000 rows of 256 numbers are 51 MB) and
-multiplied with the question's vector. There is no graph to build, to update or to be wrong, and a
-search takes some milliseconds at this size. Rows added since the last question are appended. A row
-whose chunk was removed stays in the matrix, and its hit is dropped.
+The rows of a document are one blob of float16, written in the same transaction as its chunks. For a
+search, all rows are held in memory as float32 (50,000 rows of 256 numbers are 51 MB) and multiplied
+with the question's vector. An approximate index (a graph) is not needed, since a search takes some
+milliseconds at this size. Rows added since the last question are appended. If a chunk was removed,
+its row stays in the matrix, and hits on this row are dropped.
 
-Vectors of different embeddings cannot be compared, so their name and length are recorded.
+Vectors of different embeddings cannot be compared. So the name of the embeddings and the length of
+their vectors are recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hrm_agent.errors import RetrievalError
 from hrm_agent.retrieval.index.file import about, set_about
 from hrm_agent.retrieval.index.full_text import Ranked
 
-if TYPE_CHECKING:  # LangChain takes half a second to import, and most indexes are asked by words
+if TYPE_CHECKING:  # LangChain takes half a second to import, and most searches are by words
     from langchain_core.embeddings import Embeddings
 
 __all__ = ["VectorTable"]
@@ -32,7 +33,9 @@ __all__ = ["VectorTable"]
 Rows = NDArray[np.float32]
 """Vectors of unit length, one row per chunk."""
 _MOST_BLOCKS = 32
-"""Number of blocks from which on everything is read again, without the rows of removed chunks."""
+"""Maximum number of blocks. Beyond it, all rows are read again into one block, without those of
+removed chunks.
+"""
 
 
 @dataclass
@@ -48,7 +51,7 @@ class VectorTable:
     _blocks: list[Rows] = field(default_factory=list[Rows], init=False)
     """Vectors by block, one row per chunk."""
     _seen: tuple[str | None, int] = field(default=("", 0), init=False)
-    """Epoch of the matrix, and the largest `first` id in it."""
+    """Epoch of the matrix, and the largest `first` id of a document in it."""
 
     @classmethod
     def of(cls, embeddings: Embeddings | str) -> VectorTable:
@@ -58,7 +61,9 @@ class VectorTable:
         return cls(loaded, name_of(loaded))
 
     def claim(self, cursor: sqlite3.Cursor) -> None:
-        """Record the embeddings. Raise `RetrievalError` if others are recorded."""
+        """Record the embeddings. Raises `RetrievalError` if the index has vectors of other
+        embeddings.
+        """
         recorded = about(cursor, "embeddings")
         if recorded is None:
             set_about(cursor, "embeddings", self.name)
@@ -88,8 +93,11 @@ class VectorTable:
         return vectors_of(self.embeddings, texts)
 
     def add(self, cursor: sqlite3.Cursor, first: int, rows: Rows, *, late: bool = False) -> None:
-        """Store the rows of the chunks from id `first` on. `late`: the chunks existed before."""
-        if not len(rows) or about(cursor, "embeddings") != self.name:  # taken out meanwhile
+        """Store the rows of the chunks from id `first` on. `late`: True if the chunks were indexed
+        before, without vectors.
+        """
+        # the vectors were removed meanwhile
+        if not len(rows) or about(cursor, "embeddings") != self.name:
             return
         self._check(cursor, rows.shape[1])
         cursor.execute(
@@ -108,7 +116,7 @@ class VectorTable:
 
         try:  # embeddings may treat a question differently from a text
             row = np.asarray([self.embeddings.embed_query(question)], dtype=np.float32)
-        except Exception as error:  # theirs, or that of the service behind them
+        except Exception as error:  # the embeddings, or the service behind them, may raise anything
             hint = "Fix the embeddings, or search by words."
             raise RetrievalError(
                 f"{self.name} failed: {type(error).__name__}: {error}.", hint
@@ -136,7 +144,8 @@ class VectorTable:
             set_about(cursor, "dimension", str(length))
         elif int(recorded) != length:
             raise RetrievalError(
-                f"{self.name!r} gives {length} numbers; the index has vectors of {recorded}.",
+                f"{self.name!r} gives vectors of {length} numbers, but the vectors of the index"
+                f" have {recorded}.",
                 "Use the embeddings that the index was made with.",
             )
 

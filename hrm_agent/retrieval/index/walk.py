@@ -12,7 +12,7 @@ from hrm_agent.errors import RetrievalError
 __all__ = ["files_in", "inside", "no_document"]
 
 _MADE = re.compile(r"__pycache__|build|dist|node_modules|runs|site-packages|venv")
-"""Folders written by programs."""
+"""Names of folders that programs write."""
 _CODE = re.compile(
     r"bat|c|cc|cfg|cpp|cs|css|csv|go|h|hpp|ini|ipynb|java|js|json|jsonl|jsx|kt|lock|lua|mjs|php|pl|ps1|py|pyi|r|rb|rs"
     r"|scala|sh|sql|swift|toml|ts|tsv|tsx|vue|xml|yaml|yml"
@@ -29,8 +29,9 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
     """Paths inside a folder, with forward slashes, in the order of their names.
 
     Names that begin with a dot are left out. A path that ends in a slash is a folder that was not
-    listed: one without permission, or a link, which could lead in a circle or to the whole disk.
-    `follow_links`: linked folders are listed, each once even if several paths lead to it.
+    listed, since there was no permission, or since it is a link, which could lead in a circle or to
+    the whole disk. `follow_links`: list linked folders, too. If several paths lead to a folder, it
+    is listed once.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
@@ -54,18 +55,19 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
         closed.extend(_path(Path(place, name), folder) for name in links if name not in new)
     if "." in closed:
         raise RetrievalError(
-            f"The folder {folder} may not be listed; the index was left as it is.", _HINT
+            f"The folder {folder} may not be listed: permission is missing. The index was not"
+            " changed.",
+            _HINT,
         )
     if not found and not closed:
-        raise RetrievalError(f"There is no file in {folder}; the index was left as it is.", _HINT)
+        raise RetrievalError(f"There is no file in {folder}. The index was not changed.", _HINT)
     return [*found, *(f"{path}/" for path in closed)]
 
 
 def no_document(path: str) -> str | None:
-    """Reason for leaving a file out of an index, by its name alone (None if it is taken).
+    """Reason for leaving a file out of an index, by its name alone (None if the file is indexed).
 
-    A folder with an agent also holds its code, runs and models, of which only the texts are
-    indexed.
+    The folder of an agent also has its code, runs and models, which are not documents.
     """
     *folders, name = path.rstrip("/").split("/")
     folders += [name] if path.endswith("/") else []
@@ -78,7 +80,9 @@ def no_document(path: str) -> str | None:
 
 
 def _real_folders(folder: Path) -> Iterator[tuple[int, int]]:
-    """Identities of the folders that are reached without a link. They keep that path."""
+    """Identities of the folders that are reached without a link. They are listed under this path,
+    and not again by a link.
+    """
     for place, folders, _ in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield _identity(Path(place))
@@ -90,10 +94,10 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _is_new(folder: Path, seen: set[tuple[int, int]]) -> bool:
-    """True if a folder was not listed yet by any path. It is added to `seen`."""
+    """True if a folder was not listed yet by any path. The folder is added to `seen`."""
     try:
         identity = _identity(folder)
-    except OSError:  # a link that leads nowhere, or in a circle
+    except OSError:  # a link to a missing folder, or in a circle
         return False
     is_new = identity not in seen
     seen.add(identity)

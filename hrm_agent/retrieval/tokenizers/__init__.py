@@ -1,1 +1,1 @@
-"""Interface to the tokenizers of several libraries, and three tokenizers that need none."""
+"""Interface to the tokenizers of several libraries, and three tokenizers that need no library."""

@@ -1,19 +1,19 @@
 """Tokenizer interface, by which chunks are measured.
 
-A tokenizer here does less than one for a model: it counts tokens and returns their offsets. Ids
-appear only in comparisons of vocabularies (`hrm_agent.retrieval.tokenizers.statistics`). Three
-rules hold for all tokenizers:
+Such a tokenizer does less than the tokenizer of a model: it counts tokens and returns their
+offsets. Ids appear only in comparisons of vocabularies
+(`hrm_agent.retrieval.tokenizers.statistics`). Three rules hold for all tokenizers:
 
 * Offsets are character positions in the given text, whatever the tokenizer does to it internally
-  (lower case, Unicode normalisation, bytes). A character that takes several tokens is in the
-  offsets of each.
-* Offsets cover the text. Dropped characters, mostly white space, belong to the token after them, or
-  to the last one.
-* The spelling of a control token in a text (`<|endoftext|>`) is plain text and never raises.
+  (lower case, Unicode normalisation, bytes). If a character takes several tokens, it is within the
+  offsets of each of them.
+* Offsets cover the text. Characters that the tokenizer drops, mostly white space, belong to the
+  token after them, or to the last token.
+* The spelling of a control token in a text (`<|endoftext|>`) is plain text and raises no error.
 
-A Python string may hold lone surrogates. They are not characters and no library accepts them, so
-`checked` refuses them. `hrm_agent.basics.unicode.replace_surrogates` replaces each by U+FFFD, which
-keeps every position.
+A Python string may hold lone surrogates. Surrogates are not characters, and no library accepts
+them, so `checked` refuses them. `hrm_agent.basics.unicode.replace_surrogates` replaces each by
+U+FFFD, which keeps every position.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class Tokenizer(Protocol):
 
     @property
     def local(self) -> bool:
-        """True if no token reaches over a space between a letter or a digit and a letter.
+        """True if no token reaches over a space that has a letter or a digit before it and a letter
+        after it.
 
-        If so, a long text may be counted by its parts. False if this is not known, which only costs
-        time.
+        If True, a long text may be counted in parts. False if this is not known, which only makes
+        counting slower.
         """
         ...
 
@@ -82,8 +83,8 @@ class Encoded:
     unknown: int
     """Number of unknown tokens."""
     spelled: int
-    """Number of tokens that are bytes or only part of a character, which spell what the vocabulary
-    lacks.
+    """Number of tokens that are bytes or only a part of a character, for characters that the
+    vocabulary lacks.
     """
 
 
@@ -96,7 +97,7 @@ class Vocabulary(Protocol):
     def encoded(self, text: str) -> Encoded: ...
 
     def decoded(self, ids: list[int]) -> str:
-        """Text of these tokens."""
+        """Text that the tokens with these ids spell."""
         ...
 
 
@@ -106,9 +107,9 @@ def checked(text: str) -> str:
     if place is None:
         return text
     raise HrmError(
-        f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: it is not"
-        " valid Unicode.",
-        "Put `hrm_agent.basics.unicode.replace_surrogates(text)` in its place, which keeps every"
+        f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: the text"
+        " is not valid Unicode.",
+        "Use `hrm_agent.basics.unicode.replace_surrogates(text)` instead, which keeps every"
         " position.",
     )
 
@@ -116,8 +117,8 @@ def checked(text: str) -> str:
 def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
     """Rows (start, end) without gaps, from ordered tokens that may have gaps.
 
-    A gap belongs to the token after it. So does an empty token, which is a part of the next
-    character.
+    A gap belongs to the token after it. An empty token is a part of the next character, so it also
+    gets a gap before it.
     """
     if not len(starts):
         return np.zeros((0, 2), dtype=np.int64)
@@ -128,8 +129,8 @@ def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
 
 
 def spelling(rows: Offsets, is_byte: NDArray[np.bool_] | None = None) -> int:
-    """Number of tokens for `Encoded.spelled`: those that share a character with a neighbour, and
-    those known to be bytes.
+    """Number of tokens for `Encoded.spelled`: tokens that share a character with a neighbour, and
+    tokens that `is_byte` marks.
     """
     shared = rows[1:, 0] < rows[:-1, 1]
     spelled = np.append(shared, False) | np.insert(shared, 0, False)

@@ -1,7 +1,7 @@
-"""tiktoken's byte-pair encodings behind our interface, without its download.
+"""tiktoken's byte-pair encodings as a `Tokenizer`, without downloads.
 
-The library downloads a vocabulary on first use, without a time limit. Here it is called only if the
-file is on disk.
+tiktoken downloads a vocabulary on first use, without a time limit. So it is called only if the
+vocabulary's file is on disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FILES = {
     "p50k_edit": "p50k_base",
     "r50k_base": "r50k_base",
 }
-"""File that tiktoken stores under a hash of its address, by encoding."""
+"""Name of each encoding's file. tiktoken stores the file under a hash of its address."""
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """Expression by which GPT-2, and `ByteLevel` of the tokenizers library, split a text before the
 byte pairs.
@@ -39,8 +39,8 @@ byte pairs.
 
 
 class Tiktoken:
-    """Byte-pair encoding of tiktoken: one of its own by name, or a file of ranks that is split like
-    GPT-2.
+    """Byte-pair encoding of tiktoken: an encoding that it knows by name, or a file of ranks, with
+    text split as by GPT-2.
     """
 
     local = True
@@ -60,7 +60,7 @@ class Tiktoken:
         else:
             _require_on_disk(source)
             self._encoding = library.get_encoding(source)
-        # in bytes (0: not yet known)
+        # size of each token in bytes (0: not known yet)
         self._sizes = np.zeros(self._encoding.max_token_value + 1, dtype=np.int64)
 
     @property
@@ -93,7 +93,8 @@ class Tiktoken:
         except ValueError as error:
             raise RetrievalError(
                 f"tiktoken cannot split a text of {len(text):,} characters: {error}",
-                "Runs of several 100,000 spaces are too long for it. Use the tokenizer `pieces`.",
+                "It fails for runs of several 100,000 spaces, for example. Use the tokenizer"
+                " `pieces`.",
             ) from error
 
 
@@ -143,7 +144,8 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     """Read a rank file with one token per line: its bytes in base64, and its rank."""
     if path.stem in _FILES:
         raise ConfigError(
-            f"{path} has the name of an encoding that splits text in a way of its own.",
+            f"{path} has the name of an encoding of tiktoken, and cannot be read as a rank file,"
+            " since that encoding splits text in its own way.",
             f"Copy it to {_cached(path.stem)} and name `tiktoken:{path.stem}`.",
         )
     try:
@@ -151,7 +153,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}.", "Name a file that can."
+            f"{path} cannot be read: {error.strerror}.", "Name a readable file."
         ) from error
     except ValueError as error:
         raise ConfigError(
@@ -161,7 +163,8 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         bytes([byte]) not in ranks for byte in range(256)
     ):
         raise ConfigError(
-            f"{path} is not a whole vocabulary: bytes or ranks are missing.", "Name another file."
+            f"{path} is not a complete vocabulary: bytes or ranks are missing.",
+            "Name another file.",
         )
     return ranks
 

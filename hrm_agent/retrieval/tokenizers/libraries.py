@@ -1,9 +1,10 @@
-"""Vocabularies of the libraries tokenizers and sentencepiece behind our interface.
+"""Vocabularies of the libraries tokenizers and sentencepiece as `Tokenizer` objects.
 
 They are opened from disk only, since a download must not start in the middle of indexing. Two
-defaults of the libraries are undone: a tokenizer.json may silently limit counts (truncation) or
-increase them (padding), and the spelling of a control token in a text is parsed or raises. Counts
-and offsets come from the same encoding, so they agree.
+defaults of the libraries are changed. A tokenizer.json may ask for truncation or padding, which
+would silently change counts, so both are switched off. The spelling of a control token in a text
+would be parsed as this token or raise an error, so it is encoded as text. Counts and offsets come
+from the same encoding, so they agree.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class HuggingFace:
         path = _tokenizer_file(source)
         try:
             self._tokenizer: Any = library.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
+        except Exception as error:  # the library raises `Exception` itself, not a subclass
             raise ConfigError(
                 f"{path} is not a tokenizer.json: {error}.", "Name another file."
             ) from error
@@ -162,8 +163,8 @@ def _is_name(source: str) -> bool:
 
 
 def _is_local(described: dict[str, Any]) -> bool:
-    """True if a text is split at white space before the vocabulary is applied, and nothing undoes
-    it. See `Tokenizer.local`.
+    """True if a text is split at white space before the vocabulary is applied, and no other part of
+    the tokenizer undoes this. See `Tokenizer.local`.
     """
     splits = {
         part["type"]

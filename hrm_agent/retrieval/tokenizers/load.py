@@ -39,8 +39,8 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
 
 
 def tokenizers_at_hand() -> list[str]:
-    """Names of all tokenizers that need neither a download nor a user's file, and whose library is
-    installed.
+    """Names of all tokenizers that can be loaded without a download or a file of the user. Their
+    libraries are installed.
     """
     found = [*PLAIN]
     if find_spec("tiktoken"):

@@ -1,14 +1,14 @@
 """Tokenizers that are regular expressions: words, characters, and `pieces`, the default.
 
-The default has to work in a bare install without a network, and 512 of its tokens should fit into a
-model that takes 512. No available vocabulary does both: the small policy's byte pairs were learnt
-on puzzles (English costs it about two characters a token), named vocabularies are downloads, and
-one trained and shipped by us would match no other model's vocabulary, at a twentieth of the speed.
-`pieces` therefore has no vocabulary. It cuts as the large byte-pair vocabularies do on average: a
-word with the space before it, at most seven Latin letters, three of another alphabet, one
-ideograph, three digits, a run of white space. It is meant to count a little high, so that its
-chunks fit. If the model is known, name its vocabulary instead (`hf:`, `tiktoken:`,
-`sentencepiece:`).
+The default has to work in a bare install without a network, and a chunk of 512 of its tokens should
+fit into a model that takes 512. No available vocabulary does both. The small policy's byte pairs
+were learnt on puzzles, and give about two characters per token in English. Named vocabularies are
+downloads. A new vocabulary in this package would match no other model's either, at a twentieth of
+the speed. `pieces` therefore has no vocabulary. Its pieces are as long as the average tokens of
+large byte-pair vocabularies: at most seven Latin letters, three letters of another alphabet, one
+ideograph, three digits, each with the space before it, or a run of white space. Its counts are a
+little too high on purpose, so that its chunks fit. If the model is known, name its vocabulary
+instead (`hf:`, `tiktoken:`, `sentencepiece:`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Characters:
     """Tokenizer with one token per character (code point)."""
 
     name: str = "character"
-    """Name that loads it."""
+    """Name that loads the tokenizer."""
     local: bool = True
-    """True, since no token reaches over a space: a text may be counted by its parts."""
+    """True, since no token reaches over a space. So a text may be counted in parts."""
 
     def count(self, text: str) -> int:
         return len(checked(text))
@@ -49,16 +49,18 @@ class Characters:
 
 @dataclass(frozen=True)
 class Expression:
-    """Tokenizer with one token per match. Text between matches is no token."""
+    """Tokenizer with one token per match. Text between matches counts as no token."""
 
     name: str
-    """Name that loads it."""
+    """Name that loads the tokenizer."""
     pattern: re.Pattern[str]
     """Expression without groups that never matches an empty string."""
     covering: bool
     """True if every character of every text is in a match."""
     local: bool = True
-    """True if no token reaches over a space between a letter or a digit and a letter."""
+    """True if no token reaches over a space that has a letter or a digit before it and a letter
+    after it.
+    """
 
     def count(self, text: str) -> int:
         return len(self.pattern.findall(checked(text)))
@@ -78,6 +80,6 @@ PLAIN = {
     "pieces": Expression("pieces", _PIECES, covering=True),
     "word": Expression("word", _WORDS, covering=False),
 }
-"""Tokenizers that need no library and no file, by name. `word` counts words and single punctuation
-marks, but no white space.
+"""Tokenizers that need no library and no file, by name. `word` counts words and punctuation marks,
+but not white space.
 """

@@ -1,10 +1,10 @@
 """Statistics of a tokenizer on texts, for comparing tokenizers.
 
-Only counts are kept (`TokenTally`), and rates are derived from them. So texts may come one by one
-and be added up: a megabyte at a time from a file that does not fit into memory.
+Only counts are kept (`TokenTally`), and rates are derived from them. So texts may be counted one by
+one, for example parts of a file that does not fit into memory.
 
-Byte-level vocabularies have no unknown token, so that rate is always 0 and means nothing. Use their
-tokens per word, and the share of tokens that spell bytes.
+Byte-level vocabularies have no unknown token, so their rate of unknown tokens is always 0 and means
+nothing. To compare them, use tokens per word, and the share of tokens that spell bytes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["TokenStatistics", "TokenTally", "measure"]
 
 _PART = re.compile(r"\w+")
 _ALONE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+")
-"""Characters of languages without spaces between words (Chinese, Japanese). Each counts as a
-word.
+"""Characters of languages without spaces between words (Chinese, Japanese). Each such character
+counts as a word.
 """
 _FIDELITY = ("exact", "spacing", "normalised", "lost")
 """Kinds of fidelity, from best to worst."""
@@ -81,7 +81,8 @@ class TokenTally:
 
     @property
     def byte_rate(self) -> float | None:
-        """Share of tokens that spell bytes: byte fallback, in byte-level vocabularies too.
+        """Share of tokens that spell bytes or parts of characters, by byte fallback or in a
+        byte-level vocabulary.
 
         None for a tokenizer without a vocabulary.
         """
@@ -101,8 +102,9 @@ class TokenStatistics:
     bytes: int
     """Size of the texts in UTF-8."""
     round_trip: str | None
-    """Worst fidelity of any text: `exact`, `spacing` (equal but for white space), `normalised` (but
-    for case, accents and forms too) or `lost`. None for a tokenizer without a vocabulary.
+    """Worst fidelity of any decoded text: `exact`, `spacing` (white space differs), `normalised`
+    (case, accents or forms of characters differ, too), or `lost` (None for a tokenizer without a
+    vocabulary).
     """
 
     @property
@@ -118,7 +120,7 @@ class TokenStatistics:
 def measure(
     tokenizer: Tokenizer, texts: Iterable[str], on_text: Callable[[str], None] = lambda text: None
 ) -> TokenStatistics:
-    """Count texts one by one. `on_text` is called after each."""
+    """Count texts one by one. `on_text` is called after each text."""
     name = tokenizer.name
     total = TokenTally()
     seconds = 0.0
@@ -152,7 +154,9 @@ def _words(text: str) -> int:
 
 @cache
 def _kinds(*, ascii_only: bool) -> NDArray[np.uint8]:
-    """Kind of each code point: 0 no part of a word, 1 part of a word, 2 a word by itself."""
+    """Kind of each code point: 0 if it is not part of a word, 1 if it is, 2 if it is a word by
+    itself.
+    """
     every = "".join(map(chr, range(128 if ascii_only else sys.maxunicode + 1)))
     kinds = np.zeros(len(every), dtype=np.uint8)
     for kind, pattern in ((1, _PART), (2, _ALONE)):

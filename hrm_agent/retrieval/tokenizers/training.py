@@ -1,18 +1,19 @@
 """Training of a vocabulary from a corpus: byte pairs, WordPiece, unigram, whole words.
 
-The tokenizers library learns byte pairs, WordPiece and words and saves a tokenizer.json (`hf:FILE`
-loads it). sentencepiece learns byte pairs and unigram (`sentencepiece:FILE`), the latter in a
-twentieth of the time that tokenizers takes. Byte pairs may also be saved as a rank file, which
-tiktoken reads several times as fast (`tiktoken:FILE`). In both files text is split into the pieces
-of GPT-2 first.
+The tokenizers library learns byte pairs, WordPiece and words, and saves a tokenizer.json (loaded by
+`hf:FILE`). sentencepiece learns byte pairs and unigram (loaded by `sentencepiece:FILE`), and takes
+a twentieth of the time of tokenizers for unigram. Byte pairs that the tokenizers library has learnt
+may also be saved as a rank file (loaded by `tiktoken:FILE`), which tiktoken reads several times as
+fast. With both files, text is first split into pieces as by GPT-2.
 
-Some kinds can encode characters that are not in the vocabulary: byte pairs start from all 256
-bytes, sentencepiece falls back to bytes. WordPiece and words have an unknown token, as in the
-models that use them.
+Some kinds can encode any character: byte pairs start from all 256 bytes, and sentencepiece falls
+back to bytes. WordPiece and words have an unknown token for characters that are not in the
+vocabulary, as in the models that use them.
 
-The same texts give the same file, byte for byte. WordPiece needs help: its trainer numbers the
-characters inside of words in the order of a hash table that differs between processes, and breaks
-ties by these numbers. So these characters are collected first and passed to it in order.
+The same texts give the same file, byte for byte. For WordPiece, this takes an extra step. Its
+trainer numbers the characters inside of words in the order of a hash table that differs between
+processes, and breaks ties by these numbers. So these characters are collected first and passed to
+the trainer in a fixed order.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ class VocabularyKind:
     learn: Callable[[Sequence[str], int], bytes]
     """Function of texts and a size that returns the bytes of the file."""
     library: str
-    """Library that loads it, the part of its name before the colon."""
+    """Library that loads the vocabulary, as in the part of its name before the colon."""
     file: str
-    """Default file name. The suffix has to be its suffix, or `.tiktoken` for byte pairs."""
+    """Default file name. Any file has to have the same suffix, or `.tiktoken` for byte pairs."""
 
 
 def vocabulary_file(kind: str, out: Path) -> Path:
-    """Path at which a vocabulary of this kind is saved, given a file or a folder. Raise
-    `ConfigError` for another suffix or if the file exists and is no such vocabulary.
+    """Path at which a vocabulary of this kind is saved. `out`: a file or a folder. Raises
+    `ConfigError` for a wrong suffix, or if the file exists and is not such a vocabulary.
     """
     usual = _kind(kind).file
     if out.is_dir() or not out.suffix:
         out /= usual
     allowed = [Path(usual).suffix, *([".tiktoken"] if kind == "bpe" else [])]
-    if out.suffix not in allowed:  # so that no text is overwritten by mistake
+    if out.suffix not in allowed:  # otherwise, a text could be overwritten by mistake
         raise ConfigError(
             f"A {kind} vocabulary is saved as {' or '.join(allowed)}, not as {out.name}.",
             f"Name a folder, or {out.with_suffix(allowed[0])}.",
@@ -87,12 +88,12 @@ def _is_vocabulary(kind: str, file: Path) -> bool:
 
 
 def _load(kind: str, file: Path) -> Tokenizer:
-    load_tokenizer.cache_clear()  # the file may be another by now
+    load_tokenizer.cache_clear()  # the file may have changed since it was loaded
     return load_tokenizer(vocabulary_name(kind, file))
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 8_192) -> Tokenizer:
-    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it. The texts are
+    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it. All texts are
     held in memory.
 
     `kind`: `bpe`, `sentencepiece-bpe`, `unigram`, `word` or `wordpiece`.
@@ -104,7 +105,8 @@ def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 
             "There is no text to learn a vocabulary from.", "Name files that are not empty."
         )
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not learnt first
+        # fails before the long training if the file cannot be written
+        file.parent.mkdir(parents=True, exist_ok=True)
         saved = chosen.learn(given, size)
         with replacing(file) as part:
             part.write_bytes(_ranks(saved) if file.suffix == ".tiktoken" else saved)
@@ -163,8 +165,8 @@ def _wordpiece(texts: Sequence[str], size: int) -> bytes:
 
 
 def _wordpieces(texts: Sequence[str], size: int, inside: list[str]) -> Any:
-    """Train WordPiece. `inside` are the characters inside of words, in the order of their
-    numbers.
+    """Train WordPiece. `inside`: characters inside of words, in the order in which they are
+    numbered.
     """
     library = require("tokenizers")
     tokenizer = library.Tokenizer(library.models.WordPiece(unk_token=_UNKNOWN))
@@ -180,8 +182,8 @@ def _wordpieces(texts: Sequence[str], size: int, inside: list[str]) -> Any:
 
 
 def _sentencepiece(kind: str, texts: Sequence[str], size: int) -> bytes:
-    """Train sentencepiece. A line break is a token of its own, since it learns from lines and would
-    never see one.
+    """Train sentencepiece. The line break is added as a token, since sentencepiece learns from
+    lines and never sees a line break.
     """
     library, written = require("sentencepiece"), io.BytesIO()
     try:
@@ -200,8 +202,10 @@ def _sentencepiece(kind: str, texts: Sequence[str], size: int) -> bytes:
     except RuntimeError as error:
         if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
             _at_least(size, int(needed[1]))
-        message = f"sentencepiece learns no vocabulary of {size} from this text: {error}."
-        raise ConfigError(message, "Give it more text.") from error
+        message = (
+            f"sentencepiece cannot learn a vocabulary of {size} tokens from this text: {error}."
+        )
+        raise ConfigError(message, "Give more text.") from error
     return written.getvalue()
 
 
@@ -216,7 +220,7 @@ def _at_least(size: int, least: int) -> None:
     if size < least:
         raise ConfigError(
             f"A vocabulary of {size} tokens is too small for this text.",
-            f"Ask for at least {least}.",
+            f"Choose a size of at least {least}.",
         )
 
 

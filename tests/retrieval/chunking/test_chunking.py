@@ -264,7 +264,7 @@ def test_code_is_cut_between_functions() -> None:
     [
         ({"strategy": "recursiv"}, "Did you mean 'recursive'?"),
         ({"size": 0}, "at least 1"),
-        ({"overlap": 0.6}, "For 15 % give 0.15"),
+        ({"overlap": 0.6}, "Write 0.15 for 15 %"),
         ({"tokenizer": "peices"}, "Did you mean 'pieces'?"),
     ],
 )

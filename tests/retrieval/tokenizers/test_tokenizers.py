@@ -221,7 +221,7 @@ def test_vocabularies_at_hand_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     ("content", "said"),
     [
         (b"not base64\n", "is not a tiktoken file"),
-        (b"IQ== 0\n", "is not a whole vocabulary"),
+        (b"IQ== 0\n", "is not a complete vocabulary"),
         (b"\xff\xfe\0", "is not a tiktoken file"),
     ],
 )
