@@ -1,4 +1,4 @@
-"""Threads in which answers are made. None of them delays the end of the server."""
+"""Threads in which answers are made. The server does not wait for them when it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class AnswerThreads:
         self._open = set[asyncio.Task[Any]]()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Result of `work`. It occupies its place until it is done, even if the client has gone."""
+        """Result of `work`. The work occupies its place until it is done, even if the client has
+        disconnected.
+        """
         if len(self._open) >= THREADS + MAX_WAITING:
             raise BadRequestError(503, "Too many requests wait to be answered.", "Wait a moment.")
         begun = asyncio.Event()
@@ -54,7 +56,7 @@ class AnswerThreads:
                     give = partial(result.set_result, work())
                 except BaseException as error:
                     give = partial(result.set_exception, error)
-                with suppress(RuntimeError):  # its loop is closed
+                with suppress(RuntimeError):  # the event loop is closed
                     loop.call_soon_threadsafe(deliver, give)
 
             threading.Thread(target=answer, name="view-answer", daemon=True).start()
@@ -63,4 +65,5 @@ class AnswerThreads:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._open.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved, since the client may have gone
+            # retrieve it, since asyncio would report it if the client has disconnected
+            task.exception()

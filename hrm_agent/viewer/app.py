@@ -1,4 +1,4 @@
-"""Server of the page: files, projections as JSON, hints of changes, and forks if they are
+"""Server of the page: files, projections as JSON, events about changes, and forks if they are
 allowed.
 
     GET  /, /core/..., /pages/...   the files of `web/`, and no others; without a token, since they hold nothing
@@ -8,8 +8,8 @@ allowed.
     GET  /api/v1/jobs               forks and replays that were started
     POST /api/v1/fork/plan, fork, replay     if the server was started for it, with a second token
 
-Answers are made in a few threads, each from one snapshot of the store. Their bytes and the number
-of waiting requests are bounded.
+Answers are made in a few threads, each from one snapshot of the store. The size of an answer and
+the number of waiting requests are limited.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _STATUS: tuple[tuple[type[HrmError], int], ...] = (
 
 
 class EnvironmentServer(NamedTuple):
-    """Server of `hrm-agent environment serve`, whose figures are shown."""
+    """Environment server (`hrm-agent environment serve`) whose figures are shown."""
 
     address: Address
     """Address of the server."""
@@ -167,14 +167,15 @@ class Viewer:
             return endpoint.function(self._places.all(), **values)
         if not query.get(PLACE):
             raise ConfigError(
-                f"The query value {PLACE!r} is missing.", f"Add {PLACE}=ID; `about` lists them."
+                f"The query value {PLACE!r} is missing.",
+                f"Add {PLACE}=ID. `GET /api/v1/about` lists the ids.",
             )
         place = self._places.get(query[PLACE])
         found = _of_one_moment(place, lambda: endpoint.function(place, **values))
         return found | self._live() if name == "environment" else found
 
     def _live(self) -> dict[str, Any]:
-        """Current figures of the environment's server; empty without one."""
+        """Current figures of the environment server (empty if none was given)."""
         if self._environment is None:
             return {}
         from hrm_agent.environment.remote.address import ask
@@ -198,7 +199,7 @@ class Viewer:
         forks = self._forks
         if forks is None:
             raise BadRequestError(
-                403, "This server only shows.", "Start it with `hrm-agent view --allow-fork`."
+                403, "This server only shows runs.", "Start it with `hrm-agent view --allow-fork`."
             )
         require_fork_token(request, self._fork_token)
         _refuse_values(request)
@@ -225,8 +226,8 @@ class Viewer:
 
 
 def _of_one_moment(place: Place, make: Callable[[], T]) -> T:
-    """Result of `make` from one snapshot of the place. It is tried twice, since a writer may
-    interfere.
+    """Result of `make`, computed from one snapshot of the place. If it fails, it is tried once
+    more, since a writer may have interfered.
     """
     try:
         with place.moment():
@@ -240,14 +241,14 @@ def _of_one_moment(place: Place, make: Callable[[], T]) -> T:
 
 def _refuse_values(request: web.Request) -> None:
     for name in request.query:
-        raise ConfigError(f"There is no query value {name[:80]!r} here.", "Leave it out.")
+        raise ConfigError(f"This address has no query value {name[:80]!r}.", "Leave it out.")
 
 
 def _json_response(data: Any, status: int, *, packs: bool = False) -> web.Response:
     body = json_text(data).encode()
     if len(body) > _MOST_BYTES:
         raise BadRequestError(
-            500, f"The answer would have {len(body) >> 20} MiB.", "Ask for less of it: limit=N."
+            500, f"The answer would have {len(body) >> 20} MiB.", "Ask for fewer rows with limit=N."
         )
     headers = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
     if packs and len(body) > _WORTH_PACKING:
@@ -256,7 +257,7 @@ def _json_response(data: Any, status: int, *, packs: bool = False) -> web.Respon
 
 
 def _refusal(error: Exception, request: web.Request) -> web.StreamResponse:
-    """Response for an error. An unexpected error is logged here, and its traceback is not sent."""
+    """Response for an error. An unexpected error is logged with its traceback, which is not sent."""
     match error:
         case BadRequestError():
             status, message, hint = error.status, error.message, error.hint
@@ -270,7 +271,7 @@ def _refusal(error: Exception, request: web.Request) -> web.StreamResponse:
             status, message, hint = (
                 500,
                 "The server failed.",
-                "Its log says where: run it with --debug.",
+                "Run it with --debug, which logs where.",
             )
     answer = _json_response({"error": {"message": message, "hint": hint}}, status)
     if status == 503:
@@ -284,7 +285,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _files() -> dict[str, Path]:
-    """Path -> file of all that is served. Any other address is refused, however it is spelled."""
+    """All files that are served, by path. Every other path is refused."""
     found = (path for path in sorted(WEB.rglob("*")) if path.is_file() and not path.is_symlink())
     return {path.relative_to(WEB).as_posix(): path for path in found if path.suffix in _TYPES}
 

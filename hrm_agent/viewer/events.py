@@ -1,7 +1,8 @@
-"""Hints of changes: one thread checks all places once a second and notifies every listening page.
+"""Events about changes: one thread checks all places once a second and notifies every listening
+page.
 
-A hint contains only the names of places; a page requests again what it shows. So a late or repeated
-hint does no harm, and a page that was too slow for several needs only one.
+An event only has the names of places. After it, a page requests again what it shows. So a late or
+repeated event does no harm, and several events may be sent to a slow page as one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ __all__ = ["MAX_LISTENERS", "SECONDS_BETWEEN_LOOKS", "Events"]
 MAX_LISTENERS = 64
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_SIGNS = 15.0
-"""Maximum seconds without a sign to a listener."""
+"""Maximum seconds between two messages to a listener. Without a change, an empty comment is sent.
+"""
 SECONDS_TO_TAKE = 10.0
-"""Seconds after which a listener that takes nothing is dropped."""
+"""Seconds after which a listener that does not read is dropped."""
 
 
 class _Listener:

@@ -1,8 +1,9 @@
 """Copy of the page in one file that opens by double click, with its scripts, styles and answers.
 
-A page opened from a file may request nothing, so that each answer stands in it as JSON, by the key
-under which the page looks for it. Answers come from the functions that the server calls. A copy is
-bounded by its number of trajectories, newest steps first, and reports what was left out.
+A page opened from a file cannot make requests. So the file has each answer as JSON, with the key
+under which the page looks for it. The answers come from the functions that the server calls. The
+number of trajectories in a copy is limited, the newest steps are preferred, and the copy reports
+what was left out.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LOADED = re.compile(r'<(?:script defer src|link rel="stylesheet" href)="([^"]+)
 _MOST_ITEMS, _MOST_MOMENTS, _MOST_STATES = 1_000, 500, 60
 """Maximum items, moments and states of one trajectory."""
 _MOST_TOKENS, _MOST_TEXT = 20_000, 200_000
-"""Maximum tokens of one call, and characters of a text that is not cut."""
+"""Maximum tokens of one call, and maximum characters of a text that is copied in full."""
 _MOST_GROUPS = 500
 
 Values = Mapping[str, Any]
@@ -70,18 +71,16 @@ def export(
     only: Collection[str] = (),
     start: str = "",
 ) -> dict[str, int]:
-    """Write a copy of the page. Return the number of things that were left out, by kind.
+    """Write a copy of the page. Returns the numbers of things that were left out, by kind.
 
-    `runs`: only these. `limit`: maximum number of trajectories in all. `only`: ids of the only
-    trajectories. `start`: address within the page that it opens at. Raises `ConfigError` for a
-    missing run.
+    `runs`: runs to copy (empty: all). `limit`: maximum number of trajectories in all. `only`: ids
+    of the trajectories to copy (empty: all). `start`: address within the page at which the copy
+    opens. Raises `ConfigError` for a missing run.
     """
     copy = _Copy(file, frozenset(only))
     found = list(_runs_of(places, copy, runs))
     if runs and (missing := set(runs) - {run["run"] for _, run in found}):
-        raise ConfigError(
-            f"There is no run {min(missing)!r}.", "`hrm-agent view` lists the runs that there are."
-        )
+        raise ConfigError(f"There is no run {min(missing)!r}.", "`hrm-agent view` lists all runs.")
     before, after = _page(start)
     file.write(before)
     left = TRAJECTORIES if limit is None else limit
@@ -94,8 +93,8 @@ def export(
 
 
 def _page(start: str) -> tuple[str, str]:
-    """Page before and after its answers, with styles and scripts in it. Its content security policy
-    allows this script alone, and nothing from elsewhere.
+    """Text of the page before and after the answers, with styles and scripts in it. The content
+    security policy of the page only allows these scripts, and no requests.
     """
     text = (_WEB / "index.html").read_text(encoding="utf-8")
     loaded = [_WEB / name for name in _LOADED.findall(text)]
@@ -137,7 +136,9 @@ def _runs_of(
 
 
 def data_key(name: str, values: Values) -> str:
-    """Key under which a page looks for an answer: `NAME?a=1&b=2`, sorted, without empty values."""
+    """Key under which a page looks for an answer: `NAME?a=1&b=2`, with sorted names and without
+    empty values.
+    """
     given = {key: str(value) for key, value in values.items() if value not in (None, "")}
     return f"{name}?" + "&".join(f"{key}={quote(given[key], safe='')}" for key in sorted(given))
 
@@ -248,8 +249,8 @@ class _Copy:
     def _of_call(
         self, place: Place, call: str, runs: Mapping[str, tuple[str, ...]]
     ) -> Iterator[tuple[str, Any]]:
-        """Tokens of a call. `runs`: run whose weights are shown -> names under which the page asks
-        for them.
+        """Tokens of a call. `runs`: runs whose judgement is shown with the tokens, each with the
+        names under which the page asks for it.
         """
         for run, names in runs.items():
             found = tokens(place, call, to=_MOST_TOKENS, run=run)
@@ -270,12 +271,12 @@ class _Copy:
             elif key not in self._keys:
                 text = whole_text(place, item, field)
                 texts[key] = {"text": text, "from": 0, "chars": len(text), "next": None}
-        # after all are read: what cannot be read whole is left out whole
+        # write only after all are read, so if an answer cannot be read, none of them is in the copy
         for key, value in (*answers.items(), *texts.items()):
             self._store(key, value)
 
     def _store(self, key: str, value: Any) -> None:
-        """Write an answer. No text in it can end its element."""
+        """Write an answer as a `script` element, escaped so that no text in it can end the element."""
         if key not in self._keys:
             self._keys.add(key)
             told = json_text(value).replace("<", "\\u003c")
@@ -313,7 +314,9 @@ def _with_shown(found: Sequence[dict[str, Any]], shown: Collection[str]) -> list
 
 
 def _chosen(place: Place, run: dict[str, Any], most: int, only: frozenset[str]) -> _Chosen:
-    """Trajectories of the newest steps, then trajectories without a step. `only`: of these."""
+    """Trajectories of the newest steps, then trajectories without a step. `only`: ids to choose
+    from (empty: all).
+    """
     rows = trajectories(place, run["run"], limit=10**6)["rows"]
     by_step: dict[int, list[str]] = {}
     apart: list[str] = []
@@ -332,7 +335,7 @@ def _chosen(place: Place, run: dict[str, Any], most: int, only: frozenset[str]) 
 
 
 def _cut_places(value: Any) -> Iterator[tuple[str, str, int]]:
-    """Texts cut in an answer as (item, field, length)."""
+    """Texts that are cut in an answer, as (item, field, length)."""
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
         if table.get("cut") is True and isinstance(table.get("blob"), dict):

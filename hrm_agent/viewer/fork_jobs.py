@@ -1,8 +1,8 @@
 """Forks and replays that a page requested, each as a command in a separate process.
 
-So this process never writes to a store and never imports a user's graph. Before a fork, a plan
-lists what will run again. The digest of the plan ensures that the fork is what was planned. An edit
-goes through the command's standard input: no shell reads it, and it may have any length.
+So the viewer's process never writes to a store and never imports a user's graph. Before a fork, a
+plan lists what will run again. The digest of the plan ensures that the fork is the planned one. An
+edit is passed by the command's standard input: no shell reads it, and it may have any length.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ["ForkJobs", "fork_plan"]
 
 _AT_ONCE, _KEPT, _MOST_FORKS = 2, 100, 16
 _MOST_MOMENTS = 400
-"""Number of moments from the chosen one on whose nodes and tools a plan names."""
+"""Maximum number of moments, from the chosen moment on, whose nodes and tools a plan names."""
 _TOLD = 200_000
-"""Bytes at the end of a command's output that are kept."""
+"""Number of bytes at the end of a command's output that are kept."""
 _LONGEST_NAME = 10_000
 _LONG = 300
 """Maximum characters of an edit shown in a command line."""
@@ -84,7 +84,7 @@ class _Job:
         }
 
     def _result(self) -> dict[str, Any] | None:
-        """Last line of the command's output that is an object (None if there is none)."""
+        """Last line of the command's output that is a JSON object (None if there is none)."""
         for line in reversed(self.lines):
             with suppress(ValueError, RecursionError):
                 found: Any = json.loads(line)
@@ -113,25 +113,28 @@ class ForkJobs:
         self._lock = threading.Lock()
         self._closed = False
         self._held, self._watched = socket.socketpair()
-        """Socket pair. The commands watch the second end and stop when the first is closed, even if
-        this process is killed.
+        """Socket pair. The commands watch its second end. They stop when the first end is closed,
+        which the kernel does even if this process is killed.
         """
 
     def plan(self, place: Place, request: Request) -> dict[str, Any]:
-        """Plan of a fork. Raises `ConfigError` for an invalid edit, `NotThere` for a missing
+        """Plan of a fork. Raises `ConfigError` for an invalid edit, and `NotThere` for a missing
         checkpoint.
         """
         return fork_plan(place, _only(request, "thread", "checkpoint", "edit"))
 
     def fork(self, place: Place, request: Request) -> dict[str, Any]:
-        """Start a planned fork. Raises `RunError` if the digest is not the plan's."""
+        """Start a planned fork. Raises `RunError` if the plan has changed, so that its digest
+        differs.
+        """
         given = _only(request, "thread", "checkpoint", "edit", "digest", "count")
         planned = fork_plan(
             place, {name: given[name] for name in given if name not in ("digest", "count")}
         )
         if _name(given.get("digest")) != planned["digest"]:
             raise RunError(
-                "This is not what was planned.", "Look at the plan again; it may have changed."
+                "The fork differs from its plan.",
+                "Request the plan again, since it may have changed.",
             )
         count = given.get("count", 1)
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
@@ -151,7 +154,7 @@ class ForkJobs:
         """Start a replay of a trajectory."""
         id_ = _name(_only(request, "id").get("id"))
         if id_ is None:
-            raise ConfigError("Which trajectory?", 'Send {"place": ..., "id": ...}.')
+            raise ConfigError("The request names no trajectory.", 'Send {"place": ..., "id": ...}.')
         return self._start("replay", place, [], id_, "")
 
     def all(self) -> dict[str, Any]:
@@ -186,7 +189,7 @@ class ForkJobs:
             if self._closed:
                 raise RunError("The server is ending.", "Start it again.")
             if sum(job.ended is None for job in self._jobs.values()) >= _AT_ONCE:
-                raise RunError(f"{_AT_ONCE} jobs are under way.", "Wait until one has ended.")
+                raise RunError(f"{_AT_ONCE} jobs are running already.", "Wait until one has ended.")
             process = subprocess.Popen(
                 [*command, f"--store={where}", "--json", "--", name],
                 pass_fds=(watched,),
@@ -206,8 +209,8 @@ class ForkJobs:
         return {"job": job.id}
 
     def _follow(self, job: _Job, text: bytes) -> None:
-        """Write the edit, and keep the end of the command's output. A job counts as running until
-        it has ended.
+        """Write the edit to the command, and keep the end of its output. The job counts as running
+        until the command has ended.
         """
         told, complained = bytearray(), bytearray()
         try:
@@ -260,7 +263,8 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
     thread, checkpoint = _name(request.get("thread")), _name(request.get("checkpoint"))
     if thread is None or checkpoint is None:
         raise ConfigError(
-            "Which moment?", 'Send {"place": ..., "thread": ..., "checkpoint": ..., "edit": {...}}.'
+            "The request names no moment.",
+            'Send {"place": ..., "thread": ..., "checkpoint": ..., "edit": {...}}.',
         )
     edit = _edit_of(request)
     store = place.store()
@@ -304,7 +308,7 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
     )
     effects = (
         f"{model}{ran}, with all that they do outside: calls that cost money, files, messages. The"
-        " nodes' own code runs, too. The thread that is forked stays as it is."
+        " nodes' own code runs, too. The thread that is forked does not change."
     )
     return {**plan, "effects": effects, "digest": hashlib.sha256(told.encode()).hexdigest()}
 
@@ -334,8 +338,8 @@ def _only(request: Request, *known: str) -> dict[str, Any]:
 
 
 def _name(value: Any) -> str | None:
-    """Text that can be looked up in a store and used as a word of a command (None for any other
-    value).
+    """`value` if it is a text that can be looked up in a store and used as a word of a command
+    (None otherwise).
     """
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or "\0" in value:
         return None
@@ -346,7 +350,10 @@ def _edit_of(request: Request) -> dict[str, Any]:
     """Complete edit of a request. Raises `ConfigError` for an invalid one."""
     given: Any = request.get("edit") or {}
     if not isinstance(given, dict):
-        raise ConfigError("An edit is an object.", f"With {', '.join(sorted(_EDIT_KEYS))}.")
+        raise ConfigError(
+            "The edit is not an object.",
+            f"Send an object with some of {', '.join(sorted(_EDIT_KEYS))}.",
+        )
     table_of = cast("dict[str, Any]", given)
     if unknown := table_of.keys() - _EDIT_KEYS:
         raise ConfigError(
@@ -361,9 +368,12 @@ def _edit_of(request: Request) -> dict[str, Any]:
             name != "values" and not all(isinstance(item, str) for item in items)
         ):
             raise ConfigError(
-                f"{name} of an edit is no table of texts.", f'Send {{"{name}": {{"ID": "TEXT"}}}}.'
+                f"The value {name!r} of the edit is not a table of texts.",
+                f'Send {{"{name}": {{"ID": "TEXT"}}}}.',
             )
     as_node = table_of.get("as_node") or None
     if as_node is not None and not isinstance(as_node, str):
-        raise ConfigError("as_node is no text.", "Name a node of the graph.")
+        raise ConfigError(
+            "The value 'as_node' of the edit is not a text.", "Name a node of the graph."
+        )
     return {**edit, "as_node": as_node}

@@ -1,8 +1,10 @@
-"""Process of a fork or a replay: the command line, which ends with the viewer that started it.
+"""Process of a fork or a replay. It runs the command line, and ends when the viewer that started it
+ends.
 
 The viewer holds the other end of a socket and never writes to it. However the viewer ends, the
-kernel closes that end, and this process kills its group. PR_SET_PDEATHSIG is not enough: it follows
-the thread that started a process, and the viewer answers each request in a separate thread.
+kernel closes that end. Then this process kills its process group. PR_SET_PDEATHSIG cannot be used:
+it takes effect at the end of the thread that started the process, and the viewer answers each
+request in a separate thread.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def main() -> None:
     viewer = parent_socket()
 
     def end_with_viewer() -> None:
-        viewer.receive()  # until the other end is closed
+        viewer.receive()  # returns when the other end is closed
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=end_with_viewer, name="viewer", daemon=True).start()

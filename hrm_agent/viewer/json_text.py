@@ -1,7 +1,7 @@
-"""JSON for pages, valid for any parser: strict, in ASCII, with long texts cut.
+"""JSON for pages: strict, in ASCII, and with long texts cut, so that any parser can read it.
 
-Stores are untrusted. Numbers may be NaN, integers too large for a browser, values nested without
-end. Each is converted to JSON that describes it.
+Stores are untrusted. They may have NaN, integers that are too large for a browser, or values that
+are nested without end. Each such value is replaced by JSON that describes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SHOWN, PIECE = 4_000, 1 << 16
-"""Characters of a text shown at once, and of a piece of the rest."""
+"""Maximum characters of a text that are shown at once, and of one piece of its rest."""
 _NAME = 500
 """Maximum characters of a name that is shown."""
 _WHOLE = 2**53 - 1
@@ -36,7 +36,7 @@ _CUT_OFF = "... nested more deeply"
 
 
 class NotThere(StoreError):
-    """Error for a requested object that is not in the store."""
+    """A requested object is not in the store."""
 
 
 class TextPlace(NamedTuple):
@@ -49,7 +49,9 @@ class TextPlace(NamedTuple):
 
 
 def cut_text(text: str | None, item: str, field: str) -> dict[str, Any] | None:
-    """Text in the form of pages (None stays None). `item` and `field` as in `TextPlace`."""
+    """JSON of a text for pages, cut if it is long (None for None). `item` and `field` are those of
+    `TextPlace`.
+    """
     if text is None:
         return None
     found: dict[str, Any] = {"text": text[:SHOWN], "chars": len(text), "cut": len(text) > SHOWN}
@@ -57,7 +59,7 @@ def cut_text(text: str | None, item: str, field: str) -> dict[str, Any] | None:
 
 
 def short(text: str) -> str:
-    """Name, cut after `_NAME` characters."""
+    """Cut a name after `_NAME` characters."""
     return text if len(text) <= _NAME else f"{text[:_NAME]}..."
 
 
@@ -81,7 +83,7 @@ def foreign(value: Any, depth: int = 0) -> Any:
         case int() if -_WHOLE <= value <= _WHOLE:
             return value
         case int():
-            bits = value.bit_length()  # Python refuses to write many thousands of digits
+            bits = value.bit_length()  # Python raises an error for a number of many thousand digits
             return str(value) if bits <= 4_000 else f"an integer of {bits} bits"
         case float():
             return value if math.isfinite(value) else None

@@ -1,6 +1,7 @@
-"""Places that are shown: named stores and run folders, and those found in a named folder.
+"""Places that are shown: stores and run folders, which are named, or are found in a named folder.
 
-Stores are opened read-only. A store that cannot be opened is listed with its problem, until it can.
+Stores are opened read-only. A store that cannot be opened is listed with its problem, and opening
+it is tried again later.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _NO_STORE = "train sft"
 _WATCHED = (*_OF_TRAINING, "run_id", "report.json", "analysis/tokens.jsonl")
 _SECONDS_BETWEEN_SCANS = 0.5
 _SECONDS_BETWEEN_TRIES = 2.0
-"""Minimum seconds until a place that could not be opened is tried again, unless its file changes
+"""Minimum seconds until opening a place is tried again after a failure, unless its file changes
 before.
 """
 
 
 class NoPlaceError(StoreError):
-    """Error for an unknown place."""
+    """A place with the requested id is missing."""
 
 
 class Place:
@@ -54,7 +55,7 @@ class Place:
 
     @property
     def where(self) -> str:
-        """Value of `--store` for a command, without a password."""
+        """Value for a command's `--store`, without a password."""
         return shown_url(self.address)
 
     def store(self) -> RunStore:
@@ -85,7 +86,9 @@ class Place:
 
     @property
     def problem(self) -> dict[str, str] | None:
-        """Reason why it cannot be opened, as `message` and `hint` (None if it can)."""
+        """Reason why the place cannot be opened, as `message` and `hint` (None if it can be
+        opened).
+        """
         try:
             self.store()
         except HrmError as error:
@@ -97,17 +100,18 @@ class Place:
         """Read from one snapshot inside the block, in this thread through one connection."""
         try:
             database = self.store().database
-        except HrmError:  # reported where the store is used; the run's folder can be read
+        # the error is reported where the store is used, and the run's folder can be read without it
+        except HrmError:
             yield
             return
         with database.read():
             yield
 
     def mark(self) -> Hashable:
-        """Value that differs whenever something has changed, or may have."""
+        """Value that changes whenever the place has changed, or may have changed."""
         with self._lock:
             store = self._store
-        return self._mark(store)  # a server may be slow to answer
+        return self._mark(store)  # outside of the lock, since a server may be slow to answer
 
     def _mark(self, store: RunStore | None) -> Hashable:
         return self._store_mark(store), (
@@ -131,8 +135,8 @@ class Place:
                 self._empty = None
 
     def _opened(self) -> RunStore:
-        """Open the store. A run that records nothing, such as fine-tuning, gets an empty one in a
-        temporary folder.
+        """Open the store. For a run that has no store, such as fine-tuning, create an empty store
+        in a temporary folder.
         """
         file = file_of(self.address)
         if (
@@ -162,7 +166,9 @@ class Places:
         self._known: dict[str, Place] = {}
         """Places by address."""
         self._ids: dict[str, str] = {}
-        """Address -> id, also of places that have gone, so that a returning place keeps its id."""
+        """Ids by address. Missing places stay in it, so that a place that appears again keeps its
+        id.
+        """
         self._marks: dict[str, Hashable] = {}
         self._scanned = -_SECONDS_BETWEEN_SCANS
         self._lock = threading.Lock()
@@ -180,7 +186,8 @@ class Places:
         places = {place.id: place for place in self.all()}
         if id_ not in places:
             raise NoPlaceError(
-                f"There is no place {id_[:200]!r} here (any more).", nearest(id_[:200], places)
+                f"There is no place {id_[:200]!r}, or it no longer exists.",
+                nearest(id_[:200], places),
             )
         return places[id_]
 
@@ -249,7 +256,7 @@ def _found_in(named: str) -> Iterable[tuple[str, str, Path | None]]:
         names = sorted(os.listdir(path))  # noqa: PTH208 - names, of which there may be many
     for name in names:
         child = path / name
-        with suppress(OSError):  # an unreadable folder hides no other
+        with suppress(OSError):  # skip an unreadable folder, and list the others
             if name.startswith("."):
                 continue
             if child.is_dir():

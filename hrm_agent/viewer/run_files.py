@@ -1,7 +1,7 @@
 """Files of a run's folder besides its store: configuration, metrics, results.
 
-Only files of known names are opened, and none that their contents name. Metrics are read as they
-grow: the numbers of each row are kept by column, with its place in the file.
+Only files with known names are opened. Names in their contents are never opened. Metrics are read
+as the file grows: the numbers of each row are kept by column, with the row's place in the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hrm_agent.viewer.json_text import foreign
 __all__ = ["MetricsTail", "config_of", "json_file", "metrics_of", "own_run_id"]
 
 _MOST_BYTES = 1 << 24
-"""Maximum bytes of a file that is read whole."""
+"""Maximum bytes of a file that is read as a whole."""
 _PIECE = 1 << 22
 _MOST_COLUMNS = 1_000
 _tails: BoundedMap[str, MetricsTail] = BoundedMap(64)
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 def own_run_id(folder: Path) -> str:
-    """Id of the run in a folder: content of `run_id`, else the folder's name."""
+    """Id of the run in a folder: the content of the file `run_id`, or else the folder's name."""
     try:
         return _text(folder / "run_id").strip("\0 \r\n\t") or folder.resolve().name
     except (OSError, ValueError):
@@ -39,8 +39,8 @@ def own_run_id(folder: Path) -> str:
 
 
 def config_of(folder: Path | None) -> dict[str, Any]:
-    """`config.toml` with flat keys, such as `train.loss.objective`; empty if it is missing or
-    invalid.
+    """Values of `config.toml` with flat keys, such as `train.loss.objective` (empty if the file is
+    missing or invalid).
     """
     if folder is None:
         return {}
@@ -50,7 +50,7 @@ def config_of(folder: Path | None) -> dict[str, Any]:
 
 
 def json_file(folder: Path | None, name: str) -> dict[str, Any]:
-    """The JSON object in a file of the folder; empty if the file is missing or does not parse."""
+    """JSON object in a file of the folder (empty if the file is missing or invalid)."""
     if folder is None:
         return {}
     with suppress(OSError, ValueError, RecursionError):
@@ -76,7 +76,7 @@ def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def metrics_of(folder: Path | None) -> MetricsTail | None:
-    """Metrics of the run in a folder, up to now (None without any)."""
+    """Metrics of the run in a folder, up to now (None without metrics)."""
     if folder is None or not (folder / "metrics.jsonl").is_file():
         return None
     path = str(folder / "metrics.jsonl")
@@ -88,8 +88,8 @@ def metrics_of(folder: Path | None) -> MetricsTail | None:
 
 
 class MetricsTail:
-    """Columns of `metrics.jsonl`. Reading starts over if the file was written anew, as when a run
-    resumes.
+    """Columns of `metrics.jsonl`. Reading starts over if the file was rewritten, as a resumed run
+    does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,20 +101,22 @@ class MetricsTail:
         self._end = 0
         self._stopped = False
         self.generation = f"{identity[0]}"
-        """Identity of the file, which changes when the rows read before no longer count."""
+        """Identity of the file. When it changes, rows read before are no longer valid."""
         self.steps = array("q")
         """Step of each row, as in the file."""
         self.columns: dict[str, array[float]] = {}
-        """Columns by key (`roles/ROLE/KEY` for a role's). NaN if a row has no number there."""
+        """Columns by key (`roles/ROLE/KEY` for a key of a role). If a row has no number for a key,
+        the value is NaN.
+        """
         self._starts = array("q")
 
     def refresh(self) -> MetricsTail:
-        """Read the rows added since. The returned snapshot does not change. Thread-safe."""
+        """Read the rows that were added. Returns a snapshot, which does not change. Thread-safe."""
         with self._lock:
             with suppress(OSError):
                 self._read_on()
             found = copy.copy(self)
-            # columns only grow, beyond these rows
+            # columns need no copy, since they only grow beyond these rows
             found.steps, found.columns = self.steps[:], dict(self.columns)
             return found
 
@@ -134,7 +136,7 @@ class MetricsTail:
                     self._stopped = True
 
     def _take(self, line: bytes) -> None:
-        """Add a row. From the first invalid row on, nothing counts, as in `read_metrics`."""
+        """Add a row. From the first invalid row on, all rows are ignored, as in `read_metrics`."""
         if self._stopped:
             return
         try:
@@ -154,7 +156,7 @@ class MetricsTail:
                     continue
                 column = self.columns[key] = array("d")
             if len(column) > number:
-                continue  # `roles/a/b` as a key of its own, beside a role's
+                continue  # the row also has the key `roles/a/b` of its own
             column.extend([math.nan] * (number - len(column)))
             column.append(value)
 
@@ -173,7 +175,7 @@ class MetricsTail:
         return next((value for value in reversed(values) if math.isfinite(value)), None)
 
     def row(self, number: int) -> dict[str, Any]:
-        """Whole row as in the file; empty if it cannot be read."""
+        """Whole row as in the file (empty if it cannot be read)."""
         with suppress(OSError, ValueError), self._path.open("rb") as file:
             file.seek(self._starts[number])
             return cast("dict[str, Any]", foreign(json.loads(file.readline(_MOST_BYTES))))

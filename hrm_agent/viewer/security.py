@@ -1,15 +1,17 @@
 """Access control of the server, and headers that restrict the browser.
 
-The page shows what models, tools and web pages have written, on the user's machine. So:
+The page runs on the user's machine and shows text of models, tools and web pages. So three rules
+hold:
 
-* Another site's page cannot send requests: a request names one of our own hosts exactly, port
-  included (a name that was rebound to this machine is another); an Origin is one of ours, and each
-  POST has one; `Sec-Fetch-Site`, if a browser sends it, shows that the page is ours. Following a
-  link to the first page is allowed, since it contains no data.
-* Requests for data need the token, which is in no cookie and no address that is sent. Forks and
-  replays need a second token.
-* Foreign content is never run: no script, style or image but ours, no frame, no form, and no text
-  that becomes markup (`require-trusted-types-for`).
+* Another site's page cannot send requests. The Host header of a request has to be one of this
+  server's hosts, with its port. A foreign name that was rebound to this machine is refused. An
+  Origin header has to be this server, and each POST must have one. `Sec-Fetch-Site`, if a browser
+  sends it, has to show that the page belongs to this server. A link of another site to the first
+  page may be followed, since this page contains no data.
+* Requests for data need the token, which is neither in a cookie nor in an address that a browser
+  sends. Forks and replays need a second token.
+* Foreign content is never run. Only this server's scripts, styles and images are loaded. Frames and
+  forms are not allowed, and text cannot become markup (`require-trusted-types-for`).
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ _OURS = ("same-origin", "none")
 
 
 class SiteGate:
-    """Filter of requests. Raises `BadRequestError` for a request that neither our own page nor a
-    command-line program would send.
+    """Filter of requests. Raises `BadRequestError` for a request that neither this server's page
+    nor a command-line program would send.
     """
 
     def __init__(self, host: str, port: int, page: str) -> None:
@@ -75,7 +77,7 @@ class SiteGate:
             raise BadRequestError(403, "The Origin header names another site.")
         sites = request.headers.getall("Sec-Fetch-Site", [])
         if any(site not in _OURS for site in sites) and not self._follows_link(request):
-            raise BadRequestError(403, "Another site's page has asked.")
+            raise BadRequestError(403, "The request comes from a page of another site.")
 
     def _follows_link(self, request: web.Request) -> bool:
         headers = request.headers
@@ -92,7 +94,7 @@ class SiteGate:
 
     def _is_ours(self, authority: str) -> bool:
         name, colon, port = authority.rpartition(":")
-        if not colon or "]" in port:  # the port that browsers leave out
+        if not colon or "]" in port:  # browsers leave out port 80
             name, port = authority, "80"
         if port != str(self._port):
             return False

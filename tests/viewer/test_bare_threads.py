@@ -59,7 +59,7 @@ def test_they_are_listed_newest_first_page_by_page(
         bare_threads(place, after, limit=2)["threads"] == []
         and bare_threads(place, after, limit=2)["next"] is None
     )
-    with pytest.raises(ConfigError, match="no end of a page"):
+    with pytest.raises(ConfigError, match="not the end of a page"):
         bare_threads(place, "x")
     assert ENDPOINTS["runs"].function([place])["bare_threads"] == [{"place": "p", "threads": 4}]
     place.close()

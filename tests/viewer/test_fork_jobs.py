@@ -94,11 +94,11 @@ def test_a_fork_with_an_edit_and_a_replay(place: Place, jobs: ForkJobs) -> None:
     assert plan["runs_again"][0] == "reason" and plan["model"] == "builtin:cold-start"
     assert plan["command"].startswith("hrm-agent fork ") and "--edit edit.json" in plan["command"]
     assert jobs.plan(place, request)["digest"] == plan["digest"] != jobs.plan(place, long)["digest"]
-    with pytest.raises(RunError, match="not what was planned"):
+    with pytest.raises(RunError, match="differs from its plan"):
         jobs.fork(place, {**long, "digest": plan["digest"]})
     jobs.fork(place, {**request, "digest": plan["digest"], "count": 2})
     jobs.replay(place, {"place": "small", "id": thread})
-    with pytest.raises(RunError, match="2 jobs are under way"):
+    with pytest.raises(RunError, match="2 jobs are running"):
         jobs.replay(place, {"id": thread})
     replayed, forked = ended(jobs)
     assert (replayed["state"], replayed["result"]["verdict"]) == ("done", "equal")

@@ -1,5 +1,5 @@
-"""Projections: functions from a place to the JSON of pages. The server parses query values and
-sends answers.
+"""Projections: functions that return the JSON that pages show of a place. The server parses query
+values and sends the results.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from hrm_agent.viewer.projections.trajectory.trajectory import trajectory
 __all__ = ["ENDPOINTS", "PLACE", "Endpoint", "Parameter"]
 
 PLACE = "place"
-"""Query value that names the place. The server reads it, and no endpoint lists it."""
+"""Query value that names the place. The server reads it, so it is not in the parameters of an
+endpoint.
+"""
 _LONGEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Query value."""
+    """Query value of an endpoint."""
 
     type: type[str] | type[int] = str
     """Type of the value."""
@@ -68,9 +70,11 @@ class Endpoint:
     """Projection with its query values."""
 
     function: Callable[..., dict[str, Any]]
-    """Function that is called with a place, or all of them, and the query values by name."""
+    """Function that is called with a place (or all places, if `everywhere`) and the query values by
+    name.
+    """
     parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
-    """Query values without the place."""
+    """Query values by name, without the place."""
     everywhere: bool = False
     """True if the function takes all places."""
 
@@ -97,7 +101,7 @@ class Endpoint:
 
 
 def _argument(name: str) -> str:
-    """Argument name of a query value: `from` is a Python keyword."""
+    """Argument name of a query value. It differs for `from`, a keyword of Python."""
     return f"{name}_" if name == "from" else name
 
 

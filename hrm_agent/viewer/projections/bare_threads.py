@@ -1,5 +1,5 @@
-"""Threads with checkpoints but no trajectory, of a program that uses only a store's
-checkpointer.
+"""Threads with checkpoints but no trajectory. A program that only uses a store's checkpointer
+writes such threads.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BARE = (
     "AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = t.id AND c.ns = '')"
 )
 _AT, _ID = "COALESCE(CAST(t.updated_at AS DOUBLE PRECISION), 0)", "CAST(t.id AS TEXT)"
-"""Sort keys of threads. They are cast since a forged row may hold any value: texts sort above all
-numbers, so that every page would begin with them.
+"""Sort keys of threads. They are cast, since a forged row may have a text instead of a number.
+Texts sort above all numbers, so every page would begin with such rows.
 """
 
 
 def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, Any]:
-    """`GET threads`: threads without a trajectory, newest first. `after`: `next` of the previous
-    page.
+    """`GET threads`: threads without a trajectory, newest first. `after`: value of `next` in the
+    previous page.
     """
     store = place.store()
     where = ""
@@ -39,7 +39,8 @@ def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, A
             at = float(written)
         except ValueError:
             raise ConfigError(
-                f"after={after[:80]!r} is no end of a page.", "Leave it out for the first one."
+                f"after={after[:80]!r} is not the end of a page.",
+                "Leave it out for the first page.",
             ) from None
         where, values = f"AND ({_AT} < ? OR ({_AT} = ? AND {_ID} < ?))", [at, at, id_]
     query = (

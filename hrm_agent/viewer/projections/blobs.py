@@ -1,4 +1,4 @@
-"""Rest of a text that was cut, in pieces."""
+"""Rest of a cut text, in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Groups of rollouts: judgement of each sibling by a step, with its reason and tool outcomes."""
+"""Groups of rollouts. For each rollout, they have the verdict of a training step with its reason,
+and the outcomes of tool calls.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,19 @@ __all__ = ["Damaged", "groups", "overlay_data", "step", "step_begun_for", "task_
 _Wanted = TypeVar("_Wanted")
 _Row = TypeVar("_Row")
 _MOST_ROLLOUTS = 20_000
-"""Maximum rollouts of a step."""
+"""Maximum number of rollouts of a step."""
 
 
 def step_begun_for(run: str, group: str) -> int | None:
-    """Step, from 1, for which a training run began a group, by the group's name (None for other
-    groups).
+    """Number (from 1) of the step for which a training run began a group, found in the group's name
+    (None for other groups).
     """
     number = step_in_name(group, run)
     return None if number is None else number + 1
 
 
 class Damaged:
-    """Rows that cannot be read, reported beside the others."""
+    """Rows that cannot be read. They are reported beside the readable rows."""
 
     def __init__(self) -> None:
         self.rows: dict[str, str] = {}
@@ -55,7 +57,9 @@ class Damaged:
         wanted: list[_Wanted],
         id_of: Callable[[_Wanted], str] = str,
     ) -> list[_Row]:
-        """Readable rows of those wanted. If reading fails, each row is read separately."""
+        """Rows of `wanted` that can be read. If reading all at once fails, each row is read
+        separately.
+        """
         with suppress(StoreError):
             return list(read(wanted))
         found: list[_Row] = []
@@ -72,7 +76,7 @@ class Damaged:
 
 
 def step(place: Place, run: str, step: int) -> dict[str, Any]:
-    """`GET step`. Steps count from 1, as the console counts them."""
+    """`GET step`. Steps count from 1, as in the console."""
     store, damaged = place.store(), Damaged()
     folder = place.folder if is_own_run(place, run) else None
     base = step_base(str(config_of(folder).get("command", "")))
@@ -85,7 +89,7 @@ def step(place: Place, run: str, step: int) -> dict[str, Any]:
         query = "SELECT DISTINCT step FROM overlays WHERE run_id = ? ORDER BY step"
         with store.database.read() as cursor:
             rows = cursor.execute(query, (run,)).fetchall()
-        # SQLite keeps a forged text as it is
+        # in SQLite, a forged row may have a text
         taken = [row[0] for row in rows if isinstance(row[0], int)]
     if number not in taken and not headers:
         raise NotThere(f"The run {run!r} has no step {step}.", f"It has {len(taken)} steps.")
@@ -101,7 +105,7 @@ def step(place: Place, run: str, step: int) -> dict[str, Any]:
 
 
 def groups(place: Place, run: str, after: int = 0, limit: int = 50) -> dict[str, Any]:
-    """`GET groups`: paged by the row of a group's first trajectory."""
+    """`GET groups`: groups of a run, a page at a time, in the order of their first trajectories."""
     store, damaged = place.store(), Damaged()
     query = (
         "SELECT min(seq), CASE WHEN group_id = '' THEN id ELSE group_id END AS g FROM trajectories"
@@ -128,8 +132,8 @@ def groups(place: Place, run: str, after: int = 0, limit: int = 50) -> dict[str,
 def _headers_of_step(
     store: RunStore, run: str, number: int, judged: dict[str, Overlay], damaged: Damaged
 ) -> list[Trajectory]:
-    """Headers of trajectories that were judged for the step, wherever they were made, or begun for
-    it.
+    """Headers of trajectories that were judged in the step, whichever run made them, or that were
+    begun for the step.
     """
     prefix = f"{run}/step-{number}/"
     begun = headers_page(
@@ -229,7 +233,9 @@ _UNJUDGED = {
 
 
 def overlay_data(overlay: Overlay | None) -> dict[str, Any]:
-    """Judgement of a trajectory by a run; all null if it was not judged."""
+    """JSON of a run's judgement of a trajectory. All values are null if the trajectory was not
+    judged.
+    """
     if overlay is None:
         return _UNJUDGED
     by_role = overlay.penalty_by_role

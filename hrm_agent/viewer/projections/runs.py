@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["held_out_of", "is_own_run", "place_runs", "runs", "step_base"]
 
 _LIVE_SECONDS = 60.0
-"""Seconds after the last write in which an unfinished run is live. A run that holds a thread is
-live, too.
+"""Seconds after its last write for which an unfinished run counts as live. A run that holds the
+lease of a thread is live, too.
 """
 _SPARK = 60
 _MOST_AVERAGED = 20_000
@@ -60,13 +60,13 @@ def runs(places: Sequence[Place]) -> dict[str, Any]:
                     bare.append({"place": place.id, "threads": count})
         except HrmError as error:
             problems.append({"place": place.id, "message": error.message, "hint": error.hint})
-        except DAMAGED as error:  # a forged row or file of one place does not hide the others
+        except DAMAGED as error:  # a forged row or file of one place must not hide other places
             message = f"{place.where} cannot be read: {in_a_line(error)}."
             problems.append(
                 {
                     "place": place.id,
                     "message": message,
-                    "hint": "`hrm-agent store verify` lists where.",
+                    "hint": "Run `hrm-agent store verify`, which lists where.",
                 }
             )
     found.sort(key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True)
@@ -164,18 +164,19 @@ def _run(
 
 
 def step_base(kind: str) -> int:
-    """Offset from a row's step to the console's: training by rollouts counts from 0, fine-tuning
-    from 1.
+    """Offset from a row's step to the step in the console, which counts from 1. Rows of training by
+    rollouts count from 0, and rows of fine-tuning from 1.
     """
     return 0 if kind == "train sft" else 1
 
 
 def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> float | None:
-    """Mean outcome of the scored trajectories, cached until one is begun, ends or gets other
-    rewards.
+    """Mean outcome of the scored trajectories. It is cached until a trajectory begins, ends or gets
+    other rewards.
 
-    `counts`: trajectories, running ones, and the bytes of all records, since `score` adds rewards
-    after the end.
+    `counts`: number of trajectories, number of running trajectories, and bytes of all records. If
+    one of them changes, the mean is computed again. The bytes are included since `score` adds
+    rewards after the end.
     """
     if not 0 < counts[0] <= _MOST_AVERAGED:
         return None
@@ -193,9 +194,7 @@ def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> fl
 
 
 def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]:
-    """Accuracy on held-out problems by step, each with its 95 % interval, as recorded by
-    the run.
-    """
+    """Recorded accuracy on held-out problems by step, with a 95 % interval."""
     from hrm_agent.basics.intervals import wilson_interval
 
     report, metrics = json_file(place.folder, "report.json"), metrics_of(place.folder)
@@ -205,7 +204,8 @@ def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]
         for step, value in zip(metrics.steps, metrics.series("eval/correct"), strict=True):
             if value is not None:
                 count = problems.get(step + 1)
-                known = count if count and 0 <= value <= 1 else None  # a file may hold any number
+                # a forged file may have any number
+                known = count if count and 0 <= value <= 1 else None
                 low, high = wilson_interval(value * known, known) if known else (None, None)
                 found[step + 1] = {
                     "step": step + 1,
@@ -235,7 +235,7 @@ def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]
 
 
 def _evaluated_problems(store: RunStore, run: str) -> dict[int, int]:
-    """Updates taken -> number of problems of the evaluation made then."""
+    """Number of problems of each evaluation, by the number of updates before it."""
     prefix = f"{run}/eval-"
     query = (
         "SELECT DISTINCT group_id FROM trajectories WHERE run_id = ? AND substr(group_id, 1, ?) = ?"

@@ -1,6 +1,4 @@
-"""Comparison of two trajectories: their common part, their differences, and those of their
-states.
-"""
+"""Comparison of two trajectories: their common part, and the differences of their items and states."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 _MOST_ITEMS, _MOST_LINES = 400, 2_000
-"""Maximum items of each side, and lines of a difference."""
+"""Maximum items of each side, and maximum lines of a difference."""
 
 
 def compare(place: Place, a: str, b: str) -> dict[str, Any]:
@@ -59,7 +57,7 @@ def compare(place: Place, a: str, b: str) -> dict[str, Any]:
 
 
 def _line(store: RunStore, thread_id: str) -> list[str]:
-    """Ids of the checkpoints that lead to the newest one, oldest first."""
+    """Ids of the newest checkpoint and its ancestors, oldest first."""
     parents = {link.id: link.parent for link in checkpoint_links(store, thread_id)}
     line: dict[str, None] = {}
     here: str | None = max(parents, default=None)
@@ -70,7 +68,9 @@ def _line(store: RunStore, thread_id: str) -> list[str]:
 
 
 def _aligned(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pairs of items: equal ones side by side, and the differing ones between them in order."""
+    """Pairs of items. Equal items form a pair. Differing items between them are paired in order, or
+    with null.
+    """
     keys = [[_key(row) for row in side] for side in (a, b)]
     found: list[dict[str, Any]] = []
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
@@ -82,7 +82,7 @@ def _aligned(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str,
 
 
 def _key(row: dict[str, Any]) -> str:
-    """Comparison key of an item: author and content, without times."""
+    """Text by which an item is compared: author and content, without times."""
     said = [
         row.get(name)
         for name in ("text", "reasoning", "code_calls", "arguments", "status", "content", "prompt")
@@ -132,7 +132,7 @@ def _states(store: RunStore, a: str, b: str, damaged: Damaged) -> list[dict[str,
 
 
 def _value(value: Any) -> Any:
-    """Value with LangChain's messages, as `hrm-agent diff` compares them."""
+    """Value in the form that `hrm-agent diff` compares, with LangChain's messages."""
     items = cast("list[Any]", value) if isinstance(value, list) else []
     if not items or not all(isinstance(item, ShownMessage) for item in items):
         return plain(value)

@@ -48,7 +48,7 @@ def metrics(place: Place, run: str, after: int = 0) -> dict[str, Any]:
 
 
 def _stages(tail: MetricsTail, base: int) -> list[dict[str, Any]]:
-    """First step and name of each stage; empty if there is only one."""
+    """First step and name of each stage (empty if there is only one stage)."""
     found: list[dict[str, Any]] = []
     before: float | None = None
     for step, stage in zip(tail.steps, tail.series("stage"), strict=True):

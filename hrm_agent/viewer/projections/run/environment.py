@@ -1,4 +1,4 @@
-"""Tool calls of a run in total: outcomes, durations, refused system calls; and a live
+"""Summary of a run's tool calls (outcomes, durations, refused system calls), and figures of a live
 environment.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["environment", "live_figures"]
 
 _MOST_CALLS = 100_000
-"""Maximum number of counted tool calls of a run, newest first."""
+"""Maximum number of tool calls of a run that are counted. The newest are preferred."""
 _MOST_NAMES = 200
 _ERROR = re.compile(
     r"(?m)^\s*([A-Za-z_][\w.]{0,80}(?:Error|Exception|Warning|Exit|Interrupt|Timeout))\b"
@@ -33,12 +33,12 @@ _PREFIX = "hrm_environment_"
 
 
 class ToolFacts(NamedTuple):
-    """Counted facts of a tool call."""
+    """Facts of a tool call for the summary."""
 
     name: str
     """Name of the tool."""
     status: str
-    """Outcome; `under way` before the end."""
+    """Outcome of the call (`under way` before its end)."""
     seconds: float
     """Seconds from the start to the end."""
     queued: float
@@ -46,13 +46,16 @@ class ToolFacts(NamedTuple):
     isolation: str
     """Isolation level of the code."""
     refused: tuple[tuple[str, int], ...]
-    """System call -> how often it was refused."""
+    """Refused system calls, each with the number of refusals."""
     failure: str | None
-    """Class of the error (None for a call without a failure)."""
+    """Class of the error, or the outcome if no class is known (None for a call without a failure).
+    """
 
 
 def environment(place: Place, run: str) -> dict[str, Any]:
-    """`GET environment`. The server fills in `live`, from the environment that it was given."""
+    """`GET environment`. The server adds `live`, the figures of the environment server that it was
+    given.
+    """
     store = place.store()
     query = (
         "SELECT t.id, t.group_id, c.id, c.record FROM tool_calls c JOIN trajectories t ON"
@@ -62,7 +65,7 @@ def environment(place: Place, run: str) -> dict[str, Any]:
     with store.database.read() as cursor:
         rows = cursor.execute(query, (run, _MOST_CALLS))
         while (row := rows.fetchone()) is not None:
-            with suppress(StoreError, *DAMAGED):  # reported with the trajectory
+            with suppress(StoreError, *DAMAGED):  # the page of the trajectory reports the damage
                 plain = plain_record(store.cipher.open(row[3], "tool", row[2]))
                 read = _kept if len(plain) <= 4_096 else _facts
                 newest_first.append((str(row[0]), str(row[1]), str(row[2]), read(plain)))
@@ -114,7 +117,7 @@ def _facts(plain: bytes) -> ToolFacts:
     call = ToolCall.model_validate_json(plain)
     failure = None
     if call.status is not None and call.status.value != "ok":
-        # the class named by the error's last line, else the outcome
+        # use the class in the last line of the error, or else the outcome
         named = _ERROR.findall((call.stderr or call.content)[-4_000:])
         failure = named[-1] if named else call.status.value
     return ToolFacts(
@@ -146,8 +149,8 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
 
 
 def live_figures(text: str) -> dict[str, Any]:
-    """Figures of an environment's `/metrics` as JSON. Percentiles are the upper edges of their
-    buckets.
+    """Figures of an environment's `/metrics` as JSON. A percentile is the upper edge of the bucket
+    that it is in.
     """
     plain: dict[str, float] = {}
     labelled: dict[str, dict[str, float]] = {}

@@ -1,6 +1,5 @@
-"""Trajectories of a run as a long, compact list.
-
-Search of trajectories by id, by the text of their task, and by their answer.
+"""Trajectories of a run as a long, compact list, and search of trajectories by their id, the text
+of their task, and their answer.
 """
 
 from __future__ import annotations
@@ -94,11 +93,11 @@ def trajectories(place: Place, run: str, after: int = 0, limit: int = 2_000) -> 
 
 _PAGE, _SECONDS = 500, 3.0
 _BEFORE, _AFTER = 60, 140
-"""Characters of a text that are shown before and after a hit."""
+"""Number of characters that are shown before and after a hit."""
 
 
 def search(place: Place, q: str, run: str = "", limit: int = 50) -> dict[str, Any]:
-    """`GET search`. `complete` is false if it ended before all trajectories were searched."""
+    """`GET search`. `complete` is false if not all trajectories were searched."""
     wanted = q.casefold()
     store = place.store()
     damaged = Damaged()
@@ -124,7 +123,7 @@ def search(place: Place, q: str, run: str = "", limit: int = 50) -> dict[str, An
 
 
 def _hit(header: Trajectory, wanted: str) -> dict[str, Any] | None:
-    """First hit of the text in a trajectory (None without one)."""
+    """First hit of `wanted` in a trajectory (None without a hit)."""
     texts = {
         "id": header.id,
         "thread": header.thread_id,

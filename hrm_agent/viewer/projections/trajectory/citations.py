@@ -1,7 +1,7 @@
 """Citations of an answer, each checked against the text of its source in the state.
 
-Stores are untrusted. Spans outside of the text, missing sources and quotes from elsewhere are shown
-as not verified.
+Stores are untrusted. A citation is shown as not verified if its source is missing, if its span is
+outside of the text, or if the text of the span differs from the quote.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["citations", "source", "sources_of"]
 
 _AROUND = 1_500
-"""Characters of a text that are shown on either side of a span."""
+"""Number of characters that are shown on either side of a span."""
 _LONGEST_SPAN = 20_000
 _MOST = 500
 """Maximum number of citations, and of sources."""
@@ -85,7 +85,8 @@ def source(place: Place, id: str, source: str, start: int = 0, end: int = 0) -> 
     found = sources_of(place, id).get(source)
     if found is None:
         raise NotThere(
-            f"The state has no source {source[:80]!r}.", "It was forgotten, or never there."
+            f"The state has no source {source[:80]!r}.",
+            "It was removed from the state, or never in it.",
         )
     text = _text(found)
     start = min(start, len(text))
@@ -113,8 +114,8 @@ def _values(place: Place, thread_id: str) -> Table:
     values: Table = {} if found is None else dict(found.checkpoint["channel_values"])
     if any(isinstance(value, Written) for value in values.values()):
         raise NotThere(
-            "Citations and sources of this thread are not known without its graph.",
-            f"`hrm-agent show {thread_id}` reads them with it.",
+            "The citations and sources of this thread cannot be read without its graph.",
+            f"Run `hrm-agent show {thread_id}`, which loads the graph.",
         )
     return {name: plain(value) for name, value in values.items()}
 
@@ -130,13 +131,13 @@ def _sources(values: Table) -> dict[str, Table]:
 
 
 def _fields(value: Any) -> Table:
-    """Fields of an object, even if its type is not loaded."""
+    """Fields of an object, also if its type is not loaded."""
     found = cast("Table", value)
     return cast("Table", found["made_of"]) if isinstance(found.get("made_of"), dict) else found
 
 
 def _verified(source: Table, start: int | None, end: int | None, quote: Any) -> bool | None:
-    """True if this span of the text equals the quote (None if nothing is quoted)."""
+    """True if this span of the source's text equals the quote (None without a quote)."""
     if not isinstance(quote, str) or not quote:
         return None
     text = _text(source)
@@ -173,7 +174,7 @@ def _url(value: Any) -> str | None:
 
 
 def _parts(text: str, count: int) -> list[dict[str, Any]]:
-    """Parts of the answer, with a separate one for each `[N]` of one of the `count` citations."""
+    """Parts of the answer. Each mark `[N]` of one of the `count` citations is a part."""
     found: list[dict[str, Any]] = []
     at = 0
     for mark in _MARK.finditer(text):

@@ -1,6 +1,7 @@
-"""Graph of a thread: its definition if it is built in, else as its moments show it.
+"""Graph of a thread: the definition of a built-in graph, or else the nodes and edges that the
+thread's moments show.
 
-A graph that a store names is never imported, since its code is not trusted.
+Other graphs that a store names are never imported, since their code is not trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["graph"]
 
 _MOST_MOMENTS = 400
-"""Number of newest moments whose transitions are counted."""
+"""Maximum number of moments, the newest, whose transitions are counted."""
 _MOST_NODES = 500
 
 Edges = Counter[tuple[str, str]]
@@ -66,14 +67,14 @@ def graph(place: Place, thread: str) -> dict[str, Any]:
 
 
 def _taken(read: list[Moment]) -> Edges:
-    """Number of times each edge was taken, from the nodes that led to a moment to the nodes that
-    ran next.
+    """Number of times each edge was taken. Edges go from the nodes that led to a moment to the
+    nodes that run next.
     """
     found: Edges = Counter()
     for moment in read:
         came_from = tuple(dict.fromkeys(moment.ran.nodes))
         if moment.source == "input" and not came_from:
-            continue  # the graph has yet to read it
+            continue  # the graph has not read this input yet
         sources = came_from or ((START,) if moment.source == "input" else ())
         targets = Counter(moment.next) or Counter({END: 1} if came_from else {})
         for source in sources:

@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 _MOST_MESSAGES = 200
-"""Maximum new messages of one request that are shown, the last ones."""
+"""Maximum number of new messages of a request that are shown. The last are preferred."""
 ROLES = {"human": "user", "ai": "assistant"}
 """LangChain's types of messages -> common names of their roles."""
 _PROGRAMS = ("code", "program", "script", "source")
 
 
 def items(place: Place, id: str, after: int = 0, limit: int = 200) -> dict[str, Any]:  # noqa: A002  query value
-    """`GET items`. `after`: number of items before the first one."""
+    """`GET items`. `after`: number of items to skip."""
     found = transcript(place, id)
     total = len(found.items)
     chosen = list(range(min(after, total), min(after + limit, total)))
@@ -54,9 +54,9 @@ def items(place: Place, id: str, after: int = 0, limit: int = 200) -> dict[str, 
 
 
 def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Items with these numbers, as JSON. An unreadable one has `problem`."""
+    """Items with these numbers, as JSON. An unreadable item has `problem`."""
     header, chosen = found.header, [(n, found.items[n]) for n in numbers]
-    journal, apart = store.journal, Damaged()  # reported by the rows
+    journal, apart = store.journal, Damaged()  # the rows report these errors
     of_calls = [item.id for _, item in chosen if item.kind == "call"]
     of_tools = [item.id for _, item in chosen if item.kind == "tool"]
     calls = {each.id: each for each in apart.readable(journal.calls_among, of_calls)}
@@ -100,10 +100,10 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
 
 
 def bases_of(found: Transcript) -> dict[str, str | None]:
-    """Call -> previous call, as whose continuation it is shown.
+    """Previous call of each call, as whose continuation it is shown.
 
-    That is its parent, else the previous call of the role: messages that both were sent need not be
-    read twice.
+    This is the parent, or else the previous call of the same role. Messages that were sent in both
+    calls are not shown again.
     """
     bases: dict[str, str | None] = {}
     newest: dict[tuple[str, str], str] = {}
@@ -115,7 +115,7 @@ def bases_of(found: Transcript) -> dict[str, str | None]:
 
 
 def calls_asked(found: Transcript) -> dict[str, str]:
-    """Tool call -> newest model call before it whose message asked for it."""
+    """Newest model call before each tool call whose message requested the tool call."""
     asked: dict[str, str] = {}
     by_id: dict[str, str] = {}
     for item in sorted(found.items, key=lambda item: (item.at, item.kind)):
@@ -219,8 +219,8 @@ def _call(
 def _messages(
     messages: Sequence[Mapping[str, Any]], base: str | None, item: str, earlier: int
 ) -> list[dict[str, Any]]:
-    """New messages of a request. The answer of the previous call is left out, since it is shown
-    there.
+    """New messages of a request. The answer of the previous call is left out, since that call shows
+    it.
     """
     found: list[dict[str, Any]] = []
     for number, message in enumerate(messages, start=earlier):
@@ -241,7 +241,7 @@ def _messages(
 
 
 def asked_calls(response: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tool calls that an answer asks for, undecodable ones last."""
+    """Tool calls that an answer requests. Undecodable calls come last."""
     found: list[dict[str, Any]] = []
     for field in ("tool_calls", "invalid_tool_calls"):
         listed: Any = response.get(field)

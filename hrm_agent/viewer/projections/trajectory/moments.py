@@ -1,4 +1,4 @@
-"""Moments of a thread, a page at a time, and the state at one of them.
+"""Moments of a thread, a page at a time, and the state at one moment.
 
 The state is shown as far as possible without the graph's code.
 """
@@ -50,8 +50,8 @@ __all__ = ["moment", "moment_json", "moments", "moments_at", "plain", "thread_na
 def moments(
     place: Place, thread: str, after: int = 0, limit: int = 50, checkpoint: str = ""
 ) -> dict[str, Any]:
-    """`GET moments`. `after`: number of moments before the first one. `checkpoint`: return the page
-    that contains it.
+    """`GET moments`. `after`: number of moments to skip. `checkpoint`: return the page that
+    contains this checkpoint.
     """
     store, damaged = place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
@@ -111,7 +111,7 @@ def moments_at(
     chosen: Sequence[int],
     damaged: Damaged,
 ) -> list[Moment]:
-    """Selected moments of a thread, without reading the others."""
+    """Selected moments of a thread. Others are not read."""
     ids = [links[number].id for number in chosen]
     before = {parent for number in chosen if (parent := links[number].parent) is not None}
     wanted = {*ids, *before}
@@ -123,7 +123,8 @@ def moments_at(
     numbers = {link.id: number for number, link in enumerate(links)}
     with suppress(*DAMAGED):
         return HistoryReader(thread_id, whole, listed, {}).some(numbers, ids)
-    # a forged checkpoint (an invalid time or step) breaks all, so that each is built separately
+    # a forged checkpoint (with an invalid time or step) made all of them fail, so build each
+    # separately
     found: list[Moment] = []
     for id_ in ids:
         try:
@@ -134,23 +135,23 @@ def moments_at(
 
 
 def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
-    """Trajectory of a thread (None if it has none that can be read) and the thread's id, by the id
-    of either.
+    """Trajectory (None if it is missing or cannot be read) and id of a thread. `name`: id of the
+    thread or of the trajectory.
     """
     found: list[Trajectory] = []
-    with suppress(StoreError):  # a damaged header hides no checkpoints
+    with suppress(StoreError):  # checkpoints are shown even if the header is damaged
         found = store.journal.headers("thread_id = ? OR id = ?", (name, name))
     header = next((each for each in found if each.thread_id == name), found[0] if found else None)
     return header, header.thread_id if header else name
 
 
 def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Trajectory:
-    """Trajectory with the calls of some steps, including those that it inherited."""
+    """Trajectory with the calls of some steps, including inherited calls."""
     calls: list[Call] = []
     tools: list[ToolCall] = []
     for thread, shared in threads_of(store, header):
         here = sorted(steps if shared is None else steps & shared)
-        with suppress(StoreError):  # the items of the trajectory show which one is damaged
+        with suppress(StoreError):  # the items of the trajectory show which call is damaged
             calls += (
                 call
                 for call in store.journal.calls_among(here, steps_of=thread)
@@ -162,7 +163,7 @@ def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Traject
 
 
 def moment_json(moment: Moment) -> dict[str, Any]:
-    """Moment as in `hrm-agent history --json`, with questions of many thousand characters cut."""
+    """Moment as in `hrm-agent history --json`, but with long questions of interrupts cut."""
     told = cast("dict[str, Any]", foreign(moment_data(moment)))
     for asked in told["interrupts"]:
         text = asked["value"] if isinstance(asked["value"], str) else json_text(asked["value"])
@@ -171,7 +172,7 @@ def moment_json(moment: Moment) -> dict[str, Any]:
 
 
 _MOST_MESSAGES = 500
-"""Maximum messages of a channel that are shown, the last ones."""
+"""Maximum number of messages of a channel that are shown. The last are preferred."""
 
 
 def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
@@ -294,7 +295,7 @@ def _message(message: ShownMessage, field: str, item: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Shown value as JSON. A value whose type is not loaded is named by its type."""
+    """Value as JSON. If its type is not loaded, the JSON has the name of the type."""
     match value:
         case Unread(type=type_, made_of=made_of):
             return {"type": type_, "made_of": plain(made_of)}

@@ -1,4 +1,6 @@
-"""Lookup of a trajectory with all threads behind it, and of its items in order of time."""
+"""Lookup of a trajectory with all threads that it was forked from, and of its items in order of
+time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class TranscriptItem(NamedTuple):
     id: str
     """Id of the turn or call."""
     at: float
-    """Time of the item: Unix time in seconds."""
+    """Unix time of the item in seconds."""
     mark: CallMark | None
     """Mark of the call (None for a turn)."""
 
@@ -62,8 +64,8 @@ class Transcript(NamedTuple):
 
 
 def header_of(place: Place, id_: str) -> Trajectory:
-    """Trajectory by its id or its thread's. Raises `NotThere` if it is missing, `StoreError` if it
-    is damaged.
+    """Trajectory by its id, or by the id of its thread. Raises `NotThere` if it is missing, and
+    `StoreError` if it is damaged.
     """
     store = place.store()
     found = store.journal.headers("id = ? OR thread_id = ?", (id_, id_))
@@ -75,7 +77,9 @@ def header_of(place: Place, id_: str) -> Trajectory:
 
 
 def threads_of(store: RunStore, header: Trajectory) -> list[tuple[str, set[str] | None]]:
-    """Threads of a trajectory's calls, oldest first, each with the steps that count (None: all)."""
+    """Threads of a trajectory's calls, oldest first. Each has the steps whose calls belong to the
+    trajectory (None: all).
+    """
     behind = store.journal.threads_behind(header) if header.forked_from is not None else []
     return [*behind, (header.thread_id, None)]
 
@@ -103,7 +107,7 @@ def overlays_on(store: RunStore, header: Trajectory, damaged: Damaged) -> list[O
 
 
 def siblings_of(store: RunStore, header: Trajectory) -> list[str]:
-    """Ids of the trajectories of a group, in order."""
+    """Ids of all trajectories in the group of a trajectory, in order."""
     if not header.group_id:
         return [header.id]
     found = headers_page(
@@ -125,7 +129,7 @@ def forks_of(store: RunStore, header: Trajectory) -> list[Trajectory]:
 
 
 def children_at(store: RunStore, header: Trajectory) -> dict[str, list[Trajectory]]:
-    """Checkpoint -> forks that begin there."""
+    """Forks of a trajectory, by the checkpoint at which they begin."""
     found: dict[str, list[Trajectory]] = {}
     for fork in forks_of(store, header):
         if fork.forked_from is not None:

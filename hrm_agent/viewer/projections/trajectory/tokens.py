@@ -1,10 +1,9 @@
-"""Tokens of a call and of those that it extends: shown to the policy, sampled, and trained.
+"""Tokens of a call and of the calls that it extends: which of them the policy read, sampled, and
+was trained on, and their texts.
 
-Texts of single tokens, without loading a model or running foreign code.
-
-Tokenizers are read from the policies in the package, models fetched by name, and model folders
-inside the place's own folder. No other path that a store names is opened. They are data for the
-`tokenizers` library; no code of a folder is run.
+No model is loaded and no foreign code runs. Tokenizers are read from the policies in the package,
+from models fetched by name, and from model folders inside the place's own folder. No other path
+that a store names is opened. A tokenizer's file is data for the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -50,7 +49,9 @@ class TokenTexts:
     """Texts of the tokens of one vocabulary."""
 
     def __init__(self, name: str, pieces: dict[int, bytes | str]) -> None:
-        """`pieces`: bytes of a token, or its text if it always consists of whole characters."""
+        """`pieces`: bytes of each token, or its text if the token always consists of whole
+        characters.
+        """
         self.name = name
         self._pieces = pieces
 
@@ -69,7 +70,9 @@ class TokenTexts:
 
 
 def token_texts(model: str, folder: Path | None) -> tuple[TokenTexts | None, str | None]:
-    """Token texts of a model, or the reason why there are none. `folder`: folder of the place."""
+    """Token texts of a model, or the reason why they cannot be shown. `folder`: folder of the
+    place.
+    """
     base = model.partition("?")[0]
     scheme, colon, rest = base.partition(":")
     if "scripted" in (base, scheme):
@@ -83,12 +86,14 @@ def token_texts(model: str, folder: Path | None) -> tuple[TokenTexts | None, str
         return _from_file(fetched)
     found = _inside(base, folder)
     if found is None:
-        return None, "Its tokenizer is not in the folder of this run, and no other is opened."
+        return None, "Its tokenizer is not in the folder of this run. Other folders are not opened."
     return _from_file(found)
 
 
 def _inside(name: str, folder: Path | None) -> Path | None:
-    """Tokenizer of a model saved in the place's folder, wherever that is now (None if missing)."""
+    """File of the tokenizer of a model that was saved in the place's folder, even if that folder
+    was moved (None if missing).
+    """
     if folder is None or "\0" in name:
         return None
     root = folder.resolve()
@@ -109,9 +114,9 @@ def _from_file(path: Path) -> tuple[TokenTexts | None, str | None]:
     try:
         facts = path.stat()
     except OSError:
-        return None, "Its tokenizer is not here."
+        return None, "The tokenizer of this model is missing."
     if facts.st_size > _MOST_BYTES_OF_TEXT:
-        return None, "Its tokenizer's file is too large."
+        return None, "The file of this model's tokenizer is too large."
     if find_spec("tokenizers") is None:
         return None, f"The library that reads tokenizers is not installed: `{to_install('train')}`."
     return _read(path, facts.st_mtime_ns)
@@ -119,7 +124,9 @@ def _from_file(path: Path) -> tuple[TokenTexts | None, str | None]:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
-    """Read a tokenizer's file. `changed` is part of the cache key: a changed file is read again."""
+    """Read a tokenizer's file. `changed` is a part of the cache key, so a changed file is read
+    again.
+    """
     from tokenizers import Tokenizer
 
     del changed
@@ -135,7 +142,10 @@ def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
             decoder is not None and '"ByteLevel"' in str(decoder.__getstate__())
         )
     except Exception as error:
-        return None, f"Its tokenizer cannot be read: {' '.join(str(error).split())[:200]}."
+        return (
+            None,
+            f"The tokenizer of this model cannot be read: {' '.join(str(error).split())[:200]}.",
+        )
     pieces: dict[int, bytes | str] = {}
     for text, id_ in vocabulary.items():
         if not in_bytes:
@@ -153,7 +163,7 @@ _HIDDEN = [byte for byte in range(256) if byte not in set(_SHOWN)]
 _BYTE_OF = {chr(byte): byte for byte in _SHOWN} | {
     chr(256 + number): byte for number, byte in enumerate(_HIDDEN)
 }
-"""Character of GPT-2's spelling -> byte."""
+"""Bytes by the characters that spell them in GPT-2's vocabulary."""
 
 
 _MOST = 100_000
@@ -165,7 +175,9 @@ _MOST_BYTES = 1 << 28
 
 
 def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") -> dict[str, Any]:
-    """`GET tokens`: tokens `from` to `to` of the path. `to` 0: as many as one answer holds."""
+    """`GET tokens`: tokens `from` to `to` of the call's path. If `to` is 0, there are as many as
+    one answer may have.
+    """
     store, damaged = place.store(), Damaged()
     ids = path_of_call(store, call)
     if not ids:
@@ -174,7 +186,7 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
         )
     known = call_tokens(store, ids)
     calls = {each.id: each for each in damaged.readable(store.journal.calls_among, ids)}
-    starts = [0]  # of each call's tokens, and the end of the last one's
+    starts = [0]  # start of each call's tokens, and the end of the last call's
     for id_ in ids:
         starts.append(starts[-1] + (len(known[id_].token_ids) if id_ in known else 0))
     total = starts[-1]
@@ -236,8 +248,8 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
 def _judged(
     store: RunStore, call: Call | None, run: str, damaged: Damaged
 ) -> tuple[Overlay | None, Trajectory | None]:
-    """Judgement of a call's trajectory, and the trajectory. `run`: run that judged, by default the
-    one that made the trajectory.
+    """Judgement of a call's trajectory, and the trajectory. `run`: run that judged it (empty: the
+    run that made the trajectory).
     """
     if call is None:
         return None, None
@@ -253,15 +265,15 @@ def _judged(
 def _why_untrained(
     call: Call | None, overlay: Overlay | None, header: Trajectory | None
 ) -> str | None:
-    """Reason why the tokens of a call are not trained (None if they are)."""
+    """Reason why the tokens of a call are not trained on (None if they are trained on)."""
     if call is None or header is None:
         return "the call cannot be read" if call is None else None
     if call.identity.thread_id != header.thread_id:
-        return "it is of the run that this one was forked from, and trained there"
+        return "it belongs to the run from which this run was forked, and is trained on there"
     if call.model != header.policy:
         return "another model's"
     if call.constrained:
-        return "held to a schema while it was sampled"
+        return "it was constrained to a schema while it was sampled"
     if call.why_untrainable is not None:
         return short(call.why_untrainable)
     if overlay is None:
@@ -269,7 +281,7 @@ def _why_untrained(
     if overlay.verdict is not Verdict.KEPT:
         return f"its trajectory was not trained on ({overlay.verdict.value})"
     if overlay.credit is not None and call.id not in overlay.credit:
-        return "it was given no credit"
+        return "it got no credit"
     return None
 
 
@@ -298,7 +310,7 @@ def _columns(
         found["ids"] += own.token_ids[a:b]
         found["mask"] += [1 if sampled else 0 for sampled in mask]
         found["logprob"] += [
-            # as many digits as a 32-bit float has
+            # seven digits, as many as a 32-bit float has
             float(f"{p:.7g}") if sampled and math.isfinite(p) else None
             for p, sampled in zip(logprobs, mask, strict=True)
         ]
@@ -310,7 +322,7 @@ def _columns(
 def _analysis(
     folder: Path | None, ids: Sequence[str], starts: Sequence[int], span: tuple[int, int]
 ) -> dict[str, Any]:
-    """Entropy and marks of the tokens, from the analysis file of the run; null without one."""
+    """Entropy and marks of the tokens, from the analysis file of the run (null without this file)."""
     lines = _analysed(folder, set(ids))
     if not lines:
         return {"entropy": None, "marks": None}
@@ -330,8 +342,8 @@ def _analysis(
 
 
 def _steps_word(header: Trajectory | None) -> str | None:
-    """Value of `hrm-agent analyze --steps` for the part of the run with the trajectory (None
-    outside of a run).
+    """Value of `--steps` with which `hrm-agent analyze` covers the trajectory (None outside of a
+    run).
     """
     if header is None or not header.run_id:
         return None
@@ -346,8 +358,8 @@ def _list(line: Mapping[str, Any] | None, name: str) -> list[Any]:
 
 
 def _analysed(folder: Path | None, ids: set[str]) -> dict[str, dict[str, Any]]:
-    """Analysis lines of these calls. Others are skipped without parsing, since an id is at the
-    beginning of its line.
+    """Analysis lines of these calls. Each line begins with the id of its call, so other lines are
+    skipped without parsing.
     """
     path = folder / _ANALYSED if folder is not None else None
     found: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,4 @@
-"""Projection of one trajectory: its header, judgements and counts, and commands that show it in a
-terminal.
-"""
+"""Projection of one trajectory: its header, judgements and counts, and commands for a terminal."""
 
 from __future__ import annotations
 
@@ -137,8 +135,8 @@ def _scorings(store: RunStore, header: Trajectory, damaged: Damaged) -> list[dic
 
 
 def _focus(found: Transcript) -> dict[str, Any] | None:
-    """Item to look at first: the one that failed, else the one that gave the answer (None without
-    one).
+    """Item to look at first: the item that failed, or else the item that gave the answer (None
+    without such an item).
     """
     header = found.header
     own = [

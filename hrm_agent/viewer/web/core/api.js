@@ -1,8 +1,8 @@
-// Asks the server, or in a copy the page itself, for one answer of /api/v1.
+// Requests one answer of /api/v1 from the server. In a copy, the answer is read from the page itself.
 (() => {
   "use strict";
 
-  // The token comes in the fragment, which no server and no log sees, and is taken out of the address at once.
+  // The token comes in the fragment, which no server or log sees. It is removed from the address at once.
   const given = location.hash.startsWith("#/") ? null : new URLSearchParams(location.hash.slice(1));
   if (given && given.has("token")) {
     sessionStorage.setItem("hrm-token", given.get("token"));
@@ -10,7 +10,7 @@
     history.replaceState(null, "", `${location.pathname}#${given.get("route") || "/"}`);
   }
 
-  // A tab that a link was opened in has no token: browsers give it an empty storage. One that is open tells it.
+  // If a link is opened in a new tab, the tab's storage is empty, so it has no token. An open tab tells it the token.
   const TABS_ANSWER = 1000; // milliseconds
   const token_of = () => sessionStorage.getItem("hrm-token");
   const ready = new Promise((resolve) => {
@@ -37,7 +37,7 @@
 
   const PAGING = new Set(["after", "limit", "from", "to"]);
 
-  // As Python's quote writes it, which the answers of a copy are named by.
+  // Quotes as Python's `quote` does, since the keys of answers in a copy were written by it.
   const quoted = (value) => encodeURIComponent(value).replace(/[!'()*]/g, (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`);
 
   function query(params, left_out = new Set()) {
@@ -88,7 +88,7 @@
     throw new ApiError((told && told.message) || `The server answered ${response.status}.`, told && told.hint, response.status);
   }
 
-  // The newest answers, so that going back shows a page at once; it is asked for again all the same.
+  // The newest answers. When the user goes back, a page is shown from them at once, and requested again.
   const kept = new Map();
   const KEPT = 64;
 
@@ -102,11 +102,11 @@
   hrm.api = {
     key,
     is_static: () => hrm.stored.size > 0,
-    // Whether there can be an answer: in a copy something may have been left out.
+    // True if there can be an answer. Some answers may be missing in a copy.
     has: (name, params) => hrm.stored.size === 0 || hrm.stored.has(key(name, params)),
     can_fork: () => sessionStorage.getItem("hrm-fork-token") !== null,
     headers,
-    // Resolves once there is a token, or nobody has one.
+    // Resolves once this tab has a token, or once no other tab has told it one in time.
     ready,
     url: (name, params) => `api/v1/${name}?${query(params)}`,
     cached: (name, params) => kept.get(`${name}?${query(params)}`),

@@ -1,4 +1,4 @@
-// The frame of all pages, and the one that the address names.
+// The frame of all pages, with the page that the address names.
 (() => {
   "use strict";
   const { html } = hrm;
@@ -28,7 +28,7 @@
     return html`<${Page} title="No such page"><p>The address names a page that there is none of. <a href="#/">All runs</a></p></${Page}>`;
   }
 
-  // A mistake in one page leaves the frame, and tells what it was.
+  // If a page raises an error, the frame stays, and the error is shown.
   function Shown({ route }) {
     const [error, reset] = useErrorBoundary((caught) => console.error(caught));
     useEffect(() => reset(), [route.name, JSON.stringify(route.params)]);
@@ -42,7 +42,7 @@
     const [before, set_before] = useState(route.name);
     useEffect(() => {
       if (before === route.name) return;
-      hrm.moved = true; // from here on a new page takes the focus
+      hrm.moved = true; // from the first change of pages on, a new page takes the focus
       set_before(route.name);
       scrollTo(0, 0);
     }, [route.name]);

@@ -1,19 +1,19 @@
-// Curves over steps: uPlot, with the names at the ends of the lines, an interval as a band, and the keyboard.
+// Curves over steps, drawn by uPlot, with names at the ends of lines, intervals as bands, and control by keyboard.
 //
-// One chart is one slider to a screen reader: the arrow keys move from point to point, whose values are told, and Enter
-// opens the step. Series differ by colour and by dash.
+// For a screen reader, a chart is a slider: the arrow keys move from point to point, whose values are read out, and
+// Enter opens the step. Series differ by colour and by dash.
 (() => {
   "use strict";
   const { html } = hrm;
   const { useRef, useEffect, useMemo, useState } = hrm.hooks;
 
-  // Told apart also by those who see fewer colours; the dashes differ too.
+  // Colours that people with colour blindness can distinguish. The dashes differ, too.
   const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6"];
   const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 2, 1, 2]];
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // Centred on nothing: each point is a mean of those before it, weighed less the older they are. 0 leaves all as it is.
+  // Each value becomes an exponentially weighted mean of itself and earlier values. Weight 0 changes nothing.
   function smoothed(values, weight) {
     if (!weight) return values;
     let sum = 0;
@@ -26,7 +26,7 @@
     });
   }
 
-  // Moves labels apart, upwards from the bottom where they would leave the chart.
+  // Moves labels apart, downwards first, then upwards from the bottom of the chart if they would leave it.
   function spread(labels, least, top, bottom) {
     labels.sort((one, other) => one.y - other.y);
     let floor = top;
@@ -58,7 +58,7 @@
       const x = plot.valToPos(plot.data[0][last], "x", true) + 6 * scale;
       labels.push({ x, y: plot.valToPos(values[last], "y", true), name: one.name, colour: css(one.colour || COLOURS[index % 6]) });
     });
-    // Only labels that stand beside each other are in each other's way.
+    // Only labels with about the same x can overlap.
     const columns = new Map();
     for (const label of labels) {
       const column = Math.round(label.x / (60 * scale));
@@ -68,7 +68,7 @@
     for (const { x, y, name, colour } of labels) {
       ctx.lineWidth = 4 * scale;
       ctx.lineJoin = "round";
-      ctx.strokeStyle = css("--panel"); // so that it can be read over another line
+      ctx.strokeStyle = css("--panel"); // an outline keeps the name readable over another line
       ctx.strokeText(name, x, y);
       ctx.fillStyle = colour;
       ctx.fillText(name, x, y);
@@ -98,7 +98,7 @@
     ctx.restore();
   }
 
-  // Columns for uPlot, and where in them each series stands. A band is two columns more.
+  // Columns for uPlot, and the index of each series in them. A band adds two columns.
   function columns_of(x, series, stacked) {
     const data = [x];
     const places = [];
@@ -233,7 +233,7 @@
       else return;
       event.preventDefault();
     };
-    // A drag zooms; only a click opens.
+    // A drag zooms, so only a click without a drag opens the step.
     const pressed = useRef(null);
     const on_click = (event) => {
       const from = pressed.current;

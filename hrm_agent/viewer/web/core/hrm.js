@@ -1,7 +1,7 @@
-// The one global name of the pages. Everything hangs below it: hrm.api, hrm.route, hrm.ui, hrm.pages.
+// The only global name of the pages. Everything else is below it: hrm.api, hrm.go, hrm.ui, hrm.pages.
 //
-// The scripts are classic ones, in the order of index.html, so that the same files work from the server and from a
-// file that somebody double-clicks: browsers refuse modules and fetch there.
+// The scripts are classic scripts, loaded in the order of index.html. So the same files work from the server and in a
+// file that is opened by double click, where browsers refuse modules and fetch.
 (() => {
   "use strict";
 
@@ -20,7 +20,7 @@
     // name of a route -> component that gets {params}
     pages: {},
     ui: {},
-    // In a copy: key of an answer -> the element that holds its JSON.
+    // In a copy: key of an answer -> the element with its JSON.
     stored: new Map([...document.querySelectorAll("script[data-key]")].map((one) => [one.dataset.key, one])),
   };
 })();

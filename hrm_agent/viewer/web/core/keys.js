@@ -1,10 +1,10 @@
-// Keys of the whole page and of single parts. `?` lists those that work where one is.
+// Keys of the whole page and of single parts. `?` lists the keys that work on the current page.
 (() => {
   "use strict";
   const { html } = hrm;
   const { useEffect, useRef, useState } = hrm.hooks;
 
-  const active = []; // the newest last: it is asked first
+  const active = []; // newest last; the newest gets a key first
 
   function typing(target) {
     const taking_text = "input:not([type=range], [type=checkbox], [type=radio]), textarea, select, [contenteditable]";
@@ -16,7 +16,7 @@
     if (document.querySelector("dialog[open]")) return;
     for (const keys of [...active].reverse()) {
       const found = keys.current[event.key];
-      // A part may leave the key to another one of its kind by giving back false.
+      // By returning false, a part leaves the key to another part.
       if (found && found.run(event) !== false) {
         event.preventDefault();
         return;
@@ -24,7 +24,7 @@
     }
   });
 
-  // hrm.useKeys({j: {run, help: "next row"}}): while the component stands on the page.
+  // hrm.useKeys({j: {run, help: "next row"}}): defines keys while the component is on the page.
   hrm.useKeys = (keys) => {
     const newest = useRef(keys);
     newest.current = keys;

@@ -1,7 +1,7 @@
-// Hears of changes, and gives components data that stays new.
+// Listens to events about changes, and gives components data that stays current.
 //
-// The server says only which places have changed, at most once a second; what is shown of them is asked for again.
-// An EventSource cannot send the token in a header, so the stream is read by fetch.
+// At most once a second, the server reports which places have changed. Data shown of these places is requested again.
+// The stream is read by fetch, since an EventSource cannot send the token in a header.
 (() => {
   "use strict";
   const { useState, useEffect, useRef, useCallback } = hrm.hooks;
@@ -25,7 +25,7 @@
     listeners.forEach((listener) => listener(places));
   }
 
-  // A browser opens six connections to one server, for all its tabs together: one that nobody sees gives its own back.
+  // A browser opens at most six connections to a server, for all tabs together. So a hidden tab closes its stream.
   let reading = new AbortController();
   const hidden = () => document.visibilityState === "hidden";
   document.addEventListener("visibilitychange", () => hidden() && reading.abort());
@@ -76,7 +76,7 @@
       tell_state("away");
       pause = been_live && Date.now() - before > 5000 ? 500 : Math.min(pause * 2, 15000);
       await sleep(pause);
-      // What happened meanwhile was not heard of: everything on the page is asked for again.
+      // Events in the meantime are lost, so everything on the page is requested again.
       if (been_live) listeners.forEach((listener) => listener(null));
     }
   }
@@ -86,7 +86,8 @@
       if (hrm.api.is_static()) tell_state("static");
       else listen();
     },
-    // Calls back with the ids of changed places, null where any may have changed. Returns what ends it.
+    // Calls `listener` with the ids of changed places (null if any place may have changed). Returns a function that
+    // ends this.
     on(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
@@ -103,7 +104,7 @@
     return value;
   };
 
-  // Runs `refresh` when the place has changed (any place where it is null), never twice at a time.
+  // Runs `refresh` when the place has changed (or any place, if `place` is null), but never twice at the same time.
   hrm.useChanges = (place, refresh) => {
     const newest = useRef(refresh);
     newest.current = refresh;
@@ -125,7 +126,8 @@
     }, [place]);
   };
 
-  // {data, error, loading, reload} of one answer. params null: nothing is asked. Old data stays while new is awaited.
+  // {data, error, loading, reload} of one answer. If params is null, nothing is requested. Old data stays until new
+  // data arrives.
   hrm.useData = (name, params, { live = true } = {}) => {
     const key = params === null ? null : hrm.api.url(name, params);
     const [held, set] = useState({ key: null, data: null, error: null });
@@ -148,7 +150,8 @@
     return { data: cached ?? null, error: null, loading: !cached, reload: load };
   };
 
-  // Lets a screen reader hear of something that appeared by itself, politely and not more often than every few seconds.
+  // Tells a screen reader about a change that the user did not cause, politely, and once no further change came for a
+  // second.
   let pending = null;
   hrm.announce = (text) => {
     clearTimeout(pending);

@@ -1,4 +1,4 @@
-// Addresses of pages: #/name?key=value. Everything that can be looked at has one, so that it can be sent to somebody.
+// Addresses of pages: #/name?key=value. Everything that a page can show has an address, which can be sent to somebody.
 (() => {
   "use strict";
   const { useState, useEffect } = hrm.hooks;
@@ -16,7 +16,7 @@
     return `#/${name === "runs" ? "" : name}${search ? `?${search}` : ""}`;
   }
 
-  // A copy of one trajectory opens there.
+  // A copy may name the address at which it opens, such as its only trajectory.
   const start = document.querySelector('meta[name="start"]');
   if (start && start.content && !location.hash) history.replaceState(null, "", start.content);
 
@@ -45,7 +45,7 @@
     }, []);
     return route;
   };
-  // One value of the address that a page keeps its state in: [value, set]. Setting it adds nothing to the history.
+  // One value of the address, in which a page keeps its state: [value, set]. Setting it adds no entry to the history.
   hrm.useParam = (key, fallback = "") => {
     const { name, params } = hrm.useRoute();
     const value = params[key] ?? fallback;

@@ -1,7 +1,7 @@
-// A table of any length: rows have one height, and only those that are seen are in the page.
+// A table of any length. All rows have the same height, and only rows in view are in the page.
 //
-// The keyboard moves one active row (j/k, arrows, Home, End, page keys) and opens it with Enter. On a narrow window a row
-// takes two lines: the columns with `first` stand in the upper one, the others below, smaller.
+// Keys change the active row (j/k, arrows, Home, End, page keys), and Enter opens it. In a narrow window, a row takes
+// two lines: columns with `first` are in the upper line, other columns in the lower line, smaller.
 (() => {
   "use strict";
   const { html } = hrm;
@@ -10,7 +10,7 @@
   const ROW = 32;
   const TWO_LINES = 56;
   const SPARE = 8;
-  const ALL = 120; // so many rows are all in the page, and the page scrolls
+  const ALL = 120; // up to this number of rows, all are in the page, and the page scrolls
 
   function sorted(rows, columns, order) {
     const [key, direction] = (order || "").split(":");
@@ -19,7 +19,7 @@
     const sign = direction === "down" ? -1 : 1;
     const by = (one, other) => {
       const [a, b] = [column.value(one), column.value(other)];
-      // What is not recorded comes last in either direction.
+      // Values that are not recorded come last in either direction.
       if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1;
       if (b === null || b === undefined) return -1;
       return sign * (a < b ? -1 : a > b ? 1 : 0);
@@ -47,7 +47,7 @@
     return [line(true, "line-1"), line(false, "line-2")];
   }
 
-  // Drawn again only where something of it has changed: scrolling moves over hundreds of them.
+  // A row is drawn again only if it has changed, since scrolling moves over hundreds of rows.
   class Row extends hrm.Component {
     shouldComponentUpdate(next) {
       return ["row", "index", "columns", "narrow", "template", "top", "look", "active"].some((name) => next[name] !== this.props[name]);
@@ -76,7 +76,7 @@
     const look = () => {
       if (!virtual || !scroller.current) return;
       const top = scroller.current.scrollTop;
-      // In strides, so that not every frame of scrolling draws.
+      // The range changes in steps of several rows, so that not every frame of scrolling draws.
       const from = Math.max(0, (Math.floor(top / size / SPARE) - 1) * SPARE);
       const to = (Math.ceil((top + scroller.current.clientHeight) / size / SPARE) + 1) * SPARE;
       set_view((before) => (before.from === from && before.to === to ? before : { from, to }));
@@ -99,7 +99,7 @@
       look();
       take_focus(next);
     };
-    // A row that is not in the page yet takes the focus once it is drawn.
+    // If a row is not in the page yet, it takes the focus once it is drawn.
     const take_focus = (index) => {
       const row = wants_focus.current && body.current && body.current.querySelector(`[data-row="${index}"]`);
       if (!row) return;
@@ -111,7 +111,8 @@
       const target = href && href(row);
       if (target) location.hash = target;
     };
-    // Of several tables the one with the focus moves, and at its end hands over; without any focus the first one begins.
+    // If a page has several tables, the keys move in the table with the focus, and go on to the next table at its end.
+    // If no table has the focus, they begin in the first.
     const step = (by) => {
       const tables = [...document.querySelectorAll(".table")];
       const own = tables.indexOf(scroller.current);

@@ -1,7 +1,7 @@
-// Shows foreign text: what models, tools and users wrote. None of it is ever read as HTML.
+// Shows foreign text, which models, tools and users wrote. It is never read as HTML.
 //
-// What would deceive a reader is made visible: characters that turn the direction of writing, that have no width, that
-// end a string in C, and halves of surrogate pairs stand as small labels. Colours of terminals are taken out.
+// Characters that could deceive a reader are shown as small labels: those that change the direction of writing, have no
+// width, or end a string in C, and halves of surrogate pairs. Terminal colours are removed.
 (() => {
   "use strict";
   const { html } = hrm;
@@ -28,7 +28,7 @@
     return String(value).replace(ANSI, "").replace(/\r\n/g, "\n");
   }
 
-  // In an emoji a joiner is as it should be.
+  // A joiner inside an emoji is not shown as a label.
   const JOINED = /\p{Extended_Pictographic}\ufe0f?\u200d(?=\p{Extended_Pictographic})/gu;
 
   // Pieces of a text: strings, and labels for characters that cannot be seen.
@@ -36,7 +36,7 @@
     const text = plain(value);
     ODD.lastIndex = 0;
     if (!ODD.test(text)) return [text];
-    ODD.lastIndex = 0; // the test has moved it, and matchAll begins there
+    ODD.lastIndex = 0; // matchAll begins at lastIndex, which the test has moved
     const fine = new Set();
     for (const match of text.matchAll(JOINED)) fine.add(match.index + match[0].length - 1);
     const parts = [];
@@ -48,7 +48,7 @@
       end = match.index + match[0].length;
       const next = matches[index + 1];
       same += 1;
-      // A row of the same character is one label.
+      // A run of the same character gets one label.
       if (next && next.index === end && next[0] === match[0]) return;
       const { label, number } = code_point(match[0]);
       parts.push(html`<span class="chip" title=${number}>${label}${same > 1 ? `×${same}` : ""}</span>`);
@@ -58,14 +58,14 @@
     return parts;
   }
 
-  // A short name where no label can stand: in a canvas, in an attribute.
+  // A short name for places that cannot show labels, such as a canvas or an attribute.
   function short_name(value, most = 24) {
     const text = plain(value).replace(ODD, "·");
     return text.length > most ? `${text.slice(0, most - 1)}…` : text;
   }
 
-  // <Text of=...>: a short piece of foreign text within a line. `clip` cuts it, the title has the rest.
-  // What the server may have cut ({text, chars, cut}) is taken as it came.
+  // <Text of=...>: a short piece of foreign text within a line. `clip` cuts it, the title has the rest. `of` may also
+  // be a text that the server has cut ({text, chars, cut}).
   function Text({ of, clip, class: name }) {
     if (of && typeof of === "object") of = `${of.text ?? ""}${of.cut ? "…" : ""}`;
     if (of === null || of === undefined || of === "") return html`<span class="none">–</span>`;
@@ -75,7 +75,7 @@
     return html`<bdi class=${name}>${pieces(text)}</bdi>`;
   }
 
-  // Only this policy makes HTML, and only of what highlight.js has escaped.
+  // Only this policy makes HTML, and only from text that highlight.js has escaped.
   const policy = globalThis.trustedTypes
     ? trustedTypes.createPolicy("hrm-highlight", { createHTML: (made) => made })
     : { createHTML: (made) => made };
@@ -83,7 +83,7 @@
 
   function highlighted(code, language) {
     const made = hljs.highlight(plain(code), { language, ignoreIllegals: true }).value;
-    // Labels as in a plain text. These characters stand in no tag of the highlighter's.
+    // Labels as in plain text. The highlighter's tags have none of these characters.
     const labelled = made.replace(ODD, (character) => {
       const { label, number } = code_point(character);
       return `<span class="chip" title="${number}">${label}</span>`;
@@ -91,7 +91,7 @@
     return policy.createHTML(labelled);
   }
 
-  // <Code code=... lang="python"|"json">: a block of code, coloured where it is not too long.
+  // <Code code=... lang="python"|"json">: a block of code, coloured if it is not too long.
   function Code({ code, lang }) {
     const node = useRef(null);
     const text = String(code ?? "");
@@ -132,7 +132,7 @@
     </div>`;
   }
 
-  // An address that somebody else wrote: http(s) only, told in full, and the other page learns nothing of this one.
+  // A link with a foreign address: http(s) only, shown in full, and the other page learns nothing about this page.
   function Outside({ url, children }) {
     if (!/^https?:\/\//i.test(url || "")) return html`<${Text} of=${children || url} />`;
     return html`<a href=${url} target="_blank" rel="noopener noreferrer" title=${url}>${children || html`<${Text} of=${url} />`}</a>`;

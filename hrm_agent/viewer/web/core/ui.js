@@ -1,4 +1,4 @@
-// The small parts that all pages are made of.
+// Small parts of all pages.
 (() => {
   "use strict";
   const { html } = hrm;
@@ -23,7 +23,7 @@
     count: (value) => (known(value) ? Math.round(value).toLocaleString("en") : "–"),
     seconds(value) {
       if (!known(value)) return "–";
-      // The bounds are those of what is written: 0.9996 s is 1.00 s and not 1000 ms.
+      // The bounds take rounding into account: 0.9996 s is written as 1.00 s, not as 1000 ms.
       if (value < 0.0009995) return `${(value * 1e6).toFixed(0)} µs`;
       if (value < 0.9995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
       if (value < 59.95) return `${value.toFixed(value < 9.995 ? 2 : 1)} s`;
@@ -38,7 +38,7 @@
       while (value >= 1000 && unit < 4) [value, unit] = [value / 1000, unit + 1];
       return `${value.toFixed(unit && value < 100 ? 1 : 0)} ${units[unit]}`;
     },
-    // Of seconds since 1970, as the server gives all times.
+    // `at`: seconds since 1970, as in all times that the server sends.
     ago(at) {
       const seconds = Date.now() / 1000 - at;
       if (seconds < 60) return "now";
@@ -49,7 +49,8 @@
     moment: (at) => new Date(at * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC"),
   };
 
-  // <Num of=... as="number|share|count|seconds|bytes" digits=... sign>: null is "not recorded", never 0.
+  // <Num of=... as="number|share|count|seconds|bytes" digits=... sign>: null means "not recorded" and is never shown as
+  // 0.
   function Num({ of, as = "number", digits, sign }) {
     if (!known(of)) return NOT_RECORDED;
     const text = format[as](of, digits);
@@ -95,7 +96,7 @@
     </svg>`;
   }
 
-  // <Badge of="completed" title=...>: a status or a verdict, as a shape and its word.
+  // <Badge of="completed" title=...>: a status or a verdict, as a shape and a word.
   function Badge({ of, title, children }) {
     if (!known(of) || of === "") return NOT_RECORDED;
     const word = String(of).replaceAll("_", " ");
@@ -113,7 +114,7 @@
     </span>`;
   }
 
-  // --- what is shown where there is nothing, or something went wrong -------------------------------------------------
+  // --- errors, empty lists, loading ----------------------------------------------------------------------------------
 
   function Problem({ error, retry }) {
     return html`<div class="problem" role="alert">
@@ -142,9 +143,9 @@
     </nav>`;
   }
 
-  // How a run is called: threads that belong to no run are told together.
+  // The name of a run. Threads that belong to no run have one name together.
   const run_name = (place, run) => run || `${place}: single runs`;
-  // Its crumbs, up to the list of all runs.
+  // The breadcrumbs of a run, from the list of all runs on.
   const run_crumbs = (place, run) => [{ text: "Runs", href: "#/" }, ...(run && run !== place ? [{ text: place }] : [])];
 
   const trains = (run) => run.steps !== null || (run.run !== "" && /^(train|demo)/.test(run.kind));
@@ -162,14 +163,15 @@
 
   const crumb = ({ text, href }) => (href ? html`<a href=${href}><${Text} of=${text} clip=${60} /></a>` : html`<${Text} of=${text} clip=${60} />`);
 
-  // <Page title=... crumbs=[{text, href}] actions=... wide>: every page's frame. It names the window and takes the focus.
+  // <Page title=... crumbs=[{text, href}] actions=... wide>: the frame of every page. It sets the title of the window
+  // and takes the focus.
   function Page({ title, heading, crumbs = [], tabs, actions, children }) {
     const head = useRef(null);
     useEffect(() => {
       document.title = `${hrm.ui.plain(title)} · hrm-agent view`;
     }, [title]);
     useEffect(() => {
-      // Once a page, and only where nothing of it has the focus yet (a link that was followed is gone).
+      // Once per page, and only if nothing in it has the focus (the link that was followed no longer exists).
       if (hrm.moved && (document.activeElement === document.body || !document.activeElement)) head.current.focus({ preventScroll: true });
     }, []);
     return html`<div class="page">
@@ -210,7 +212,7 @@
       try {
         localStorage.setItem("hrm-theme", next);
       } catch {
-        // as above
+        // a page from a file may have no storage
       }
       apply(next);
       set(next);

@@ -1,4 +1,4 @@
-/* Two runs side by side, step by step from where they parted; and the page that makes a second one: edit and fork. */
+/* Two runs side by side, step by step from the step where they part; and the page to edit a run and fork it. */
 (() => {
   "use strict";
   const { html } = hrm;
@@ -33,7 +33,7 @@
     </div>`;
   }
 
-  /* Rows in runs: equal ones fold into one line, the others are shown. */
+  /* Rows in runs: equal rows are folded into one line, differing rows are shown. */
   function runsOf(rows) {
     const runs = [];
     for (const row of rows) {
@@ -105,7 +105,7 @@
 
   // --- jobs ----------------------------------------------------------------------------------------------------------
 
-  /* The job of this id, asked for again until it ends. */
+  /* The job with this id, requested again and again until it ends. */
   function useJob(id) {
     const [job, set] = useState(null);
     useEffect(() => {
@@ -136,7 +136,7 @@
     return html`<p role="status" class="good-text">${what}: done in ${format.seconds(job.seconds)}.</p>`;
   }
 
-  /* Plays the recorded run again, with no model, and says whether it is still the same. */
+  /* Replays the recorded run without a model, and shows if the result is still the same. */
   function TrueReplay({ place, id }) {
     const { Badge } = hrm.ui;
     const [started, setStarted] = useState(null), [error, setError] = useState(null);
@@ -163,7 +163,7 @@
 
   // --- edit and fork -------------------------------------------------------------------------------------------------
 
-  /* Asks for the token of forking once; it stays in this window. */
+  /* Asks the user once for the token for forks, which this window keeps. */
   function ForkToken({ onGiven }) {
     const field = useRef(null);
     const give = (event) => {
@@ -182,7 +182,7 @@
 
   const EDITED = { messages: {}, tools: {}, values: {}, as_node: "" };
 
-  /* One text that can be changed. `value`: the edit, or undefined while it is as recorded. */
+  /* One text that can be changed. `value`: the edit (undefined while the text is as recorded). */
   function Editable({ id, label, recorded, value, onEdit, problem, locked }) {
     const { Text } = hrm.ui;
     const changed = value !== undefined, rows = Math.min(14, (value ?? recorded).split("\n").length + 1);
@@ -227,7 +227,7 @@
   }
 
   const isEdited = (edit) => Boolean(edit.as_node) || ["messages", "tools", "values"].some((kind) => Object.keys(edit[kind]).length);
-  /* As the server takes it: channels as JSON values. */
+  /* The edit in the form that the server accepts, with channels as JSON values. */
   const sent = (edit) => ({ messages: edit.messages, tools: edit.tools, as_node: edit.as_node || null,
     values: Object.fromEntries(Object.entries(edit.values).map(([name, text]) => [name, JSON.parse(text)])) });
 

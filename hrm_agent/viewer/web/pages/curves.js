@@ -1,4 +1,5 @@
-// The curves of a training run: accuracy first and large, the rest as small multiples. Points appear as they are written.
+// The curves of a training run: accuracy first and large, other metrics as small charts. New points appear as they are
+// written.
 (() => {
   "use strict";
   const { html } = hrm;
@@ -8,7 +9,7 @@
   const { share, count, seconds } = format;
   const PHASES = [["rollout_seconds", "rollouts"], ["update_seconds", "update"], ["evaluation_seconds", "evaluation"], ["reward_seconds", "rewards"], ["select_seconds", "selection"]];
 
-  // Of each chart: [title, unit, [[key, name], ...], {as, zero, ...}]. The first key is the one that runs are compared by.
+  // Charts by section, each as [title, unit, [[key, name], ...], {as, zero, ...}]. Runs are compared by the first key.
   const GROUPS = [
     ["Signal", [
       ["Reward", "mean of all rollouts", [["rollout/reward_mean", "mean"]], {}],
@@ -36,7 +37,7 @@
   ];
   const ROLES = [["tokens", "Tokens", "a rollout"], ["entropy", "Entropy", "nats a token"], ["tool_errors", "Tool errors", "share"], ["failed", "Failed", "share of runs"], ["weight_share", "Share of the gradient", "of |weight|"], ["advantage", "Advantage", "mean weight"]];
 
-  // Rows as they come: only those that the page lacks are asked for.
+  // Adds new rows to those that the page has. Only missing rows are requested.
   function joined(before, answer) {
     if (!before || answer.after === 0 || before.generation !== answer.generation) return answer;
     const longer = (one, other, size) => [...(one || Array(before.steps.length).fill(null)), ...(other || Array(size).fill(null))];
@@ -79,7 +80,8 @@
     hrm.announce(`Step ${data.steps[at]}${value === null || value === undefined ? "" : `: accuracy ${share(value)}`}`);
   }
 
-  // The x of accuracy: steps, and where the held-out problems were asked (0 is before the first update).
+  // The x values of accuracy: steps with metrics, and steps with an evaluation on held-out problems (0 is before the
+  // first update).
   function accuracy_of(data) {
     const x = [...new Set([...data.held_out.map((one) => one.step), ...data.steps])].sort((a, b) => a - b);
     const place = new Map(x.map((step, index) => [step, index]));
@@ -100,7 +102,7 @@
 
   const style_of = (index) => ({ colour: COLOURS[index % 6], dash: DASHES[index % 6] });
 
-  // Columns of several runs on one x.
+  // Columns of several runs over common x values.
   function aligned(parts) {
     const x = [...new Set(parts.flatMap((part) => part.x))].sort((a, b) => a - b);
     const place = new Map(x.map((step, index) => [step, index]));
@@ -155,7 +157,7 @@
 
   function TimeChart({ data, on_open, marks }) {
     const series = useMemo(() => PHASES.filter(([key]) => (data.series[key] || []).some((value) => value)).map(([key, name]) => ({ name, values: data.series[key], as: seconds })), [data]);
-    // Told are the parts, drawn are their sums.
+    // The readout has the parts, and the chart draws their sums.
     return series.length > 0 && html`<${Chart} title="Time of a step" unit="seconds, stacked" x=${data.steps} series=${series} stacked=${true} marks=${marks} height=${132} on_open=${on_open} />`;
   }
 
@@ -176,7 +178,7 @@
     </section>`;
   }
 
-  // Each reward of a rubric, where there are several.
+  // Each reward of a rubric, if there are several.
   function rewards_of(data) {
     const keys = Object.keys(data.series).filter((key) => key.startsWith("reward/"));
     return keys.length ? [["Rewards by name", "mean", keys.map((key) => [key, hrm.ui.short_name(key.slice(7))]), {}]] : [];
@@ -212,7 +214,7 @@
     </dl>`;
   }
 
-  // Which other runs stand beside this one.
+  // Choice of other runs to show beside this run.
   function Beside({ place, run, others, set_others }) {
     const { data } = hrm.useData("runs", {}, { live: false });
     const found = ((data && data.runs) || []).filter((one) => one.steps !== null && !(one.place === place && one.run === run));

@@ -1,4 +1,4 @@
-// What became of tool calls: those that went wrong first, then where the time goes; and how the sandbox stands now.
+// Outcomes of tool calls, failures first; then where the time goes, and the current state of the sandbox.
 (() => {
   "use strict";
   const { html } = hrm;
@@ -49,7 +49,7 @@
     ["queue", "Waiting"], ["running", "Running"], ["slots", "Slots"], ["sessions", "Sessions"],
     ["outside", "Waiting for room in the queue"], ["retries", "Retries"], ["slot_deaths", "Slots that died"], ["cancelled", "Cancelled"],
   ];
-  const LIVE_EVERY = 2000; // milliseconds: the sandbox sends no hints of its own
+  const LIVE_EVERY = 2000; // milliseconds; the sandbox sends no events about changes
 
   function Live({ of }) {
     if (!of) return null;

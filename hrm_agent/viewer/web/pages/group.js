@@ -5,7 +5,7 @@
   const { useState, useEffect, useRef, useMemo } = hrm.hooks;
   const { Answer, Badge, Empty, Group, Loading, Num, Page, Problem, RunTabs, Table, Text, Time, run_crumbs, run_name, useFilters, chosen_of, format } = hrm.ui;
 
-  const MORE = 24; // groups that are put into the page at a time
+  const MORE = 24; // number of groups that are added to the page at a time
 
   function useChoice(place) {
     const [chosen, set] = useState([]);
@@ -29,7 +29,7 @@
   const fact = (label, value) => html`<div key=${label}><dt>${label}</dt><dd>${value}</dd></div>`;
 
   function StepFacts({ row }) {
-    // label, key, how it is written, and what stands small beside it
+    // label, key, format, and small text beside the value
     const facts = [
       ["Correct", "rollout/correct", "share"], ["Held-out", "eval/correct", "share"], ["Trained on", "select/kept", "count", (of) => `of ${format.count(of["rollout/count"])}`],
       ["Groups rejected", "select/groups_rejected", "share"], ["Tool error among the correct", "rollout/correct_with_tool_error", "share", (of) => `${format.share(of["select/correct_with_tool_error"])} of those trained on`],
@@ -66,7 +66,7 @@
 
   // --- groups of runs without steps ----------------------------------------------------------------------------------
 
-  // `first`: what the first page comes after.
+  // `first`: value of `after` for the first page.
   function usePages(name, params, take, first = 0) {
     const [held, set] = useState({ pages: [], next: null, error: null, loading: true });
     const asked = useRef(0);
@@ -81,7 +81,7 @@
     };
     const key = JSON.stringify(params);
     useEffect(() => void load(first, []), [key]);
-    // What is new stands at the end: the last page that was shown is read again, and with it what it has become.
+    // New groups come at the end, so the last page that was shown is read again.
     hrm.useChanges(params.place, async () => {
       if (held.pages.length <= 1) await load(first, []);
     });
@@ -104,7 +104,7 @@
     return rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])));
   }
 
-  // All pages, one after another; the first is shown at once. Read again when the place has changed.
+  // All pages, one after another. The first is shown at once. They are read again when the place has changed.
   function useTrajectories(place, run) {
     const [held, set] = useState({ rows: [], total: null, error: null, done: false });
     const asked = useRef(0);
@@ -114,7 +114,7 @@
       let after = 0;
       try {
         do {
-          // The first page is short: it is on the screen before the others are read.
+          // The first page is short, so it is shown before the others are read.
           const data = await hrm.api.get("trajectories", { place, run, after, limit: after ? 2000 : 200 });
           if (mine !== asked.current) return;
           rows = rows.concat(named(data.columns, data.rows));

@@ -1,4 +1,5 @@
-/* A researched answer with its citations: at left the text, at right the exact span of the source that a citation names. */
+/* A researched answer with its citations: the text on the left, and on the right the exact span of the source that a
+   citation names. */
 (() => {
   "use strict";
   const { html } = hrm;
@@ -19,7 +20,7 @@
     })}</div>`;
   }
 
-  /* A forged citation may name a place that is none. */
+  /* A forged citation may have an invalid span. */
   const placeOf = (value) => (Number.isSafeInteger(value) && value >= 0 ? value : 0);
 
   function Span({ place, id, cited }) {

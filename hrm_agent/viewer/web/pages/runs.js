@@ -1,4 +1,4 @@
-// All runs of all places, newest first; and what a search finds.
+// All runs of all places, newest first; and the results of a search.
 (() => {
   "use strict";
   const { html } = hrm;

@@ -1,4 +1,4 @@
-// Threads that have checkpoints alone: their list, and one of them, checkpoint by checkpoint.
+// Threads with checkpoints but no trajectory: a list of them, and one thread, checkpoint by checkpoint.
 (() => {
   "use strict";
   const { html } = hrm;

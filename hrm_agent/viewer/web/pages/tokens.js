@@ -1,19 +1,20 @@
 /* A call's whole context as the model saw it, token by token, shaded by one of several lenses.
 
-   First is what is trained: sampled by the policy, in a rollout that was kept; all else is grey. */
+   The first lens shows the tokens that are trained on, which the policy sampled in a kept rollout. All others are grey. */
 (() => {
   "use strict";
   const { html } = hrm;
   const { useEffect, useMemo, useRef, useState } = hrm.hooks;
 
-  /* Least value of each shade but the palest. Log-probs are shown as probabilities: p < 0.9, < 0.75 ... */
+  /* Minimum value of each shade except the palest. Log-probs are shown as probabilities: p < 0.9, < 0.75 ... */
   const UNLIKELY = [0.9, 0.75, 0.5, 0.3, 0.1, 0.01];
   const NATS = [0.05, 0.2, 0.5, 1, 1.5, 2];
   const SIGNED = 4; // shades on each side of 0
 
   const shade = (value, steps) => steps.filter((step) => value >= step).length;
 
-  /* Each lens: what it is called, the class of a token, and its legend. `known`: whether there is anything to show. */
+  /* Lenses, each with its name, a function for the class of a token, and its legend. `known`: true if there is
+     anything to show. */
   const LENSES = {
     trained: {
       name: "Trained",
@@ -68,13 +69,13 @@
   const largest = (columns) => columns.weight.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
   const isTrained = (columns, index) => columns.facts.verdict === "kept" && columns.weight[index] != null;
 
-  /* What a command takes: the folder of the place, else its name. */
+  /* Argument for a command: the folder of the place, or else its name. */
   function folderOf(place, about) {
     const found = about && about.places.find((one) => one.id === place);
     return found ? found.where.replace(/\/store\.db$/, "") : place;
   }
 
-  /* The command computes a sample of some steps, so the one that takes in this call names its step. */
+  /* The command analyses a sample of steps. To include this call, it names the call's step. */
   function NoEntropy({ of, folder }) {
     const { Text } = hrm.ui, command = html`<code>hrm-agent analyze <${Text} of=${folder} />${of.steps ? html` --steps <${Text} of=${of.steps} />` : ""}</code>`;
     if (of.there) return html`The analysis on record does not hold this call: it takes some steps, and some rollouts of each.
@@ -83,7 +84,7 @@
     return html`Entropy is not recorded while sampling. ${command} computes it, with forking and reflection tokens${of.steps ? "" : ", of some rollouts"}.`;
   }
 
-  /* What keeps a lens from showing anything; null where it shows something. */
+  /* Reason why a lens shows nothing (null if it shows something). */
   function lacking(lens, columns, place, about) {
     const { facts } = columns, any = (values) => values.some((value) => value != null);
     if (lens === "trained" && !facts.verdict) return "No training run has judged this run: its sampled tokens are marked, none is trained on.";
@@ -190,7 +191,7 @@
         <div class=${`tokens lens-${lens}${columns.has_text ? "" : " ids"}`} ref=${root} tabindex="0" role="group" data-total=${columns.total}
           aria-label="Tokens. The arrow keys move from token to token." aria-describedby="token-details" dir="ltr"
           onKeyDown=${keys} onCopy=${copyPlain}
-          onMouseMove=${(event) => { // scrolling under a resting mouse moves nothing
+          onMouseMove=${(event) => { // ignore events that come from scrolling under a resting mouse
             if (view.current && (event.movementX || event.movementY)) setHovered(view.current.index_of(event.target));
           }}
           onMouseLeave=${() => setHovered(-1)}

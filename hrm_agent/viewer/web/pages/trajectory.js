@@ -1,6 +1,6 @@
 /* One run: the tree of its steps, the chosen step in full, and the state at any of its checkpoints.
 
-   First seen is the step that failed, else the one that answered. The address keeps what is looked at: `item` is a step,
+   The step that failed is shown first, or else the step that answered. The address has what is shown: `item` is a step,
    `moment` a checkpoint. */
 (() => {
   "use strict";
@@ -10,7 +10,8 @@
   const PAGE = 200;
   const UNASKED = 2000; // steps that are read without being scrolled to
 
-  /* {items, more(), loading}: the steps in order of time, read page by page. `stamp`: changes when the run went on. */
+  /* {items, more(), loading}: the steps in order of time, read page by page. `stamp`: value that changes when the
+     run continues. */
   function useItems(place, id, stamp) {
     const [held, set] = useState({ of: null, items: [], next: 0, error: null });
     const newest = useRef(held), busy = useRef(null), of = `${place} ${id}`;
@@ -39,8 +40,8 @@
     return { ...current, more, loading: current.next !== null };
   }
 
-  /* The step to begin with: what the server says, else the newest failed tool call of a run that is not right, else the
-     last call. */
+  /* The step to begin with: the step that the server names, else the newest failed tool call of a run that is not
+     right, else the last call. */
   function firstOf(data, items) {
     const named = data.focus && items.find((item) => item.id === data.focus.id);
     if (named || !items.length) return named || null;
@@ -50,7 +51,7 @@
     return (data.header.rewards.correct !== 1 && last(failed)) || last((item) => item.kind === "call") || items[items.length - 1];
   }
 
-  /* [the sibling before, the one after] that can be shown: a copy may hold some of them only. */
+  /* [previous sibling, next sibling] that can be shown. A copy may have only some of them. */
   function nearest(data, place) {
     const siblings = data.siblings || [], at = siblings.indexOf(data.header.trajectory);
     const there = (id) => hrm.api.has("trajectory", { place, id });
@@ -120,7 +121,7 @@
 
   const NOTE = { step: "Step", conversation: "Conversation", state: "State" };
 
-  /* A row of buttons of which one is pressed in; arrows move along it. */
+  /* A row of buttons, of which one is pressed. Arrow keys move along the row. */
   function Switch({ value, onChoose, options, label }) {
     const keys = (event) => {
       const names = Object.keys(options), at = names.indexOf(value);

@@ -1,5 +1,5 @@
-/* One step in full: what was newly sent to the model, what it thought, wrote and called; or what a tool was given,
-   answered, took and was refused. Also the small views that several pages of traces share. */
+/* One step in full. For a model call: the new messages of the request, and the model's thoughts, text and calls. For
+   a tool call: arguments, result, time, and refused system calls. Also small views that several pages share. */
 (() => {
   "use strict";
   const { html } = hrm;
@@ -9,13 +9,13 @@
   const { seconds, bytes } = format;
   const number = (value, digits = 3) => (value == null ? "–" : Number(value.toFixed(digits)).toString().replace("-", "−"));
 
-  /* How a tool call ended: a shape for each way, named for screen readers. */
+  /* The outcome of a tool call: a shape for each outcome, with a name for screen readers. */
   function Mark({ status }) {
     const word = (status || "under way").replaceAll("_", " ");
     return html`<span class="mark" title=${word}><${Glyph} of=${status || "running"} label=${word} /></span>`;
   }
 
-  /* Pairs of name and value; those without a value are left out. */
+  /* Pairs of name and value. Pairs without a value are left out. */
   function Facts({ rows }) {
     const told = rows.filter(([, value]) => value != null && value !== "" && value !== false);
     if (!told.length) return null;
@@ -31,7 +31,7 @@
     </details>`;
   }
 
-  /* What a model thought: closed at first, and never part of what it said. */
+  /* The thoughts of a model. They are closed at first, and shown apart from its text. */
   function Thoughts({ value, place }) {
     if (!plain(value)) return null;
     const chars = value.chars ?? plain(value).length;
@@ -39,7 +39,7 @@
       <${hrm.ui.Cut} value=${value} place=${place} /><//>`;
   }
 
-  /* JSON as people read it; a text that is cut, or no JSON, as it stands. */
+  /* JSON with indentation. A text that is cut, or is not JSON, is unchanged. */
   function pretty(value) {
     if (value === null || typeof value !== "object") return value;
     if (!("text" in value && "chars" in value)) return JSON.stringify(value, null, 2);
@@ -89,7 +89,7 @@
     </article>`;
   }
 
-  /* Why a call does not continue the tokens of the one before. Of a first call there is nothing to tell. */
+  /* Reason why a call does not continue the tokens of the previous call (nothing for a first call). */
   const BRANCHES = {
     template: "the chat template rewrites earlier turns",
     rewritten: "earlier messages were edited",
@@ -195,7 +195,7 @@
     </p>`;
   }
 
-  /* Where a page is: all runs, the place if it has another name, the run, and what is given. */
+  /* Breadcrumbs of a page: all runs, the place if its name differs, the run, and the given parts. */
   function crumbsOf(place, run, ...more) {
     const of = [{ text: "Runs", href: "#/" }];
     if (run === "") of.push({ text: hrm.ui.run_name(place, run), href: hrm.link("groups", { place }) });

@@ -1,12 +1,15 @@
-/* Word by word differences of two texts, and their view: what left is struck through, what came is underlined. */
+/* Word by word differences of two texts, and their view: removed words are struck through, added words are
+   underlined. */
 (() => {
   "use strict";
 
-  const MOST = 1500; // words of the differing middle that are aligned; beyond, it is shown as left and come as a whole
+  // Maximum number of words of the differing middle that are aligned. A longer middle is shown as removed and added.
+  const MOST = 1500;
 
   const words = (text) => text.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) || [];
 
-  /* [["same" | "left" | "come", text], ...]: longest common subsequence of the words between common ends. */
+  /* [["same" | "left" | "come", text], ...]: longest common subsequence of the words between the common beginning
+     and the common end. */
   function wordDiff(before, after) {
     const a = words(before), b = words(after), found = [];
     const say = (kind, text) => {
@@ -44,7 +47,7 @@
     }
   }
 
-  /* `side`: "a" shows what only the first text has, "b" what only the second has, else both. */
+  /* `side`: "a" shows words that only the first text has, "b" words that only the second has, any other value both. */
   function WordDiff({ a, b, side }) {
     const { html } = hrm, { Text } = hrm.ui;
     const parts = wordDiff(a || "", b || "");

@@ -1,13 +1,13 @@
 /* A graph drawn as SVG: the nodes in columns from left to right, each edge a curve.
 
-   The layout is the usual layered one: edges that close a cycle are turned round while columns are given out, an edge
-   over several columns gets a place in each of them, and a few sweeps put every node near the mean of its neighbours.
-   No node is left out and no edge runs through one, so that graphs of fifty nodes with loops can be read. */
+   The layout is the usual layered layout. Edges that close a cycle are reversed while nodes are assigned to columns. An
+   edge over several columns gets a place in each of them. A few sweeps put every node near the mean of its neighbours.
+   No node is left out and no edge runs through a node, so graphs of fifty nodes with loops can be read. */
 (() => {
   "use strict";
 
   const HEIGHT = 30, GAP_Y = 22, GAP_X = 64, LANE = 14, MARGIN = 16, SWEEPS = 8;
-  const SHOWN = 26; // letters of a name that a box shows; the whole name stands in its title
+  const SHOWN = 26; // maximum letters of a name in a box; its title has the whole name
 
   const short = (label) => (label.length > SHOWN ? `${label.slice(0, SHOWN - 1)}…` : label);
   const widthOf = (label) => Math.max(44, short(label).length * 7.4 + 22);
@@ -53,7 +53,8 @@
     return column;
   }
 
-  /* Rows of columns, with a bend for every column that an edge passes. Each edge gets `chain`, the spots it runs by. */
+  /* The rows of each column, with a bend in every column that an edge passes. Each edge gets `chain`, the spots on
+     its way. */
   function spots(nodes, links, column) {
     const rows = [];
     const put = (spot) => { (rows[spot.column] ||= []).push(spot); return spot; };
@@ -89,7 +90,7 @@
     }
   }
 
-  /* x by column, y by order; then columns slide towards their neighbours, keeping their distances. */
+  /* x by column, y by order. Then columns move towards their neighbours, without changing distances within a column. */
   function coordinates(rows) {
     const size = (spot) => (spot.node ? HEIGHT + GAP_Y : LANE);
     let x = MARGIN;
@@ -132,7 +133,7 @@
     return path;
   }
 
-  /* What is drawn: boxes with centre and size, edges with a path. Coordinates begin at 0. */
+  /* Shapes to draw: boxes with centre and size, edges with a path. Coordinates begin at 0. */
   function layout(graph) {
     const nodes = graph.nodes.map((node) => ({ ...node, label: String(node.label ?? node.id) }));
     const known = new Set(nodes.map((node) => node.id));

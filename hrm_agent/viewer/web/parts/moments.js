@@ -1,5 +1,5 @@
-/* The checkpoints of a thread: read in pages around the one that is looked at, a slider over all of them, and the state
-   and conversation that one of them holds. */
+/* The checkpoints of a thread: read in pages around the shown checkpoint, with a slider over all of them, and the
+   state and conversation of one checkpoint. */
 (() => {
   "use strict";
   const { html } = hrm;
@@ -18,7 +18,7 @@
       try {
         const page = await hrm.api.get("moments", { place, thread, ...params });
         kept(page.moments, hrm.api.is_static() ? 0 : first);
-        setTotal(hrm.api.is_static() ? page.moments.length : page.total); // a copy may hold the first ones only
+        setTotal(hrm.api.is_static() ? page.moments.length : page.total); // a copy may only have the first moments
         setProblem(null);
         redraw((count) => count + 1);
         return page;
@@ -47,20 +47,21 @@
         }
         return found || null;
       },
-      /* Position of a checkpoint, or null. Asks the server where it stands if its page is not here yet. */
+      /* Position of a checkpoint, or null. If its page has not been read, the server is asked for the page. */
       async find(checkpoint) {
         const known = () => { for (const [at, one] of pages.current) if (one.checkpoint === checkpoint) return at; return null; };
         if (known() === null) {
           if (hrm.api.is_static()) await read({}, 0);
-          else await read({ checkpoint, limit: PAGE }, 0, true); // it may be gone
+          else await read({ checkpoint, limit: PAGE }, 0, true); // the checkpoint may have been deleted
         }
         return known();
       },
     };
   }
 
-  /* The value once it has rested: a slider that is drawn over 5,000 checkpoints asks for the last of them only. */
-  /* null is no value yet: the first one holds at once. */
+  /* The value after a short time without change. So a slider that is moved over 5,000 checkpoints requests only the
+     last. */
+  /* null means no value yet. The first value is used at once. */
   function useSettled(value, rest = 120) {
     const [settled, set] = useState(value);
     useEffect(() => {
@@ -72,7 +73,7 @@
 
   const wordsOf = (moment) => (moment.nodes && moment.nodes.length ? [...new Set(moment.nodes)].join(", ") : moment.source);
 
-  /* `position` of `total`; onMove gets another one. */
+  /* Slider at `position` of `total`. onMove is called with the new position. */
   function Slider({ moment, position, total, onMove }) {
     const { Text } = hrm.ui;
     if (!total) return null;

@@ -1,11 +1,11 @@
-// One group: its prompt, and what became of each sibling. First of all what was kept stands against what was dropped.
+// One group: its prompt, and the outcome of each sibling. Kept and dropped rollouts are compared first.
 (() => {
   "use strict";
   const { html } = hrm;
   const { useState } = hrm.hooks;
   const { Badge, Cut, Glyph, Num, Strip, Table, Text } = hrm.ui;
 
-  // 1 correct, 0 wrong; a rubric's outcome may lie between.
+  // 1 is correct, 0 is wrong. The outcome of a rubric may be between them.
   const outcome_of = (rollout) => (rollout.outcome === null ? null : rollout.outcome >= 1 ? "correct" : rollout.outcome <= 0 ? "wrong" : "partly");
   const RANK = { kept: 0, dropped: 1, group_rejected: 2 };
   const rank = (rollout) => RANK[rollout.verdict] ?? 3;
@@ -55,13 +55,13 @@
   const roles_title = (rollout) =>
     Object.entries(rollout.penalty_by_role || {}).map(([role, value]) => `${hrm.ui.plain(role)}: ${JSON.stringify(value)}`).join("\n") || "errors of tools + format";
 
-  // Of a text with an answer between tags, that answer.
+  // The answer in a text, if it is between tags.
   function short_answer(answer) {
     const found = answer && /<answer>([^]*?)<\/answer>\s*$/.exec(answer.text);
     return found ? found[1] : answer;
   }
 
-  // A run that does not train judges nothing: then there is a status in place of a verdict.
+  // Only trainings judge rollouts. Other runs have a status in place of the verdict.
   function columns({ place, chosen, choose, judged }) {
     const reason = (rollout) => rollout.reason || rollout.error || (rollout.verdict === null && rollout.stop_reason ? rollout.stop_reason.replaceAll("_", " ") : null);
     const made = [
@@ -92,7 +92,7 @@
 
   const chosen_of = (rollouts, filters) => rollouts.filter((one) => Object.entries(filters).every(([key, value]) => !value || MATCHES[key](one, value)));
 
-  const LONG = 600; // characters of a prompt that are shown at once
+  const LONG = 600; // maximum number of characters of a prompt that are shown at first
 
   function Prompt({ of, place }) {
     const [whole, set] = useState(false);
@@ -101,7 +101,7 @@
       <button class="quiet" onClick=${() => set(true)}>Whole prompt <small>(${hrm.ui.format.count(of.chars)} characters)</small></button>`;
   }
 
-  /* Which part of a training a group is of, by its name: `RUN/step-4/0` is of step 5. */
+  /* The part of a training that a group belongs to, by the group's name: `RUN/step-4/0` belongs to step 5. */
   function stage_of(group) {
     const found = /\/(?:step-(\d+)|(eval-[^/]+))\/\d+$/.exec(group);
     return found && (found[1] ? `step ${Number(found[1]) + 1}` : found[2]);

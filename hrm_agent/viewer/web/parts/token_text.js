@@ -1,7 +1,7 @@
-/* Tokens as spans, in blocks of 500. Built without the virtual tree: 100,000 components would take seconds.
+/* Tokens as spans, in blocks of 500. They are built without Preact, since 100,000 components would take seconds.
 
    Up to 100,000 tokens all blocks are filled, and the browser lays out those in view (`content-visibility`), so that its
-   own search finds everything. Beyond, a block is filled when it comes near the view and emptied when it is far. */
+   own search finds everything. With more tokens, a block is filled when it comes near the view, and emptied when it is far. */
 (() => {
   "use strict";
 
@@ -17,7 +17,7 @@
       for (const name of COLUMNS) this[name] = [];
     }
 
-    /* Reads the piece that a token stands in; the answer is the same promise for all who ask. */
+    /* Reads the piece with a token. All callers for one piece get the same promise. */
     piece(index) {
       const from = hrm.api.is_static() ? 0 : Math.floor(index / PIECE) * PIECE;
       if (!this.pieces.has(from)) {
@@ -36,7 +36,7 @@
       }
     }
 
-    /* A copy in a file may hold the first ones only. */
+    /* A copy may only have the first tokens. */
     get total() { return hrm.api.is_static() ? this.ids.length : this.facts.total; }
     get has_text() { return !this.facts.why_no_text; }
     has(index) { return this.ids[index] !== undefined; }
@@ -45,17 +45,18 @@
 
   const SPECIAL = /^<[|｜/]?[^<>\s]{1,40}[|｜]?>$/;
 
-  /* What is always told of a token, whichever lens is on: a list of classes, and the label of a character that has no look. */
+  /* Properties of a token that are shown with every lens: a list of classes, and a label for characters that are not
+     visible. */
   function still(columns, index) {
     const text = columns.text_of(index), classes = ["t"], mark = columns.marks[index];
     let label = "";
     if (columns.has_text) {
       if (text === "") {
-        label = String(columns.ids[index]); // a part of a character, or nothing at all
+        label = String(columns.ids[index]); // the token is a part of a character, or has no text
         classes.push("odd");
       } else if (SPECIAL.test(text)) classes.push("special");
       else if (/^\s+$/.test(text)) {
-        // A line break is named before it; spaces are named where they stand.
+        // A label for line breaks comes before them. Labels for spaces replace them.
         const breaks = text.replace(/[^\r\n]/g, "").replace(/\r/g, "␍").replace(/\n/g, "↵");
         label = breaks || text.replace(/\t/g, "⇥").replace(/[^⇥]/g, "·");
         classes.push(breaks ? "break" : "blank");
@@ -97,7 +98,7 @@
     async fill_all() {
       for (let index = 0; index < this.blocks.length && !this.ended; index += 1) {
         await this.fill(index);
-        if (index % 8 === 7) await new Promise((go) => setTimeout(go)); // the page stays usable meanwhile
+        if (index % 8 === 7) await new Promise((go) => setTimeout(go)); // lets the page react to the user meanwhile
       }
       if (!this.ended) this.root.dataset.filled = "all";
     }
@@ -108,7 +109,7 @@
         for (const { target, isIntersecting } of entries) {
           if (isIntersecting) this.fill(number(target));
           else if (target.childElementCount && number(target) !== Math.floor(this.at / BLOCK)) {
-            target.style.minHeight = `${target.offsetHeight}px`; // or what is below would jump
+            target.style.minHeight = `${target.offsetHeight}px`; // keeps the text below from moving
             target.replaceChildren();
             this.spans.fill(undefined, Number(target.dataset.first), Number(target.dataset.first) + BLOCK);
           }
@@ -137,7 +138,7 @@
       block.append(spans);
     }
 
-    /* Where a call begins. Its words come from the style sheet, so that they are not copied with the text. */
+    /* The beginning of a call. Its words come from the style sheet, so they are not copied with the text. */
     heading(index) {
       const heading = document.createElement("div");
       heading.className = "token-call";
@@ -155,7 +156,7 @@
       return span;
     }
 
-    /* Shades everything that is filled anew. */
+    /* Shades all filled blocks again. */
     paint(lens) {
       this.lens = lens;
       for (const block of this.blocks) {
@@ -184,7 +185,7 @@
       if (scroll) span.scrollIntoView({ block: "nearest" });
     }
 
-    /* The token in the line above or below that stands nearest. */
+    /* The nearest token in the line above or below. */
     line(index, step) {
       const here = this.node(index)?.getClientRects()[0];
       if (!here) return index;
@@ -201,7 +202,7 @@
     }
   }
 
-  /* Copies what is selected as the plain text of the tokens: no line breaks between blocks, no labels. */
+  /* Copies the selection as the plain text of the tokens, without labels and line breaks between blocks. */
   function copyPlain(event) {
     const selection = getSelection();
     if (!selection.rangeCount || selection.isCollapsed) return;

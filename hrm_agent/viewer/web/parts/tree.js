@@ -1,5 +1,5 @@
-/* The steps of a run as a tree of rows: model calls, under each the tool calls that it asked for, under subgraphs what
-   ran in them, and forks where they part. Only the rows in view are in the page, so that 5,000 steps scroll well. */
+/* The steps of a run as a tree of rows. Below a model call are the tool calls that it requested, below a subgraph
+   its steps, and forks are where they part. Only rows in view are in the page, so 5,000 steps scroll well. */
 (() => {
   "use strict";
 
@@ -63,7 +63,7 @@
     return rows;
   }
 
-  /* `selected`: key of a row; `until`: id of a checkpoint, rows of steps from later ones on are pale. */
+  /* `selected`: key of a row. `until`: id of a checkpoint; rows of later steps are pale. */
   function Tree({ items, forks, selected, until, onSelect, onNear, loading, total }) {
     const { html } = hrm, { Text } = hrm.ui, { useState, useMemo, useRef, useEffect } = hrm.hooks;
     const [closed, setClosed] = useState(() => new Set());
