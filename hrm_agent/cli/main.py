@@ -1,6 +1,6 @@
 """`hrm-agent`: finds the command, runs it, and turns errors into readable messages.
 
-Imports of a command happen only once the command is known, so that `hrm-agent --help` answers at
+A command's module is imported only once the command is known, so that `hrm-agent --help` answers at
 once. Each command is a module of this package with a function `run(arguments) -> exit code`.
 
 Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2 an
@@ -79,7 +79,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "completion": "print a script that completes commands and flags in bash, zsh or fish",
     },
 }
-"""Commands by package of `hrm_agent.cli`, each with a description."""
+"""Commands with their descriptions, by package of `hrm_agent.cli`."""
 
 COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
 
@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         begin_program()
-        # Add the working directory to the module path, as `python -m` does, since a user's
-        # graphs, embeddings and types are there
+        # Add the working directory to the module path, as `python -m` does, since a user's graphs,
+        # embeddings and types are there.
         with suppress(OSError):  # the folder may have been removed
             if not sys.flags.safe_path and os.getcwd() not in sys.path:  # noqa: PTH109  pathlib would be imported for it
                 sys.path.insert(0, os.getcwd())  # noqa: PTH109
     if not sys.stderr.isatty():
-        for library in ("HUB", "DATASETS"):  # read at their import
+        for library in ("HUB", "DATASETS"):  # the library reads this variable when it is imported
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
     if "--debug" in words:
         return _dispatch(words)
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(
             "Interrupted.", how or "What was recorded is kept.", 130, as_json="--json" in words
         )
-    except BrokenPipeError:  # the reader of the output is gone, as in `hrm-agent history | head`
+    except BrokenPipeError:  # the reader has closed the output, as in `hrm-agent history | head`
         sys.stderr.close()
         return 0
     except Exception as error:
@@ -155,8 +155,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def module_of(command: str) -> str:
-    """Module that holds a command. Hyphens become underscores, and a Python keyword gets one
-    appended.
+    """Module of a command. Hyphens become underscores, and an underscore is appended to a Python
+    keyword.
     """
     group = next(name for name, commands in COMMAND_GROUPS.items() if command in commands)
     return f"hrm_agent.cli.{group}." + (
@@ -173,18 +173,18 @@ def command_list(commands: Mapping[str, str], width: int = 0) -> str:
 
 
 def fitted(text: str, columns: int = 0) -> str:
-    """Wrap lines to the terminal's width, or to `columns`. Lines break between words only, and
-    continue below the text of a list.
+    """Wrap lines to the terminal's width, or to `columns`. Lines break between words only. In a
+    list of commands, a text continues below its first line.
 
-    A command alone on its line or in backquotes is never broken, so that it can be copied.
+    A command that is alone on its line or in backquotes is never broken, so that it can be copied.
     """
     columns = columns or get_terminal_size().columns - 1
     return "\n".join(line for given in text.split("\n") for line in _broken(given, columns))
 
 
 def fitted_for(stream: TextIO, text: str) -> str:
-    """Wrap lines to the width of a stream's terminal. For a pipe they are unchanged, unless COLUMNS
-    is set.
+    """Wrap lines to the width of a stream's terminal. If the stream is no terminal, lines are
+    unchanged, unless COLUMNS is set.
     """
     return fitted(text) if stream.isatty() or os.environ.get("COLUMNS") else text
 
@@ -218,20 +218,20 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if _is_full(error) and not isinstance(error, HrmError):
         error = StoreFullError(
             f"The disk is full: {error}.",
-            "What was committed is intact: free some space, then `hrm-agent resume` the run.",
+            "What was committed is intact. Free some space, then `hrm-agent resume` the run.",
         )
     if isinstance(error, HrmError):
         return error.message, error.hint, 2
     if isinstance(error, ModuleNotFoundError) and error.name in _FOR_TRAINING:
         return (
-            f"This needs {error.name}, which is not installed.",
+            f"The package {error.name} is needed, but not installed.",
             f"Run `{to_install('train')}`.",
             2,
         )
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return (
             f"{error.filename} cannot be used: {error.strerror}.",
-            "Check the path, and who may write there.",
+            "Check the path and its permissions.",
             2,
         )
     return (
@@ -242,7 +242,9 @@ def _explain(error: Exception) -> tuple[str, str, int]:
 
 
 def _of_several(error: Exception) -> Exception:
-    """Choose one error of parallel tasks: the first one with a known message, else the first."""
+    """Choose one error of parallel tasks: the first error for users (`HrmError`), or else the first
+    error.
+    """
     if not isinstance(error, ExceptionGroup):
         return error
     several = [_of_several(each) for each in error.exceptions]

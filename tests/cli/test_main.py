@@ -161,10 +161,10 @@ def test_version(hrm: Command) -> None:
         (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`"),
         (
             ["history", "mine.db"],
-            "mine.db is a store, and no thread. `hrm-agent history --store mine.db`",
+            "mine.db is a store, not a thread. `hrm-agent history --store mine.db`",
         ),
-        (["show", "folder"], "folder is a store, and no thread."),
-        (["diff", "a", "mine.db"], "mine.db is a store, and no thread."),
+        (["show", "folder"], "folder is a store, not a thread."),
+        (["diff", "a", "mine.db"], "mine.db is a store, not a thread."),
         (["view", "agent.py"], "agent.py is no store."),
         (["run", "x", "--graph", "./agnt.py:graph"], "There is no file agnt.py in "),
         (["run", "x", "--graph", "./agnt.py:graph"], "Did you mean 'agent.py'?"),

@@ -66,9 +66,9 @@ def test_a_run_that_waits_is_resumed_by_its_thread(says: str, hrm: Command) -> N
 
 def test_what_a_choice_is_no_place_for(says: str, hrm: Command) -> None:
     hrm("run", "6 * 7?", "--policy", says, *MAJORITY)
-    assert "it is not waiting for an answer" in hrm("resume", "task", "--answer", "1").err
+    assert "and does not wait for an answer" in hrm("resume", "task", "--answer", "1").err
     assert "Fork one of the runs, such as task/0" in hrm("fork", "task").err
-    assert "A fork is a single run" in hrm("fork", "task/0", "--mode", "majority").err
+    assert "cannot be used for a fork" in hrm("fork", "task/0", "--mode", "majority").err
     assert hrm("resume", "task/0").code == 0, "a candidate is a run by itself"
 
 

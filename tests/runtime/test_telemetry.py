@@ -255,7 +255,7 @@ def test_export_sends_a_store(
     assert [span.span_id for span in once] == [span.span_id for span in again]
     collector.status = 403
     assert main(["export", where, "--otlp", collector.url]) != 0
-    assert "did not take the spans" in capsys.readouterr().err
+    assert "did not accept the spans" in capsys.readouterr().err
 
 
 OWN = """

@@ -1,10 +1,10 @@
 """Command-line flags: argparse with this project's errors and one flag for each key of a config
 class.
 
-Reasons for argparse: a class of pydantic fields is the only place where an option is declared, some
-options are open tables (`--context max_turns=6`), and an unknown flag has to read like any other
-error of this program. tyro and typer each do two of the three, and take four to nine times as long
-to import.
+argparse is used for three reasons. An option is declared once, as a field of a pydantic class. Some
+options are open tables (`--context max_turns=6`). An unknown flag gives an error of the same form
+as other errors of this program. tyro and typer each support only two of these, and take four to
+nine times as long to import.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ Config = TypeVar("Config", bound=BaseModel)
 Arguments = argparse.Namespace
 _PAIR = re.compile(r"[A-Za-z_][\w.-]*=")
 _DEST = "config:"
-"""Prefix of attributes that belong to the configuration. A command has other arguments, too."""
+"""Prefix of the attributes of parsed arguments that belong to the configuration. A command has
+other arguments, too.
+"""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help in which no line breaks within a word. Its usage omits options that are listed below
-    it.
+    """Help in which lines only break between words. The usage line leaves out options, which are
+    listed below it.
     """
 
     def _format_usage(
@@ -64,7 +66,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return flag + str(self._format_args(action, metavar(1)[0]))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Break many choices over several lines below the first one."""
+        """Break a long list of choices into several lines, indented below the first line."""
         text = super()._format_action_invocation(action)
         room = self._width - self._current_indent
         flag, space, choices = text.partition(" ")
@@ -97,7 +99,7 @@ class _HelpAll(argparse.Action):
 
 class Parser(argparse.ArgumentParser):
     """Parser of one command. It knows --json and --debug, and raises `ConfigError` instead of
-    exiting. `--help` leaves out rare flags, `--help-all` has all.
+    exiting. `--help` leaves out rare flags, and `--help-all` shows all flags.
     """
 
     def __init__(self, command: str, description: str) -> None:
@@ -114,9 +116,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
     def read(self, words: Sequence[str], *, surplus: str = "") -> Arguments:
-        """Parse `words`. An unknown flag is an error that names the nearest one.
+        """Parse `words`. Raises `ConfigError` for an unknown flag, with the most similar flag as a
+        hint.
 
-        `surplus`: hint for a surplus argument.
+        `surplus`: hint of the error for a surplus argument.
         """
         arguments, unknown = self.parse_known_args(_pairs_apart(words))
         if unknown:
@@ -136,8 +139,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_graph_options(parser: Parser, before: str = "") -> None:
-    """Add `--config` (or `--configurable`) and `--context`, each with pairs, for a command without
-    a config class.
+    """Add `--config` (or `--configurable`) and `--context`, each with pairs KEY=VALUE, for a
+    command without a config class.
     """
     pairs: dict[str, Any] = {"action": _Pairs, "nargs": "*", "metavar": "KEY=VALUE", "default": {}}
     recorded = "[what the run was given]"
@@ -177,7 +180,9 @@ def _add_fields(
     prefix: str = "",
     flags: str = "",
 ) -> None:
-    """`prefix`: path of the keys in the configuration. `flags`: prefix of their flags."""
+    """Add flags for the fields of `model`. `prefix`: path of its keys in the configuration.
+    `flags`: prefix of the flags.
+    """
     group = parser.add_argument_group(f"configuration {prefix}".rstrip(" ."))
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
@@ -185,7 +190,7 @@ def _add_fields(
             part = issubclass(inner, ConfigPart)
             inner_flags = flags if part else f"{flags}{name}."
             _add_fields(parser, inner, usual, f"{prefix}{name}.", inner_flags)
-        # a list of tables has no flag
+        # a field that is a list of tables gets no flag
         elif not any(nested_model(item) for item in get_args(field.annotation)):
             flag = f"{flags}{name}".replace("_", "-")
             action = group.add_argument(
@@ -236,8 +241,8 @@ def _metavar(annotation: Any) -> str:
 
 
 def _pairs_apart(words: Sequence[str]) -> list[str]:
-    """Rewrite `--config a=1 b=2` as `--config a=1 --config b=2`, since a word after a file is
-    another argument.
+    """Rewrite `--config a=1 b=2` as `--config a=1 --config b=2`. argparse would take `b=2` as
+    another argument, as it must do for a word after `--config FILE`.
     """
     apart = list[str]()
     follows = False
@@ -255,10 +260,10 @@ def _pairs_apart(words: Sequence[str]) -> list[str]:
 
 
 class _Pairs(argparse.Action):
-    """Action that turns `--context max_turns=6 max_tokens=256` into a table. Values are read as
-    TOML if they are TOML.
+    """Action that turns `--context max_turns=6 max_tokens=256` into a table. A value is parsed as
+    TOML, or else is text.
 
-    `--context` alone is the empty table.
+    `--context` alone gives the empty table.
     """
 
     def __call__(
@@ -295,7 +300,7 @@ class _FileOrPair(argparse.Action):
 
 
 def _toml_value(text: str) -> Any:
-    """Value as TOML or JSON, else the text itself."""
+    """Value parsed as TOML or JSON, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -314,7 +319,7 @@ def config_from(
         **(base or {}),
         **(read_config_file(arguments.config, command) if arguments.config else {}),
     }
-    # report a mistake in the file as such
+    # an error in the file is raised with the file's name
     build_config(model, values, str(arguments.config))
     given: dict[str, Any] = {}
     for dest, value in vars(arguments).items():
@@ -324,7 +329,7 @@ def config_from(
             for name in tables:
                 inner = inner.setdefault(name, {})
             inner[key] = value
-    # of the thread on record: key by key
+    # options replace those of the recorded thread key by key
     if base and given.get("graph", base.get("graph")) == base.get("graph"):
         for table in (name for name in ("configurable", "context") if given.get(name)):
             given[table] = {**values.get(table, {}), **given[table]}

@@ -1,8 +1,8 @@
-"""Display of an answer's citations: a list with addresses, and a cited span in its text.
+"""Display of an answer's citations: a list of them with addresses, or one cited span in its text.
 
-It works for any graph: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`,
-and whose `citations` point into them, `{"source", "start", "end", "quote", "url"}`, as in
-`hrm_agent.graphs.research`.
+It works for any graph whose state has `sources` and `citations` in the form of
+`hrm_agent.graphs.research`. `sources` are texts by id, each `{"title", "url", "file", "text"}`.
+`citations` point into these texts, each `{"source", "start", "end", "quote", "url"}`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ StyledLine = tuple[str, str]
 
 
 def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
-    """Citations and sources in the newest state of a thread. They are read without the graph's
-    types if its code is missing.
+    """Citations and sources in the newest state of a thread. They are read without the graph's code
+    if they have no types of the graph.
     """
     with suppress(NeedsItsType):
         return newest_plain_channels(store, thread, ("citations", "sources"))
-    # imports LangGraph, which plain values do not need
+    # this imports LangGraph, which plain values do not need
     from hrm_agent.runtime.newest_state import newest_state
 
     return newest_state(store, thread, graph) or {}
@@ -63,13 +63,13 @@ def citation_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
 
 
 def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
-    """Citations, then all sources that were read and kept."""
+    """Lines of the citations, then of all sources in the state."""
     citations, sources = _citations(values), _sources(values)
     if not citations and not sources:
         yield "There are no sources.", ""
         return
     yield from citation_lines(values)
-    yield f"{len(sources)} remembered:" if sources else "None is remembered.", "bold"
+    yield f"{len(sources)} remembered:" if sources else "No source is remembered.", "bold"
     cited = {str(one.get("source")) for one in citations}
     for name, source in sources.items():
         length = f"{len(str(source.get('text', '')))} characters"
@@ -77,8 +77,8 @@ def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
 
 
 def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
-    """Citation by its number, with the text around it, or a source by its name, from its
-    beginning.
+    """Lines of a citation with the text around it, or of a whole source. `wanted`: number of a
+    citation, or name of a source.
     """
     citations, sources = _citations(values), _sources(values)
     if wanted in sources:
@@ -89,7 +89,7 @@ def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
         known = [*([f"1 to {len(citations)}"] if citations else []), *sources]
         raise RunError(
             f"The newest answer has no citation {wanted!r}.",
-            f"There is {', '.join(known) or 'none'}.",
+            f"Known: {', '.join(known) or 'none'}.",
         )
     cited = citations[int(wanted) - 1]
     source = sources.get(str(cited.get("source")), {})

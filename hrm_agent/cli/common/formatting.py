@@ -45,8 +45,8 @@ SUMMARY_COLUMNS = (
 
 
 def sentence(text: str) -> str:
-    """Format a phrase as a sentence: `rows and bytes by kind` -> `Rows and bytes by kind.` Names in
-    it are unchanged.
+    """Format a phrase as a sentence: `rows and bytes by kind` -> `Rows and bytes by kind.` All
+    letters but the first are unchanged.
     """
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -79,8 +79,8 @@ def call_lines(call: Call) -> Iterator[StyledLine]:
 
 
 def thought_lines(thoughts: str | None, most: int | None = None) -> Iterator[str]:
-    """Lines of thoughts for people. Each is marked, so that even without colours none looks like
-    the answer.
+    """Lines of thoughts for people. Each line has a mark, so that it does not look like the answer,
+    even without colours.
 
     `most`: maximum number of lines (None: all).
     """
@@ -99,7 +99,7 @@ def tool_call_lines(tool_call: ToolCall) -> Iterator[StyledLine]:
 
 
 def ends_of(trajectory: Trajectory) -> list[Trajectory | TurnEnd]:
-    """Ends of all turns of a conversation, newest last."""
+    """Results at the end of each turn of a conversation, newest last."""
     return [*(turn.before for turn in trajectory.turns), trajectory]
 
 

@@ -9,11 +9,11 @@ __all__ = ["refuse_missing_index"]
 
 
 def refuse_missing_index(context: Any, given: Mapping[str, Any]) -> None:
-    """Raise if the research agent's index cannot be opened.
+    """Raise an `HrmError` if the research agent's index cannot be opened.
 
-    Otherwise each search would fail, and the agent would answer that the sources have no answer.
-    `context`: run context made of the options `given`. Only new runs need it: recorded answers need
-    no index.
+    Without this check, each search would fail, and the agent would answer that the sources have no
+    answer. `context`: run context made of the options `given`. Only new runs need this check, since
+    recorded answers need no index.
     """
     if "index" not in given:
         return

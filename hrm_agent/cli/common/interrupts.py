@@ -1,4 +1,4 @@
-"""Messages after a command was interrupted, or ended by the graph itself."""
+"""Messages for commands that were interrupted, or whose process the graph ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["resumed_by"]
 
 @contextmanager
 def resumed_by(command: str) -> Generator[None]:
-    """Attach the command that resumes the work to an interrupt inside the block.
+    """Attach `command`, which resumes the work, to a KeyboardInterrupt inside the block.
 
-    Raises `RunError` instead of SystemExit: a graph must not end the command as if it had
-    succeeded.
+    Raises `RunError` instead of SystemExit, since a graph must not end the command as if the
+    command had succeeded.
     """
     try:
         yield
@@ -25,7 +25,7 @@ def resumed_by(command: str) -> Generator[None]:
     except SystemExit as exit_:
         code = "" if exit_.code is None else repr(exit_.code)
         raise RunError(
-            f"The graph, or what it called, ended this process: sys.exit({code}).",
-            "Raise an exception there instead: its run fails, and others go on. What was recorded"
-            f" is kept: `{command}`.",
+            f"The graph, or code that it called, tried to end this process by sys.exit({code}).",
+            "Raise an exception there instead. Then only its run fails, and other runs go on."
+            f" What was recorded is kept. Resume it: `{command}`.",
         ) from exit_

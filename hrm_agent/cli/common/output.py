@@ -1,7 +1,7 @@
 """Output of commands: results on stdout, as tables or as JSON, and progress on stderr.
 
-Progress is a bar on a terminal, and elsewhere an occasional plain line, so that a long log stays
-readable.
+Progress is a bar on a terminal. Elsewhere it is an occasional plain line, so that a log stays
+short.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ class Advance(Protocol):
 
 
 class _Console(Console):
-    """Console that does not end the process when its reader is gone, as Rich's own does."""
+    """Console that continues when the reader of the output is gone. Rich's own console would end
+    the process.
+    """
 
     def on_broken_pipe(self) -> None:
         _to_nowhere()
 
 
 def _to_nowhere() -> None:
-    """Discard further output when its reader is gone, as in `hrm-agent run ... | head`. The work
-    continues to its end.
+    """Discard further output after the reader of stdout has closed it, as in `hrm-agent run ... |
+    head`. The work continues to its end.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -52,8 +54,7 @@ def _to_nowhere() -> None:
 class Output:
     """Results of a command, as JSON or as text for people.
 
-    Control sequences in the text, which often comes from a model or a page, have no effect on the
-    terminal.
+    The text often comes from a model or a web page. So control sequences in it are made harmless.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -61,7 +62,7 @@ class Output:
         self.console = _Console(soft_wrap=True, highlight=False, emoji=False)
 
     def result(self, record: Any) -> None:
-        """Print the whole result as one line of JSON (nothing in the text form)."""
+        """Print the whole result as one line of JSON. Without `--json`, nothing is printed."""
         if self.as_json:
             try:
                 print(json_line(record), flush=True)
@@ -76,7 +77,7 @@ class Output:
             )
 
     def next(self, *commands: str) -> None:
-        """Print follow-up commands, each on a separate line, to be copied."""
+        """Print follow-up commands, each on a separate line from which it can be copied."""
         self.say("\n".join(["Next:", *(f"  {command}" for command in commands)]))
 
     def table(
@@ -88,15 +89,16 @@ class Output:
     ) -> None:
         """Print a table for people, with columns as wide as their contents.
 
-        `spare`: columns that a narrow terminal omits, in this order. If the others do not fit,
-        texts are wrapped. If not even their words fit, each row becomes a list.
+        `spare`: columns that are omitted on a narrow terminal, in this order. If the other columns
+        do not fit, texts are wrapped. If not even single words fit, each row becomes a list.
         """
         if self.as_json:
             return
-        # some rows are shorter
+        # fill up rows that are shorter than the head
         filled = ([*map(_text, row)] + [""] * (len(columns) - len(row)) for row in rows)
         cells = [[*map(for_terminal, columns)], *filled]
-        # Width of output (None: the terminal's own). A pipe has a wide one, unless COLUMNS is set
+        # On a terminal, the output is as wide as the terminal (None). To a pipe, it is wide, unless
+        # COLUMNS is set.
         console = _Console(
             highlight=False,
             markup=False,
@@ -112,7 +114,7 @@ class Output:
                 break
             kept.remove(columns.index(name))
         shown = [[row[n] for n in kept] for row in cells]
-        # Widths of columns, as wide as their contents. If they do not fit, the widest shrink down
+        # Columns are as wide as their contents. If they do not fit, the widest columns shrink down
         # to their longest word.
         widths = [
             max(max(map(cell_len, cell.split("\n"))) for cell in column)
@@ -193,8 +195,8 @@ def _bar(label: str, total: int) -> Generator[Advance]:
     from rich.text import Text
 
     class WithState(Progress):
-        """Progress bar with the status on separate lines, since beside the bar it would push step
-        and time off a narrow terminal.
+        """Progress bar with the status on separate lines. Beside the bar, the status would push
+        step and time off a narrow terminal.
         """
 
         state = ""
@@ -232,7 +234,9 @@ class _Lines:
         self._done = 0
         self._began = self._next = time.monotonic()
         self._first = 0
-        """Number of pieces finished before the start, derived from the first call."""
+        """Number of pieces that were finished before this process began, derived from the first
+        call.
+        """
 
     def __call__(self, state: str, done: int | None = None) -> None:
         if self._done == 0 and done is not None:

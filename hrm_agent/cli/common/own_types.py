@@ -1,5 +1,4 @@
-"""User types in the states of threads: the types that a command may instantiate, and their
-permissions.
+"""Permission to instantiate types of the user that the states of threads may hold.
 
 A stored value names its type, and reading it imports a module. So a type is read only if the user
 names it (`--allow`), or names a graph whose state declares it (`--graph`).
@@ -37,8 +36,8 @@ def add_own_types(parser: Parser, *, graph: bool = False) -> None:
 
 
 def allowed_names(arguments: Arguments) -> list[str]:
-    """Names given with `--allow`. Raises `ConfigError` for a name that is not a type here, since
-    its values would be lost.
+    """Names given with `--allow`. Raises `ConfigError` for a name that is not a type in this
+    environment, since values of the type would be lost.
     """
     return types_by_name(arguments.allow)
 
@@ -47,7 +46,7 @@ def named_graph(arguments: Arguments) -> Pregel[Any, Any, Any, Any] | None:
     """Graph given with `--graph`, loaded (None if not given). Raises `GraphError`."""
     if arguments.graph is None:
         return None
-    # imports LangGraph, which a list of runs does not need
+    # this imports LangGraph, which a list of runs does not need
     from hrm_agent.runtime.execution.loading import load_graph
 
     return load_graph(arguments.graph)

@@ -1,4 +1,4 @@
-"""Files of pages, whole or not at all."""
+"""Files of pages. A file is written completely, or not changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def writing_page(path: Path) -> Generator[TextIO]:
             raise _unwritten(path, error) from error
         try:
             yield file
-            stack.close()  # writes the rest, and takes the place of an earlier page
+            stack.close()  # writes the rest, and replaces an earlier page
         except OSError as error:
             raise _unwritten(path, error) from error
 

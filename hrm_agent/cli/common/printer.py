@@ -1,4 +1,4 @@
-"""A run as it happens, node by node, on a terminal or as JSON lines."""
+"""Printing of a run while it happens, node by node, for a terminal or as JSON lines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["Printer", "indented"]
 
 
 _BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
-"""Internal parts of an agent's state, such as whole pages. They are recorded and in JSON, but not
-printed for people.
+"""Internal parts of an agent's state, such as whole pages. They are recorded, and included in JSON,
+but not printed for people.
 """
 
 
 class Printer:
-    """Printer that shows each node's update once, even if a message repeats."""
+    """Printer of the updates of nodes. A message that appears in several updates is shown once."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -44,8 +44,8 @@ class Printer:
             if node == INTERRUPT:
                 self.questions(values)
             changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
-            # New messages of an update, which a node may return as messages, pairs or texts, one
-            # or several. Other values, which a graph's own reducer may accept, are not shown.
+            # A node may return one or several messages, as messages, pairs or texts. Other values,
+            # which a reducer of the graph may accept, are not shown.
             messages = changes.get("messages", ())
             listed: list[BaseMessage] = []
             for given in (
@@ -74,7 +74,7 @@ class Printer:
 
     def questions(self, asked: Iterable[Interrupt | PendingInterrupt]) -> None:
         """Show the questions that a thread waits for."""
-        for question in asked:  # a subgraph's question is reported by every outer graph, too
+        for question in asked:  # every outer graph reports a subgraph's question, too
             if question.id not in self._seen:
                 self._seen.add(question.id)
                 self._output.result(
@@ -109,9 +109,9 @@ class Printer:
 
 
 def _shown(value: Any) -> str:
-    """Value of the graph's state as text: text unchanged, a list item by item, all else as JSON.
-
-    None at the head of a list resets it for a reducer, and is not shown.
+    """Value of the graph's state as text: text is unchanged, a list is shown item by item, and
+    other values as JSON. If a list begins with None, which tells a reducer to reset it, the None is
+    not shown.
     """
     if isinstance(value, list):
         items = cast("list[Any]", value)

@@ -33,13 +33,13 @@ _FILES = (".jsonl", ".parquet")
 
 
 def thread_name(name: str) -> str:
-    """Argument that names a thread. Raises `ConfigError` for a store, since the user means its
-    contents.
+    """Check an argument that names a thread. Raises `ConfigError` if it is a store, with a hint how
+    to name a thread in it.
     """
     path = Path(name)
     if (path.is_file() and path.suffix in (".db", *_FILES)) or (path / "store.db").is_file():
         raise ConfigError(
-            f"{name} is a store, and no thread.",
+            f"{name} is a store, not a thread.",
             f"`hrm-agent history --store {name}` lists its threads; name one of them, with --store"
             f" {name}.",
         )
@@ -52,9 +52,9 @@ def existing_store(
 ) -> Generator[RunStore]:
     """Open the store at `where`, a path, a folder or a URL. Raises `StoreError` if it is missing.
 
-    `allow`: types (`package.module:Type`) that its checkpoints may hold in addition to those that
-    graphs declare. `writes`: False opens it read-only, so that a store of an earlier version is not
-    migrated.
+    `allow`: types (`package.module:Type`) that checkpoints may hold in addition to those that
+    graphs declare. `writes`: False to open the store read-only, which does not migrate a store of
+    an earlier version.
     """
     refuse_without_rollouts(where)
     with open_store(where, create=False, allow=allow, read_only=not writes) as store:
@@ -73,7 +73,7 @@ def refuse_without_rollouts(where: str) -> None:
     try:
         command = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get(COMMAND_KEY)
     except (OSError, ValueError, RecursionError):
-        return  # opening the folder reports what is missing
+        return  # the error of opening the folder is clearer
     if command == "train sft":
         raise ConfigError(
             f"{where} is the folder of a `train sft`: it learned from conversations, and has no"
@@ -88,10 +88,10 @@ def stored_trajectories(
 ) -> Iterator[Trajectory]:
     """Trajectories of a store or of an exported file, one at a time.
 
-    `on_damage`: called for one that a store cannot read. The others follow.
+    `on_damage`: called for each trajectory that a store cannot read. It is then skipped.
     """
     if is_file(where):
-        # imports LangChain's messages, which a store does not need
+        # this imports LangChain's messages, which a store does not need
         from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 
         path = Path(where)
@@ -108,6 +108,8 @@ def is_file(where: str) -> bool:
 
 
 def run_folder(given: Path | None, command: str) -> Path:
-    """Folder that was given, else a new one. Its name is the run's name, so `.` is resolved."""
+    """Folder of a run: `given`, or else a new name in `runs`. The name of the folder is the run's
+    name, so `.` and `..` are resolved.
+    """
     folder = given or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
     return folder if folder.name not in ("", "..") else folder.resolve()

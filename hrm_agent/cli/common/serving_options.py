@@ -42,11 +42,11 @@ class Token:
     """Token that a server requires from clients."""
 
     text: str
-    """Token text, printable ASCII (empty if each client has its own)."""
+    """Token text, printable ASCII (empty if each client has a token of its own)."""
     origin: str
-    """Variable or file that holds the token, or file of clients."""
+    """Environment variable or file with the token, or file of clients."""
     made: bool = False
-    """True if the token was created at this start. Then it is shown once."""
+    """True if the token was created at this start. It is then shown once."""
 
 
 def add_place(parser: Parser, port: int, token_file: Path) -> None:
@@ -73,7 +73,8 @@ def check_port(arguments: Arguments) -> None:
     """Check the port. Raises `ConfigError`."""
     if not 0 <= arguments.port < 2**16:
         raise ConfigError(
-            f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any."
+            f"--port {arguments.port} is not a port.",
+            "Give a number from 1 to 65535, or 0 for any free port.",
         )
 
 
@@ -82,7 +83,7 @@ def check_place(arguments: Arguments) -> None:
     check_port(arguments)
     if not 0 <= arguments.drain_seconds < float("inf"):
         raise ConfigError(
-            f"--drain-seconds {arguments.drain_seconds}: not a time to wait.",
+            f"--drain-seconds {arguments.drain_seconds} is not a time to wait.",
             "Give seconds, 0 or more.",
         )
 
@@ -115,8 +116,8 @@ def announce(output: Output, token: Token, url: str, what: str, **facts: Any) ->
 
 
 def kept_token(file: Path | None, variable: str, default: Path) -> Token:
-    """Token from `file`, else from the variable, else from the default file. A missing file is
-    created.
+    """Token from `file`, else from the environment variable, else from the default file. If the
+    file is missing, it is created with a new token.
     """
     if file is None and os.environ.get(variable):
         return Token(_checked(os.environ[variable], variable), variable)
@@ -139,7 +140,9 @@ def kept_token(file: Path | None, variable: str, default: Path) -> Token:
 
 
 def read_token(path: Path) -> Token:
-    """Read a token. Raises FileNotFoundError, and HrmError for a file that others may read."""
+    """Read a token from a file. Raises `FileNotFoundError`, and `HrmError` if other users may read
+    the file, or if it has no valid token.
+    """
     try:
         mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -150,12 +153,13 @@ def read_token(path: Path) -> Token:
         ) from None
     if mode & _OTHERS:
         raise HrmError(
-            f"Others may read the token file {path}.",
+            f"Other users may read the token file {path}.",
             f"Run `chmod 600 {path}` and put a new token into it.",
         )
     if not text.strip():
         raise HrmError(
-            f"The token file {path} is empty.", "Remove it: a new token is made at the next start."
+            f"The token file {path} is empty.",
+            "Remove the file. A new token is made at the next start.",
         )
     return Token(_checked(text, str(path)), str(path))
 
@@ -173,8 +177,8 @@ def _checked(text: str, origin: str) -> str:
 async def until_signal(ready: Callable[[], object]) -> None:
     """Wait for SIGTERM or SIGINT.
 
-    A second signal ends the process at once. `ready` is called once signals are handled, so that a
-    client may stop the server as soon as it is reported ready.
+    A second signal ends the process at once. `ready` is called once signals are handled. So a
+    client can stop the server as soon as it is reported ready.
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)

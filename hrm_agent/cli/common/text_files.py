@@ -1,11 +1,12 @@
-"""Files named on the command line as text in pieces, for files of any size.
+"""Text of files that are named on the command line, in pieces, so that files may have any size.
 
-Plain text in UTF-8 is read a piece at a time, on each iteration. Other files (HTML, PDF, other
-encodings) go through the index's reader and are held in memory, up to the index's size limit.
+Plain text in UTF-8 is read from the file piece by piece, at each iteration again. Other files
+(HTML, PDF, other encodings) go through the index's reader and are held in memory, up to the index's
+size limit.
 
-A piece ends before a space between a letter or digit and a letter, if there is one near its end. No
-token of a `local` tokenizer crosses it, so the counts of the pieces add up to that of the whole.
-Other tokenizers may count a token or two more in each piece.
+If possible, a piece ends before a space that has a letter or digit before it and a letter after it.
+No token of a `local` tokenizer reaches over such a space, so the counts of the pieces add up to the
+count of the whole text. Other tokenizers may count a token or two more in each piece.
 """
 
 from __future__ import annotations
@@ -37,18 +38,16 @@ _ANOTHER = "Name a file of text."
 class _File:
     path: Path
     bytes: int
-    """Size of the file."""
+    """Size of the file in bytes."""
     text: str | None
-    """Text of the file (None: read from the file as UTF-8)."""
+    """Converted text of the file (None: the file is read as UTF-8)."""
 
 
 class Texts:
     """Text of several files, one after the other."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises a `RetrievalError` that names the first file which is not text, or if no file has
-        text.
-        """
+        """Raises `RetrievalError` for the first file that is not text, or if no file has text."""
         self._files = [_opened(path) for path in paths]
         self.bytes = sum(file.bytes for file in self._files)
         if not any(piece.strip() for piece in self.pieces()):
@@ -56,7 +55,7 @@ class Texts:
             raise RetrievalError(f"There is no text in {names}.", "Name files that are not empty.")
 
     def pieces(self, size: int = _BLOCK) -> Iterator[str]:
-        """Pieces of about `size` characters. Joined they are the whole text."""
+        """Pieces of about `size` characters. Joined, they are the whole text."""
         for file in self._files:
             if file.text is not None:
                 yield from _cut(io.StringIO(file.text, newline=""), size)
@@ -67,19 +66,20 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Texts split into blocks, most of them for training and every nth for measuring.
+    """Texts split into blocks. Every nth block is held out for measuring, and the others are for
+    training.
 
-    Both kinds of blocks come from the same files, so the measured text is new text of the same
-    kind. If texts repeat themselves, the result is better than on unseen files.
+    Both kinds of blocks come from the same files, so the held-out text is new, but similar. If
+    texts repeat themselves, the measured result is better than on unseen files.
     """
 
     texts: Texts
     """Texts to split into blocks."""
     every: int
-    """Every nth block is held out. With fewer blocks, the last one is."""
+    """Every nth block is held out (the last block if there are fewer than n)."""
     most: int
-    """Maximum number of bytes to train on. If there are more, blocks are sampled evenly over the
-    whole.
+    """Maximum number of bytes to train on. If the text is larger, training blocks are taken evenly
+    from the whole.
     """
     size: int
     """Approximate number of characters of a block."""
@@ -88,8 +88,8 @@ class HeldOut:
 
     @classmethod
     def of(cls, texts: Texts, every: int = 10, most: int = 10_000_000) -> HeldOut:
-        """Split texts into blocks of a hundredth of the whole, from 1,000 to 65,536 characters.
-        Raises `RetrievalError` if that gives only one.
+        """Split texts into blocks of a hundredth of the whole, but of at least 1,000 and at most
+        65,536 characters. Raises `RetrievalError` if that gives only one block.
         """
         size = min(max(texts.bytes // 100, 1_000), 2**16)
         blocks = sum(1 for _ in texts.pieces(size))
@@ -102,7 +102,7 @@ class HeldOut:
         return cls(texts, every, most, size, blocks)
 
     def held(self) -> Iterator[str]:
-        """Held-out text, with blocks joined to pieces long enough to measure speed."""
+        """Held-out text. Blocks are joined to pieces that are long enough to measure speed."""
         held: list[str] = []
         for number, piece in enumerate(self.texts.pieces(self.size)):
             if self._is_held(number):
@@ -133,8 +133,9 @@ def read_whole(path: Path, max_bytes: int) -> Document:
     size = _size(path)
     if size > max_bytes:
         raise RetrievalError(
-            f"{path} has {size:,} bytes; files up to {max_bytes:,} are taken as a whole.",
-            "Take a part of it (`head -c 30M`), or allow more with --max-mb.",
+            f"{path} has {size:,} bytes, but only files of up to {max_bytes:,} bytes can be read"
+            " as a whole.",
+            "Use a part of it (`head -c 30M`), or allow more with --max-mb.",
         )
     try:
         return read_document(path.name, path.read_bytes(), max_bytes)
@@ -157,7 +158,7 @@ def _opened(path: Path) -> _File:
         raise RetrievalError(
             f"{path} is not in UTF-8, and {size:,} bytes are too many to convert (at most"
             f" {MAX_BYTES:,}).",
-            f"Convert it first, for one by `iconv -f latin1 -t utf-8 {path}`.",
+            f"Convert it first, for example by `iconv -f latin1 -t utf-8 {path}`.",
         )
     text = read_whole(path, MAX_BYTES).text
     return _File(path, len(text.encode()), text)
@@ -172,15 +173,15 @@ def _size(path: Path) -> int:
         raise RetrievalError(f"{path} is a folder.", f"Name its files: `{path}/*`.")
     if not stat.S_ISREG(about.st_mode):
         raise RetrievalError(
-            f"{path} is not a regular file, and it has to be read more than once.",
+            f"{path} is not a regular file, so it cannot be read more than once.",
             "Save it to a file first.",
         )
     return about.st_size
 
 
 def _is_utf8(reader: BinaryIO, path: Path) -> bool:
-    """True for plain UTF-8, False for a file that a library has to convert. Raises for a binary
-    file.
+    """True if a file is plain UTF-8, False if a library has to convert it. Raises `RetrievalError`
+    for a binary file.
     """
     decoder, block = codecs.getincrementaldecoder("utf-8")(), reader.read(_BLOCK)
     if path.suffix.lower() in _CONVERTED or block.startswith(_MARKS):
@@ -212,7 +213,7 @@ def _cut(reader: io.TextIOBase, size: int) -> Iterator[str]:
         rest += block
         if len(rest) < size:
             continue
-        # A piece best ends between sentences, else between words.
+        # A piece ends at one of the `_JOINT` spaces if possible, or else at white space.
         first = max(len(rest) - _NEAR, len(rest) // 2)
         places = [match.start() for match in _JOINT.finditer(rest, first)]
         space = max(rest.rfind("\n", first), rest.rfind(" ", first))

@@ -1,5 +1,5 @@
-"""History as a tree of lines, and as data. The path to the newest moment is a straight line, others
-branch off.
+"""History as a tree of lines, and as data. The path to the newest moment is a straight line, from
+which other paths branch off.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def outcome_of(found: History) -> str:
 
 
 def ended_as(trajectory: Trajectory) -> str:
-    """Status of a run in a line, with the first line of its error or the last line of its
-    answer.
-    """
+    """Status of a run in one line, with the first line of its error or the last line of its answer."""
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
     error, answer = (
@@ -53,13 +51,13 @@ def ended_as(trajectory: Trajectory) -> str:
 
 
 def _line(found: History) -> frozenset[str]:
-    """Ids of the moments that lead to the newest one."""
+    """Ids of the newest moment and its ancestors."""
     return frozenset(moment.checkpoint_id for moment in found.lineage())
 
 
 def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[StyledLine]:
-    """Lines from one moment to the end of its path, with branches and forks indented."""
-    # Turns of a conversation from the second on, by the id of the moment that they begin with
+    """Lines from one moment to the end of its path. Branches and forks are indented."""
+    # turns of a conversation, from the second on, by the id of the moment with which they begin
     inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
     turns = found.trajectory.turns if found.trajectory is not None else ()
     later = zip(inputs[1:], turns, strict=False)
@@ -105,7 +103,7 @@ def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Itera
 def _parting(
     found: History, moment: Moment, line: frozenset[str]
 ) -> tuple[Moment | None, list[Moment]]:
-    """Child that leads to the newest moment (else the newest child), and the others."""
+    """Child that leads to the newest moment (or else the newest child), and the other children."""
     children = found.children(moment)
     if not children:
         return None, []
@@ -116,7 +114,7 @@ def _parting(
 def _fork(branch: Branch, bars: str) -> Iterator[StyledLine]:
     found = branch.history
     yield f"{bars}  ├─ {found.thread_id}: {outcome_of(found)}", "cyan"
-    # First moments of the fork itself (empty if it has not run yet)
+    # the first moments of the fork itself (none if it has not run yet)
     for start in [moment for moment in branch.history.moments if moment.parent == branch.at]:
         yield from _way(found, start, _line(found), f"{bars}  │  ")
 
@@ -160,16 +158,16 @@ def _beneath(step: Step, bars: str, shown: int) -> Iterator[StyledLine]:
 
 
 def _id_length(found: History) -> int:
-    """Length of id prefixes that distinguishes the moments, since ids created together begin
-    alike.
+    """Number of first characters by which the ids of all moments differ. A fixed short prefix is
+    not enough, since ids that were created together begin alike.
     """
     ids = [moment.checkpoint_id for moment in found.walk()]
     return next((n for n in range(13, 36) if len({id_[:n] for id_ in ids}) == len(ids)), 36)
 
 
 def tree_data(found: History, own: frozenset[str] | None = None) -> dict[str, Any]:
-    """Tree as JSON. `own`: ids of the moments to include (None: all). A fork includes only moments
-    that it does not share.
+    """Tree as JSON. `own`: ids of the moments to include (None: all). Moments that a fork shares
+    with its source are left out of the fork.
     """
     trajectory = found.trajectory
     moments = [moment for moment in found.moments if own is None or moment.checkpoint_id in own]

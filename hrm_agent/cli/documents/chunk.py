@@ -23,7 +23,7 @@ from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 __all__ = ["run"]
 
 _BEGINNING = 60
-"""Number of characters shown of a chunk."""
+"""Number of first characters of a chunk that are shown."""
 
 
 def run(words: list[str]) -> int:

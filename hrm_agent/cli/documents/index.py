@@ -31,8 +31,8 @@ DEFAULT_INDEX = "runs/index.db"
 
 
 def run(words: list[str]) -> int:
-    """Return 1 if a file could not be read or the index is empty. Readable files are indexed
-    anyway.
+    """Return 1 if a file could not be read or the index is empty. All readable files are indexed in
+    any case.
     """
     parser = Parser(
         "index",
@@ -107,7 +107,7 @@ def run(words: list[str]) -> int:
     )
     arguments = parser.read(words)
     if not (arguments.folders or arguments.remove):
-        raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
+        raise ConfigError("There is no folder to index.", "Name a folder: `hrm-agent index DIR`.")
     clock = time.perf_counter()
     files = {
         folder: files_in(folder, follow_links=arguments.follow_links)
@@ -175,10 +175,12 @@ def _update(
 
 
 def renewal(index: DocumentIndex) -> list[str]:
-    """Message about an index whose words were indexed anew when it was opened."""
-    what = "their language, this program or its stemmers are others than before"
+    """Message about documents whose words were indexed again when the index was opened (empty if
+    none were).
+    """
+    what = "the language, this program or its stemmers have changed"
     return (
-        [f"The words of {index.renewed} documents were indexed anew: {what}."]
+        [f"The words of {index.renewed} documents were indexed again: {what}."]
         if index.renewed
         else []
     )

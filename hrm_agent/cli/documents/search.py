@@ -19,7 +19,7 @@ from hrm_agent.retrieval.terms import phrases_of, term_spans
 __all__ = ["run"]
 
 _AROUND = 320
-"""Number of characters of a hit shown to people. --json has all of it."""
+"""Number of characters of a hit that are shown to people. --json has the whole hit."""
 
 
 def run(words: list[str]) -> int:
@@ -68,7 +68,7 @@ def run(words: list[str]) -> int:
 
 
 def _around(hit: Hit, question: str) -> str:
-    """Part of a hit that has most of the question's words."""
+    """Part of a hit with as many of the question's words as possible."""
     text = hit.text
     asked = {term for phrase in phrases_of(question, [hit.language]) for term in phrase}
     asked = {term for term in asked if len(term) > 2 or not term.isascii()}

@@ -73,31 +73,35 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     if (arguments.train is None) != (arguments.out is None):
         raise ConfigError(
-            "--train and --out go together.", "Example: --train bpe --out vocabulary/"
+            "--train and --out can only be given together.",
+            "Example: --train bpe --out vocabulary/",
         )
     if not arguments.train_mb > 0:
         raise ConfigError(
-            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.",
+            f"--train-mb {arguments.train_mb:g} gives no text to learn from.",
             "Give --train-mb a number above 0.",
         )
     file = vocabulary_file(arguments.train, arguments.out) if arguments.train else None
     own = [] if file is None else [vocabulary_name(arguments.train, file)]
     tokenizers = [one for one in _chosen(arguments.tokenizer) if one.name not in own]
-    # Dollars per million tokens by tokenizer. A price without a name applies to all without their
-    # own.
+    # Dollars per million tokens, by tokenizer. A price without a name applies to all tokenizers
+    # that have no price of their own.
     names = own + [one.name for one in tokenizers]
     named: dict[str, float] = {}
     for word in arguments.price:
         name, _, dollars = word.rpartition("=")
         if name and name not in names:
-            raise ConfigError(f"--price {word}: {name!r} is not compared.", nearest(name, names))
+            raise ConfigError(
+                f"--price {word}: the tokenizer {name!r} is not compared.", nearest(name, names)
+            )
         try:
             price = float(dollars)
         except ValueError:
             price = math.nan
         if not 0 <= price < math.inf:
             raise ConfigError(
-                f"--price {word}: {dollars!r} is not a price.", "2.5 is $2.50 a million tokens."
+                f"--price {word}: {dollars!r} is not a price.",
+                "Write 2.5 for $2.50 a million tokens.",
             )
         named[name] = price
     general = named.pop("", None)
@@ -137,7 +141,9 @@ def run(words: list[str]) -> int:
 
 
 def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
-    """Tokenizers in `names`, each once, or all available ones except those with a damaged file."""
+    """Tokenizers in `names`, each once (None: all available tokenizers, except those with a damaged
+    file).
+    """
     for name in dict.fromkeys(names or tokenizers_at_hand()):
         try:
             yield load_tokenizer(name)

@@ -25,9 +25,9 @@ from hrm_agent.trajectory.formats.shared.rows import write_rows
 __all__ = ["run"]
 
 _MESSAGES = ("atif", "chat", "verifiers", "verl")
-"""Formats that hold messages."""
+"""Names of formats that hold messages."""
 _WHOLE = ("jsonl", "parquet")
-"""Formats that hold whole trajectories."""
+"""Names of formats that hold whole trajectories."""
 _SQLITE = b"SQLite format 3\0"
 """First bytes of each SQLite file."""
 _AT_ONCE = 50
@@ -115,17 +115,20 @@ def run(words: list[str]) -> int:
 
 
 def _refuse_source(out: Path, source: str) -> None:
-    """Refuse to write an export over any store, since it has no other copy of its contents."""
+    """Refuse to write an export over a store or over the exported file, whose contents would be
+    lost.
+    """
     if not out.is_file():
         return
     if Path(source).exists() and out.samefile(source):
         raise ConfigError(
-            f"{out} is what is exported, and would be lost.", "Name another file with --out."
+            f"--out {out} would overwrite the file that is exported.",
+            "Name another file with --out.",
         )
     with out.open("rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
             raise ConfigError(
-                f"{out} is a store, and would be lost.", "Name another file with --out."
+                f"--out {out} would overwrite a store.", "Name another file with --out."
             )
 
 
@@ -133,7 +136,7 @@ def _refuse_source(out: Path, source: str) -> None:
 def _source(
     arguments: Namespace, name: str
 ) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
-    """Trajectories, with hints about their messages if the format needs them."""
+    """Trajectories, with hints about their requests if the format needs messages."""
     if name not in _MESSAGES:
         yield stored_trajectories(arguments.store, arguments.run), RequestHints()
         return
@@ -166,7 +169,7 @@ def _say(output: Output, path: Path, name: str, report: Report) -> None:
 
 
 def write_spans(arguments: Namespace) -> Report:
-    """Write the requested file."""
+    """Write spans to the requested file."""
     with _spans_of_source(arguments) as (trajectories, content, overlay_of):
         return write_rows(trajectories, arguments.out, otel_rows(content, overlay_of))
 
@@ -178,7 +181,10 @@ def send_spans(arguments: Namespace, output: Output) -> int:
     from hrm_agent.runtime.telemetry import otlp_sender
 
     if arguments.out is not None or arguments.format not in (None, "otel"):
-        raise ConfigError("--otlp sends spans, and writes no file.", "Leave out --out, or --otlp.")
+        raise ConfigError(
+            "--otlp sends spans to a collector, so no file can be written.",
+            "Leave out --out and --format, or leave out --otlp.",
+        )
     send = otlp_sender(arguments.otlp)
     left_out = Counter[str]()
     sent = 0
@@ -198,8 +204,8 @@ def send_spans(arguments: Namespace, output: Output) -> int:
             why = send(spans) if spans else None
             if why is not None:
                 raise StoreError(
-                    f"{arguments.otlp} did not take the spans, after {sent} trajectories: {why}",
-                    "Send them again when it does: their ids stay the same.",
+                    f"{arguments.otlp} did not accept the spans, after {sent} trajectories: {why}",
+                    "Run the command again later. The ids of the spans stay the same.",
                 )
             sent, found = sent + len(ended), found + len(spans)
     output.result(
@@ -220,7 +226,9 @@ def send_spans(arguments: Namespace, output: Output) -> int:
 def _spans_of_source(
     arguments: Namespace,
 ) -> Generator[tuple[Iterator[Trajectory], RequestHints | None, OverlayOf]]:
-    """Trajectories, with hints about their messages if requested, and the overlays of trainings."""
+    """Trajectories, with hints about their messages if requested, and a function that returns a
+    trajectory's overlay.
+    """
     with ExitStack() as stack:
         overlay_of = _no_overlay
         if not is_file(arguments.store):

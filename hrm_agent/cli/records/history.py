@@ -13,13 +13,13 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, threa
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store import RunStore
 
-if TYPE_CHECKING:  # not needed for a list of runs
+if TYPE_CHECKING:  # a list of runs does not need this import
     from hrm_agent.runtime.execution.loading import Graph
 
 __all__ = ["run"]
 
 _ROWS = 50
-"""Default number of list rows shown to people, without --limit."""
+"""Number of rows of a list that people see without --limit."""
 _FLAT_COLUMNS = (
     "index",
     "step",
@@ -33,7 +33,9 @@ _FLAT_COLUMNS = (
 )
 _FLAT_SPARE = ("parent", "namespace", "source", "step")
 _SPARE = ("trajectory", "model", "tools", "calls", "graph", "tokens", "started")
-"""Columns that a narrow terminal omits, in this order. A run is identified by its thread, too."""
+"""Columns that are omitted on a narrow terminal, in this order. The trajectory's id is the first,
+since the thread also identifies a run.
+"""
 
 
 def run(words: list[str]) -> int:
@@ -64,7 +66,7 @@ def run(words: list[str]) -> int:
     limit = arguments.limit if arguments.limit is not None or arguments.json else _ROWS
     if limit is not None and limit < 0:
         raise ConfigError(
-            f"--limit {limit} is invalid: it counts rows.", f"0 or more: --limit {_ROWS}."
+            f"--limit {limit} is not a number of rows.", f"Give 0 or more, such as --limit {_ROWS}."
         )
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.thread is None:
@@ -93,7 +95,7 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int |
     )
     rows = [summary_row(trajectory) for trajectory in islice(found, limit)]
     told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
-    begun = reversed(rows)  # JSON is in the order of the record
+    begun = reversed(rows)  # JSON has the order of the record, oldest first
     output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in begun), *told])
     output.table(SUMMARY_COLUMNS, rows, spare=_SPARE)
     for id_, reason in damaged.items():
@@ -118,7 +120,9 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int |
 
 
 def _say_cut(output: Output, what: str, count: int) -> None:
-    """Report a cut list on stderr, with `--json` too, since the array has no place for it."""
+    """Report that a list was cut. With `--json`, this goes to stderr, since the array has no place
+    for it.
+    """
     remark_or_say = remark if output.as_json else output.say
     remark_or_say(f"{what}; --limit {count} lists them all")
 

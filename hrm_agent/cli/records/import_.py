@@ -1,10 +1,10 @@
 """`hrm-agent import`: imports trajectories of a file into a store.
 
-The file is read twice. First every trajectory is checked, by the linter and against the record.
-Nothing is written if a line cannot be read, or if a trajectory is invalid or differs from the
-recorded one. Then they are written one by one, each with its calls first and its own fields last.
-So after an interrupt each trajectory is complete or missing, and the same command continues. A
-trajectory that is already recorded unchanged is skipped.
+The file is read twice. In the first pass, every trajectory is checked by the linter and compared
+with the record. If a line cannot be read, or a trajectory is invalid or differs from the recorded
+one, nothing is written. In the second pass, trajectories are written one by one, each with its
+calls first and its own fields last. So after an interrupt, each trajectory is complete or missing,
+and the same command continues. A trajectory that is already recorded unchanged is skipped.
 """
 
 from __future__ import annotations
@@ -62,16 +62,17 @@ def run(words: list[str]) -> int:
                     )
                 if found := next(iter(lint(trajectory)), None):
                     raise StoreError(
-                        f"Trajectory {id_} is not valid: {found.name}: {printable(found.message[:500])}.",
-                        "docs/trajectory-format.md lists what has to hold; `hrm-agent lint` checks a file"
-                        " of ours.",
+                        f"Trajectory {id_} is invalid ({found.name}):"
+                        f" {printable(found.message[:500])}.",
+                        "docs/trajectory-format.md lists all invariants. `hrm-agent lint` checks"
+                        " a file of ours.",
                     )
                 _refuse_foreign(store, trajectory)
         counts: Counter[str] = Counter()
         for trajectory in import_from(arguments.file, arguments.format, origin):
             counts[_take(store, trajectory)] += 1
             counts["untrainable"] += not trajectory.trainable
-            # Number of calls that a reader of the store gets with a trajectory
+            # count forks of which the store does not return all calls
             counts["without_lineage"] += len(
                 store.journal.trajectory(trajectory.id, requests=False).calls
             ) < len(trajectory.calls)
@@ -93,7 +94,7 @@ def run(words: list[str]) -> int:
 
 
 def _take(store: RunStore, trajectory: Trajectory) -> str:
-    """Write a trajectory if it is missing. Returns the action taken."""
+    """Write a trajectory if it is missing. Returns `imported` or `present`."""
     if _is_on_record(store, trajectory):
         return "present"
     for call in (*trajectory.own_calls, *_own_failed(trajectory)):
@@ -106,8 +107,8 @@ def _take(store: RunStore, trajectory: Trajectory) -> str:
 
 
 def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
-    """True if the store has this trajectory unchanged. Raises `StoreError` if it has another one
-    with its id or thread.
+    """True if the store has this trajectory unchanged. Raises `StoreError` if the store has a
+    different trajectory with this id or thread.
     """
     found = store.journal.find_trajectory(trajectory.id) or store.journal.find_trajectory(
         trajectory.thread_id
@@ -120,8 +121,8 @@ def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
 
 
 def _first_difference(found: Trajectory, given: Trajectory) -> str | None:
-    """First field in which two trajectories differ. Parts that a fork inherited are compared in the
-    source run.
+    """First field in which two trajectories differ. Calls that a fork inherited are not compared
+    here, but with the source run.
     """
     for name in Trajectory.model_fields:
         if name not in ("calls", "tool_calls", "failed_calls") and getattr(found, name) != getattr(
@@ -145,12 +146,12 @@ def _refuse_foreign(store: RunStore, trajectory: Trajectory) -> None:
     """Raise `StoreError` for an inherited call of a fork that the recorded source run does not
     have.
 
-    Such calls are never written, since a file would then add to a recorded run. The source run may
-    be missing in this store. Then there is nothing to compare with. In other trajectories the
-    linter finds calls of another thread.
+    Inherited calls are never written, since a file would then add calls to a recorded run. If the
+    source run is missing in this store, its calls cannot be compared. Calls of another thread in a
+    trajectory that is no fork are found by the linter.
     """
     held: dict[str, dict[str, Call | ToolCall] | None] = {}
-    """Recorded calls by id, by thread (None if the store has no such run)."""
+    """Recorded calls of each thread by their ids (None if the store has no run on the thread)."""
     for call in (*trajectory.calls, *trajectory.tool_calls):
         thread = call.identity.thread_id
         if thread == trajectory.thread_id:
@@ -163,8 +164,8 @@ def _refuse_foreign(store: RunStore, trajectory: Trajectory) -> None:
             _stored(call) if isinstance(call, Call) else call
         ):
             raise StoreError(
-                f"Fork {trajectory.id} holds call {call.id} of thread {thread}, which {store.url}"
-                " has not.",
+                f"Fork {trajectory.id} has call {call.id} of thread {thread}, but {store.url} does"
+                " not have this call.",
                 "Name another store with --store.",
             )
 
@@ -175,13 +176,13 @@ def _own(trajectory: Trajectory) -> dict[str, Call | ToolCall]:
 
 
 def _stored(call: Call) -> Call:
-    """Call with its log-probs as the 32-bit numbers that a store keeps."""
+    """Call with its log-probs rounded to 32 bits, as in a store."""
     return call.model_copy(update={"logprobs": tuple(array("f", call.logprobs))})
 
 
 def _differs(store: RunStore, trajectory: Trajectory, where: str) -> StoreError:
     return StoreError(
-        f"{store.url} has trajectory {trajectory.id} already, and it differs in {where}; nothing of"
-        " it was written.",
+        f"{store.url} has trajectory {trajectory.id} already, but it differs in {where}. Nothing"
+        " of it was written.",
         "Name another store with --store.",
     )

@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
     if arguments.run is not None and not (checked or damaged):
         raise RunError(
             f"There is no run {arguments.run!r} in {arguments.store}.",
-            f"`hrm-agent history --store {arguments.store}` lists what there is.",
+            f"`hrm-agent history --store {arguments.store}` lists all runs.",
         )
     output = Output(as_json=arguments.json)
     rows = [{"trajectory": trajectory, **finding._asdict()} for trajectory, finding in findings]
@@ -79,7 +79,7 @@ def run(words: list[str]) -> int:
     return 1 if findings or damaged else 0
 
 
-_DROPPED = "the chat template drops earlier thoughts: ?thoughts=keep keeps them"
+_DROPPED = "the chat template drops earlier thoughts (?thoughts=keep keeps them)"
 _BREAKS = {
     BranchReason.TEMPLATE: "the chat template rewrites earlier turns",
     BranchReason.REWRITTEN: "earlier messages were edited, or others were put before them",
@@ -87,7 +87,7 @@ _BREAKS = {
 
 
 def _why_broken(trajectory: Trajectory) -> set[str]:
-    """Reasons why conversations of a run were split into another training sequence."""
+    """Reasons why conversations of a run were split into several training sequences."""
     by_id = {call.id: call for call in trajectory.calls}
     found: set[str] = set()
     for root in training_roots(trajectory):

@@ -1,8 +1,8 @@
-"""Candidate system prompts and tools, used to reconstruct requests on export.
+"""Candidates for system prompts and tools, with which an export reconstructs requests.
 
 The built-in graphs put a system turn before the state's messages, and offer the tools of this
-project. A user's graph may send and offer anything. Candidates are only tried:
-`hrm_agent.trajectory.formats.shared.messages` uses those that the record confirms.
+project. A user's graph may send and offer anything. `hrm_agent.trajectory.formats.shared.messages`
+tries the candidates, and uses those that the record confirms.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ State = Callable[[Call], Sequence[BaseMessage]]
 def described_runs(
     where: str, run_id: str | None = None, *, system: Path | None = None, tools: Path | None = None
 ) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
-    """Trajectories of a store or a file, with hints about requests that the record does not
-    hold.
+    """Trajectories of a store or a file, with hints about the parts of requests that are not
+    recorded.
     """
     with ExitStack() as stack:
         state = None
@@ -48,15 +48,15 @@ def described_runs(
 
 
 def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> RequestHints:
-    """Built-in system turns and tools, with those of two files: the text of one system turn, and a
-    list of tools.
+    """Hints with the built-in system turns and tools, and with those of two files. `system`: file
+    with the text of one system turn. `tools`: file with a list of tools.
     """
     ours = [
         JUDGE_PROMPT,
         *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT")),
     ]
     systems = [*([_text(system)] if system else []), *ours, *_loops()]
-    # Built-in tools, with `python` as in older records, when it was stateless
+    # The built-in tools include `python` as it was in older records, without state.
     offers = [
         *([_tools(tools)] if tools else []),
         *(
@@ -72,7 +72,7 @@ def known_from(system: Path | None, tools: Path | None, state: State | None = No
 
 
 def _loops() -> Iterator[str]:
-    """System turns of the built-in tool loops in each of their forms."""
+    """System turns of the built-in tool loops, in each form."""
     solvers = (("task", "results"), ("task", "data", "results"))
     for prompt, begins in (
         (prompts.TOOL_LOOP_PROMPT, ((), ("data",))),
@@ -120,7 +120,8 @@ def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
         messages: Any = (
             StateReader(checkpointer, None).values(found).get("messages") if found else ()
         )
-        # the graph, and so its reducer, is unknown here: use the messages that nothing has replaced
+        # the reducer is unknown without the graph, so use messages that no later message has
+        # replaced
         if isinstance(messages, Unbuilt):
             lists = [
                 each if isinstance(each, list) else [each]

@@ -60,20 +60,19 @@ def run(words: list[str]) -> int:
     if len(given) != 1:
         said = f"{' and '.join(given)} were given" if given else "Nothing was named"
         raise ConfigError(
-            f"{said}: what to show is not clear.",
+            f"{said}, so it is not clear what to show.",
             "Name an id, or --group GROUP, or --step N; `hrm-agent history` lists ids.",
         )
     if arguments.html is not None and (arguments.json or arguments.sources is not None):
-        raise ConfigError(
-            "--html writes a page, and nothing else.", "Leave out --json and --sources."
-        )
+        raise ConfigError("--html only writes a page.", "Leave out --json and --sources.")
     output = Output(as_json=arguments.json)
     if arguments.html is not None:
         _write_page(arguments, output)
         return 0
     if arguments.trajectory is None:
         raise ConfigError(
-            f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE."
+            f"{given[0]} is shown as a page.",
+            f"Name the file of the page: {given[0]} ... --html FILE.",
         )
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         trajectory = store.journal.trajectory(str(arguments.trajectory), requests=arguments.json)
@@ -118,7 +117,7 @@ def _write_page(arguments: Arguments, output: Output) -> None:
     start = f"#/{page[0]}?{urlencode({'place': first[0].id, **page[1]})}"
     try:
         if arguments.html == "-":
-            page_text = StringIO()  # whole or not at all
+            page_text = StringIO()  # printed completely, or not at all if there is an error
             export(first, page_text, runs=[run], limit=len(ids), only=ids, start=start)
             sys.stdout.write(page_text.getvalue())
             return
@@ -133,8 +132,8 @@ def _write_page(arguments: Arguments, output: Output) -> None:
 
 
 def _chosen(arguments: Arguments) -> tuple[str, list[str], tuple[str, Mapping[str, object]]]:
-    """Run, ids of its trajectories, and the page of them as (name, values). Raises `ConfigError`,
-    `StoreError`.
+    """Run, ids of the trajectories to show, and the page for them as (name, values). Raises
+    `ConfigError` and `StoreError`.
     """
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.trajectory is not None:
@@ -157,11 +156,11 @@ def _chosen(arguments: Arguments) -> tuple[str, list[str], tuple[str, Mapping[st
         if run_id is None:
             raise ConfigError(
                 f"{arguments.store} is not the folder of a training run.",
-                "Name it: --store FOLDER.",
+                "Name the folder: --store FOLDER.",
             )
         if arguments.step < 1:
             raise ConfigError(
-                f"--step {arguments.step}: steps are counted from 1, as the console does.",
+                f"--step {arguments.step}: steps count from 1, as in the console.",
                 "Write --step 1.",
             )
         judged = store.journal.overlays(run_id, arguments.step - 1)

@@ -110,7 +110,7 @@ def _verify(words: list[str]) -> int:
             types = {*allowed_types(types_by_name(arguments.allow)), *_types_of_graphs(store)}
             found = list(islice(verify(store, types, count), _SHOWN_FINDINGS))
             loose = 0 if found else count_loose_values(store)
-    except StoreDamagedError as error:  # damaged so badly that it cannot be opened
+    except StoreDamagedError as error:  # the damage prevents opening the store
         found = [error.message]
         loose = 0
     cut = len(found) == _SHOWN_FINDINGS
@@ -129,15 +129,14 @@ def _verify(words: list[str]) -> int:
     output.say(f"{said} ({read})")
     if loose:
         output.say(
-            f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}`"
-            " deletes them"
+            f"{loose} unreferenced values: `hrm-agent store vacuum {arguments.store}` deletes them"
         )
     return 1 if found else 0
 
 
 def _types_of_graphs(store: RunStore) -> set[tuple[str, ...]]:
-    """Types that the recorded graphs declare in their states, for graphs that can be imported
-    here.
+    """Types that the recorded graphs declare in their states. Graphs that cannot be imported are
+    left out.
     """
     from hrm_agent.runtime.execution.loading import load_graph
 
@@ -177,7 +176,7 @@ def _prune(words: list[str]) -> int:
     arguments = parser.read(words)
     by_run = arguments.older_than is not None or bool(arguments.status)
     if by_run == (arguments.keep_steps is not None):
-        stands = "--keep-steps deletes no runs." if by_run else "Nothing says which runs to delete."
+        stands = "--keep-steps deletes no runs." if by_run else "No flag says which runs to delete."
         raise ConfigError(
             stands, "Give --older-than, --status, or both; or --keep-steps by itself."
         )
@@ -206,12 +205,13 @@ def _prune(words: list[str]) -> int:
 def _prune_steps(arguments: Arguments) -> int:
     if arguments.keep_steps < 0:
         raise ConfigError(
-            f"--keep-steps {arguments.keep_steps} is no number of steps.",
-            "0 or more: --keep-steps 2.",
+            f"--keep-steps {arguments.keep_steps} is not a number of steps.",
+            "Give 0 or more, such as --keep-steps 2.",
         )
     if arguments.trained:
         raise ConfigError(
-            "--keep-steps deletes no runs: it takes no --trained.", "Leave one of them out."
+            "--keep-steps deletes no runs, so it cannot be combined with --trained.",
+            "Leave one of the two out.",
         )
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store, writes=not arguments.dry_run) as store:
@@ -258,7 +258,7 @@ def _vacuum(words: list[str]) -> int:
         after = store.database.size()
     output.result({"before": before, "after": after, "values": freed})
     if freed or kept:
-        output.say(kept or f"{freed} values deleted that nothing refers to")
+        output.say(kept or f"{freed} unreferenced values deleted")
     output.say(f"{_bytes(before)} before, {_bytes(after)} after")
     return 0
 
@@ -293,7 +293,7 @@ def _key(arguments: Arguments) -> str | None:
         raise ConfigError(
             f"The key file cannot be read: {error}.", "`openssl rand -base64 32` makes a key."
         ) from error
-    if not key:  # elsewhere an empty key means: not encrypted
+    if not key:  # an empty key would mean that the store is not encrypted
         raise ConfigError(
             f"The key file {arguments.key_file} is empty.", "`openssl rand -base64 32` makes a key."
         )

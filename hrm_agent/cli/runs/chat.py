@@ -1,9 +1,10 @@
-"""`hrm-agent chat`: a conversation with any graph whose input has messages, which can go back to
+"""`hrm-agent chat`: a conversation with any graph whose input has messages. The user can go back to
 any moment.
 
-Input is a terminal with line editing, a pipe line by line, or one turn given with --say. Ctrl-C
-stops the running turn, not the program. A turn that a killed process left is resumed when its
-thread is opened again. Errors in a turn are reported in a line, and the conversation continues.
+Input comes from a terminal with line editing, line by line from a pipe, or as one turn with --say.
+Ctrl-C stops the running turn, not the program. If the process is killed during a turn, the turn is
+resumed when the thread is opened again. An error in a turn is reported in one line, and the
+conversation continues.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from hrm_agent.trajectory.words import REASONING, answer_thoughts
 __all__ = ["run"]
 
 _THOUGHT_LINES = 20
-"""Maximum number of lines of thoughts shown before an answer."""
+"""Maximum number of lines of thoughts that are shown before an answer."""
 
 
 def run(words: list[str]) -> int:
-    """Return 0, or 1 if a turn failed. Without a terminal, also 1 if a line was a mistake."""
+    """Return 1 if a turn of `--say` failed, or if, without a terminal, a turn failed or a line was
+    invalid. Return 0 otherwise.
+    """
     parser = Parser(
         "chat", "Talk with a graph, turn by turn; /help at the prompt lists the commands."
     )
@@ -79,7 +82,7 @@ class _Chat:
     def __init__(self, session: ChatSession) -> None:
         self._session, self._screen, self._output = session, session.screen, session.screen.output
         self._answers: dict[str, Any] = {}
-        """Answers by question id, while several questions wait."""
+        """Answers by question id, collected while several questions wait."""
         self._wrong = 0
         """Number of failed turns and of invalid lines."""
 
@@ -112,7 +115,7 @@ class _Chat:
                 line = self._screen.ask(prompt)
             except EOFError:
                 break
-            except KeyboardInterrupt:  # the line is dropped, as a shell does
+            except KeyboardInterrupt:  # as in a shell, the line is dropped
                 if not self._screen.typed:
                     raise
                 self._output.say()
@@ -122,14 +125,14 @@ class _Chat:
                 continue
             try:
                 self._safely(lambda line=line: self._take(line))
-            except (Leave, EOFError):  # the input may end while a command asks
+            except (Leave, EOFError):  # the input may end while a command asks a question
                 break
         self._part()
         return 1 if self._wrong and not self._screen.typed else 0
 
     def _resume_interrupted_turn(self) -> None:
-        """Resume an interrupted turn. If the options have changed, only tell the user how, since
-        recorded answers belong to requests with the old options.
+        """Resume an interrupted turn. If the options have changed, only tell the user how to resume
+        it, since recorded answers belong to requests with the old options.
         """
         if self._session.as_before:
             self._output.say("Resuming the interrupted turn.", style="dim")
@@ -149,8 +152,8 @@ class _Chat:
             )
 
     def _safely(self, do: Any) -> None:
-        """Call a function and report an `HrmError` in a line. A stopped turn is kept as far as it
-        went.
+        """Call a function, and report an `HrmError` in one line. The recorded part of a stopped
+        turn is kept.
         """
         try:
             do()
@@ -191,8 +194,8 @@ class _Chat:
         self._show(self._session.resume())
 
     def _answer(self, text: str) -> None:
-        """Answer one waiting question. All answers are sent together. At a breakpoint any line
-        continues, even an empty one.
+        """Answer one waiting question. Once all questions have answers, these are sent together. At
+        a breakpoint, any line continues, even an empty line.
         """
         waits = [
             asked for asked in self._session.questions() or () if asked.id not in self._answers
@@ -220,7 +223,7 @@ class _Chat:
             self._output.say("Paused at a breakpoint; press Enter to continue.", style="yellow")
 
     def _show(self, trajectory: Trajectory) -> None:
-        """Show the end of a turn, with the citations of its answer."""
+        """Show the result of a turn, with the citations of its answer."""
         values = self._session.values
         thoughts = answer_thoughts(trajectory)
         thought = {REASONING: thoughts} if thoughts else {}

@@ -1,4 +1,4 @@
-"""Slash commands of a chat, which inspect a conversation or continue it in another way.
+"""Slash commands of a chat. They inspect a conversation, or continue it in another way.
 
 For scripts, `hrm-agent` has the same commands: `history`, `fork`, `diff`, `show --sources`,
 `replay`, `resume`. `chat --thread T --say TEXT` continues without a prompt.
@@ -24,12 +24,12 @@ from hrm_agent.runtime.time_travel.moment_data import moment_data
 __all__ = ["COMMANDS", "GoOn", "Leave", "obey"]
 
 
-class Leave(Exception):  # not an error: the end of the conversation
+class Leave(Exception):  # this ends the conversation and is not an error
     """The user ends the conversation."""
 
 
 def obey(session: ChatSession, line: str) -> None:
-    """Run a slash command. Raises `HrmError` for an invalid one."""
+    """Run a slash command. Raises `HrmError` if it is invalid or fails."""
     name, *words = line.split()
     if name not in COMMANDS:
         raise ConfigError(
@@ -70,8 +70,8 @@ def _history(session: ChatSession) -> None:
 
 
 def _moment_lines(found: History) -> Iterator[tuple[str, str]]:
-    """Lines of the path to the current moment, turn by turn. Each moment has the nodes that ran and
-    the next ones.
+    """Lines of the path to the current moment, turn by turn. Each line has a moment, the nodes that
+    ran before it, and the next nodes.
     """
     line, number = found.lineage(), 0
     prompts = found.trajectory.prompts if found.trajectory is not None else ()
@@ -171,7 +171,7 @@ def _sources(session: ChatSession, number: str = "") -> None:
 
 
 def _threads(session: ChatSession, name: str | None = None) -> None:
-    """List the newest conversations and runs, or switch to one of them."""
+    """List the newest conversations and runs. With `name`, switch to that thread."""
     store, output = session.store, session.screen.output
     if name is not None:
         if name != session.thread and store.journal.find_trajectory(name) is None:

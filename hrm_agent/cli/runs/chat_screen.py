@@ -1,11 +1,11 @@
 """Display of a running turn, and prompts for input.
 
-On a terminal the answer grows in place above a status line. Both are removed at the end of the
-turn, and the final answer is printed once, since a graph may have changed or withdrawn it.
-Elsewhere only the end is printed, or with --json every event as a line.
+On a terminal, the answer grows in place above a status line. At the end of the turn, both are
+removed and the final answer is printed, since the graph may have changed or withdrawn the streamed
+text. Without a terminal, only the final answer is printed, or with --json every event as a line.
 
-Readline keeps the input while the program runs, after the turns of the thread. It is not written to
-a history file, since a store may be encrypted and the input is part of it.
+The line editor's history has the turns of the thread, then the input of this session. It is never
+written to a file, since the input is part of the store, which may be encrypted.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _DOING = {
     "fetch": "reading",
     "python": "running",
 }
-"""Status verb by a word in a tool's name."""
+"""Verbs of the status line, by a word in the tool's name."""
 _TAG = re.compile(r"</?answer>|<[^<>]{0,16}$")
 _LINES_LEFT = 3
-"""Number of screen lines reserved beside the growing answer."""
+"""Number of screen lines that the growing answer leaves free."""
 
 
 class Screen:
@@ -78,7 +78,7 @@ class Screen:
             for line in lines:
                 self._readline.add_history(" ".join(line.split()))
 
-    # while a turn runs
+    # display while a turn runs
 
     @contextmanager
     def turn(self) -> Generator[None]:
@@ -103,7 +103,8 @@ class Screen:
             )
         if not around and piece.id and piece.text:
             with self._lock:
-                text = self._texts.pop(piece.id, "") + piece.text  # the newest last
+                # moves the newest text to the end
+                text = self._texts.pop(piece.id, "") + piece.text
                 self._texts[piece.id] = text
                 self._status = f"{node} is writing"
 
@@ -119,7 +120,7 @@ class Screen:
             name = "/".join([*around, node])
             self.output.result({"event": "node", "node": name})
             if not is_reserved(node):
-                # Tools called by the messages of an update
+                # tools that the messages of the update call
                 messages: Any = (
                     cast("dict[str, Any]", values).get("messages")
                     if isinstance(values, dict)
@@ -136,7 +137,7 @@ class Screen:
 
     def _shown(self, console: Console) -> Group:
         with self._lock:
-            # Part of a growing answer to show to people. JSON is for the graph and is hidden
+            # only text for people is shown: JSON is for the graph
             own = _TAG.sub("", own_text(next(reversed(self._texts.values()), ""))).strip()
             text = for_terminal("" if own.startswith(("{", "[{", "```json")) else own)
             status = for_terminal(self._status)
@@ -156,7 +157,7 @@ def _of_tool(call: dict[str, Any]) -> str:
 
 
 def _readline(commands: Sequence[str]) -> Any:
-    """Line editor, which `input` uses once it is imported (None if Python was built without it)."""
+    """Line editor (None if Python was built without it). Importing it makes `input` use it."""
     try:
         import readline
     except ImportError:

@@ -1,9 +1,9 @@
-"""Conversation on a thread: it sends turns, goes back and forks. It uses the store and the runner,
-and knows no command syntax.
+"""Conversation on a thread: sending turns, going back, and forking, independent of the syntax of
+commands.
 
-The current position is the newest moment of a thread. Going elsewhere is a fork, and the old thread
-is unchanged. One event loop serves the whole session, since an environment's connections belong to
-the loop that they were opened in. It runs only during a turn, not at the prompt.
+The current position is the newest moment of a thread. Going to another moment makes a fork, and the
+old thread is unchanged. One event loop serves the whole session, since an environment's connections
+belong to the loop in which they were opened. The loop runs only during a turn, not at the prompt.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ def new_name() -> str:
 
 
 class ChatSession:
-    """Conversation, open on one thread at a time, which no other process uses meanwhile."""
+    """Conversation, open on one thread at a time. No other process can use the thread meanwhile."""
 
     def __init__(self, store: RunStore, config: RunConfig, screen: Screen) -> None:
         self.store, self.config, self.screen = store, config, screen
         self.thread = ""
         self.as_before = True
-        """True if the thread is resumed with the options that its newest turn was started with."""
+        """True if the current options are those with which the newest turn of the thread was
+        started.
+        """
         self._loop = asyncio.Runner()
         self._open, self._held = AsyncExitStack(), ExitStack()
         self._lease: Lease | None = None
@@ -87,10 +89,11 @@ class ChatSession:
         return next(iter(self.store.journal.headers("thread_id = ?", (self.thread,))), None)
 
     def stand_on(self, thread: str, config: RunConfig | None = None) -> None:
-        """Switch to a thread, new or known, or back to one that was lost. Raises `RunError` if
-        another process uses it.
+        """Switch to a new or recorded thread, or back to a thread that another process took over.
+        Raises `RunError` if another process is using it.
 
-        `config`: its options (None: those it was run with, or the current ones for a new thread).
+        `config`: options for the thread (None: those it was run with, or the current options for a
+        new thread).
         """
         known = self.store.journal.find_trajectory(thread)
         thread = known.thread_id if known is not None else thread
@@ -100,7 +103,7 @@ class ChatSession:
             self.store.checkpointer.get_tuple({"configurable": {"thread_id": thread}}) is not None
         ):
             raise RunError(
-                f"Thread {thread!r} has checkpoints but no recorded run: hrm-agent did not"
+                f"Thread {thread!r} has checkpoints but no recorded run, since hrm-agent did not"
                 " make it.",
                 f"Fork it first: `hrm-agent fork {thread} --graph GRAPH --name NAME`.",
             )
@@ -122,19 +125,19 @@ class ChatSession:
         return self._lease is not None and self._lease.error is not None
 
     def _refuse_lost(self) -> None:
-        """Raise `RunError` if another process has taken over the thread. The user must see its new
-        messages before adding to them.
+        """Raise `RunError` if another process has taken over the thread. The user has to see the
+        new messages before sending another one.
         """
         if self._is_lost:
             raise RunError(
                 f"Another process took over thread {self.thread!r} while this one was stopped or"
                 " cut off.",
-                f"`/threads {self.thread}` goes on from where it stands now.",
+                f"Run `/threads {self.thread}` to continue from its current state.",
             )
 
     def _use(self, config: RunConfig) -> None:
-        """Use options for the thread. If they have changed, a new runner is opened later. Raises
-        `RunError` for another graph.
+        """Use options for the thread. If they have changed, the next turn opens a new runner.
+        Raises `RunError` if `config` names another graph than the thread's.
         """
         known = self.known
         if known is not None and file_named(config.graph) != file_named(known.graph):
@@ -160,7 +163,9 @@ class ChatSession:
         return values_of(self.store, self.thread, self.config.graph)
 
     def questions(self) -> tuple[PendingInterrupt, ...] | None:
-        """Questions that the thread waits for (empty at a breakpoint, None if it does not wait)."""
+        """Questions that wait for an answer (empty at a breakpoint, None if the thread does not
+        wait).
+        """
         known = self.known
         if known is None or known.stop_reason is not StopReason.INTERRUPT:
             return None
@@ -168,8 +173,8 @@ class ChatSession:
 
     @property
     def cut_short(self) -> bool:
-        """True if a turn was running when its process ended. False for a fork that was not
-        started.
+        """True if a turn was running when the process of the thread ended. False for a fork that
+        was not started.
         """
         known = self.known
         return (
@@ -178,8 +183,8 @@ class ChatSession:
 
     @property
     def can_resume(self) -> bool:
-        """True if the newest turn is unfinished, or was stopped before its end: by hand, by an
-        error, or at a limit.
+        """True if the newest turn is unfinished, or was stopped by the user, by an error, or at a
+        limit.
         """
         known = self.known
         open_ = (RunStatus.RUNNING, RunStatus.ABORTED, RunStatus.FAILED)
@@ -187,7 +192,7 @@ class ChatSession:
             known.status in open_ or known.stop_reason is StopReason.RECURSION_LIMIT
         )
 
-    # continuing
+    # turns
 
     def say(self, text: str) -> Trajectory:
         """Send the next turn. The first message of a thread is its task."""
@@ -245,7 +250,7 @@ class ChatSession:
                     )
                 )
         except KeyboardInterrupt:
-            # Mark a turn that was stopped by hand as aborted, so that it is not resumed
+            # The user stopped the turn. It is marked as aborted, so that it is not resumed
             # automatically.
             known = self.known
             if known is not None and known.status is RunStatus.RUNNING:
@@ -263,24 +268,27 @@ class ChatSession:
         """
         if self.config.mode != "single":
             raise ConfigError(
-                f"A chat is a single run: --mode {self.config.mode} does not apply.",
+                f"--mode {self.config.mode} cannot be used in a chat, which is a single run.",
                 "Leave out --mode.",
             )
         graph = load_graph(self.config.graph, self.config.configurable)
         if not takes_turns(graph):
             raise ConfigError(
-                f"Graph {self.config.graph!r} takes one task a thread: its input has no messages.",
-                f"Give it the task: `hrm-agent run TEXT --graph {self.config.graph}`.",
+                f"Graph {self.config.graph!r} cannot be used in a chat, since its input has no"
+                " messages.",
+                f"Run one task: `hrm-agent run TEXT --graph {self.config.graph}`.",
             )
         context = run_context(graph, self.config.context, self.config.graph)
-        # otherwise the record can be read without its index
+        # with unchanged options, recorded answers are used, which need no index
         if self.config.context != before.get("context"):
             refuse_missing_index(context, self.config.context)
 
     # branching
 
     def turns_back(self, count: int) -> Moment | None:
-        """End of the turn before the last `count` ones (None for the beginning)."""
+        """Moment before the last `count` turns, which is the end of an earlier turn (None for the
+        beginning).
+        """
         found = self.history()
         inputs = [moment for moment in found.lineage() if moment.source == "input"]
         if not 1 <= count <= len(inputs):
@@ -297,7 +305,7 @@ class ChatSession:
             self.store, self.thread, at.checkpoint_id, self.config, edit=Edit(), name=name
         )
         self.stand_on(episode.thread_id)
-        # at the end of a turn, record that; no node runs
+        # at the end of a turn, no node runs, but the end has to be recorded
         if not at.next and not at.questions:
             self._turn(episode.task)
 

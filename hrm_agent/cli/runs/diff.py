@@ -14,7 +14,7 @@ __all__ = ["run", "show_difference"]
 
 _COLUMNS = ("", "moment", "steps", "calls", "tool calls", "tokens", "status", "reward", "answer")
 _SHOWN = 80
-"""Number of characters of an answer in the table."""
+"""Maximum number of characters of an answer in the table."""
 _STYLES = {"+": "green", "-": "red"}
 
 
@@ -71,7 +71,7 @@ def show_difference(output: Output, found: ThreadDiff) -> None:
 
 
 def _side(side: DiffSide) -> dict[str, Any]:
-    """Data of one side: steps since they diverged, and the end."""
+    """JSON of one side: the steps since the sides diverged, and the end."""
     trajectory = side.trajectory
     values = (
         side.thread_id,

@@ -1,6 +1,7 @@
-"""`hrm-agent fork`: forks of a thread at a moment, as one group. With --run they run at once.
+"""`hrm-agent fork`: makes forks of a thread at a moment, as one group. With --run, they run at
+once.
 
-A fork keeps the options of its source thread, except that each has its own seed. Flags change them.
+A fork has the options of its source thread, except for the seed and for options that flags change.
 `hrm-agent resume` continues a fork like any thread.
 """
 
@@ -110,12 +111,13 @@ def run(words: list[str]) -> int:
         if known is None and not (vars(arguments)["config:graph"] or arguments.config):
             config = config.model_copy(update={"graph": ""})
     with existing_store(arguments.store, config.allowed_types, writes=True) as store:
-        if not config.graph:  # not resumable: `resume` takes the fork's options
+        # without a graph among the fork's options, `resume` could not continue the fork
+        if not config.graph:
             # report a missing thread first
             history(store, arguments.thread, branches=False)
             raise RunError(
                 "The graph of this thread is not recorded.",
-                "Name it: --graph package.module:attribute.",
+                "Name the graph: --graph package.module:attribute.",
             )
         options = {"edit": edit, "count": arguments.count, "name": arguments.name}
         episodes = fork_thread(store, arguments.thread, arguments.at, config, **options)
@@ -140,7 +142,7 @@ def run(words: list[str]) -> int:
 
 
 def is_begun(store: RunStore, known: Trajectory) -> bool:
-    """False for a fork that was recorded but not run."""
+    """True unless the thread is a fork that was recorded but not run yet."""
     if known.forked_from is None or store.journal.trajectory(known.id).own_calls:
         return True
     newest = history(store, known.thread_id, branches=False).last
@@ -150,18 +152,18 @@ def is_begun(store: RunStore, known: Trajectory) -> bool:
 def fork_thread(
     store: RunStore, thread: str, at: str, config: RunConfig, **options: Any
 ) -> list[Episode]:
-    """Fork with the options of `config`, and store them with each fork."""
+    """Fork a thread with the options of `config`, and store these options with each fork."""
     known = store.journal.find_trajectory(thread)
     if known is not None and is_choice(known.graph):
         raise RunError(
-            f"Thread {known.thread_id!r} holds the result of --mode: the steps of the task are in"
+            f"Thread {known.thread_id!r} has the result of --mode. The steps of the task are in"
             " its runs.",
             f"Fork one of the runs, such as {known.thread_id}/0.",
         )
     if config.mode != "single":
         raise ConfigError(
-            f"A fork is a single run: --mode {config.mode} does not apply.",
-            "Leave out --mode; see --count.",
+            f"--mode {config.mode} cannot be used for a fork, which is a single run.",
+            "Leave out --mode. For several forks, give --count.",
         )
 
     def keep(episode: Episode) -> None:
@@ -195,7 +197,7 @@ def run_forks(
     output: Output,
     answer: Any = NO_ANSWER,
 ) -> list[Trajectory]:
-    """Run forks in parallel. A single one is shown node by node."""
+    """Run forks in parallel. If there is only one fork, it is shown node by node."""
     for episode in episodes:
         refuse_unkept_options(episode.task, episode.thread_id, config, episode.unrecorded)
     backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)

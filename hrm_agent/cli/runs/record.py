@@ -19,11 +19,11 @@ from hrm_agent.store import open_store
 __all__ = ["run"]
 
 _STARTUP = Path(hook.__file__).with_name("startup")
-"""Folder with the `sitecustomize` that Python runs first."""
+"""Folder with a `sitecustomize.py`, which Python runs when it starts."""
 
 
 def run(words: list[str]) -> int:
-    """Return the program's own exit code."""
+    """Return the program's exit code."""
     at = words.index("--") if "--" in words else len(words)
     parser = Parser(
         "record", "Run a program, and record every LangGraph graph that it and its children invoke."
@@ -42,8 +42,8 @@ def run(words: list[str]) -> int:
     hint = "Put the program after two hyphens: `hrm-agent record -- python theirs.py`."
     arguments, command = parser.read(words[:at], surplus=hint), words[at + 1 :]
     if not command:
-        raise ConfigError("Which program?", hint)
-    # report errors of the store here, not in the middle of the program
+        raise ConfigError("No program was given.", hint)
+    # errors of the store are raised now, not in the middle of the program
     open_store(arguments.store).close()
     allow = allowed_names(arguments)
     where = arguments.store if "://" in arguments.store else str(Path(arguments.store).resolve())
@@ -59,11 +59,12 @@ def run(words: list[str]) -> int:
         ) from error
 
     def hand_on(number: int, _: Any) -> None:
-        if number != signal.SIGINT:  # a terminal sends SIGINT to both
+        if number != signal.SIGINT:  # a terminal sends SIGINT to both processes
             process.send_signal(number)
 
     with ExitStack() as stack:
-        with suppress(ValueError):  # signal handlers can be set in the main thread only
+        # in another thread than the main thread, signal handlers cannot be set
+        with suppress(ValueError):
             for number in (signal.SIGINT, signal.SIGTERM):
                 before = signal.signal(number, hand_on)
                 stack.callback(signal.signal, number, before)

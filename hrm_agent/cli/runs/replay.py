@@ -1,8 +1,8 @@
 """`hrm-agent replay`: replays stored runs from their recorded answers, with the current graphs.
 
-No model is loaded and no sandbox is started, unless `--live-after` continues with a policy. With
-`--check` it is a regression test of the graphs: all ended runs of a store are replayed, and the
-exit code is 1 if one differs.
+No model is loaded and no sandbox is started, unless `--live-after` continues a run with a policy.
+With `--check`, the command is a regression test of the graphs: all ended runs of a store are
+replayed, and the exit code is 1 if one of them differs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OTHER_SOURCES = (
 
 def run(words: list[str]) -> int:
     """Return 0 if every replay gave the recorded result, else 1. With `--live-after`, return 1 if
-    the continued run failed.
+    the continued run failed, else 0.
     """
     parser = Parser(
         "replay",
@@ -107,11 +107,11 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     if (arguments.trajectory is None) is (arguments.check is None):
         raise ConfigError(
-            "Which run?",
+            "No run was named.",
             "`hrm-agent replay TRAJECTORY`, or `hrm-agent replay --check STORE` for all.",
         )
-    # Refuse a flag without effect, since the user would think that the replay was live, or of one
-    # run.
+    # Refuse flags that would have no effect, since they show that the user expects something else,
+    # such as a continued run.
     live = {
         name: getattr(arguments, name) for name in ("policy", "thread", "isolation", "environment")
     }
@@ -130,14 +130,14 @@ def run(words: list[str]) -> int:
         and (name := secret_in({**arguments.configurable, **arguments.context})) is not None
     ):
         raise ConfigError(
-            f"The option {name!r} is named like a secret, or holds an address with a password: what"
-            " --live-after continues is recorded.",
+            f"The option {name!r} is named like a secret, or has an address with a password, and"
+            " --live-after would record it.",
             "Let the graph read it from an environment variable.",
         )
     if arguments.check is not None and arguments.live_after:
         raise ConfigError(
             "--check cannot be combined with --live-after.",
-            "Name one run to continue: `hrm-agent replay RUN`.",
+            "Name the run to continue: `hrm-agent replay RUN --live-after`.",
         )
     if arguments.check is not None:
         return _check(arguments, output)
@@ -183,7 +183,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 async def _runner(
     store: RunStore, trajectory: Trajectory, arguments: Any
 ) -> AsyncGenerator[EpisodeRunner]:
-    """Runner that continues a run, with the recorded policy and sampling by default."""
+    """Runner that continues a run. By default, it uses the recorded policy and sampling parameters."""
     graph = arguments.graph or trajectory.graph
     name = arguments.policy or policy_of_record(trajectory)
     sampling = _recorded_sampling(trajectory)
@@ -193,8 +193,8 @@ async def _runner(
 
 
 def _recorded_sampling(trajectory: Trajectory) -> Sampling:
-    """Newest recorded temperature and top-p, and the highest token limit. Defaults replace values
-    that no request had.
+    """Newest recorded temperature and top-p, and the highest recorded token limit. Values that no
+    request had are defaults.
     """
     used = [
         held
@@ -255,7 +255,9 @@ def _may_be_drawn(found: Replay, difference: Sequence[str]) -> bool:
 
 
 def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
-    """Hint for a node that drew another time, id or number than recorded."""
+    """Hint for a difference that may come from a time, an id or a random number that was not
+    recorded.
+    """
     looks = "The difference may be a time, an id or a random number that a node took anew"
     if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
         return (
@@ -297,7 +299,7 @@ def _difference(store: RunStore, found: Replay) -> list[str]:
 
 
 def in_words(found: Replay) -> str:
-    """Verdict for people."""
+    """Verdict as text for people."""
     if found.verdict is ReplayVerdict.REFUSED:
         return f"refused: node {found.effects[0].node}: it {found.effects[0].what}"
     if found.divergence is not None:
@@ -353,7 +355,7 @@ def _refuse_thread(where: str) -> None:
         or Path(where).suffix == ".db"
         or len(Path(where).parts) > 1
     ):
-        return  # opening the path reports it
+        return  # opening the path raises a clearer error
     raise ConfigError(
         f"There is no store at {where}.",
         "--check takes a store or a run folder, and replays all of it; one run alone is replayed"
@@ -395,7 +397,7 @@ def _check(arguments: Any, output: Output) -> int:
                     and _may_be_drawn(found, _difference(store, found))
                 ):
                     drawn = f"{header.thread_id}: {_how_to_record_draws(store, found.trajectory)}"
-        if not checked:  # a test of no runs has not passed
+        if not checked:  # without runs, the test has not passed
             of_run = f" of the run {run_id!r}" if run_id else ""
             raise RunError(
                 f"{store.url} has no trajectory{of_run} that has ended.",
@@ -432,7 +434,9 @@ def _check(arguments: Any, output: Output) -> int:
 def _row_of(
     store: RunStore, header: Trajectory, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Replay | None]:
-    """Row of a run. A run that cannot be replayed does not stop the others."""
+    """Row of a run. If the run cannot be replayed, the row has the error, and other runs are still
+    replayed.
+    """
     try:
         found = replay(store, header.id, **options)
         return _row(found), found

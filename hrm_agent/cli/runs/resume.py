@@ -1,6 +1,6 @@
 """`hrm-agent resume`: continues a run folder, or one thread of a store, as it was started.
 
-A thread that waits with a question gets its answer. --at continues from an earlier moment in a new
+If the thread waits for an answer, --answer gives it. --at continues from an earlier moment on a new
 thread.
 """
 
@@ -113,7 +113,7 @@ def run(words: list[str]) -> int:
 
 
 def value_of(text: Any) -> Any:
-    """Parsed JSON if the text is JSON, else the text itself."""
+    """Value of the text if it is JSON, else the text itself."""
     if not isinstance(text, str):
         return text
     try:
@@ -128,7 +128,7 @@ def _config(model: type[Config], folder: Path, command: str, allow: list[str]) -
 
 
 def _allowing(values: dict[str, Any], allow: list[str]) -> dict[str, Any]:
-    """Options on record, with additional types that the states may hold."""
+    """Recorded options, with additional types that the states may hold."""
     return (
         {**values, "allow": [*dict.fromkeys([*values.get("allow", ()), *allow])]}
         if allow
@@ -184,8 +184,8 @@ _COMMANDS: dict[str, Resume] = {
 
 
 def _all(arguments: Namespace) -> int:
-    """Resume each thread. Return 1 if a run failed or could not be resumed, which does not stop the
-    others.
+    """Resume each thread. If a run fails or cannot be resumed, the others are still resumed, and 1
+    is returned.
     """
     given = [
         name
@@ -195,15 +195,15 @@ def _all(arguments: Namespace) -> int:
     given += ["answer"] if arguments.answer is not NO_ANSWER else []
     if not arguments.all:
         raise ConfigError(
-            "Which run?",
+            "No run was named.",
             "`hrm-agent resume RUN`; or `hrm-agent resume --all` for all that a store has under"
             " way.",
         )
     if arguments.run is not None or given:
         what = arguments.run or f"--{given[0].replace('_', '-').replace('configurable', 'config')}"
         raise ConfigError(
-            f"{what} asks for one thread, and --all resumes each as it was started.",
-            f"Leave {what} out, or --all: `hrm-agent resume THREAD`.",
+            f"{what} is for one thread, but --all resumes every thread as it was started.",
+            f"Leave out {what}, or leave out --all: `hrm-agent resume THREAD`.",
         )
     from hrm_agent.cli.runs.fork import is_begun
     from hrm_agent.cli.runs.run import header, run_thread
@@ -269,8 +269,8 @@ def _why_not(store: RunStore, now: Trajectory | None, *, begun: bool) -> str:
 
 
 def _say_stopped(output: Output, where: str, tried: Collection[str]) -> None:
-    """List the threads that wait for the user: for an answer, or, except the `tried` ones, for
-    another attempt.
+    """List the threads that need the user: those that wait for an answer, and those that failed and
+    may be tried again, except the `tried` ones.
     """
     with existing_store(where) as store:
         stopped = store.journal.headers("status = ?", (RunStatus.TRUNCATED.value,))
@@ -293,8 +293,8 @@ def _say_stopped(output: Output, where: str, tried: Collection[str]) -> None:
 def _on_record(
     thread: str, where: str, answer: Any, allow: list[str], arguments: Namespace | None = None
 ) -> tuple[RunConfig, Trajectory, dict[str, Any]]:
-    """Options of a thread merged with those given now, its record, and further arguments of
-    `run_thread`.
+    """Options of a thread, merged with those given now; the thread's record; and further arguments
+    of `run_thread`.
     """
     from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config
 
@@ -302,17 +302,16 @@ def _on_record(
         trajectory = store.journal.trajectory(thread)
         kept = kept_options(store, trajectory.thread_id) is not None
         values = known_config(store, trajectory)
-        # True if a program made the thread. Raises `RunError` if none of its checkpoints is on
-        # record
+        # not None if a program made the thread, which may have kept the checkpoints elsewhere
         missing = kept_elsewhere(trajectory)
         if missing is not None and trajectory.thread_id not in store.threads_with_checkpoints():
             raise missing
         recorded = trajectory.task.family == RECORDED
     if not kept and not trajectory.run_id and not recorded:
         raise RunError(
-            f"The options of thread {thread!r} are not recorded: hrm-agent did not make it.",
-            f"Fork it with the options you want: `hrm-agent fork {thread} --run`, with --graph,"
-            " --policy and so on.",
+            f"The options of thread {thread!r} are not recorded, since hrm-agent did not make it.",
+            f"Fork the thread with options: `hrm-agent fork {thread} --run`, with --graph,"
+            " --policy and others.",
         )
     if not kept and answer is NO_ANSWER and not recorded:
         raise RunError(
@@ -329,7 +328,7 @@ def _on_record(
 def _given_now(
     arguments: Namespace, kept: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Options that replace those on record, and secrets, which are given to the graph but not
+    """Options that replace recorded ones, and secrets, which the graph gets but which are not
     recorded.
     """
     unrecorded = {name: {} for name in ("configurable", "context")}

@@ -1,8 +1,8 @@
 """`hrm-agent run`: runs one task through a graph, and shows it node by node.
 
-The options are stored by thread. `hrm-agent resume THREAD` continues an interrupted run, from any
-folder and machine. It uses the original options, since a recorded answer only fits the request that
-it answers.
+The options are stored with the thread. `hrm-agent resume THREAD` continues an interrupted run, in
+any folder and on any machine. It uses the stored options, since a recorded answer is only valid for
+the same request.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def run(words: list[str]) -> int:
     if arguments.input is None:
         if arguments.task is None:
             raise ConfigError(
-                "Which task?",
+                "No task was given.",
                 "Give it as text, or the graph's input by --input JSON or --input @FILE.",
             )
         task = TaskRef(id="", family="command", prompt=arguments.task)
@@ -153,18 +153,20 @@ def _refuse_constant(name: str) -> float:
 
 
 def refuse_broken(text: str, what: str = "The task") -> None:
-    """Refuse text that is not UTF-8. Its bytes arrive as surrogates, which no store can hold."""
+    """Raise `ConfigError` for text that was not UTF-8. Python has decoded its bytes to surrogates,
+    which no store can hold.
+    """
     if find_surrogate(text) is not None:
         raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
 
 def keep_options(store: RunStore, thread: str, config: RunConfig) -> None:
-    """Store the options of a thread, for `hrm-agent resume`."""
+    """Store the options of a thread, which `hrm-agent resume` uses."""
     store.options.write(thread, to_toml(config, "run"))
 
 
 def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
-    """Stored options of a thread (None if it has none)."""
+    """Stored options of a thread (None if none are stored)."""
     text = store.options.read(thread)
     return (
         None
@@ -174,19 +176,21 @@ def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
 
 
 def as_given(task: TaskRef, config: RunConfig) -> TaskRef:
-    """Task of a thread with the `configurable` of `config`."""
+    """Task of a thread, with the `configurable` of `config` in its metadata."""
     merged = {**_without_form(task, CONFIGURABLE), **config.configurable}
     kept = {name: value for name, value in task.metadata.items() if name != CONFIGURABLE}
     return task.model_copy(update={"metadata": kept | ({CONFIGURABLE: merged} if merged else {})})
 
 
 def context_given(task: TaskRef, config: RunConfig) -> dict[str, Any]:
-    """Run context with which a thread continues under `config`."""
+    """Run context with which a thread continues if its options are `config`."""
     return {**_without_form(task, GIVEN_CONTEXT), **config.context}
 
 
 def _without_form(task: TaskRef, where: str) -> dict[str, Any]:
-    """Options that a program gave but that cannot be stored, since TOML has no null."""
+    """Options that a program gave the run but that are not in the stored options, since TOML has no
+    null.
+    """
     given = task.metadata.get(where, {}) if task.family == RECORDED else {}
     return {name: value for name, value in given.items() if holds_none(value)}
 
@@ -197,9 +201,7 @@ def refuse_unkept_options(
     config: RunConfig,
     unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Raise `RunError` if a program gave the run an option that is neither on record nor given
-    now.
-    """
+    """Raise `RunError` if a program gave the run an option that is neither recorded nor given now."""
     if task.family == RECORDED:
         more = unrecorded or {}
         given = {
@@ -212,8 +214,8 @@ def refuse_unkept_options(
 def refuse_other_options(
     store: RunStore, thread: str, config: RunConfig, changed: Collection[str] = ()
 ) -> None:
-    """Raise `RunError` if options differ from those that the thread was started with, except
-    `changed` ones.
+    """Raise `RunError` if options differ from those with which the thread was started. `changed`:
+    options that may differ.
     """
     kept = kept_options(store, thread)
     free = FREE_ON_RESUME | {*changed}
@@ -249,8 +251,8 @@ def run_task(
 
     outcome = run_thread(config, asked, thread, where, printer.update, over, **given)
     if not printer.updates and config.mode == "single":
-        # Explain why no node ran: a waiting thread needs an answer, and an ended one is only
-        # shown.
+        # No node ran. Explain why: the graph had ended, so its result is only shown, or the thread
+        # waits for an answer.
         if outcome.trajectory.status is RunStatus.COMPLETED:
             output.say("No node was run: the graph is at its end.", style="yellow")
         if outcome.trajectory.stop_reason is StopReason.INTERRUPT:
@@ -273,15 +275,15 @@ def run_thread(
     changed: Collection[str] = (),
     loop: asyncio.Runner | None = None,
 ) -> Outcome:
-    """Start or resume `thread`. `answer`: answer to the question that it waits with.
+    """Start or resume `thread`. `answer`: answer to the question for which the thread waits.
 
     `unrecorded`: see `Episode`. `changed`: keys of `config` that may differ from those that the
-    thread was started with. `loop`: loop shared by several threads, since a graph's clients are
-    bound to the loop that they started in.
+    thread was started with. `loop`: event loop that several threads share, since a graph's clients
+    are bound to the loop in which they started.
     """
     more = unrecorded or {}
     named = {**as_given(asked, config).metadata.get(CONFIGURABLE, {}), **more.get(CONFIGURABLE, {})}
-    # before the store, since an unknown graph must not create one
+    # an unknown graph must raise before the store is opened, which would create the store
     graph = load_graph(config.graph, named)
     with open_store(where, allow=config.allowed_types) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
@@ -302,7 +304,7 @@ def run_thread(
         episode = Episode(
             task, thread, graph=config.graph, seed=config.seed, verify=verify, **given
         )
-        # otherwise nothing has run with the stored options, which may be a mistake
+        # if nothing is recorded, nothing has run with the stored options, so they may be replaced
         if known is not None:
             refuse_other_options(store, thread, config, changed)
             refuse_unkept_options(task, thread, config, more)
@@ -312,7 +314,7 @@ def run_thread(
         backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
         if config.mode != "single" and answer is not NO_ANSWER:
             raise RunError(
-                f"Thread {thread!r} holds the result of --mode: it is not waiting for an answer.",
+                f"Thread {thread!r} has the result of --mode, and does not wait for an answer.",
                 f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume"
                 f" {thread}.",
             )
@@ -344,10 +346,10 @@ async def _by_mode(
 def known_config(
     store: RunStore, trajectory: Trajectory | None, at: str = "last"
 ) -> dict[str, Any]:
-    """Options that a thread was run with: its own, those of the run folder that contains it, or
-    those in its record.
+    """Options with which a thread was run: its stored options, or those of its run folder, or those
+    in its record.
 
-    `at`: moment whose options are returned, since a program may give each turn its own.
+    `at`: moment whose options are returned, since a program may give each turn other options.
     """
     if trajectory is None:
         return {}
@@ -360,7 +362,7 @@ def known_config(
         else history(store, trajectory.thread_id, branches=False).select(at).checkpoint_id
     )
     said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory)}
-    # Options of the graph from the record, for a thread without stored options.
+    # without stored options, the record has those of the graph
     given = trajectory.task.metadata
     recorded = {name: given[name] for name in (ANSWER_PATH,) if name in given}
     if trajectory.task.family == RECORDED and RECURSION_LIMIT in given:
@@ -383,7 +385,7 @@ def known_config(
             for key, value in values.items()
             if key in RunConfig.model_fields and key != "policy"
         }
-        if not is_choice(trajectory.graph):  # a candidate is one run
+        if not is_choice(trajectory.graph):  # a candidate is a single run
             said["mode"] = "single"
     return said
 
@@ -391,7 +393,7 @@ def known_config(
 def conclude(
     output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None
 ) -> int:
-    """Print the end of a run, and the candidates if it was chosen from several. Return the exit
+    """Print the end of a run, and its candidates if it was chosen from several. Returns the exit
     code.
     """
     runs = [trajectory, *(outcome.candidates if outcome else ())]

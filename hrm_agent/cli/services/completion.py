@@ -1,6 +1,6 @@
 """`hrm-agent completion SHELL`: completion script of commands and flags for bash, zsh or fish.
 
-The script contains the words of this version, so it starts no interpreter when Tab is pressed.
+The script has the words of this version, so pressing Tab does not start an interpreter.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ZSH = """\
 whence compdef >/dev/null || { autoload -U +X compinit && compinit -i; }
 autoload -U +X bashcompinit && bashcompinit
 """
-"""Start of the zsh script. bashcompinit needs zsh's own completion, which a bare `.zshrc` does not
-start.
+"""Start of the zsh script. bashcompinit needs zsh's own completion, which an empty `.zshrc` does
+not start.
 """
 
 
@@ -64,7 +64,8 @@ def words_by_command() -> dict[str, list[str]]:
     for name in COMMANDS:
         try:
             module = import_module(module_of(name))
-        except ImportError:  # its packages are not installed: list it without flags
+        # packages of the command are not installed, so list the command without flags
+        except ImportError:
             found[name] = []
             continue
         actions: Mapping[str, str] = getattr(module, "ACTIONS", {})

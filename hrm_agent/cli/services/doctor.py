@@ -1,8 +1,8 @@
 """`hrm-agent doctor`: reports how far this machine can isolate model-written code.
 
-Each layer is tried in a separate process, which shows if it is available and its cost. Then an
-environment is started, which shows the layers in force. Both can differ, since a container may
-allow a layer alone but not within the others.
+Each layer is tried in a separate process, which shows if the layer is available, and its cost. Then
+an environment is started, which shows the layers in force. The two results can differ, since a
+container may allow a layer alone but not together with others.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ class _LayerRow(NamedTuple):
     available: bool
     """True if the layer works in a separate process."""
     in_force: bool
-    """True if the layer is on in the started environment."""
+    """True if the layer is in force in the started environment."""
     detail: str
-    """Reason why the layer is missing, otherwise further facts."""
+    """Reason why the layer is missing, or further facts about it."""
     slot_us: float | None
-    """Cost in microseconds, once per slot (None if there is nothing to measure)."""
+    """Cost per slot in microseconds (None if there is nothing to measure)."""
     call_us: float | None
-    """Cost in microseconds, per call (of memory sampling: per sample)."""
+    """Cost per call in microseconds (per sample for memory sampling; None if there is nothing to
+    measure).
+    """
 
 
 def run(words: list[str]) -> int:
@@ -132,8 +134,9 @@ def run(words: list[str]) -> int:
 def _in_force(
     cgroup: Path | None, *, grouped: bool
 ) -> tuple[Isolation | None, dict[str, str], str]:
-    """Level and missing layers of an environment started here. If none starts, the level is None
-    and the reason is returned. `grouped`: with cgroups, if that starts.
+    """Isolation level of an environment on this machine, reasons for missing layers, and a problem.
+    If no environment starts, the level is None and the problem is the reason. `grouped`: True to
+    use cgroups, if an environment starts with them.
     """
     if sys.platform != "linux":
         return None, dict.fromkeys(Layer, ""), _ELSEWHERE.format(sys.platform)
@@ -154,7 +157,7 @@ def _in_force(
 
 
 def _found(cgroup: Path | None) -> dict[Layer, dict[str, Any]]:
-    """Result of the probe in a separate bare interpreter, see `sandbox/probe.py`."""
+    """Result of the probe (`sandbox/probe.py`), which runs in a separate bare interpreter."""
     if sys.platform != "linux":
         return {layer: _nothing(f"not on {sys.platform}") for layer in Layer}
     from hrm_agent.environment.local.zygote_process import bare_python
@@ -172,7 +175,9 @@ def _nothing(why: str) -> dict[str, Any]:
 
 
 def _advice(row: _LayerRow) -> str:
-    """Advice for a layer that is missing by itself, not because nothing starts."""
+    """Advice for a missing layer (empty if the layer is only missing because no environment
+    starts).
+    """
     if sys.platform != "linux":
         return ""
     return _ADVICE[row.layer] if not row.available or (not row.in_force and row.detail) else ""

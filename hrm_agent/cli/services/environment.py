@@ -1,5 +1,5 @@
-"""`hrm-agent environment`: serves the execution of model-written code, and reports the status of
-such a server.
+"""`hrm-agent environment`: runs a server that executes model-written code for other processes, and
+reports its status.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _serve(words: list[str]) -> int:
     elif arguments.token_file is not None:
         raise ConfigError(
             "--clients cannot be combined with --token-file.",
-            "The tokens are those of the clients.",
+            "Leave out --token-file. Each client has a token of its own.",
         )
     else:
         token = Token("", str(arguments.clients))
@@ -176,8 +176,8 @@ async def _until_stopped(
 
 
 def _remove(path: str) -> None:
-    """Remove the socket's file. Call it before listening ends, since the next server may then put
-    its own there.
+    """Remove the socket's file. This has to happen before the server stops listening, since the
+    next server may then create a file of this name.
     """
     Path(path).unlink(missing_ok=True)
 

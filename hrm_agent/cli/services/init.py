@@ -28,7 +28,9 @@ _FILES = {
     "gitignore": ".gitignore",
     "workflow.yml": ".github/workflows/test.yml",
 }
-"""Templates with their target names. A name with a leading dot would act on this repository."""
+"""Templates with their target names. A template has no leading dot in its name, since such files
+would have an effect in this repository.
+"""
 _PLACE = "PROJECT"
 """Placeholder of the project's name in the templates."""
 _NAME = re.compile(r"[A-Za-z](\w*[A-Za-z0-9])?", re.ASCII)
@@ -36,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z](\w*[A-Za-z0-9])?", re.ASCII)
 
 
 def run(words: list[str]) -> int:
-    """Return 0. An invalid name, or a folder that is not empty, is an error (2)."""
+    """Return 0. Raises `ConfigError` for an invalid name, or a folder that is not empty."""
     parser = Parser(
         "init", "Start a project of your own: an agent, tasks, rewards, a test and a training."
     )
@@ -47,13 +49,15 @@ def run(words: list[str]) -> int:
     name = arguments.name
     if not _NAME.fullmatch(name) or iskeyword(name):
         raise ConfigError(
-            f"A project cannot be called {name!r}: it becomes a Python package.",
-            "A name has letters, digits and _, begins with a letter, ends with no _, and is no"
-            " keyword of Python.",
+            f"A project cannot be called {name!r}, since the name has to be valid for a Python"
+            " package.",
+            "A name has letters, digits and _, begins with a letter, does not end with _, and is"
+            " not a keyword of Python.",
         )
     if name in {"hrm_agent", *sys.stdlib_module_names, *packages_distributions()}:
         raise ConfigError(
-            f"A project cannot be called {name!r}: an installed module is.", f"Try my_{name}."
+            f"A project cannot be called {name!r}, since an installed module has this name.",
+            f"Try my_{name}.",
         )
     folder = Path(arguments.name)
     try:
@@ -69,7 +73,7 @@ def run(words: list[str]) -> int:
             (folder / target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"The folder {folder} cannot be written: {error.strerror}.", "Call it otherwise."
+            f"The folder {folder} cannot be written: {error.strerror}.", "Choose another name."
         ) from error
     output = Output(as_json=arguments.json)
     output.result({"folder": str(folder.resolve()), "files": sorted(_FILES.values())})

@@ -1,5 +1,5 @@
-"""`hrm-agent models`: `check` prints the capabilities of a model, `get` downloads a small real
-one.
+"""`hrm-agent models`: `check` prints the capabilities of a model, and `get` downloads a small real
+model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ACTIONS = {
 
 
 def run(words: list[str]) -> int:
-    """Return 0 if nothing is missing, 1 if the model answers but lacks capabilities. An unavailable
-    model is an error (2).
+    """Return 0 if nothing is missing, 1 if the model answers but lacks capabilities. Raises
+    `ModelError` for an unavailable model.
     """
     actions = {"check": _check, "get": _get}
     if words and words[0] in actions:
@@ -62,7 +62,7 @@ def _get(words: list[str]) -> int:
     model = KNOWN_MODELS.get(arguments.name)
     if model is None:
         raise ConfigError(
-            f"There is no model {arguments.name!r} to be fetched.",
+            f"There is no model {arguments.name!r} that can be fetched.",
             f"{nearest(arguments.name, KNOWN_MODELS)} Known: {', '.join(KNOWN_MODELS)}.".strip(),
         )
     output = Output(as_json=arguments.json)

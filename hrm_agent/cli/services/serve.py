@@ -93,15 +93,15 @@ def run(words: list[str]) -> int:
 
 
 def _kept_token_file() -> Path:
-    """Default token file. It is beside the environment server's but separate, since clients that
-    may ask agents need not be allowed to run code.
+    """Default token file. It differs from the environment server's token file, since a client that
+    may use agents should not thereby be allowed to run code.
     """
     return kept_token_file().with_name("serve-token")
 
 
 def _keeping(config: ServeConfig, store: RunStore) -> Callable[[Episode, Sampling], None]:
-    """Callback that saves the options of each run with its thread, so that `hrm-agent resume`
-    continues runs of a server.
+    """Callback that saves the options of each run with its thread. With them, `hrm-agent resume`
+    can continue runs of a server.
     """
     shared = config.model_dump(include=RunConfig.model_fields.keys() - {"context"})
     options = build_config(RunConfig, shared, "of the server")

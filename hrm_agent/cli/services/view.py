@@ -1,4 +1,6 @@
-"""`hrm-agent view`: shows runs in the browser, during training and afterwards. It is read-only."""
+"""`hrm-agent view`: shows runs in the browser, during training and afterwards. Stores are opened
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,11 @@ def run(words: list[str]) -> int:
     named = arguments.places or [_RUNS]
     check_port(arguments)
     if arguments.token_file is not None and arguments.environment is None:
-        raise ConfigError("--token-file is the token of an environment.", "Add --environment URL.")
+        raise ConfigError(
+            "--token-file can only be used with an environment.", "Add --environment URL."
+        )
     if arguments.export is None and (arguments.run or arguments.limit is not None):
-        raise ConfigError("--run and --limit say what is exported.", "Add --export FILE.")
+        raise ConfigError("--run and --limit can only be used with --export.", "Add --export FILE.")
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(
             f"--limit {arguments.limit}: at least 1 is needed.", "Leave it out for all."
@@ -84,7 +88,7 @@ def run(words: list[str]) -> int:
     for name in named:
         if "://" not in name and Path(name).is_file() and not is_run_store(Path(name)):
             raise ConfigError(
-                f"{name} is no store.", "Name a run folder, a store file or a store's URL."
+                f"{name} is not a store.", "Name a run folder, a store file or a store's URL."
             )
     missing = [name for name in named if "://" not in name and not Path(name).exists()]
     if len(missing) == len(named):
@@ -178,13 +182,12 @@ async def _until_stopped(
         output.result({"url": url, "fork_token": fork_token or None})
         output.say(url)
         output.say("Ctrl-C ends it.")
-        # Without a screen, the browser found to open pages would run in this
-        # terminal.
+        # Without a screen, a text browser might be found, which would run in this terminal.
         if not (arguments.no_browser or arguments.json) and (
             sys.platform == "darwin"
             or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
         ):
-            # In a thread: some browsers are waited for until they are closed.
+            # A thread is used, since opening some browsers only returns when they are closed.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     try:

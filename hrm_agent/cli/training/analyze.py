@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _SHOWN = 12
-"""Maximum number of tokens on the console."""
+"""Maximum number of tokens in a table on the console."""
 
 
 def run(words: list[str]) -> int:
@@ -190,8 +190,8 @@ def run(words: list[str]) -> int:
         output.say(f"Left out: {count} ({why}).")
     if tokens is not None and any(not use.exact for use in tokens.weights):
         output.say(
-            "Entropies by weights other than those that sampled are of another policy: see"
-            " |log-prob - recorded|."
+            "If entropies were computed with other weights than those that sampled, they belong"
+            " to another policy: see |log-prob - recorded|."
         )
     output.say(f"\nIn {folder}: {', '.join(files)}.")
     return 0
@@ -208,8 +208,8 @@ def _folder(arguments: argparse.Namespace) -> Path:
             "Name its folder, its store, or an exported file.",
         )
     raise ConfigError(
-        f"{arguments.run} is no folder that the analysis could be put into.",
-        "Name one: --out runs/analysis.",
+        f"{arguments.run} is not a folder, so the analysis cannot be written into it.",
+        "Name a folder: --out runs/analysis.",
     )
 
 
@@ -231,7 +231,7 @@ class _Columns(NamedTuple):
 
 
 def _token_tables(tokens: TokenReport) -> list[_Columns]:
-    """Forking and reflection tokens by text, for a console."""
+    """Tables of forking and reflection tokens by text."""
     titled = [(f"forking tokens, above {tokens.threshold:.4g} nats", tokens.forking)]
     titled += [
         (f"reflection tokens after tool responses: {each.after}", each.rows)
@@ -264,7 +264,7 @@ def _token_tables(tokens: TokenReport) -> list[_Columns]:
 
 
 def _error_class_table(report: AnalysisReport) -> _Columns:
-    """Tool calls by status, and raised errors by class."""
+    """Table of tool calls by status, with raised errors by class."""
     statuses: dict[str, int] = {}
     for row in report.tool_errors:
         for name, count in row.statuses.items():
@@ -279,7 +279,7 @@ def _error_class_table(report: AnalysisReport) -> _Columns:
 
 
 def _selection_table(report: AnalysisReport) -> list[_Columns]:
-    """Comparison of kept and sampled rollouts, and reasons for the rest."""
+    """Tables that compare all rollouts with those trained on, and give the reasons for the others."""
     rows: list[Sequence[object]] = [
         (
             each.measure,

@@ -1,5 +1,5 @@
-"""Configuration keys that a training leaves to the model: taken from the run's record or chosen
-now, and reported.
+"""Configuration keys whose values depend on the model. Their values are read from the run's record,
+or chosen now, and reported.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
 
 
 def shown_rl(config: GrpoConfig, folder: Path | None) -> GrpoConfig:
-    """Configuration for a dry run. Keys that cannot be chosen yet stay open."""
+    """Configuration for a dry run. Keys whose values cannot be chosen yet have none."""
     with suppress(HrmError):
         if not to_be_converted(config.policy):
             return fitted_rl(config, folder)[0]
@@ -94,7 +94,7 @@ def shown_rl(config: GrpoConfig, folder: Path | None) -> GrpoConfig:
 
 
 def shown_sft(config: FineTuneConfig, folder: Path | None) -> FineTuneConfig:
-    """Configuration for a dry run. Keys that cannot be chosen yet stay open."""
+    """Configuration for a dry run. Keys whose values cannot be chosen yet have none."""
     known = config if Path(config.data).is_file() else config.model_copy(update={"data": ""})
     with suppress(HrmError):
         if not to_be_converted(config.policy):
@@ -103,7 +103,7 @@ def shown_sft(config: FineTuneConfig, folder: Path | None) -> FineTuneConfig:
 
 
 def say_chosen(fitted: Fitted, output: Output) -> None:
-    """Report the chosen values, and warn about a learning rate far from the usual one."""
+    """Report the chosen values. Warn if the learning rate is far from the usual value."""
     for line in fitted.lines:
         output.say(line)
     if fitted.warning:

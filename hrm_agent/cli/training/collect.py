@@ -58,7 +58,7 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
     """Start or resume the collection and print a summary. Returns the exit code."""
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
-    # Metrics of a collection for trackers
+    # metrics of the collection for trackers
     scored = [each for each in trajectories if each.rewards]
     means = {
         name: fmean(found)
@@ -94,10 +94,11 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
 
 
 def exit_code(trajectories: Sequence[Trajectory]) -> int:
-    """Return 1 if every rollout failed, or none has its expected reward: then the set-up is wrong.
+    """Return 1 if every rollout failed, or if none has its expected reward, since the set-up is
+    then wrong.
 
-    A line on stderr reports the number of rollouts that failed, have no reward, or had a prompt too
-    long for the policy's context window, with the most frequent cause.
+    Lines on stderr report how many rollouts failed, got no reward, or had a prompt that was too
+    long for the policy's context window, each with the most frequent cause.
     """
     failed = [each for each in trajectories if each.status is RunStatus.FAILED]
     unscored = [
@@ -132,7 +133,9 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
 
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
-    """Trajectories of the run in `folder`. Recorded ones are read, the others are run."""
+    """Trajectories of the run in `folder`. Recorded trajectories are read. For the missing ones,
+    tasks are run.
+    """
     require_trackers(config)
     tell_changed_sources(config.tasks, config.split, folder)
     where = tasks_folder(folder)
@@ -140,7 +143,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where
     )
     if config.rewards is not None:
-        # before anything runs, since a rubric that does not import scores nothing
+        # a rubric that cannot be imported raises before anything runs
         load_rubric(config.rewards)
     elif command == "eval":
         refuse_unscored(tasks, config.tasks)
@@ -159,7 +162,8 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
             trajectories = asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
     if trajectories and all(each.ended_at and each.ended_at < began for each in trajectories):
         remark(
-            f"All were on record in {folder}, and none was run again: another --out runs them anew."
+            f"All rollouts were recorded in {folder} already, so none was run. Name another --out"
+            " to run them again."
         )
     _tell_unasked(config.policy, trajectories)
     _tell_none_right(trajectories, by_verifier=config.rewards is None)
@@ -167,9 +171,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
 
 
 def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
-    """Warn on stderr if a policy was given but models named by the graph itself answered all
-    calls.
-    """
+    """Warn on stderr if a policy was given, but models that the graph names answered all calls."""
     answered = Counter(call.model for trajectory in trajectories for call in trajectory.own_calls)
     if policy == DEFAULT_POLICY or policy in answered or not answered:
         return
@@ -182,9 +184,10 @@ def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
 
 
 def _tell_none_right(trajectories: Sequence[Trajectory], *, by_verifier: bool) -> None:
-    """Warn on stderr if answers may be wrong only because they were cut off or are not in a box.
+    """Warn on stderr if no answer is right and the only reason may be that answers were cut off or
+    are not in a box.
 
-    `by_verifier`: True if the tasks' verifier has scored them, not a rubric.
+    `by_verifier`: True if the verifier of the tasks has scored them, and not a rubric.
     """
     scored = [each for each in trajectories if each.rewards]
     if not scored or any(each.outcome > 0 for each in scored):

@@ -1,5 +1,5 @@
-"""`hrm-agent demo`: trains a better policy from a weak one, which then solves a problem. All output
-is in one folder.
+"""`hrm-agent demo`: trains a weak policy, evaluates it before and after, and lets it solve a
+problem. All output is in one folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["demo_run", "run"]
 _FOLDER = Path("runs/demo")
 _OWN = ("from-scratch", "eval-problems", "problem")
 _ANOTHER = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
-"""Problem of the family that the small policy knows."""
+"""Problem of a family on which the small policy is trained."""
 
 
 def run(words: list[str]) -> int:
@@ -55,7 +55,7 @@ def run(words: list[str]) -> int:
 def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
     """Run, or resume, the demo in `folder`."""
     if not is_first_process():
-        return  # the first process reports why they cannot run together
+        return  # the first process reports why several processes cannot run the demo together
     require_one_process()
     require_trackers(config.train)
     printer = Printer(Output(as_json=output.as_json))
@@ -117,6 +117,6 @@ class _Stages:
             self._advance(watched(facts), done)
 
     def close(self) -> None:
-        """End the current bar, so that other output does not run into it."""
+        """End the current bar before other output is printed."""
         self._open.close()
         self._stage, self._advance = None, None

@@ -68,8 +68,8 @@ def run(words: list[str]) -> int:
     if arguments.compare:
         if arguments.record is not None:
             raise ConfigError(
-                "--compare takes two records, but a third is given.",
-                "Name the two after --compare.",
+                "--compare takes two records, but a third record was given.",
+                "Name only two records, both after --compare.",
             )
         records: list[str] = arguments.compare
         a, b = (samples_of(_trajectories(record, arguments.by)[0]) for record in records)
@@ -90,7 +90,7 @@ def run(words: list[str]) -> int:
         )
     if arguments.by is not None:
         raise ConfigError(
-            "--by evaluates what is on record, but no record is named.", "Write: eval RUN --by NAME"
+            "--by evaluates a record, but no record was named.", "Write: eval RUN --by NAME"
         )
     config = config_from(arguments, CollectConfig, "eval")
     if arguments.dry_run:
@@ -102,9 +102,10 @@ def run(words: list[str]) -> int:
 def eval_run(
     config: CollectConfig, folder: Path, output: Output, prices: Prices | None = None
 ) -> int:
-    """Run missing rollouts, then evaluate all. Return the exit code."""
+    """Run missing rollouts, then evaluate all. Returns the exit code."""
     trajectories = collected(config, "eval", folder)
-    # From the store, since it also has the candidates from which a mode returns one.
+    # The store is evaluated, since it also has the candidates of a mode, of which only one is
+    # returned.
     found = evaluate(stored_trajectories(str(folder)), seed=config.seed, prices=prices)
     _report(output, found, str(folder), folder, config.model_dump(mode="json"))
     track_result(config, config, "eval", folder, remark, asdict(found))
@@ -112,14 +113,15 @@ def eval_run(
 
 
 def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int]:
-    """Trajectories with the rewards of the scores called `by`, and the number left out because they
-    have no such score. Without `by`, they keep their own rewards.
+    """Trajectories to evaluate, and the number of those that were left out. If `by` is given, their
+    rewards are those of the scores with this name, and trajectories without such scores are left
+    out.
     """
     if by is None:
         return _with_rewards(stored_trajectories(where), where), 0
     if is_file(where):
         raise ConfigError(
-            f"{where} is a file: it holds no scores beside its own.",
+            f"{where} is a file, which has no scores but the trajectories' own rewards.",
             "Name the run's folder or store.",
         )
     everything = list(stored_trajectories(where))
@@ -130,8 +132,8 @@ def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int
 
 
 def _with_rewards(trajectories: Iterable[Trajectory], where: str) -> Iterator[Trajectory]:
-    """All trajectories. Raises `ConfigError` at the end if runs have answered but none has a
-    reward.
+    """All trajectories, one at a time. After the last, raises `ConfigError` if runs have completed
+    but none has a reward.
     """
     answered = scored = False
     for each in trajectories:
@@ -141,8 +143,8 @@ def _with_rewards(trajectories: Iterable[Trajectory], where: str) -> Iterator[Tr
     if answered and not scored:
         raise ConfigError(
             f"No run in {where} has a reward.",
-            f"`hrm-agent rescore {where} --rewards module:attribute` scores them; `--by NAME`"
-            " evaluates by that.",
+            f"Run `hrm-agent rescore {where} --rewards module:attribute` to score them, then"
+            " evaluate with `--by NAME`.",
         )
 
 
@@ -180,4 +182,6 @@ def _say_written(output: Output, written: list[Path]) -> None:
     if written:
         output.say(f"Written: {', '.join(map(str, written))}")
     if written and written[0].name == "results.json" and len(written) < 3:
-        output.say("No picture: matplotlib is not installed. Run `pip install matplotlib`.")
+        output.say(
+            "No picture was drawn, since matplotlib is not installed. Run `pip install matplotlib`."
+        )

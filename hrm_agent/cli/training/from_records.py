@@ -1,7 +1,7 @@
 """Training data of `train sft --from`: conversations of recorded runs.
 
-They are selected once, when a run starts, and saved in its folder. So a resumed run learns from the
-same conversations, even if the record has changed.
+The conversations are selected once, when a run starts, and saved in its folder. So a resumed run
+learns from the same conversations, even if the record has changed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["CONVERSATIONS", "Selection", "select"]
 
 CONVERSATIONS = "conversations.jsonl"
-"""File in a run's folder, in the format `chat`."""
+"""Name of the file in a run's folder, which has the format `chat`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selected conversations, and a report of those left out."""
+    """Selected conversations, and a report of conversations that were left out."""
 
     text: str
     """Rows of the format `chat`, one a line."""
@@ -52,7 +52,7 @@ class Selection:
             part.write_text(self.text, encoding="utf-8")
 
     def data(self) -> dict[str, Any]:
-        """Counts of the conversations taken and left out, as JSON."""
+        """Numbers of selected conversations and of those left out, as JSON."""
         report = self.report
         taken = {
             "trajectories": report.trajectories,
@@ -62,7 +62,7 @@ class Selection:
         return {**taken, "left_out": dict(report.left_out)}
 
     def lines(self) -> list[str]:
-        """Counts of the conversations taken and left out, as lines for people."""
+        """Numbers of selected conversations and of those left out, as lines for people."""
         roles = ", ".join(f"{role} {count}" for role, count in self.by_role.items())
         first = (
             f"{self.report.rows} conversations of {self.report.trajectories} runs on record:"
@@ -81,7 +81,7 @@ def select(config: FineTuneConfig) -> Selection:
     if not report.rows:
         why = " ".join(f"{line}." for line in _left_out(report)) or "It holds no run."
         raise TaskError(
-            f"There is nothing to learn from in {config.source}. {why}",
+            f"There is no conversation to learn from in {config.source}. {why}",
             f"`hrm-agent history --store {config.source}` lists its runs; --reward and --role"
             " choose among them.",
         )
@@ -89,10 +89,10 @@ def select(config: FineTuneConfig) -> Selection:
 
 
 def _scored(config: FineTuneConfig, trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
-    """Trajectories that have scores named `config.by`, with these as their rewards."""
+    """Trajectories that have scores named `config.by`, with these scores as their rewards."""
     if is_file(config.source):
         raise ConfigError(
-            f"{config.source} is a file: it holds no scores beside its own.",
+            f"{config.source} is a file, which has no scores but the trajectories' own rewards.",
             "Name the folder or store.",
         )
     everything = list(trajectories)

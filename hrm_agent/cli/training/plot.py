@@ -1,5 +1,5 @@
-"""`hrm-agent plot`: curves of training runs in one picture, with one line for all runs of one
-configuration.
+"""`hrm-agent plot`: draws curves of training runs in one picture. Runs of the same configuration
+are one line.
 """
 
 from __future__ import annotations
@@ -68,17 +68,18 @@ def run(words: list[str]) -> int:
     suffix = arguments.out.suffix.lower().removeprefix(".") if arguments.out is not None else "png"
     if arguments.format is None and suffix not in _FORMATS:
         raise ConfigError(
-            f"{arguments.out} ends in no format that is known.",
-            "End it in .png or .svg, or write --format svg.",
+            f"The suffix of {arguments.out} is not a known format.",
+            "Use the suffix .png or .svg, or write --format svg.",
         )
     kind = arguments.format or suffix
     if arguments.smooth < 1:
         raise ConfigError(
-            f"--smooth {arguments.smooth}: a mean is over one step at least.", "Write --smooth 5."
+            f"--smooth {arguments.smooth} is not a number of steps of at least 1.",
+            "Write --smooth 5.",
         )
     seen: set[Path] = set()
     for folder in arguments.run:
-        if folder.resolve() in seen:  # it would count as two seeds
+        if folder.resolve() in seen:  # one run would count as two seeds
             raise ConfigError(f"{folder} was named twice.", "Name each run once.")
         seen.add(folder.resolve())
     runs = [read_run(folder) for folder in arguments.run]

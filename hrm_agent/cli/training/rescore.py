@@ -36,9 +36,11 @@ __all__ = ["run"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RESERVED = (FEEDBACK, RECORDED, VERIFIER)
 Side = tuple[str, Mapping[str, Scoring], Rescored | None]
-"""Rubric name, its scorings, and the report of this call (None for recorded scorings)."""
+"""Name of a rubric, its scorings by trajectory, and the report of scoring now (None for recorded
+scorings).
+"""
 _SHOWN = 20
-"""Number of listed trajectories of a comparison. The JSON has all."""
+"""Maximum number of trajectories that a comparison lists. The JSON has all."""
 _REASON_CHARACTERS = 200
 
 
@@ -85,11 +87,12 @@ def run(words: list[str]) -> int:
     ):
         raise ConfigError(
             f"Scores cannot be called {arguments.name!r}.",
-            f"A name has letters, digits and `._-`, and is none of {', '.join(_RESERVED)}.",
+            f"A name has letters, digits and `._-`, and is not one of {', '.join(_RESERVED)}.",
         )
     if arguments.workers < 1:
         raise ConfigError(
-            f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2."
+            f"--workers {arguments.workers} is not a number of processes of at least 1.",
+            "Write --workers 2.",
         )
     with existing_store(arguments.store, arguments.allow, writes=True) as store:
         damaged: dict[str, str] = {}
@@ -104,7 +107,7 @@ def run(words: list[str]) -> int:
         headers = store.journal.headers(*where, on_damage)
         if not headers:
             of_run = f" of run {run_id!r}" if run_id else ""
-            hint = f"`hrm-agent history --store {arguments.store}` lists what there is."
+            hint = f"`hrm-agent history --store {arguments.store}` lists all runs."
             raise RunError(f"There is no trajectory{of_run} to score in {store.url}.", hint)
         wanted = _wanted(headers, arguments)
         found = asyncio.run(_sides(store, headers, wanted, arguments))
@@ -119,7 +122,7 @@ def _wanted(headers: Sequence[Trajectory], arguments: argparse.Namespace) -> set
     by_name = {name: header.id for header in headers for name in (header.id, header.thread_id)}
     for name in threads:
         if name not in by_name:
-            hint = f"`hrm-agent history --store {arguments.store}` lists what there is."
+            hint = f"`hrm-agent history --store {arguments.store}` lists all runs."
             raise RunError(
                 f"There is no thread {name!r} to score. {nearest(name, by_name)}".strip(), hint
             )
@@ -148,7 +151,7 @@ async def _side(
     if ":" not in spec and spec != VERIFIER:
         if name:
             raise ConfigError(
-                f"{spec!r} are scores on record, which have their name.", "Leave out --name."
+                f"{spec!r} are recorded scores, which have a name already.", "Leave out --name."
             )
         return spec, scorings_named(store, spec, headers), None
     loaded = VERIFIER_SPEC if spec == VERIFIER else spec
@@ -158,9 +161,9 @@ async def _side(
     ) as scorer:
         if scorer.rubric.name in _RESERVED and spec != VERIFIER:
             raise ConfigError(
-                f"The rubric {spec!r} calls itself {scorer.rubric.name!r}, which is kept for other"
-                " scores.",
-                "Give its scores another name: --name NAME.",
+                f"The rubric {spec!r} has the name {scorer.rubric.name!r}, which is reserved for"
+                " other scores.",
+                "Give the scores another name: --name NAME.",
             )
         total = len(headers) if wanted is None else len(wanted)
         with progress(f"rescore {scorer.rubric.name}", total) as advance:
@@ -178,8 +181,8 @@ async def _side(
 
 
 def _where_tasks_are_from(store: str) -> dict[str, str]:
-    """Variables that name the run folder, since user tasks are verified by their own code, which
-    the folder names.
+    """Environment variables that name the run folder. Tasks of users are verified by their own
+    code, which is found by the folder's configuration.
     """
     folder = Path(store)
     return {RUN_VARIABLE: str(folder.resolve())} if folder.is_dir() else {}
@@ -222,7 +225,7 @@ def _report(
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")
     if not rewarded:
-        remark("No trajectory has a reward by this.")
+        remark("No trajectory got a reward.")
     return 0 if rewarded else 1
 
 
@@ -258,19 +261,19 @@ def _made_lines(name: str, made: Rescored | None, on_record: int) -> list[str]:
 
 
 def mean_rows(means: Mapping[str, Estimate]) -> list[Sequence[object]]:
-    """Rows of rewards with mean and 95 % interval."""
+    """Rows of rewards, each with mean and 95 % interval."""
     return [(name, found.value, found.low, found.high) for name, found in means.items()]
 
 
 def fault_rows(faults: Iterable[FaultCount]) -> list[Sequence[object]]:
-    """Rows of fault kinds, each with an example."""
+    """Rows of kinds of faults, each with an example."""
     return [
         (one.reward, one.fault, one.count, one.trajectory, _short(one.reason)) for one in faults
     ]
 
 
 def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
-    """Rows with both sides and their difference."""
+    """Rows with the values of both sides and their difference."""
     right_a, right_b = (
         found.right["both"] + found.right["a"],
         found.right["both"] + found.right["b"],
@@ -291,7 +294,7 @@ def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
 
 
 def differing_lines(found: RubricComparison) -> Iterator[str]:
-    """Conclusions from the table, and the runs on which the rubrics differ."""
+    """Lines with a summary of the comparison, and the runs on which the rubrics differ."""
     right = found.right
     yield (
         f"{found.trajectories} trajectories of {found.problems} problems have rewards by both:"

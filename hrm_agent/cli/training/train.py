@@ -49,8 +49,8 @@ __all__ = [
 def chosen_groups(
     config: GrpoConfig, folder: Path, *, one_pass: bool
 ) -> tuple[GrpoConfig, list[str]]:
-    """Configuration with absolute paths, and with the steps of `one_pass` if requested, and lines
-    to print about it.
+    """Configuration for training on recorded groups, and lines to print about the groups. The
+    configuration has absolute paths, and, with `one_pass`, the number of steps of one pass.
 
     Raises `TaskError`, before a folder is created, if there is no group to learn from.
     """
@@ -80,11 +80,11 @@ def chosen_groups(
 
 WIDTH = 80
 _MANY = 0.5
-"""Share of groups without a signal from which the panel gives advice."""
+"""Share of groups without a signal from which on the panel gives advice."""
 
 
 def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
-    """Lines of the newest step: accuracy, selection, and advice if little was selected."""
+    """Lines about the newest step: accuracy, selection, and advice if few groups were selected."""
     from hrm_agent.training.select.verdicts import advice
 
     stage = ""
@@ -148,7 +148,7 @@ _WATCHED = {
     "loss": "loss",
     "eval/correct": "held-out",
 }
-"""Metrics shown during a run, with their labels. metrics.jsonl has all of them."""
+"""Metrics that are shown during a run, with their labels. metrics.jsonl has all metrics."""
 
 
 def run(words: list[str]) -> int:
@@ -184,7 +184,7 @@ def _rl(words: list[str]) -> int:
     )
     add_config(parser, GrpoConfig, USUAL_RL)
     arguments = parser.read(words)
-    if arguments.source is not None:  # short name of a configuration key
+    if arguments.source is not None:  # the flag is a short name of a configuration key
         setattr(arguments, "config:source", arguments.source)
     config = config_from(arguments, GrpoConfig, "train rl")
     if arguments.dry_run:
@@ -202,16 +202,17 @@ def _rl(words: list[str]) -> int:
 
 
 def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bool = False) -> None:
-    """Train in `folder`, or resume. `one_pass`: one pass over the recorded groups, whatever the
-    configured steps.
+    """Start or resume the training in `folder`. `one_pass`: make one pass over the recorded groups,
+    whatever the configured number of steps.
 
-    If several processes train together, each takes part in the work of the first.
+    If several processes train together, each of them calls this function and takes part in the work
+    of the first.
     """
     from hrm_agent.models.slow_start import told_if_slow
     from hrm_agent.training.ranks.processes import is_first_process, require_ranks
 
     if config.optim.sharding == "none" and not is_first_process():
-        return  # the first process reports why they cannot run together
+        return  # the first process reports why several processes cannot train together
     require_ranks(config.optim.sharding)
 
     with told_if_slow("loading torch; the first time this takes up to a minute"):
@@ -236,7 +237,8 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
 
     if config.same_as_clipped:
         remark(config.same_as_clipped)
-    # Checked before there is a folder, so that an impossible training leaves nothing behind.
+    # These checks come before the folder is created, so that an impossible training leaves nothing
+    # behind.
     require_trackers(config)
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     config, choice = fitted_rl(config, folder)
@@ -258,7 +260,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
             ):
                 refuse_other_roles(roles, key, config.graph, config.configurable)
         tell_changed_sources(config.tasks, "train", folder, *config.tasks_of_stages)
-    # a refused process must not change the configuration
+    # a process that does not get the lock must not change the configuration
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):
         is_new = not (folder / CONFIG_FILE).exists()
         taken_up = _is_taken_up(config, "train rl", folder)
@@ -276,7 +278,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
                 output.say(_nothing_left(folder, config.steps))
     model, metrics = folder / "model", folder / "metrics.jsonl"
     rows = read_metrics(metrics)
-    # unknown without metrics
+    # number of updates (unknown without metrics)
     taken = sum(bool(row["stepped"]) for row in rows) if rows else None
     lack, stopped = why_nothing_was_learnt(rows), when_learning_stopped(rows)
     found = {
@@ -304,9 +306,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
 
 
 def _same(config: GrpoConfig) -> str:
-    """Flags that make an evaluation use the training's graph, tasks and rewards, instead of the
-    built-in ones.
-    """
+    """Flags with which `eval` uses the training's graph, tasks and rewards instead of the defaults."""
     usual = type(config)()
     names = ("graph", "answer_path", "tasks", "rewards")
     other = {
@@ -319,8 +319,8 @@ def _same(config: GrpoConfig) -> str:
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path) -> str:
-    """Draw the curves if matplotlib is installed. Returns a phrase about the file (empty if
-    none).
+    """Draw the curves if matplotlib is installed. Returns a phrase about the file (empty if nothing
+    was drawn).
     """
     if find_spec("matplotlib") is None:
         return ""
@@ -333,13 +333,13 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
 
 @contextmanager
 def _withdrawn(folder: Path, *, is_new: bool) -> Generator[None]:
-    """Delete the configuration of a new run whose tasks or policy are refused, so that the next
-    command can use other ones.
+    """Delete the configuration of a new run if its tasks or policy are refused. The next command
+    can then name others for the folder.
     """
     try:
         yield
     except (ModelError, TaskError) as error:
-        # before anything was sampled
+        # only if nothing was sampled yet
         if is_new and (isinstance(error, TaskError) or not (folder / "run_id").exists()):
             (folder / CONFIG_FILE).unlink()
         raise
@@ -348,9 +348,9 @@ def _withdrawn(folder: Path, *, is_new: bool) -> Generator[None]:
 def _is_taken_up(
     config: GrpoConfig | FineTuneConfig, command: str, folder: Path, *, writes: bool = True
 ) -> bool:
-    """False if the run has already taken its steps. Raises `RunError` if `folder` has another run.
+    """True if the run has steps left. Raises `RunError` if `folder` has another run.
 
-    The process that `writes` saves the configuration, only if the run can be continued.
+    `writes`: True to save the configuration, if the run can be continued.
     """
     from hrm_agent.training.checkpoints import Checkpoints, has_model
     from hrm_agent.training.config.commands import FREE_IN_TRAINING, GrpoConfig
@@ -380,8 +380,9 @@ def _is_taken_up(
 
 
 def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, folder: Path) -> int:
-    """Number of steps that the recorded rollouts depend on, since these are not sampled again. It
-    is looked up only if the number of steps has changed.
+    """Number of steps on which the recorded rollouts depend. They are not sampled again, so a
+    changed configuration must not change these steps. 0 if the number of steps is unchanged, since
+    nothing has to be compared then.
     """
     from hrm_agent.store import open_store
     from hrm_agent.training.config.commands import GrpoConfig
@@ -403,7 +404,7 @@ def _nothing_left(folder: Path, steps: int | None) -> str:
 def _shown(
     config: GrpoConfig, advance: Callable[[str, int], None]
 ) -> Callable[[Mapping[str, Any]], None]:
-    """Progress callback: a panel on a terminal, elsewhere a line per step."""
+    """Callback that shows progress: a panel on a terminal, or a line per step elsewhere."""
     on_terminal = sys.stderr.isatty()
     return lambda row: advance(
         "\n".join(panel(row, config)) if on_terminal else watched(row), int(row["step"]) + 1
@@ -411,14 +412,14 @@ def _shown(
 
 
 def watched(row: Mapping[str, Any]) -> str:
-    """Metrics of a step shown during a run, and the reason if the step changed nothing.
+    """Line about a step with the watched metrics, and, if the step changed nothing, the reason.
 
-    The mean reward is shown if it differs from the share of right answers.
+    The mean reward is only shown if it differs from the share of right answers.
     """
     shown = {name: row.get(key) for key, name in _WATCHED.items()}
     if shown["reward"] == shown["correct"]:
         del shown["reward"]
-    # Adding 0.0 removes the sign of -0.0, which a small negative loss is rounded to.
+    # A small negative loss is rounded to -0.0. Adding 0.0 removes this sign.
     parts = [
         f"{name} {round(value, 3) + 0.0:.3f}"
         for name, value in shown.items()
@@ -463,7 +464,7 @@ def _sft(words: list[str]) -> int:
         ("source", arguments.source),
         ("roles", arguments.role),
     ):
-        if given is not None:  # short names of configuration keys
+        if given is not None:  # these flags are short names of configuration keys
             setattr(arguments, f"config:{name}", given)
     config = config_from(arguments, FineTuneConfig, "train sft")
     if arguments.dry_run:
@@ -474,18 +475,16 @@ def _sft(words: list[str]) -> int:
 
 
 def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
-    """Train in `folder`, or resume."""
+    """Start or resume the training in `folder`."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS, select
     from hrm_agent.training.metrics import NOT_FINITE, read_metrics
     from hrm_agent.training.ranks.processes import is_first_process, wait_for_all
     from hrm_agent.training.trackers import require_trackers, tracking
 
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
-        raise RunError(
-            f"{folder} holds a trained model already.", "Name another folder with --out."
-        )
+        raise RunError(f"{folder} already has a trained model.", "Name another folder with --out.")
     config = _with_whole_paths(config)
-    main = is_first_process()  # the process that writes, of those that share the batches
+    main = is_first_process()  # only the first of the processes that share batches writes files
     chosen = (
         select(config)
         if main and config.source and not (folder / CONVERSATIONS).is_file()
@@ -493,7 +492,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     )
     require_trackers(config)
     if not main:
-        # the first process writes the conversations, and the configuration that all use
+        # the first process writes the conversations and the configuration, which all processes use
         wait_for_all()
     config, choice = fitted_sft(config, folder, chosen.report.rows if chosen is not None else None)
     with alone_in(folder) if main else nullcontext():
@@ -517,7 +516,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     output.result(found | ({"taken": chosen.data()} if chosen else {}))
     if skipped:
         remark(
-            f"{skipped} of {config.steps} steps were skipped: {NOT_FINITE}. Look at the data, or"
+            f"{skipped} of {config.steps} steps were skipped: {NOT_FINITE}. Check the data, or"
             " lower learning_rate."
         )
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
@@ -526,8 +525,8 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
 
 
 def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
-    """Make paths absolute, since a run can be resumed from any folder. Raises `TaskError` if there
-    is no training data.
+    """Make paths absolute, since a run may be resumed in another working directory. Raises
+    `TaskError` if there is no training data.
     """
     if config.source:
         is_url = "://" in config.source
@@ -544,7 +543,7 @@ def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
         )
         raise TaskError(
             named,
-            'Name a JSONL file; a line: {"messages": [...]}; or runs on record: --from STORE.',
+            'Name a JSONL file of lines {"messages": [...]}, or recorded runs: --from STORE.',
         )
     return config.model_copy(update={"data": str(Path(config.data).resolve())})
 
@@ -561,11 +560,11 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     data = folder / CONVERSATIONS if config.source else Path(config.data)
     conversations = read_chats(data)
     if not conversations:
-        raise TaskError(f"{data} holds no conversation.", 'A line: {"messages": [...]}.')
-    # they may have been written before the configuration
+        raise TaskError(f"{data} has no conversation.", 'Write lines such as {"messages": [...]}.')
+    # conversations of a folder may have been written before the configuration
     config, _ = fitted_sft(config, folder, len(conversations))
     steps = decided(config.steps, "steps")
-    # In half precision an update at a small learning rate is lost in the rounding.
+    # In half precision, an update at a small learning rate would be lost by rounding.
     policy = TrainedPolicy.load(
         config.policy, config.adapter, dtype="float32", device="cpu", seed=config.seed
     )

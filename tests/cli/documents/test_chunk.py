@@ -65,8 +65,8 @@ def test_mistakes_are_explained(hrm: Command, text: str, tmp_path: Path) -> None
         ((text, "--tokenizer", "peices"), "Did you mean 'pieces'?"),
         ((text, "--size", "0"), "at least 1"),
         ((text, "--size", "many"), "invalid int value"),
-        ((text, "--overlap", "1.0"), "For 15 % give 0.15"),
-        ((text, "--overlap", "nan"), "For 15 % give 0.15"),
+        ((text, "--overlap", "1.0"), "Write 0.15 for 15 %"),
+        ((text, "--overlap", "nan"), "Write 0.15 for 15 %"),
         ((text, "--strategy", "recursiv"), "Did you mean 'recursive'?"),
     ):
         done = hrm("chunk", *words, "--json")

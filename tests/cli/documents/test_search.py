@@ -62,7 +62,9 @@ def test_the_language_is_told_or_guessed(hrm: Command, docs: Path) -> None:
     assert [(hit["file"], hit["language"]) for hit in found] == [("house.txt", "de")]
     assert "Viele Häuser" in hrm("search", "haus").out
     changed = hrm("index", "docs", "--language", "en", "--json").json
-    assert changed["language"] == "en" and "3 documents were indexed anew" in changed["warnings"][0]
+    assert (
+        changed["language"] == "en" and "3 documents were indexed again" in changed["warnings"][0]
+    )
     assert hrm("search", "haus").code == 1 and hrm("search", "HÄUSER").code == 0
     refused = hrm("index", "docs", "--language", "german")
     assert refused.code == 2 and "no language 'german'" in refused.err

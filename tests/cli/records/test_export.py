@@ -353,7 +353,7 @@ def test_no_export_is_written_over_a_store_or_its_source(
     write_jsonl([make_trajectory()], tmp_path / "x.jsonl")
     done = hrm("export", "x.jsonl", "--format", "atif", "--out", name)
     assert done.code == 2
-    assert "would be lost" in done.err
+    assert "would overwrite" in done.err
     assert stored(store) == list(read_jsonl(tmp_path / "x.jsonl")) == [make_trajectory()]
 
 

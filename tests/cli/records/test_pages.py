@@ -82,8 +82,8 @@ def test_what_is_not_clear_is_refused(hrm: Command, judged: str) -> None:
         ([], "Nothing was named"),
         (["trajectory-1", "--step", "1"], "an id and --step were given"),
         (["--group", "group-1"], "--group is shown as a page"),
-        (["trajectory-1", "--html", "x.html", "--json"], "--html writes a page, and nothing else"),
-        (["--step", "0", "--html", "x.html"], "steps are counted from 1"),
+        (["trajectory-1", "--html", "x.html", "--json"], "--html only writes a page"),
+        (["--step", "0", "--html", "x.html"], "steps count from 1"),
         (["--step", "1", "--html", "x.html"], "Step 1 of run 'run-1' has no rollout on record"),
         (["--group", "other", "--html", "x.html"], "There is no group 'other'"),
         (["trajectory-1", "--html", "."], "cannot be written"),
@@ -110,7 +110,7 @@ def test_plot_counts_steps_as_the_console_of_the_training(hrm: Command) -> None:
     assert "line 3 cannot be read and was left out" in again.err
     assert again.out == "run: 3 steps\nDrawn: plot.png\n"
     refused = hrm("plot", "run", "--out", "picture.gif")
-    assert (refused.code, "ends in no format that is known" in refused.err) == (2, True)
+    assert (refused.code, "is not a known format" in refused.err) == (2, True)
     for words, said in (
         (["run", "./run"], "run was named twice"),
         (["run", "--out", "run", "--format", "svg"], "run cannot be written: Is a directory"),

@@ -239,11 +239,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "steps and judged runs": (
         ("prune", "absent.db", "--keep-steps", "1", "--trained"),
-        "it takes no --trained",
+        "cannot be combined with --trained",
     ),
     "no number of steps": (
         ("prune", "absent.db", "--keep-steps", "-1"),
-        "--keep-steps -1 is no number of steps",
+        "--keep-steps -1 is not a number of steps",
     ),
     "no store to prune": (
         ("prune", "absent.db", "--status", "failed"),
@@ -252,7 +252,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "no store to vacuum": (("vacuum", "absent.db"), "There is no store at absent.db"),
     "no store to copy": (("copy", "absent.db", "new.db"), "There is no store at absent.db"),
     "nothing to migrate": (("migrate", "absent.db", "new.db"), "There is no file absent.db"),
-    "not said what": (("prune", "sample.db"), "Nothing says which runs to delete"),
+    "not said what": (("prune", "sample.db"), "No flag says which runs to delete"),
     "no age": (("prune", "sample.db", "--older-than", "soon"), "'soon' is not an age"),
     "an age without a unit": (("prune", "sample.db", "--older-than", "30"), "'30' is not an age"),
     "an empty age": (("prune", "sample.db", "--older-than", ""), "'' is not an age"),

@@ -28,7 +28,7 @@ BLOCKS = [
     {"type": "thinking", "thinking": "I <i>think</i>.", "signature": "s"},
     {"type": "text", "text": "It is 4."},
 ]
-DROPPED = "the chat template drops earlier thoughts: ?thoughts=keep keeps them"
+DROPPED = "the chat template drops earlier thoughts (?thoughts=keep keeps them)"
 
 
 @pytest.fixture

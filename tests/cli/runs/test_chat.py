@@ -241,7 +241,7 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
         r"Well\.",
         r"There is no checkpoint of thread 'nobody'.*",
         r"Thread 't' exists already\. Give the fork another name\.",
-        r"The script of .* has 2 answers, and one more was asked for\..*",
+        r"The script of .* has 2 answers, but one more was requested\..*",
         r"What the turn did so far is kept; /resume continues it\.",
     ]
     assert done.code == 1
@@ -257,9 +257,9 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
         (("--graph", "research"), "The research agent has nothing to search"),
         (
             ("--graph", "tests.runtime.execution.test_conversation:one_task"),
-            "takes one task a thread",
+            "its input has no messages",
         ),
-        (("--mode", "majority"), "--mode majority does not apply"),
+        (("--mode", "majority"), "--mode majority cannot be used in a chat"),
         (("--context", "turns=1"), "has no option 'turns'"),
         (("--say", " "), "--say is empty"),
     ],

@@ -102,7 +102,8 @@ def test_a_graph_that_ends_the_process_is_told_from_one_that_has_done_its_work(
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert (
-        "ended this process: sys.exit(3)" in done.stderr and "`hrm-agent resume t " in done.stderr
+        "tried to end this process by sys.exit(3)" in done.stderr
+        and "`hrm-agent resume t " in done.stderr
     )
 
 

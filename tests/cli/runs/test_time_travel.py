@@ -305,8 +305,8 @@ def test_a_thread_of_a_program_of_ones_own(
     assert "1 threads with checkpoints only: mine" in hrm("history").out
     words = ("fork", "mine", "--at", "before:ask", "--message", "0=goodbye")
     assert "Name it" in hrm(*words).err
-    assert "Name it: --graph" in hrm("fork", "mine").err
-    assert "Name it: --graph" in hrm("fork", "mine", "--run").err
+    assert "Name the graph: --graph" in hrm("fork", "mine").err
+    assert "Name the graph: --graph" in hrm("fork", "mine", "--run").err
     policy = ("--policy", "scripted:none.jsonl", "--graph", "./asking.py:stops")
     (row,) = hrm(*words, *policy, "--run", "--json").lines[-1]["trajectories"]
     assert (row["status"], row["answer"]) == ("completed (answer)", "done")

@@ -114,7 +114,7 @@ def test_a_unix_socket_and_a_token_of_the_variable(serve: Serve, home: Path) -> 
     [
         (("--host", "0.0.0.0"), "--allow-remote"),
         (("--host", "no.such.host.invalid"), "is not an address"),
-        (("--port", "70000"), "no such port"),
+        (("--port", "70000"), "is not a port"),
         (("--slots", "0"), "at least 1"),
         (("--slots", "many"), "--slots"),
         (("--drain-seconds", "nan"), "not a time"),

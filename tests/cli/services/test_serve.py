@@ -134,7 +134,7 @@ def test_what_a_killed_server_left_is_resumed_by_one_command(
     ("words", "said"),
     [
         (["--host", "0.0.0.0"], "--allow-remote"),
-        (["--port", "65536"], "no such port"),
+        (["--port", "65536"], "is not a port"),
         (["--graphs", "tool_lop"], "tool_loop"),
         (["--concurrency", "0"], "concurrency"),
         (["--drain-seconds", "nan"], "not a time"),

@@ -93,10 +93,10 @@ def test_a_copy_is_written_and_another_one_in_its_place(runs: Path, hrm: Command
     [
         (["nothing.db"], "There is nothing at nothing.db."),
         ([], "There is nothing at runs."),
-        ([".", "--port", "70000"], "no such port"),
+        ([".", "--port", "70000"], "is not a port"),
         ([".", "--host", "0.0.0.0"], "can be reached from other machines"),
         ([".", "--host", "no such host"], "not an address to listen on"),
-        ([".", "--run", "r"], "--run and --limit say what is exported"),
+        ([".", "--run", "r"], "--run and --limit can only be used with --export"),
         ([".", "--export", "copy", "--limit", "0"], "at least 1"),
         ([".", "--token-file", "t"], "Add --environment URL"),
         ([".", "--environment", "ftp://x"], "not the address of an environment"),

@@ -120,7 +120,7 @@ def test_hostile_texts_do_nothing_on_the_console(hrm: Command) -> None:
     ("words", "said"),
     [
         (("nowhere", "--out", "x"), "nowhere"),
-        (("store.db",), "Name one: --out"),
+        (("store.db",), "Name a folder: --out"),
         (("nowhere",), "There is no run at nowhere."),
         (("store.db", "--out", "x"), "There is no ended run on record"),
         (("full", "--policy", "builtin:traind"), "There is no built-in policy 'traind'"),

@@ -358,7 +358,7 @@ async def test_what_was_scored_before_a_kill_is_on_record(hrm: Command, rubrics:
         (("--rewards", "verifier", "--name", "recorded"), "cannot be called 'recorded'"),
         (("--rewards", "verifier", "--thread", "thread-99"), "no thread 'thread-99'"),
         (("--rewards", "verifier", "--run", "nine"), "no trajectory of run 'nine'"),
-        (("--rewards", "verifier", "--workers", "0"), "has to be one process"),
+        (("--rewards", "verifier", "--workers", "0"), "is not a number of processes"),
         ((), "required: --rewards"),
     ],
 )

@@ -139,7 +139,7 @@ def test_a_state_of_any_shape_is_given_as_json_and_the_answer_is_where_it_is_sai
         ),
         (["--graph", f"{FORMS}:plain", "x", "--context", "depth=3"], "no option 'depth'"),
         (["--graph", "(LangGraph)", "x"], "--graph package.module:attribute"),
-        ([], "Which task?"),
+        ([], "No task was given"),
     ],
 )
 def test_mistakes_are_told(

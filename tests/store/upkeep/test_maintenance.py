@@ -248,7 +248,7 @@ def test_values_that_were_left_are_told_and_go_with_the_next_care(
     assert SECRET.encode() in rows_in(url)
     assert main(["store", "verify", url]) == 0
     assert re.search(
-        r"sound: .*\n\d+ values that nothing refers to: `hrm-agent store vacuum",
+        r"sound: .*\n\d+ unreferenced values: `hrm-agent store vacuum",
         capsys.readouterr().out,
     )
     if how == "delete":
@@ -259,9 +259,7 @@ def test_values_that_were_left_are_told_and_go_with_the_next_care(
         assert main(["store", "vacuum", url]) == 0
     assert SECRET.encode() not in rows_in(url)
     capsys.readouterr()
-    assert (
-        main(["store", "verify", url]) == 0 and "nothing refers to" not in capsys.readouterr().out
-    )
+    assert main(["store", "verify", url]) == 0 and "unreferenced" not in capsys.readouterr().out
 
 
 def test_beneath_damage_threads_go_and_their_values_when_it_is_mended(

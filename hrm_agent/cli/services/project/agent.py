@@ -1,11 +1,11 @@
-"""Agent that thinks, calls a tool, reads the result, and answers. It is plain LangGraph, and yours
-to change.
+"""Agent that thinks, calls a tool, reads the result, and answers. It is plain LangGraph. Change it
+as you like.
 
     START -> think -> tools -> think -> ... -> END
 
-Its only special part is `policy()`: the chat model that a command names with `--policy`. So the
-same graph runs with a small model on this machine, with a hosted one, with a script in a test, and
-with the model that is being trained.
+Its only special part is `policy()`, the chat model that a command names with `--policy`. So the
+same graph runs with a small model on this machine, with a hosted model, with a script in a test,
+and with the model that is being trained.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from langgraph.prebuilt import ToolNode
 
 __all__ = ["graph"]
 
-# The small policy that comes with hrm-agent was trained on this prompt. Larger models follow others
-# as well.
+# The small policy that comes with hrm-agent was trained on this prompt. Larger models also follow
+# other prompts.
 PROMPT = (
     "Think in <reason></reason>. Compute with the python tool, one call at a time. "
     "Then give the final answer as <answer>\\boxed{...}</answer>."
@@ -38,8 +38,8 @@ async def think(state: MessagesState) -> dict[str, Any]:
 
 
 def after_thinking(state: MessagesState) -> str:
-    """Next node: the tools if the model called one, else the end. Also the end if it never stops
-    calling them.
+    """Next node: the tools if the model called a tool, else the end. After `MOST_TURNS` answers, it
+    is the end in any case.
     """
     answer = state["messages"][-1]
     calls = isinstance(answer, AIMessage) and bool(answer.tool_calls)

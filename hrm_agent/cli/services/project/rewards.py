@@ -15,7 +15,7 @@ __all__ = ["rubric"]
 
 
 def few_failures(tool_calls: Sequence[ToolCall]) -> float:
-    """Return 0 for a run without a failed tool call, one less for each."""
+    """Return minus the number of failed tool calls."""
     return -float(sum(call.status is not None and call.status.is_policy_failure for call in tool_calls))
 
 

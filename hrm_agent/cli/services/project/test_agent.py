@@ -1,5 +1,5 @@
-"""Test of the agent with a script in place of the model. Its code, tool and record are real, and it
-needs no network.
+"""Test of the agent with a script in place of the model. The graph, its tool and the record are
+real. No network is needed.
 """
 
 from __future__ import annotations
