@@ -128,7 +128,7 @@ def test_what_needs_packages_for_training_says_so(words: list[str]) -> None:
     )
     assert done.returncode == 2
     assert (
-        f"This needs accelerate, which is not installed. Run `{to_install('train')}`."
+        f"The package accelerate is needed, but not installed. Run `{to_install('train')}`."
         in done.stderr
     )
 
@@ -165,7 +165,7 @@ def test_version(hrm: Command) -> None:
         ),
         (["show", "folder"], "folder is a store, not a thread."),
         (["diff", "a", "mine.db"], "mine.db is a store, not a thread."),
-        (["view", "agent.py"], "agent.py is no store."),
+        (["view", "agent.py"], "agent.py is not a store."),
         (["run", "x", "--graph", "./agnt.py:graph"], "There is no file agnt.py in "),
         (["run", "x", "--graph", "./agnt.py:graph"], "Did you mean 'agent.py'?"),
         (["eval", "--rewards", "./agnt.py:rubric"], "Did you mean 'agent.py'?"),

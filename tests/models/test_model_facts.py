@@ -79,12 +79,15 @@ def test_a_model_of_any_other_folder_is_measured_and_brings_none(tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"train_sft": {"learning_rat": 1e-3}}, "no valid hrm_agent.train_sft.learning_rat"),
+        (
+            {"train_sft": {"learning_rat": 1e-3}},
+            "an invalid value in hrm_agent.train_sft.learning_rat",
+        ),
         (
             {"run": {"max_tokens": 0}},
-            "no valid hrm_agent.run.max_tokens: Input should be greater than",
+            "an invalid value in hrm_agent.run.max_tokens: Input should be greater than",
         ),
-        (7, "no valid hrm_agent"),
+        (7, "an invalid value in hrm_agent"),
     ],
 )
 def test_defaults_that_mean_nothing_are_refused(given: Any, said: str, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_what_is_refused(place: Place, jobs: ForkJobs) -> None:
     for id_ in ("", 3, "a\0b", "\ud800", "x" * 300_000):
         with pytest.raises(ConfigError):
             jobs.replay(place, {"id": id_})
-    with pytest.raises(RunError, match="planned"):
+    with pytest.raises(RunError, match="differs from its plan"):
         jobs.fork(place, {**good, "digest": "\ud800"})
     assert jobs.all() == {"jobs": []}
 

@@ -61,7 +61,7 @@ def test_mistakes_are_explained(hrm: Command, text: str, tmp_path: Path) -> None
         ((".",), "is a folder"),
         (("empty.txt",), "No text can be read from empty.txt"),
         (("binary",), "NUL bytes"),
-        ((text, "--max-mb", "0.0001"), "files up to 104"),
+        ((text, "--max-mb", "0.0001"), "only files of up to 104 bytes"),
         ((text, "--tokenizer", "peices"), "Did you mean 'pieces'?"),
         ((text, "--size", "0"), "at least 1"),
         ((text, "--size", "many"), "invalid int value"),

@@ -224,7 +224,7 @@ def test_processes_side_by_side_are_fitted_by_what_the_first_one_wrote(
         (("--from", "nowhere"), "nowhere"),
         (("x.jsonl", "--from", "runs"), "Both a file and --from were named"),
         (("x.jsonl", "--role", "plan"), "Name the record: --from STORE"),
-        ((), "runs on record: --from STORE"),
+        ((), "recorded runs: --from STORE"),
     ],
 )
 def test_with_nothing_to_learn_nothing_is_begun(

@@ -366,7 +366,7 @@ def test_a_role_that_the_graph_has_not_is_refused_before_there_is_a_folder(tmp_p
 
 def test_adapters_of_other_shapes_are_not_read(tmp_path: Path) -> None:
     learner(lora_rank=2).save(tmp_path)
-    with pytest.raises(ModelError, match="is another one"):
+    with pytest.raises(ModelError, match="does not fit the model's adapter"):
         learner()._policy.read(tmp_path)
 
 
