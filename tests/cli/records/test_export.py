@@ -298,7 +298,11 @@ def test_no_import_adds_to_another_run(store: str, hrm: Command, tmp_path: Path)
         update={"forked_from": ForkRef(trajectory_id=known.id, checkpoint_id="c")}
     )
     tools = fork.model_copy(update={"calls": (), "tool_calls": (forged[1],)})
-    for one, reason in ((new, "forest-thread"), (fork, ", which "), (tools, ", which ")):
+    for one, reason in (
+        (new, "forest-thread"),
+        (fork, "does not have this call"),
+        (tools, "does not have this call"),
+    ):
         write_jsonl([one], tmp_path / "x.jsonl")
         done = hrm("import", "x.jsonl", "--store", store)
         assert done.code == 2 and reason in done.err

@@ -234,7 +234,7 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
         r"There are 1 turns, not 7\. See /history\.",
         r"Thread 't' has no moment '77'.*",
         r"Thread 't' has no moment 'before:nobody'.*before:reason.*",
-        r"The newest answer has no citation '3'\. There is none\.",
+        r"The newest answer has no citation '3'\. Known: none\.",
         r"/diff takes 2 words: .*",
         r"There is no thread 'nobody'.*",
         r"No turn is under way\. Say something\.",
@@ -560,7 +560,7 @@ def test_a_conversation_that_another_process_took_over(
     done = chat("--store", url, "--thread", "t", *policy, lines=lines)
     hello, first, second, *here = done.out.splitlines()
     assert done.code == 1 and [hello, *here] == ["Hello.", "On the thread t.", "And again."]
-    assert "was taken over by another process" in first and "`/threads t` goes on" in second
+    assert "was taken over by another process" in first and "Run `/threads t` to continue" in second
     with open_store(url) as store:
         assert store.journal.trajectory("t").prompts == ("Hi.", "Here.")
 
