@@ -134,7 +134,8 @@ def build_tool_loop(
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
-        answer, budget = last_answer(state["messages"]), runtime.context or Budget()
+        answer = last_answer(state["messages"])
+        budget = runtime.context or Budget()
         tool = python.model_copy(update={"variables": _variables(state, budget)})
         if budget.tool_format == "fenced":
             return {"messages": [await run_fenced_blocks(answer, tool, get_config())]}

@@ -322,10 +322,8 @@ def changed_keys(
     """Differences between a configuration and the values at `where`, as text. Keys of `free` are
     ignored.
     """
-    before, now = (
-        _leaves(build_config(type(config), values, where, on_record=True)),
-        _leaves(config),
-    )
+    before = _leaves(build_config(type(config), values, where, on_record=True))
+    now = _leaves(config)
     differing = [key for key in now if now[key] != before[key] and key not in free]
     return "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in differing)
 

@@ -132,7 +132,8 @@ def _task_of(frame: FrameType | None) -> OpenDraws | None:
     if config is None or str(frame.f_globals.get("__name__", "")).partition(".")[0] in _FRAMEWORK:
         return None
     metadata = cast("Mapping[str, Any]", config.get("metadata") or {})
-    namespace, thread = metadata.get("langgraph_checkpoint_ns"), metadata.get("thread_id")
+    namespace = metadata.get("langgraph_checkpoint_ns")
+    thread = metadata.get("thread_id")
     if not namespace or not thread or is_answered(namespace):
         return None
     _resolving.now = True

@@ -121,7 +121,8 @@ def loopback_only() -> Generator[list[str]]:
     Yields the list of refused addresses, which a test can assert to be empty.
     """
     tried: list[str] = []
-    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+    connect = socket.socket.connect
+    connect_ex = socket.socket.connect_ex
 
     def refused(of: socket.socket, address: Any) -> bool:
         if of.family not in (socket.AF_INET, socket.AF_INET6) or str(address[0]).startswith(

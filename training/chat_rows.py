@@ -74,7 +74,8 @@ class _Calls:
         A result with an unknown id is accepted, since its call may be outside of the row. Raises
         `ValueError` if a result without an id matches no call.
         """
-        id_, name = message.get("tool_call_id"), message.get("name")
+        id_ = message.get("tool_call_id")
+        name = message.get("name")
         call = next((each for each in self._waiting if id_ is not None and each["id"] == id_), None)
         if call is None:
             free = [each for each in self._waiting if each["id"] is None or id_ is None]
@@ -212,7 +213,8 @@ def _call(given: Any, place: str) -> Fields:
     unknown = (call.keys() | function.keys()) - _OF_CALLS
     if unknown:
         raise ValueError(f"{place} has the unknown fields {', '.join(sorted(unknown))}")
-    name, id_ = function.get("name"), call.get("id")
+    name = function.get("name")
+    id_ = call.get("id")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{place} has no name")
     if id_ is not None and not isinstance(id_, str):

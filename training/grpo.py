@@ -109,7 +109,8 @@ async def train(
             await follow(ranks)
             return folder / "model"
         refuse_unsendable(config.processes, config)
-        graph, options = config.graph, config.configurable
+        graph = config.graph
+        options = config.configurable
         refuse_other_roles(config.adapter.lora_roles, "lora_roles", graph, options)
         refuse_other_roles(config.loss.frozen_roles, "frozen_roles", graph, options)
         config = with_bound(config)
@@ -215,7 +216,8 @@ class TrainingRun(ABC):
         """Take one step, and return its row of metrics. A repeated step finds its rollouts on
         record.
         """
-        phases, config = Phases("evaluation"), plan.config
+        phases = Phases("evaluation")
+        config = plan.config
         with phases("rollout"):
             settled = await self.settled(plan)
         carried = settled.carried
@@ -225,7 +227,8 @@ class TrainingRun(ABC):
             judged = settled.overlays or judge(attempts, plan.step, self.run_id, config)
             rollouts = [each[-1] for each in attempts]
             overlays = credited_overlays(rollouts, judged, config)
-            everyone, verdicts = [*rollouts, *carried.rollouts], [*overlays, *carried.overlays]
+            everyone = [*rollouts, *carried.rollouts]
+            verdicts = [*overlays, *carried.overlays]
             self.write_overlays(verdicts)
             learner = self.learner
             batches = mini_batches(
@@ -304,7 +307,8 @@ class _SamplingRun(TrainingRun):
         """Collect the groups of a step. With `refill`, each group is scored and judged when it
         ends, and a rejected group is replaced by another prompt.
         """
-        config, refill = plan.config, plan.config.rollout.refill
+        config = plan.config
+        refill = plan.config.rollout.refill
         groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
         cut_off = 0
         async with (
@@ -370,7 +374,8 @@ class _SamplingRun(TrainingRun):
         """Evaluate on held-out problems if an evaluation is due, and save the weights if they are
         the best.
         """
-        taken, options = self.learner.version, config.evaluation
+        taken = self.learner.version
+        options = config.evaluation
         if not options.eval_every or (taken % options.eval_every and taken != config.steps):
             return {"eval/correct": None, "eval/best": None}
         rollouts = await self._rolled_out(f"eval-{taken}", held_out(config, self.keeper.folder), 1)

@@ -35,7 +35,9 @@ class Keeper:
     """Keeper of a training's run folder."""
 
     def __init__(self, folder: Path, config: GrpoConfig, learner: Learner) -> None:
-        self.folder, self.config, self._learner = folder, config, learner
+        self.folder = folder
+        self.config = config
+        self._learner = learner
         self._log: MetricsLog | None = None
 
     def restore(self, with_rollouts: Callable[[], int] = lambda: 0) -> RunProgress:
@@ -49,7 +51,8 @@ class Keeper:
         none is complete, or if the taken steps would have had other learning rates with the number
         of steps that is requested now.
         """
-        checkpoints, config = self._checkpoints, self.config
+        checkpoints = self._checkpoints
+        config = self.config
         state = checkpoints.restore(self._read)
         version = int(state["version"]) if state else 0
         planned = read_whole(self.folder / _SCHEDULE)  # None for a new run, too

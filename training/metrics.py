@@ -129,7 +129,8 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str) -> Generator[None]:
-        wall, cpu = time.perf_counter(), _cpu_seconds()
+        wall = time.perf_counter()
+        cpu = _cpu_seconds()
         try:
             yield
         finally:

@@ -203,7 +203,8 @@ class _Course:
 
     def step(self, step: int, batch: Sequence[Example]) -> Metrics:
         """Take the step with number `step`, counted from 1, and return its row of metrics."""
-        began, config = time.perf_counter(), self._config
+        began = time.perf_counter()
+        config = self._config
         share = self._schedule.share(step - 1)
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate * share
@@ -279,7 +280,8 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
         if inserted is None:
             if ids:
                 examples.append(Example(tuple(ids), tuple(mask)))
-            ids, mask = [], []
+            ids = []
+            mask = []
             inserted = codec.encode(conversation.messages[:i], conversation.tools)
         answer = codec.encode_turn(conversation.messages[: i + 1], conversation.tools)
         ids += [*inserted, *answer]

@@ -300,8 +300,12 @@ class _Feed(Thread):
         being sent.
         """
         super().__init__(name="trackers", daemon=True)
-        self._settings, self._config, self._command = settings, config, command
-        self._folder, self._tell, self._rows = folder, tell, rows
+        self._settings = settings
+        self._config = config
+        self._command = command
+        self._folder = folder
+        self._tell = tell
+        self._rows = rows
         self._open: dict[TrackerName, Tracker] = {}
         self._failed: set[TrackerName] = set()
         self._first_step = first_step
@@ -414,7 +418,8 @@ class AppendedRows:
         with file:
             inode = os.fstat(file.fileno()).st_ino
             if inode != self._file:
-                self._file, self._at = inode, 0
+                self._file = inode
+                self._at = 0
             file.seek(self._at)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._at += len(whole) + len(newline)

@@ -301,7 +301,8 @@ def refuse_limits(given: Any, **least: float) -> None:
     `max_cost` may be None. Prices are checked, too.
     """
     for name, lowest in least.items():
-        value, whole = getattr(given, name), isinstance(lowest, int)
+        value = getattr(given, name)
+        whole = isinstance(lowest, int)
         if not (_is_number(value, whole) and value >= lowest) and not (
             name == "max_cost" and value is None
         ):

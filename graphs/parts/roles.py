@@ -107,7 +107,8 @@ async def ask_role(
     read: Callable[[str], Answer] | None = None,
 ) -> RoleReply[Answer]:
     """Send one request to a role. `read`: parser of the answer (None: the role's parser)."""
-    options, read = options or CallOptions(), read or role.read
+    options = options or CallOptions()
+    read = read or role.read
     turns: list[BaseMessage] = [SystemMessage(role.prompt), HumanMessage(request)]
     temperature = role.temperature if options.temperature is None else options.temperature
     form: Any = (

@@ -105,7 +105,8 @@ solver = build_tool_loop(SOLVER_PROMPT, _unread)
 
 async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Planner: the problem -> named subgoals."""
-    context, problem = _context(runtime), problem_of(state)
+    context = _context(runtime)
+    problem = problem_of(state)
     new_problem = bool(state.get("stop_reason"))  # an earlier problem on this thread has ended
     earlier_format = state.get("answer_format", "")
     state = ReasoningState(messages=state["messages"]) if new_problem else state
@@ -117,10 +118,8 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
     if said.value is not None:
         subgoals, remarks = arranged(said.value.subgoals, context.max_subgoals)
     else:
-        subgoals, remarks = (
-            whole_problem(problem),
-            [f"plan: {said.complaint}; the problem itself is the one subgoal"],
-        )
+        subgoals = whole_problem(problem)
+        remarks = [f"plan: {said.complaint}; the problem itself is the one subgoal"]
     spent = _spent(said, context)
     return {
         "plan": subgoals,
@@ -155,7 +154,8 @@ async def after_schedule(
         return "synthesize"
     waiting = ready(state.get("plan", []), state.get("results", {}))
     waiting = waiting[: min(context.max_parallel, left.calls - 1, left.tokens)]
-    share, variables = left.share(max(len(waiting), 1), calls=1), context.session_variables
+    share = left.share(max(len(waiting), 1), calls=1)
+    variables = context.session_variables
     return [
         Send("solve", solver_task(state, subgoal, share, variables=variables))
         for subgoal in waiting
@@ -164,7 +164,8 @@ async def after_schedule(
 
 async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Solver: one subgoal -> its value, by the tool loop."""
-    context, name = _context(runtime), state["subgoal"]["name"]
+    context = _context(runtime)
+    name = state["subgoal"]["name"]
     request = solver_request(
         state["problem"], state["subgoal"]["goal"], state["known"], state["hint"]
     )
@@ -184,7 +185,8 @@ async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[s
     if full:
         spent = spent_on(end["messages"], context.prices)
         return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {full}"]}
-    stop, value = end.get("stop_reason"), stated_value(end["messages"][-1].text)
+    stop = end.get("stop_reason")
+    value = stated_value(end["messages"][-1].text)
     solved = stop == StopReason.ANSWER and value
     remarks = [] if solved else [f"{name}: no value ({stop})"]
     return {
@@ -196,7 +198,8 @@ async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[s
 
 async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Critic: the results -> a verdict."""
-    context, results = _context(runtime), ordered_results(state)
+    context = _context(runtime)
+    results = ordered_results(state)
     said = await ask_role(
         CRITIC, critic_request(problem_of(state), shown(results)), _options(CRITIC, state, context)
     )
@@ -221,7 +224,8 @@ def _consequence(
     verdict: CriticAnswer, state: ReasoningState, context: ReasoningContext
 ) -> dict[str, Any]:
     """State update for a verdict: the subgoals to solve again, a hint, or the reason to stop."""
-    rounds, wish = state.get("rounds", 0), f"{verdict.action} {verdict.subgoal}".strip()
+    rounds = state.get("rounds", 0)
+    wish = f"{verdict.action} {verdict.subgoal}".strip()
     match verdict.action:
         case "accept":
             return {"hint": ""}
@@ -264,12 +268,15 @@ async def after_ask(state: ReasoningState) -> str:
 
 async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Synthesizer: the best results -> the final text, as far as the budget allows."""
-    context, problem = _context(runtime), problem_of(state)
-    results, left = best_results(state), budget_left(state, context)
+    context = _context(runtime)
+    problem = problem_of(state)
+    results = best_results(state)
+    left = budget_left(state, context)
     asked = context.final_format or (
         "" if format_of("", problem) else state.get("answer_format", "")
     )
-    wanted, said = format_of(asked, problem), RoleReply[str](None)
+    wanted = format_of(asked, problem)
+    said = RoleReply[str](None)
     if not left.used_up():
         request = synthesizer_request(problem, shown(results), asked)
         options = _options(SYNTHESIZER, state, context, kept_back=0)
@@ -331,7 +338,8 @@ def _options(
     role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1
 ) -> CallOptions:
     left = budget_left(state, context)
-    tokens, calls = min(context.max_answer_tokens, left.tokens), min(2, left.calls - kept_back)
+    tokens = min(context.max_answer_tokens, left.tokens)
+    calls = min(2, left.calls - kept_back)
     return CallOptions(
         context.models.get(role.name), context.temperatures.get(role.name), tokens, calls
     )

@@ -193,7 +193,8 @@ def _identifier(given: str) -> str:
 
 def _behind(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
     """Names that `name` needs, directly or through others, and `name` itself."""
-    found, open_ = set[str](), [name]
+    found = set[str]()
+    open_ = [name]
     while open_:
         one = open_.pop()
         if one not in found:

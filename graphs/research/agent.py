@@ -122,12 +122,14 @@ class _Research:
     """Nodes that ask a model."""
 
     def __init__(self, model: BaseChatModel | None, tools: Sequence[BaseTool]) -> None:
-        self._model, self._tools = model, tools
+        self._model = model
+        self._tools = tools
         self._searcher = build_search(model, tools)
 
     async def plan(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
         """Planner: the newest message -> questions, or a message to the person instead."""
-        context, sources = _context(runtime), state.get("sources", {})
+        context = _context(runtime)
+        sources = state.get("sources", {})
         Toolbox(context, self._tools)  # raises `ConfigError` before any model call
         gone = forgotten(sources, context.max_remembered_chars)
         at_hand = {name: source for name, source in sources.items() if name not in gone}
@@ -169,7 +171,8 @@ class _Research:
 
     async def search(self, state: SearchTask, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
         """Searcher: one question -> a finding, and the sources read for it."""
-        context, question = _context(runtime), state["question"]["question"]
+        context = _context(runtime)
+        question = state["question"]["question"]
         request = searcher_request(question, state["question"]["queries"], state["known"])
         search = SearchContext(
             research=context,
@@ -197,7 +200,8 @@ class _Research:
         """Writer: findings and passages -> an answer with quotes. If the budget is used up, returns
         an empty update.
         """
-        context, drafts = _context(runtime), state.get("drafts", [])
+        context = _context(runtime)
+        drafts = state.get("drafts", [])
         left = budget_left(state, context)
         if left.used_up():
             return {}
@@ -220,7 +224,8 @@ class _Research:
         self, state: ResearchState, runtime: Runtime[ResearchContext]
     ) -> dict[str, Any]:
         """Judge whether the quotes of the newest draft support the sentences that cite them."""
-        context, sources = _context(runtime), state.get("sources", {})
+        context = _context(runtime)
+        sources = state.get("sources", {})
         draft = await asyncio.to_thread(check, state.get("drafts", [])[-1].text, sources)
         asked = new_statements(draft.statements, state.get("support", []))
         if not asked:
@@ -244,7 +249,8 @@ class _Research:
         may not be parsable.
         """
         left = budget_left(state, context)
-        calls, limit = min(2, left.calls - kept_back), min(context.max_answer_tokens, left.tokens)
+        calls = min(2, left.calls - kept_back)
+        limit = min(context.max_answer_tokens, left.tokens)
         return CallOptions(
             context.model or self._model, context.temperature, limit, 0 if left.used_up() else calls
         )
@@ -262,10 +268,8 @@ async def after_plan(
     questions = state.get("questions", [])
     sources = state.get("sources", {})
     kept = {"calls": 2 if context.check_support else 1, "answer_tokens": context.max_answer_tokens}
-    shares, first_id = (
-        budget_left(state, context).shares(len(questions), **kept),
-        state.get("named", 0) + 1,
-    )
+    shares = budget_left(state, context).shares(len(questions), **kept)
+    first_id = state.get("named", 0) + 1
     return [
         Send("search", SearchTask(question=question, known=known, first_id=first_id, **share))
         for question, share in zip(questions, shares, strict=False)
@@ -300,7 +304,8 @@ def gather(state: ResearchState) -> dict[str, Any]:
             names[source["id"]] = name = known or f"S{named}"
             new[name] = renamed(source, name)
         shown = sources | {source["id"]: source for source in found["sources"]}
-        text, read = quoted_again(found["text"], shown, names), list(dict.fromkeys(names.values()))
+        text = quoted_again(found["text"], shown, names)
+        read = list(dict.fromkeys(names.values()))
         findings.append(
             ResearchFinding(question=found["question"], text=text, stop=found["stop"], sources=read)
         )
@@ -428,7 +433,8 @@ def _end(state: ResearchState, context: ResearchContext, best: CheckedText) -> t
 
 
 def _writer_request(state: ResearchState, context: ResearchContext) -> str:
-    sources, questions = state.get("sources", {}), state.get("questions", [])
+    sources = state.get("sources", {})
+    questions = state.get("questions", [])
     findings = state.get("findings", [])
     read: dict[str, list[int]] = {name: [] for finding in findings for name in finding["sources"]}
     for finding in findings:

@@ -83,10 +83,8 @@ def build_search(
 
     async def reason(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
         context = _context(runtime)
-        research, left = (
-            context.research,
-            context.budget.max_tokens - sampled_tokens(state["messages"]),
-        )
+        research = context.research
+        left = context.budget.max_tokens - sampled_tokens(state["messages"])
         limit = min(left, research.max_answer_tokens)
         offered = Toolbox(research, tools).descriptions()
         chat = chat_model(

@@ -93,10 +93,8 @@ def new_source(
         else ""
     )
     text = replace_surrogates(text[:MAX_TEXT]).replace("\0", "\ufffd")  # some stores reject NUL
-    title, file = (
-        one_line(replace_surrogates(title), MAX_TITLE) or "untitled",
-        replace_surrogates(file),
-    )
+    title = one_line(replace_surrogates(title), MAX_TITLE) or "untitled"
+    file = replace_surrogates(file)
     return Source(
         id="", title=title, url=safe, revision=str(revision), file=file, text=text, offset=offset
     )
@@ -184,7 +182,8 @@ def around(source: Source, start: int, end: int, characters: int) -> str:
     either side.
     """
     text = source["text"]
-    before, after = text[max(start - characters, 0) : start], text[end : end + characters]
+    before = text[max(start - characters, 0) : start]
+    after = text[end : end + characters]
     copy = source.copy()
     copy["text"] = f"{before}>>>{text[start:end]}<<<{after}"
     return _framed(copy, [(0, len(copy["text"]))])
@@ -192,7 +191,8 @@ def around(source: Source, start: int, end: int, characters: int) -> str:
 
 def _framed(source: Source, spans: Sequence[Span]) -> str:
     text = source["text"]
-    shown, at = "", 0
+    shown = ""
+    at = 0
     for start, end in spans:
         shown += (f"\n{GAP}\n" if start > at else "") + text[start:end]
         at = end

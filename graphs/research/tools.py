@@ -230,5 +230,6 @@ def _source_of(document: Document) -> Source:
     title = title if page is None else f"{title}, page {page}"
     start = known.get("start_index")
     offset = start if isinstance(start, int) and start > 0 else 0
-    text, revision = document.page_content, content_hash(document.page_content)[:16]
+    text = document.page_content
+    revision = content_hash(document.page_content)[:16]
     return new_source(title, text, url=url, file=file, revision=revision, offset=offset)

@@ -43,7 +43,8 @@ _CURRENCY = re.compile(r"(?P<sign>[+-]?)\s*(?P<unit>\\?\$|€|£)\s*(?P<value>[^
 
 def exact_equal(a: str, b: str) -> bool:
     """True if both texts are the same number, or the same text if one of them is not a number."""
-    left, right = quantity(a), quantity(b)
+    left = quantity(a)
+    right = quantity(b)
     if left is None or right is None:
         return a.strip() == b.strip()
     units_agree = not left[1] or not right[1] or left[1] == right[1]
@@ -101,7 +102,8 @@ def _unsigned(text: str) -> Fraction | None:
 
 
 def _ratio(top: str, bottom: str) -> Fraction | None:
-    numerator, denominator = _signed_decimal(top), _signed_decimal(bottom)
+    numerator = _signed_decimal(top)
+    denominator = _signed_decimal(bottom)
     return None if numerator is None or not denominator else numerator / denominator
 
 

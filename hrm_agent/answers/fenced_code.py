@@ -87,7 +87,8 @@ def python_blocks(text: str) -> list[FencedBlock]:
 
 def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, int]:
     """Block that a fence opens (None if it is not Python), and the position behind it."""
-    fence, begin = opening["fence"], min(opening.end() + 1, len(text))
+    fence = opening["fence"]
+    begin = min(opening.end() + 1, len(text))
     closing = re.compile(rf"^ {{0,3}}{fence[0]}{{{len(fence)},}}[ \t\r]*$", re.MULTILINE).search(
         text, begin
     )

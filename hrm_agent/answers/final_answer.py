@@ -32,14 +32,18 @@ def own_text(text: str) -> str:
     all text before it, since the chat template itself may have opened `<reason>`.
     """
     parts: list[str] = []
-    hidden_by, start = "", 0
+    hidden_by = ""
+    start = 0
     for tag in _TAG.finditer(text):
-        closes, name = bool(tag[1]), tag[2]
+        closes = bool(tag[1])
+        name = tag[2]
         if hidden_by:
             if closes and name == hidden_by:
-                hidden_by, start = "", tag.end()
+                hidden_by = ""
+                start = tag.end()
         elif closes:
-            parts, start = [], tag.end()
+            parts = []
+            start = tag.end()
         else:
             parts.append(text[start : tag.start()])
             hidden_by = name
@@ -64,7 +68,8 @@ def _last_boxed(text: str) -> str | None:
     boxes = deque(_BOXED.finditer(text), maxlen=1)  # a hostile text may have 100,000 boxes
     if not boxes:
         return None
-    start, depth = boxes[-1].end(), 1
+    start = boxes[-1].end()
+    depth = 1
     for brace in _BRACE.finditer(text, start, start + MAX_BOXED_CHARACTERS):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:

@@ -59,7 +59,8 @@ def json_values(text: str) -> Iterator[Any]:
     text = without_surrogates(own_text(text[: 16 * MAX_CHARACTERS]))[:MAX_CHARACTERS]
     # a text with a lone surrogate is left to the lenient reader, which removes surrogates
     if not _HALF.search(text):
-        values, after = list[Any](), 0
+        values = list[Any]()
+        after = 0
         for start in _starts(text):
             if start >= after:
                 with suppress(ValueError, RecursionError):
@@ -141,7 +142,8 @@ class _Lenient:
         """Read a string. A quote ends the string only if the text after the quote could follow a
         string. So `"he said "no" to it"` and `'it's'` are each read as one string.
         """
-        closing, parts = _QUOTES[self._text[self._at]], list[str]()
+        closing = _QUOTES[self._text[self._at]]
+        parts = list[str]()
         self._at += 1
         while self._at < len(self._text):
             mark = self._text[self._at]

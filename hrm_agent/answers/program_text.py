@@ -118,7 +118,8 @@ def _best(blocks: list[_Block]) -> str | None:
 
 def _blocks(text: str) -> Iterator[_Block]:
     """Blocks that are marked as Python, or are not marked at all."""
-    position, looks = 0, MAX_LOOKS
+    position = 0
+    looks = MAX_LOOKS
     while (opening := _FENCE.search(text, position)) is not None:
         position = opening.end()
         if opening["before"] is None and not _is_named(opening):
@@ -169,7 +170,8 @@ def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> _Blo
     named = _is_named(opening)
     if not named and opening["info"].strip().lower() not in ("", "code"):
         return None
-    code, before = text[opening.end() + 1 : end].replace("\r\n", "\n"), opening["before"] or ""
+    code = text[opening.end() + 1 : end].replace("\r\n", "\n")
+    before = opening["before"] or ""
     if ">" in before.replace("<answer>", ""):
         code = _QUOTED.sub("", code)
     elif width := len(before.removesuffix("<answer>")):
@@ -189,7 +191,8 @@ def _scan(code: str, fence: str) -> _Scan:
     position = 0
     sound = True
     while (mark := _MARK.search(code, position)) is not None:
-        found, start = mark[0], position
+        found = mark[0]
+        start = position
         bare.append(code[start : mark.start()])
         position = mark.end()
         if found[0] in "'\"":

@@ -99,7 +99,8 @@ class ReusedThreads:
     ) -> None:
         while True:
             function, context, future = asked.get()
-            result, error = None, None
+            result = None
+            error = None
             try:
                 result = context.run(function)
             except BaseException as raised:
@@ -123,7 +124,8 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self._guard, self._over = LoopGuard(name), False
+        self._guard = LoopGuard(name)
+        self._over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

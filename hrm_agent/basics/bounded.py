@@ -31,7 +31,9 @@ class BoundedMap(MutableMapping[_Key, _Value]):
         the value is in the map.
         """
         self._entries: OrderedDict[_Key, _Value] = OrderedDict()
-        self._most, self._weigh, self._most_weight = most, weigh, most_weight
+        self._most = most
+        self._weigh = weigh
+        self._most_weight = most_weight
         self._weight = 0
 
     def put(self, key: _Key, value: _Value) -> list[_Value]:

@@ -79,7 +79,8 @@ def alone_in(folder: Path) -> Generator[None]:
     the lock. Raises RunError if another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held, place = _held.get(), folder.resolve()
+    held = _held.get()
+    place = folder.resolve()
     if place in held:
         yield
         return

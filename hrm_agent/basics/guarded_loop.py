@@ -51,7 +51,9 @@ class LoopGuard:
         """Make a guard. `wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep
         when several turns in a row have raised, longer each time; not for turns of an event loop.
         """
-        self._name, self._wake, self._rests = name, wake, rests
+        self._name = name
+        self._wake = wake
+        self._rests = rests
         self.surprises = 0
         """Number of turns that raised so far."""
         self._in_a_row = 0
@@ -100,7 +102,8 @@ class LoopGuard:
         """True if the loop begins a turn within `seconds`. Must be called in another thread than
         the loop's.
         """
-        begun, ends = threading.Event(), time.monotonic() + seconds
+        begun = threading.Event()
+        ends = time.monotonic() + seconds
         self._asked.append(begun)
         while (left := ends - time.monotonic()) > 0:
             self._wake()  # repeated, since a call just before the loop falls asleep has no effect

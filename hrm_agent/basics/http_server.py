@@ -75,7 +75,9 @@ class BadRequestError(Exception):
 
     def __init__(self, status: int, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.status, self.message, self.hint = status, message, hint
+        self.status = status
+        self.message = message
+        self.hint = hint
 
 
 class _Strangers:

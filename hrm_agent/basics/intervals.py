@@ -47,7 +47,8 @@ def bootstrapped(
     units = values_MU.shape[1] if values_MU.ndim == 2 else 0
     if units == 0:
         return [Estimate(math.nan, 0.0, 1.0) for _ in columns_MU]
-    rng, at_once = np.random.default_rng(seed), max(1, _MOST_DRAWS // units)
+    rng = np.random.default_rng(seed)
+    at_once = max(1, _MOST_DRAWS // units)
     means_MR = np.empty((len(values_MU), resamples))
     for first in range(0, resamples, at_once):
         times_RU = rng.multinomial(
@@ -55,11 +56,13 @@ def bootstrapped(
         )
         means_MR[:, first : first + len(times_RU)] = values_MU @ times_RU.T / units
     means_MR.sort(axis=1)
-    lowest, highest = int(0.025 * resamples), min(resamples - 1, int(0.975 * resamples))
+    lowest = int(0.025 * resamples)
+    highest = min(resamples - 1, int(0.975 * resamples))
     found: list[Estimate] = []
     for values_U, means_R in zip(values_MU, means_MR, strict=True):
         value = math.fsum(values_U) / units
-        low, high = float(means_R[lowest]), float(means_R[highest])
+        low = float(means_R[lowest])
+        high = float(means_R[highest])
         if shares and values_U.min() == values_U.max():
             low, high = wilson_interval(value * units, units)
         found.append(Estimate(value, low, high))

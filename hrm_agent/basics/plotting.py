@@ -92,7 +92,8 @@ def curve(
         axes.errorbar(xs, means, yerr=_errors(points), **{"capsize": 3, **look})
         return
     if band == "fill":
-        lows, highs = [point.low for point in points], [point.high for point in points]
+        lows = [point.low for point in points]
+        highs = [point.high for point in points]
         axes.fill_between(xs, lows, highs, color=look["color"], alpha=0.18, linewidth=0)
     every = max(1, len(xs) // 15) if len(xs) > _MANY_POINTS else 1
     axes.plot(xs, means, markevery=every, **look)

@@ -224,7 +224,8 @@ def close_call(
     pending: PendingCall, prefix: Prefix, engine: Engine, completion: Completion
 ) -> tuple[Call, AIMessage]:
     """Record of a sampled turn, and its message."""
-    inserted, sampled = prefix.inserted, completion.token_ids
+    inserted = prefix.inserted
+    sampled = completion.token_ids
     message = _message(pending, engine, prefix, completion)
     untrainable = pending.sampling.why_untrainable
     if completion.constrained:
@@ -376,7 +377,8 @@ def _message(
         if completion.constrained
         else engine.codec.parse(text, pending.tools, thinks=prefix.thinks)
     )
-    prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
+    prompt = len(prefix.prompt_ids)
+    answer = len(completion.token_ids)
     usage = UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
     if parsed.reasoning is not None:
         usage["output_token_details"] = {

@@ -175,7 +175,8 @@ class PolicyModel(BaseChatModel):
             text = _TextStream(job)
             if job.recorded is None:
                 await job.ready()
-                loop, tokens = asyncio.get_running_loop(), asyncio.Queue[int | None]()
+                loop = asyncio.get_running_loop()
+                tokens = asyncio.Queue[int | None]()
 
                 def tell(token: int | None) -> None:
                     with suppress(RuntimeError):  # the caller's loop may be closed

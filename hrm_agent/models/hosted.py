@@ -50,7 +50,8 @@ def ask_in_thread(
     names. A seed is not passed on, since few providers take one. If the provider refuses a
     parameter, its error is raised.
     """
-    tools, choice = options.get("tools"), options.get("tool_choice")
+    tools = options.get("tools")
+    choice = options.get("tool_choice")
     runnable: Any = (
         model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
     )
@@ -95,10 +96,8 @@ def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampl
     They are read from what LangChain reports to tracers, since only the provider's class knows what
     it sends. A missing parameter was not sent. Values of an unknown form are omitted.
     """
-    stop, named = (
-        options.get("stop"),
-        {name: value for name, value in options.items() if name != "stop"},
-    )
+    stop = options.get("stop")
+    named = {name: value for name, value in options.items() if name != "stop"}
     told: dict[str, Any] = model._get_invocation_params(stop=stop, **named)  # pyright: ignore[reportPrivateUsage]
     traced = cast("dict[str, Any]", model._get_ls_params(stop=stop, **named))  # pyright: ignore[reportPrivateUsage]
     limits = (_amount(told.get(name)) for name in _LIMITS)

@@ -191,10 +191,8 @@ def is_folder(text: str) -> bool:
 def _check(text: str, name: str, value: str) -> None:
     if name == "device":
         kind, colon, number = value.partition(":")
-        good, known = (
-            kind in _DEVICES and (not colon or (kind == "cuda" and number.isdecimal())),
-            _DEVICES,
-        )
+        good = kind in _DEVICES and (not colon or (kind == "cuda" and number.isdecimal()))
+        known = _DEVICES
     else:
         known = _VALUES.get(name, ())
         good = not known or value in known

@@ -34,7 +34,9 @@ class RestartingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.name, self.codec, self.logprob_kind = engine.name, engine.codec, engine.logprob_kind
+        self.name = engine.name
+        self.codec = engine.codec
+        self.logprob_kind = engine.logprob_kind
         self.restarted = 0
         """Number of replies that were dropped and requested again."""
         self._lock = threading.Lock()
@@ -71,7 +73,8 @@ class RestartingEngine:
             self._engine.publish(version, state_dict)
         finally:
             with self._lock:
-                again, self._dropped = self._dropped, []
+                again = self._dropped
+                self._dropped = []
             self.restarted += len(again)
             for asked in again:
                 self._ask_again(asked)

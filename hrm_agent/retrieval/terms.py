@@ -115,7 +115,8 @@ def phrases_of(question: str, languages: Sequence[str] = (NO_LANGUAGE,)) -> list
     """Phrases of a question in these languages, without duplicates (empty if the question has no
     word).
     """
-    found, asking = dict[Phrase, None](), dict[Phrase, None]()
+    found = dict[Phrase, None]()
+    asking = dict[Phrase, None]()
     for word in _APART.split(question):
         into = asking if word.casefold() in _ASKING else found
         for language in languages or (NO_LANGUAGE,):
@@ -126,7 +127,8 @@ def phrases_of(question: str, languages: Sequence[str] = (NO_LANGUAGE,)) -> list
 
 
 def _phrases(word: str, language: str) -> list[Phrase]:
-    folded, term = _folded(word, language), _terms_in(language).__getitem__
+    folded = _folded(word, language)
+    term = _terms_in(language).__getitem__
     runs = [tuple(map(term, run)) for run in _RUN.findall(folded)]
     pairs = [pair for run in runs for pair in pairwise(run)] + [
         run for run in runs if len(run) == 1

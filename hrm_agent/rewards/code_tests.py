@@ -228,7 +228,8 @@ class TestedProgram:
         together. All programs together have MAX_TOGETHER times as long. `output_bytes`: number of
         bytes that are kept of the output.
         """
-        self._environment, self._code = environment, code
+        self._environment = environment
+        self._code = code
         self._seconds = self._left = seconds
         self._left_together = MAX_TOGETHER * seconds
         self._limits = Limits(output_bytes=output_bytes)
@@ -272,7 +273,8 @@ class TestedProgram:
             return "the calls before it had used the time of all"
         if self._ended >= MAX_ENDED or self._rebuilt >= MAX_REBUILT:
             return "its process ended too often"
-        code, first = f"returned({test.handed})", not self._session
+        code = f"returned({test.handed})"
+        first = not self._session
         if first:
             self._session = f"reward-{uuid4().hex}"
             code = (
@@ -295,7 +297,8 @@ class TestedProgram:
                 return _ending(result)
 
     async def _end_calls(self) -> None:
-        session, self._session = self._session, ""
+        session = self._session
+        self._session = ""
         if session:
             with suppress(HrmError):  # an unreachable environment drops the session by itself
                 await self._environment.end_session(session)
@@ -322,7 +325,8 @@ def _told_bytes(value: Any) -> int:
     """Approximate size of a value as JSON. It is not measured by writing the JSON: long integers
     have no decimal text, and a part that occurs several times counts each time.
     """
-    size, left = 0, [value]
+    size = 0
+    left = [value]
     while left:
         each = left.pop()
         size += 8

@@ -51,7 +51,8 @@ def answer_is(
 
     The value is None (no opinion) if the task has no reference answer.
     """
-    read, equal = reader_of(reader), comparison_of(compare)
+    read = reader_of(reader)
+    equal = comparison_of(compare)
 
     def correct(text: str, reference: str | None) -> Scored:
         if reference is None:
@@ -92,7 +93,8 @@ def comparison_of(spec: str | Comparison) -> Comparison:
 
 
 def _numeric(tolerance: Fraction, answer: str, reference: str) -> bool:
-    given, wanted = number(answer), number(reference)
+    given = number(answer)
+    wanted = number(reference)
     if given is None or wanted is None:
         return exact_equal(answer, reference)
     return abs(given - wanted) <= tolerance * max(Fraction(1), abs(wanted))
@@ -105,7 +107,8 @@ def _text(answer: str, reference: str) -> bool:
 def _set(answer: str, reference: str) -> bool:
     if len(answer) > max(LEAST_SET_CHARACTERS, SET_FACTOR * len(reference)):
         return False
-    given, wanted = _Elements(answer), _Elements(reference)
+    given = _Elements(answer)
+    wanted = _Elements(reference)
     return len(given.found) == len(wanted.found) and all(map(wanted.has, given.found))
 
 

@@ -215,7 +215,8 @@ async def _ask(
             found = read_as(form, answer)
             fault = fault_of(found)
         except UnparsableAnswer as error:
-            found, fault = None, str(error)
+            found = None
+            fault = str(error)
         if found is not None and not fault:
             return found
         messages += [

@@ -35,7 +35,8 @@ def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
     if spec.startswith(_ANSWER):
         reader, _, comparison = spec.removeprefix(_ANSWER).rpartition(",")
         if not reader:  # no comparison was named
-            reader, comparison = comparison, "exact"
+            reader = comparison
+            comparison = "exact"
         return Rubric([answer_is(reader, comparison)], name=spec), ""
     module_name, colon, attribute = spec.rpartition(":")
     if not colon or not module_name or not attribute:

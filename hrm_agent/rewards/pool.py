@@ -78,7 +78,8 @@ class RewardPool:
         """`rubric` was loaded from `spec`, which is relative to `folder`. `environment`: additional
         environment variables.
         """
-        self._spec, self._folder = spec, folder
+        self._spec = spec
+        self._folder = folder
         self._variables = {**os.environ, **(environment or {})}
         self._rewards = {part.name: part for part in rubric.parts}
         self._idle: list[_Worker] = []
@@ -150,7 +151,8 @@ class RewardPool:
     async def _alone(self, job: _Job) -> None:
         worker = await self._open(alone=True)
         try:
-            job.done, job.began = asyncio.get_running_loop().create_future(), None
+            job.done = asyncio.get_running_loop().create_future()
+            job.began = None
             await worker.run(job)
             if job.began is not None:  # the process has ended, and no other function ran in it
                 reason = "it ended the process that it ran in, alone"
@@ -178,7 +180,8 @@ class _Worker:
         """Start the process. `alone`: the process gets only one job, so that its failure is the
         job's fault.
         """
-        self._rewards, self._alone = rewards, alone
+        self._rewards = rewards
+        self._alone = alone
         self._jobs: dict[int, _Job] = {}
         self._numbers = 0
         self._tasks: list[asyncio.Task[None]] = []

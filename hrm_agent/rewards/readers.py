@@ -80,7 +80,8 @@ def _tag(name: str) -> Reader:
         raise ConfigError(
             f"{name!r} is not a valid name of a tag.", "Write tag:answer, for example."
         )
-    opening, closing = f"<{name}>", f"</{name}>"
+    opening = f"<{name}>"
+    closing = f"</{name}>"
 
     def read(text: str) -> str | None:
         before, closed, _ = text.rpartition(closing)

@@ -48,14 +48,16 @@ def _same(shown: Any, wanted: Any) -> bool:
     if isinstance(wanted, (int, float, complex)):
         return _same_number(shown, wanted)
     if isinstance(wanted, (list, tuple)):
-        items, expected = _tagged(shown, "l"), cast("Sequence[Any]", wanted)
+        items = _tagged(shown, "l")
+        expected = cast("Sequence[Any]", wanted)
         return (
             items is not None and len(items) == len(expected) and all(map(_same, items, expected))
         )
     if isinstance(wanted, dict):
         return _same_mapping(_tagged(shown, "d"), cast("Mapping[Any, Any]", wanted))
     if isinstance(wanted, (set, frozenset)):
-        items, members = _tagged(shown, "s"), cast("AbstractSet[Any]", wanted)
+        items = _tagged(shown, "s")
+        members = cast("AbstractSet[Any]", wanted)
         return items is not None and set(map(_hashable, items)) == set(
             map(_hashable_as_told, members)
         )

@@ -59,7 +59,9 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
     so this is no fault of a single rollout.
     """
     scored = given if isinstance(given, Scored) else Scored(given)
-    fault, reason, value = None, storable(scored.reason), scored.value
+    fault = None
+    reason = storable(scored.reason)
+    value = scored.value
     if value is not None and not hasattr(value, "__float__"):
         shown = repr(value)[:80]
         raise ConfigError(
@@ -68,13 +70,13 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
         )
     number = None if value is None else float(value)
     if number is not None and not math.isfinite(number):
-        fault, reason, number = RewardFault.NOT_A_NUMBER, f"it returned {number}", None
+        fault = RewardFault.NOT_A_NUMBER
+        reason = f"it returned {number}"
+        number = None
     elif number is not None and decides and not 0.0 <= number <= 1.0:
-        fault, reason, number = (
-            RewardFault.OUT_OF_RANGE,
-            f"the outcome lies in [0, 1], it returned {number:g}",
-            None,
-        )
+        fault = RewardFault.OUT_OF_RANGE
+        reason = f"the outcome lies in [0, 1], it returned {number:g}"
+        number = None
     return RewardScore(
         name=reward.name,
         value=number,

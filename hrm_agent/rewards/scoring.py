@@ -32,12 +32,10 @@ class Scorer:
     def __init__(
         self, rubric: Rubric, code: str, calls: _Calls, *, keeps_truncated: bool = False
     ) -> None:
-        self.rubric, self.code, self._calls, self._keeps_truncated = (
-            rubric,
-            code,
-            calls,
-            keeps_truncated,
-        )
+        self.rubric = rubric
+        self.code = code
+        self._calls = calls
+        self._keeps_truncated = keeps_truncated
 
     async def score(self, group: Sequence[Rollout]) -> list[Scoring]:
         """Scorings of the rollouts of one task, in their order. Raises `HrmError` for a rubric that
@@ -48,10 +46,8 @@ class Scorer:
         work = [self._calls.score([rollout], alone) for rollout in group] if alone else []
         work += [self._calls.score(group, [name]) for name in compared] if group else []
         found = await asyncio.gather(*work)
-        each, whole = (
-            found[: len(group)] if alone else [{}] * len(group),
-            found[len(group) if alone else 0 :],
-        )
+        each = found[: len(group)] if alone else [{}] * len(group)
+        whole = found[len(group) if alone else 0 :]
         scorings: list[Scoring] = []
         for place, rollout in enumerate(group):
             scores = {name: given[0] for name, given in each[place].items()}

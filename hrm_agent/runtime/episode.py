@@ -394,7 +394,8 @@ class EpisodeRunner:
         callbacks: StreamCallbacks,
     ) -> Trajectory:
         """Run to the end, and record it. A step that raised may be repeated once."""
-        inherited, first = set[str](), None
+        inherited = set[str]()
+        first = None
         if (record := graph_run.record) is not None:  # a fork shares calls with its origin
             inherited = {c.id for c in record.calls if c.identity.thread_id != record.thread_id}
         while True:
@@ -414,7 +415,8 @@ class EpisodeRunner:
                     error = None
                 if error is None:
                     return self._end(begun, episode, ended)
-            first, graph_run = ended, replace(graph_run, record=begun, answers=False)
+            first = ended
+            graph_run = replace(graph_run, record=begun, answers=False)
 
     def _cause(
         self, error: Exception, ended: TurnEnd, first: TurnEnd | None, episode: Episode

@@ -74,7 +74,8 @@ class _Sending(Thread):
 
     def __init__(self, send: SpanSender, *, content: bool) -> None:
         super().__init__(name="otel", daemon=True)
-        self._send, self._content = send, content
+        self._send = send
+        self._content = content
         self._runs: queue.Queue[Trajectory | None] = queue.Queue(_WAITING)
         self._lost = 0
         self._told = False
@@ -217,8 +218,10 @@ def _heard() -> Generator[Sequence[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             said.append(record.getMessage())
 
-    logger, listener = logging.getLogger(_LOGGER), Listener()
-    before, logger.propagate = logger.propagate, False
+    logger = logging.getLogger(_LOGGER)
+    listener = Listener()
+    before = logger.propagate
+    logger.propagate = False
     logger.addHandler(listener)
     try:
         yield said

@@ -71,7 +71,8 @@ class RunStore:
     """
 
     def __init__(self, database: Database, cipher: Cipher, allow: Sequence[str] = ()) -> None:
-        self.database, self.cipher = database, cipher
+        self.database = database
+        self.cipher = cipher
         _check_key(database, cipher)
         self.journal = StoreJournal(database, cipher, self._requests)
         self.options = ThreadOptions(database, cipher)

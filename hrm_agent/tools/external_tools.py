@@ -62,7 +62,8 @@ def record_external_tools() -> None:
     change nothing.
     """
     tool: Any = BaseTool
-    inner_run, inner_arun = tool.run, tool.arun
+    inner_run = tool.run
+    inner_arun = tool.arun
 
     @functools.wraps(inner_run)
     def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
@@ -96,7 +97,8 @@ def record_external_tools() -> None:
                     run.output = await inner_arun(self, given, *args, **options)
             return run.output
 
-    tool.run, tool.arun = run, arun
+    tool.run = run
+    tool.arun = arun
 
 
 @contextmanager
@@ -117,7 +119,8 @@ def _call(
     """Pair (recording, call) for a call to be recorded by the wrapper. Both are None if the call is
     recorded elsewhere, or not at all.
     """
-    recording, metadata = open_recording(), config.get("metadata")
+    recording = open_recording()
+    metadata = config.get("metadata")
     tool_call_id = options.get("tool_call_id")
     by_caller = tool_call_id is not None and tool_call_id == _by_caller.get()
     if (
@@ -154,7 +157,9 @@ class _ExternalRun:
         answers: str | None,
         config: RunnableConfig,
     ) -> None:
-        self._recording, self._answers, self._config = recording, answers, config
+        self._recording = recording
+        self._answers = answers
+        self._config = config
         self._codec = OutputCodec(recording.journal, tool)
         self._begun = begin_tool_call(recording, call)
         self._drawn: tuple[int, ...] = ()
@@ -184,7 +189,8 @@ class _ExternalRun:
         """Read the recorded output, or in a replay the recorded error. Returns the reason if it
         cannot be read (empty if it can).
         """
-        record, output = self._begun, self._begun.output or {}
+        record = self._begun
+        output = self._begun.output or {}
         if is_answer(output):
             try:
                 self.output = _for_call(self._codec.unpack(output), call)

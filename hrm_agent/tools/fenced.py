@@ -74,7 +74,8 @@ async def run_fenced_blocks(
     The length of the text for the model is limited by the tool's own limit and the number of
     blocks. The message's metadata has the start and end time of the tool's work.
     """
-    calls, results = fenced_calls(message, tool.name), list[ToolMessage]()
+    calls = fenced_calls(message, tool.name)
+    results = list[ToolMessage]()
     for call in calls:
         results += await run_tool_calls(call, [tool], config)
         if results[-1].status == "error":

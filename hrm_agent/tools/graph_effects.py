@@ -58,8 +58,10 @@ class GraphEffects:
         questions get these numbers again.
         """
         self._pad: Any = (config.get("configurable") or {}).get(SCRATCHPAD)
-        self._recording, self._identity = recording, identity
-        self._codec, self._drawn = codec, [*drawn]
+        self._recording = recording
+        self._identity = identity
+        self._codec = codec
+        self._drawn = [*drawn]
         self._wanted: int | None = None
         self._of_task = (
             TaskQuestions(None)
@@ -200,7 +202,8 @@ class GraphEffects:
         }
 
     def _next_question(self) -> int:
-        asked, number = question_asked(_frame(1)), self._next_number()
+        asked = question_asked(_frame(1))
+        number = self._next_number()
         question: dict[str, Any] = {"number": number, "asked": {"lost": "a question"}}
         if asked is not None:
             value, schema = asked
@@ -278,8 +281,10 @@ class _ObservedStore(BaseStore):
     """
 
     def __init__(self, store: BaseStore, note: Callable[[Sequence[Op]], None]) -> None:
-        self._store, self._note = store, note
-        self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
+        self._store = store
+        self._note = note
+        self.supports_ttl = store.supports_ttl
+        self.ttl_config = store.ttl_config
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         done = list(ops)

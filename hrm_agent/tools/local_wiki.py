@@ -115,7 +115,8 @@ class LocalWiki:
                     "info": "This wiki knows the actions query and parse.",
                 }
             }
-        ids, passed = asked.get("pageids", "").split("|"), dict[str, str]()
+        ids = asked.get("pageids", "").split("|")
+        passed = dict[str, str]()
         titles = [_title(title) for title in asked.get("titles", "").split("|") if title]
         titles += [page.title for page in pages.values() if str(_number(page.title)) in ids]
         ends = dict.fromkeys(_followed(pages, title, passed) for title in titles)
@@ -208,7 +209,8 @@ def _found(pages: dict[str, _LocalPage], asked: dict[str, str]) -> list[dict[str
     """Hits for a search: pages that have all the words. Pages where the words are the largest share
     of the text come first. With `srwhat=nearmatch`, the only hit is the page with this title.
     """
-    query, words = _title(asked.get("srsearch", "")).casefold(), set[str]()
+    query = _title(asked.get("srsearch", "")).casefold()
+    words = set[str]()
     found = [page for page in pages.values() if page.title.casefold() == query]
     if asked.get("srwhat") != "nearmatch":
         words = set(_WORD.findall(query))

@@ -103,10 +103,12 @@ async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict
     try:
         async with asyncio.timeout(seconds), create_session(connection) as session:
             await session.initialize()
-            found, cursor = list[Any](), None
+            found = list[Any]()
+            cursor = None
             while True:
                 page = await session.list_tools(cursor=cursor)
-                found, cursor = [*found, *page.tools], page.nextCursor
+                found = [*found, *page.tools]
+                cursor = page.nextCursor
                 if not cursor:
                     return [tool.model_dump(mode="json", exclude_none=True) for tool in found]
     except Exception as error:

@@ -45,7 +45,8 @@ class OutputCodec:
     """
 
     def __init__(self, journal: Journal | None = None, tool: BaseTool | None = None) -> None:
-        self._journal, self._tool = journal, tool
+        self._journal = journal
+        self._tool = tool
 
     def pack(self, value: Any) -> dict[str, Any]:
         """`ToolCall.output` for the value that a tool returned."""
@@ -100,7 +101,8 @@ def is_answer(output: Mapping[str, Any] | None) -> bool:
 
 def why_lost(output: Mapping[str, Any]) -> str:
     """Reason why an output is not on record, and a remedy."""
-    kind, reason = output.get("lost", "a value"), output.get("reason", "it could not be stored")
+    kind = output.get("lost", "a value")
+    reason = output.get("reason", "it could not be stored")
     said = f"what it returned or did ({kind}) is not on record: {reason}"
     return f"{said}. Plain data is, and so are types that --allow MODULE:TYPE names"
 
@@ -137,7 +139,8 @@ def _quietly(convert: Callable[[T], R], value: T) -> R:
     """Convert without LangGraph's log of refused types, since the remedy in it does not help with a
     tool's output.
     """
-    before, _packing.now = getattr(_packing, "now", False), True
+    before = getattr(_packing, "now", False)
+    _packing.now = True
     try:
         return convert(value)
     finally:

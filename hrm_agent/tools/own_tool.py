@@ -98,10 +98,8 @@ class _OwnTool(BaseTool):
                 failure, "status", ToolStatus.INFRASTRUCTURE if unread else ToolStatus.ERROR
             )
             if limit.expired():
-                failure, status = (
-                    f"TimeoutError: no answer within {self.seconds:g} s",
-                    ToolStatus.TIMEOUT,
-                )
+                failure = f"TimeoutError: no answer within {self.seconds:g} s"
+                status = ToolStatus.TIMEOUT
             raise ToolFailure(str(failure)[:MAX_FAILURE], status) from error
         if not isinstance(message, ToolMessage):
             return message

@@ -126,7 +126,10 @@ class _Execution:
     def __init__(
         self, tool: PythonTool, code: str, tool_call_id: str, config: RunnableConfig
     ) -> None:
-        self._tool, self._code, self._id, self._config = tool, code, tool_call_id, config
+        self._tool = tool
+        self._code = code
+        self._id = tool_call_id
+        self._config = config
         self._recording, self._identity = (
             active_recording(),
             graph_identity(config.get("metadata"), tool_call_id),
@@ -150,9 +153,11 @@ class _Execution:
             return _outcome(await self._run(place.name, place.history))
         begin = variables_cell(self._tool.variables)
         if place.history is not None:
-            first, history = not place.history, (begin, *place.history)
+            first = not place.history
+            history = (begin, *place.history)
         else:  # the environment keeps the session's cells, including this one
-            first, history = place.name not in self._sessions.begun, None
+            first = place.name not in self._sessions.begun
+            history = None
             if first:
                 await self._submit(
                     Submission(begin.code, session=place.name, run=self._recording.run_id)
@@ -206,7 +211,8 @@ def _outcome(result: ExecutionResult) -> ToolOutcome:
     *before, last = map(str, result.changed_cells or [0])
     calls = f"calls {', '.join(before)} and {last}" if before else f"call {last}"
     notes = {SessionState.LOST: LOST, SessionState.DIFFERS: DIFFERS.format(calls)}
-    note, shown = notes.get(result.session) if result.session else None, tool_content(result)
+    note = notes.get(result.session) if result.session else None
+    shown = tool_content(result)
     return ToolOutcome(result.status, f"{note}\n{shown}" if note else shown, execution=result)
 
 

@@ -103,10 +103,8 @@ async def record_tool_call(
     `repeatable` see `Journal.write_tool_call`.
     """
     identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
-    started, recording = (
-        new_tool_call(identity, tool_call_id, name, arguments, key),
-        active_recording(),
-    )
+    started = new_tool_call(identity, tool_call_id, name, arguments, key)
+    recording = active_recording()
     while not acquire(recording, started):  # noqa: ASYNC110  # the key's holder may run on another loop
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     with holding(recording, started):
@@ -206,7 +204,8 @@ def begin_tool_call(recording: Recording, started: ToolCall, repeatable: bool = 
     earlier = recording.claim_tool_call(started)
     if earlier is not None:
         return earlier
-    journal, thread = recording.journal, started.identity.thread_id
+    journal = recording.journal
+    thread = started.identity.thread_id
     repeated = journal.find_repeat(thread, started.name, started.arguments)
     started = started.model_copy(
         update={"repeated_of": None if repeated == started.id else repeated}

@@ -47,7 +47,8 @@ async def run_tool_calls(
         _answer(call, index, by_name, config) for index, call in enumerate(message.tool_calls)
     ]
     for index, call in enumerate(invalid_tool_calls(message), start=len(answers)):
-        call_id, name = call.get("id") or f"call_{index}", call.get("name") or "unknown"
+        call_id = call.get("id") or f"call_{index}"
+        name = call.get("name") or "unknown"
         content = f"Invalid tool call: {call.get('error') or 'it could not be decoded'}"
         answers.append(_refuse(call_id, name, call.get("args") or "", content, config))
     results = await asyncio.gather(*answers, return_exceptions=True)
@@ -73,7 +74,9 @@ async def _answer(
     call: ToolCall, index: int, tools: dict[str, BaseTool], config: RunnableConfig
 ) -> ToolMessage:
     call = {**call, "id": call["id"] or f"call_{index}", "type": "tool_call"}
-    call_id, name, arguments = str(call["id"]), call["name"], call["args"]
+    call_id = str(call["id"])
+    name = call["name"]
+    arguments = call["args"]
     tool = tools.get(name)
     if tool is None:
         known = ", ".join(sorted(tools)) or "none"
@@ -132,10 +135,8 @@ def _external_tool(
     """
 
     async def execute(drawn: Sequence[int] = ()) -> ToolOutcome:
-        recording, identity = (
-            active_recording(),
-            graph_identity(config.get("metadata"), str(call["id"])),
-        )
+        recording = active_recording()
+        identity = graph_identity(config.get("metadata"), str(call["id"]))
         codec = OutputCodec(recording.journal, tool)
         effects = GraphEffects(recording, identity, config, codec, drawn)
         try:

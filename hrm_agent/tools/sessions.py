@@ -124,7 +124,8 @@ class RecordingSessions:
 
     async def _line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
         """Steps that led to the current step of a thread."""
-        thread, journal = identity.thread_id, recording.journal
+        thread = identity.thread_id
+        journal = recording.journal
         patience = (
             0.0 if thread in self._without_line or not journal.is_blocking else SECONDS_TO_APPEAR
         )
@@ -144,7 +145,9 @@ class RecordingSessions:
         """Finished calls that led to a call, with the ids of their records, in the order in which
         they ran.
         """
-        journal, thread, scope = recording.journal, identity.thread_id, identity.scope
+        journal = recording.journal
+        thread = identity.thread_id
+        scope = identity.scope
         inner = journal.line(thread, scope, identity.checkpoint_id) if scope else line
         found: list[tuple[tuple[int, str], float, str, _Ran]] = []
         for record_id, step in journal.steps_of_tool_calls(thread):

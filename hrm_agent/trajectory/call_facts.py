@@ -174,10 +174,8 @@ def reported_usage(response: Mapping[str, Any]) -> CallUsage | None:
 
     A number that cannot be a token count or an amount of money counts as not reported.
     """
-    tokens, facts = (
-        _table(response.get("usage_metadata")),
-        _table(response.get("response_metadata")),
-    )
+    tokens = _table(response.get("usage_metadata"))
+    facts = _table(response.get("response_metadata"))
     stated = (_table(facts.get(name)).get("cost") for name in ("token_usage", "usage"))
     said = {
         "input_tokens": tokens.get("input_tokens"),

@@ -102,7 +102,8 @@ class HashedContext:
         mark = _mark(message)
         known = None if mark is None else self.following.get(mark)
         if known is None:
-            ordinals, digest = _with_calls(self.ordinals, message), self.digest.copy()
+            ordinals = _with_calls(self.ordinals, message)
+            digest = self.digest.copy()
             digest.update(_bytes(("" if self.first else ",") + _encode(_seen(message, ordinals))))
             known = HashedContext(digest, ordinals)
             if mark is not None:
@@ -136,7 +137,8 @@ def _mark(message: BaseMessage) -> Mark | None:
     """Key of a message (None if it contains values that are not plain). Packed bytes distinguish 1
     from True.
     """
-    content, calls = message.content, message.tool_calls if isinstance(message, AIMessage) else ()
+    content = message.content
+    calls = message.tool_calls if isinstance(message, AIMessage) else ()
     answered = message.tool_call_id if isinstance(message, ToolMessage) else None
     if isinstance(content, str) and not calls:
         return message.type, message.name, answered, content

@@ -68,7 +68,8 @@ class OpenDraws:
         """`on_new`: called with a function that returns the record, when there are new draws to
         write (None: new draws are not kept).
         """
-        self._identity, self._on_new = identity, on_new
+        self._identity = identity
+        self._on_new = on_new
         self._kept: dict[str, list[Any]] = {
             kind: list(getattr(recorded, kind)) if recorded is not None else []
             for kind in ("times", "uuids", "seeds", "values")
@@ -123,7 +124,8 @@ class OpenDraws:
 
     def _next(self, kind: str, draw: Callable[[], Any]) -> Any:
         with self._lock:
-            kept, number = self._kept[kind], self._given[kind]
+            kept = self._kept[kind]
+            number = self._given[kind]
             if number < len(kept):
                 self._given[kind] += 1
                 return kept[number]
@@ -133,7 +135,8 @@ class OpenDraws:
         with self._lock:
             kept.append(value)
             self._given[kind] += 1
-            announce, self._waits = not self._waits, True
+            announce = not self._waits
+            self._waits = True
         if announce:
             self._on_new(self.record)
         return value

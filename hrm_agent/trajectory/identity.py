@@ -27,7 +27,8 @@ __all__ = ["graph_identity", "in_graph", "metadata_of"]
 
 def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIdentity:
     """Identity in `metadata`. Outside a graph, an identity made from the call's own `run_id`."""
-    metadata, active = metadata or {}, open_recording()
+    metadata = metadata or {}
+    active = open_recording()
     namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
     thread_id = (active.thread_id if active else "") or str(metadata.get("thread_id", "")) or run_id
     if not namespace:

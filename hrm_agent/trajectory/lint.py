@@ -494,7 +494,8 @@ def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
     """Status and stop reason fit: `completed` goes with `answer`, `failed` with the kind of
     failure. A failed run also has an error text.
     """
-    status, reason = trajectory.status, trajectory.stop_reason
+    status = trajectory.status
+    reason = trajectory.stop_reason
     if reason not in _ENDS[status]:
         yield (
             trajectory.id,

@@ -237,7 +237,8 @@ class Recording:
         return found
 
     def _open_draws(self, identity: GraphIdentity) -> OpenDraws:
-        thread, key = identity.thread_id, (identity.task_id, identity.attempt)
+        thread = identity.thread_id
+        key = (identity.task_id, identity.attempt)
 
         def write(record: Callable[[], TaskDraws]) -> None:
             self.journal.write_draws(thread, key, record)

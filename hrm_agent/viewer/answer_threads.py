@@ -45,7 +45,8 @@ class AnswerThreads:
     async def _in_thread(self, work: Callable[[], T], begun: asyncio.Event) -> T:
         async with self._free:
             begun.set()
-            loop, result = asyncio.get_running_loop(), asyncio.Future[T]()
+            loop = asyncio.get_running_loop()
+            result = asyncio.Future[T]()
 
             def deliver(give: Callable[[], None]) -> None:
                 if not result.done():  # the server has ended

@@ -99,9 +99,12 @@ class Viewer:
         fork_token: str = "",
         environment: EnvironmentServer | None = None,
     ) -> None:
-        self._places, self._environment = places, environment
-        self._forks, self._fork_token = forks, fork_token
-        self.workers, self.events = AnswerThreads(), Events(places.changed)
+        self._places = places
+        self._environment = environment
+        self._forks = forks
+        self._fork_token = fork_token
+        self.workers = AnswerThreads()
+        self.events = Events(places.changed)
         gate = SiteGate(host, port, "/")
         self.app = application(
             one_token(token),
@@ -260,19 +263,22 @@ def _refusal(error: Exception, request: web.Request) -> web.StreamResponse:
     """Response for an error. An unexpected error is logged with its traceback, which is not sent."""
     match error:
         case BadRequestError():
-            status, message, hint = error.status, error.message, error.hint
+            status = error.status
+            message = error.message
+            hint = error.hint
         case HrmError():
             status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
-            message, hint = error.message, error.hint
+            message = error.message
+            hint = error.hint
         case web.HTTPException():
-            status, message, hint = error.status, error.reason, ""
+            status = error.status
+            message = error.reason
+            hint = ""
         case _:
             _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
-            status, message, hint = (
-                500,
-                "The server failed.",
-                "Run it with --debug, which logs where.",
-            )
+            status = 500
+            message = "The server failed."
+            hint = "Run it with --debug, which logs where."
     answer = _json_response({"error": {"message": message, "hint": hint}}, status)
     if status == 503:
         answer.headers["Retry-After"] = "1"

@@ -71,7 +71,8 @@ class Events:
             listener.told.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, stopped: threading.Event) -> None:
-        known, guard = False, LoopGuard("view-watch")
+        known = False
+        guard = LoopGuard("view-watch")
         while True:
             found: Sequence[str] = ()
             with guard:
@@ -115,7 +116,8 @@ class Events:
             async with asyncio.timeout(SECONDS_BETWEEN_SIGNS):
                 await listener.told.wait()
         listener.told.clear()
-        news, listener.news = sorted(listener.news), set()
+        news = sorted(listener.news)
+        listener.news = set()
         event = f"event: change\ndata: {to_json({'places': news})}\n\n" if news else ":\n\n"
         async with asyncio.timeout(SECONDS_TO_TAKE):
             await response.write(event.encode())

@@ -159,7 +159,8 @@ class _Copy:
 
     def run(self, place: Place, run: dict[str, Any], most: int) -> int:
         """Write a run with at most `most` trajectories. Return their number."""
-        name, here = run["run"], {"place": place.id, "run": run["run"]}
+        name = run["run"]
+        here = {"place": place.id, "run": run["run"]}
         chosen = _chosen(place, run, most, self._only)
         if not self._only:
             self.leave_out("trajectories", chosen.all - len(chosen.ids))
@@ -200,7 +201,8 @@ class _Copy:
 
     def _of_trajectory(self, place: Place, id_: str, run: str) -> Iterator[tuple[str, Any]]:
         whole = trajectory(place, id_)
-        thread, here = whole["header"]["thread"], {"place": place.id}
+        thread = whole["header"]["thread"]
+        here = {"place": place.id}
         read = items(place, id_, limit=_MOST_ITEMS)
         self.leave_out("items", read["total"] - len(read["items"]))
         yield data_key("trajectory", {**here, "id": id_}), whole

@@ -212,7 +212,8 @@ class ForkJobs:
         """Write the edit to the command, and keep the end of its output. The job counts as running
         until the command has ended.
         """
-        told, complained = bytearray(), bytearray()
+        told = bytearray()
+        complained = bytearray()
         try:
             with LoopGuard("view-jobs"):
                 self._hear(job.process, text, told, complained)
@@ -260,7 +261,8 @@ def _address(place: Place) -> tuple[str, dict[str, str]]:
 
 def fork_plan(place: Place, request: Request) -> dict[str, Any]:
     """Plan of a fork: what runs again, its effects, the command and a digest."""
-    thread, checkpoint = _name(request.get("thread")), _name(request.get("checkpoint"))
+    thread = _name(request.get("thread"))
+    checkpoint = _name(request.get("checkpoint"))
     if thread is None or checkpoint is None:
         raise ConfigError(
             "The request names no moment.",
@@ -280,7 +282,8 @@ def fork_plan(place: Place, request: Request) -> dict[str, Any]:
     here, *later = moments_at(store, thread_id, header, links, chosen, damaged) or [None]
     after = {checkpoint}
     nodes = list(here.next) if here is not None else []
-    tools, isolation = list[str](), list[str]()
+    tools = list[str]()
+    isolation = list[str]()
     for moment in later:
         if moment is not None and moment.parent in after:
             after.add(moment.checkpoint_id)

@@ -67,7 +67,8 @@ class Place:
             ):
                 return known
             self._forget()
-            mark, began = self._mark(None), time.monotonic()
+            mark = self._mark(None)
+            began = time.monotonic()
             if self._failed is not None and began < self._failed[0] and self._failed[1] == mark:
                 raise self._failed[2].with_traceback(None)
             try:
@@ -195,7 +196,8 @@ class Places:
         """Ids of the places that appeared, disappeared or changed since the previous call."""
         marks = {place.id: place.mark() for place in self.all()}
         with self._lock:
-            before, self._marks = self._marks, marks
+            before = self._marks
+            self._marks = marks
         ids = marks.keys() | before.keys()
         return sorted(
             id_

@@ -93,7 +93,8 @@ class MetricsTail:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self._path = path
+        self._lock = threading.Lock()
         self._begin(("", 0))
 
     def _begin(self, identity: tuple[str, int]) -> None:
@@ -117,7 +118,8 @@ class MetricsTail:
                 self._read_on()
             found = copy.copy(self)
             # columns need no copy, since they only grow beyond these rows
-            found.steps, found.columns = self.steps[:], dict(self.columns)
+            found.steps = self.steps[:]
+            found.columns = dict(self.columns)
             return found
 
     def _read_on(self) -> None:

@@ -55,7 +55,8 @@ class SiteGate:
         """`host`: host that the server listens on. `page`: path that a link of another site may
         lead to.
         """
-        self._port, self._page = port, page
+        self._port = port
+        self._page = page
         self._names = {*_LOOPBACK, host.lower()} - set(_ANYWHERE)
         self._any_address = host in _ANYWHERE
         if self._any_address:
@@ -95,7 +96,8 @@ class SiteGate:
     def _is_ours(self, authority: str) -> bool:
         name, colon, port = authority.rpartition(":")
         if not colon or "]" in port:  # browsers leave out port 80
-            name, port = authority, "80"
+            name = authority
+            port = "80"
         if port != str(self._port):
             return False
         bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name

@@ -166,7 +166,8 @@ def _rows(
 
 def _row(path: Sequence[Call], wanted: Collection[str], role: str) -> tuple[Row, _Spans]:
     size = sum(len(call.token_ids) for call in path)
-    token_ids, mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    token_ids = np.zeros(size, np.int64)
+    mask = np.zeros(size, np.bool_)
     logprobs, temperatures, recorded_at = (np.ones(size, np.float32) for _ in range(3))
     spans: list[tuple[str, int, int]] = []
     start = 0
@@ -214,13 +215,15 @@ def _forwarded(
         batches = micro_batches(listed, token_budget=TOKENS, forward=forward)
         first = token_entropies(model, batches[0].to(device)) if batches else None
     except ModelError:  # the model's attention cannot be replaced
-        batches, first = micro_batches(listed, token_budget=TOKENS, forward="padded"), None
+        batches = micro_batches(listed, token_budget=TOKENS, forward="padded")
+        first = None
     for place, batch in enumerate(batches):
         found = (
             first if place == 0 and first is not None else token_entropies(model, batch.to(device))
         )
         entropies, logprobs = (each.float().cpu().numpy() for each in found)
-        sequences, recorded = batch.sequences_K.numpy(), batch.old_logprobs_K.numpy()
+        sequences = batch.sequences_K.numpy()
+        recorded = batch.old_logprobs_K.numpy()
         for number in np.unique(sequences):
             own = sequences == number
             yield int(number), entropies[own], logprobs[own], recorded[own]

@@ -138,7 +138,8 @@ def token_rows(
         examples: dict[tuple[str, str], TokenExample] = {}
         for call, index in sorted(found, key=lambda place: -float(place[0].entropies[place[1]])):
             of_call = texts[call.call_id]
-            before, after = "".join(of_call[:index]), "".join(of_call[index + 1 :])
+            before = "".join(of_call[:index])
+            after = "".join(of_call[index + 1 :])
             example = TokenExample(
                 trajectory_id=call.trajectory_id,
                 call_id=call.call_id,

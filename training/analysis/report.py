@@ -167,7 +167,8 @@ def analyse(
     tokens: TokenReport | None = None
     marked: list[MarkedCall] = []
     if found.calls:
-        calls, texts = found.calls, found.texts
+        calls = found.calls
+        texts = found.texts
         entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
         threshold = fork_threshold(calls, options.share)
         tokens = TokenReport(

@@ -297,7 +297,8 @@ def _computed(
         usable[sampler] = [(each, calls) for each, calls in kept if calls]
     if not any(usable.values()):
         return []
-    model, roles = load_weights(computing), roles_of_weights(computing)
+    model = load_weights(computing)
+    roles = roles_of_weights(computing)
     done: list[tuple[WeightsUse, list[CallEntropy]]] = []
     for sampler, rollouts in usable.items():
         wanted = [(each, {call.id for call in calls}) for each, calls in rollouts]

@@ -351,7 +351,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     @model_validator(mode="after")
     def _passes_go_together(self, info: ValidationInfo) -> Self:
         """Refuse combinations of settings that are each valid alone."""
-        optim, loss = self.optim, self.loss
+        optim = self.optim
+        loss = self.loss
         mean = loss.taken("aggregation")
         if loss.credit == "even" and mean == "sequence" and info.context != ON_RECORD:
             raise ConfigError(
@@ -422,7 +423,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         """Reason, in one line, why the objective makes no difference in this configuration (empty
         if it does).
         """
-        loss, optim = self.loss, self.optim
+        loss = self.loss
+        optim = self.optim
         keys = {**loss.model_dump(), **optim.model_dump(), "source": self.source}
         if loss.objective == "clipped" or ratio_moves(keys):
             return ""

@@ -243,7 +243,8 @@ def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> No
     """Raise `ConfigError` if older weights sample without a correction, or if one of `samples`
     rollouts is a quorum.
     """
-    behind, share = rollout.versions_behind, rollout.group_quorum
+    behind = rollout.versions_behind
+    share = rollout.group_quorum
     older = f"versions_behind = {behind}" if behind else "carry_over" if rollout.carry_over else ""
     if older and loss.correction == "none" and loss.old_logprobs != "engine":
         raise ConfigError(

@@ -87,7 +87,8 @@ def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
     replaced by a tiny one, as is the slope of a single point. A token of a prompt is assumed to
     cost as much as a sampled token.
     """
-    mean_n, mean_s = sum(seconds) / len(seconds), sum(seconds.values()) / len(seconds)
+    mean_n = sum(seconds) / len(seconds)
+    mean_s = sum(seconds.values()) / len(seconds)
     spread = sum((n - mean_n) ** 2 for n in seconds)
     slope = sum((n - mean_n) * (s - mean_s) for n, s in seconds.items()) / spread if spread else 0.0
     overhead = max(0.0, mean_s - max(0.0, slope) * mean_n)

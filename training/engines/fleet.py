@@ -66,7 +66,8 @@ class FleetWatch:
     """Watches one server of a fleet."""
 
     def __init__(self, server: FleetServer, router: EngineRouter) -> None:
-        self._server, self._router = server, router
+        self._server = server
+        self._router = router
         self._proved: Watched | None = None
         self._next_digest = 0.0
         self._same = self._same_digest = 0
@@ -87,10 +88,12 @@ class FleetWatch:
         raises `OtherWeightsError` if it has answered a request since the last successful check,
         else `ServerGoneError`.
         """
-        server, proved = self._server, self._server.proved
+        server = self._server
+        proved = self._server.proved
         if proved is None:
             return None
-        began, answered = time.monotonic(), self._router.answered(server.name)
+        began = time.monotonic()
+        answered = self._router.answered(server.name)
         digest = digest or began >= self._next_digest
         try:
             found = server.watch(digest=digest)
@@ -135,7 +138,8 @@ class FleetProof:
         self, options: FleetOptions, score: Callable[[Sequence[int]], list[float]]
     ) -> None:
         """`score`: the trainer's log-prob of each token of a text but the first."""
-        self._options, self._score = options, score
+        self._options = options
+        self._score = score
         self._said: set[str] = set()
 
     def scored(self, token_ids: Sequence[int]) -> ScoredText:
@@ -151,7 +155,8 @@ class FleetProof:
         Raises `OtherWeightsError` if the difference is too large, or if weights cannot be compared
         and the options do not say to trust them.
         """
-        texts, differences = publication.texts[:1], list[LogprobDifference]()
+        texts = publication.texts[:1]
+        differences = list[LogprobDifference]()
         if shown.sample is not None:
             ids = (*server.head(publication.texts[0].token_ids), *shown.sample.token_ids)
             fresh = self.scored(ids)
@@ -166,7 +171,8 @@ class FleetProof:
         found = LogprobDifference(
             max(each.largest for each in differences), max(each.mean for each in differences)
         )
-        where, version = server.url, publication.version
+        where = server.url
+        version = publication.version
         refuse_other_weights(
             where=where,
             version=version,
@@ -268,7 +274,8 @@ class EngineFleet:
         self.name = name
         self.codec = codec
         self.policy_version = 0
-        self._options, self._proof = options, FleetProof(options, score)
+        self._options = options
+        self._proof = FleetProof(options, score)
         self._router = EngineRouter(scheduler)
         self._salt = secrets.token_hex(8)
         self._formats: set[tuple[str, str]] = set()
@@ -356,7 +363,8 @@ class EngineFleet:
                 raise self._failure
             publication = self._written(version, state_dict)
             self._router.step_ended()
-            self._publication, self.policy_version = publication, version
+            self._publication = publication
+            self.policy_version = version
             present = [server for server in self._servers if server.engine is not None]
             with ThreadPoolExecutor(len(self._servers)) as threads:
                 taken = list(
@@ -465,7 +473,9 @@ class EngineFleet:
         if server.name in self._router.names:
             self._router.release(server.name)
             return
-        engine, facts, costs = server.engine, server.facts, self._costs.of(server)
+        engine = server.engine
+        facts = server.facts
+        costs = self._costs.of(server)
         if engine is None or facts is None:
             raise ServerGoneError(
                 f"The vLLM server at {server.url} was lost after its proof.",

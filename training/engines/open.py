@@ -32,7 +32,8 @@ def open_fleet(
     `folder`: the run's folder. `score`: the trainer's log-prob of each token of a text but the
     first.
     """
-    engines, adapter = config.engines, config.adapter
+    engines = config.engines
+    adapter = config.adapter
     if adapter.lora_roles:
         raise ConfigError(
             "engine vllm takes one adapter at a time, and lora_roles names several.",

@@ -155,7 +155,8 @@ class RolloutState:
         if engine is not None:
             engine.response_tokens += response - self.response_tokens
             engine.changes += 1
-        self.tokens, self.response_tokens = tokens, response
+        self.tokens = tokens
+        self.response_tokens = response
 
 
 @dataclass(slots=True, eq=False)
@@ -429,7 +430,8 @@ class ExpectedPeak(_Admission):
             self.learn(lengths, ())
 
     def learn(self, lengths: LengthCurve, engines: Sequence[EngineState]) -> None:
-        self._curve, self._table = lengths, PeakTable(lengths)
+        self._curve = lengths
+        self._table = PeakTable(lengths)
         self._totals.clear()
 
     def left(self, engine: EngineState) -> None:

@@ -86,10 +86,12 @@ class RoutedRequest:
         """Take the request's token count from a report (None if not listed). Return True if the
         request made progress: it has more tokens, or is listed for the first time.
         """
-        begun, self.listed = tokens is not None and not self.listed, tokens is not None
+        begun = tokens is not None and not self.listed
+        self.listed = tokens is not None
         if not begun and (tokens or 0) <= self.tokens:
             return False
-        self.tokens, self.heard_at = max(self.tokens, tokens or 0), now
+        self.tokens = max(self.tokens, tokens or 0)
+        self.heard_at = now
         return True
 
 
@@ -169,7 +171,8 @@ class EngineRouter:
         self, scheduler: RolloutScheduler, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`clock`: monotonic time in seconds."""
-        self._scheduler, self._clock = scheduler, clock
+        self._scheduler = scheduler
+        self._clock = clock
         self._own = secrets.token_hex(4)
         """Prefix of request names, since other clients may use the same engines."""
         self._lock = threading.RLock()
@@ -356,7 +359,8 @@ class EngineRouter:
             member = self._members.get(name)
             taken: list[RoutedRequest] = []
             if member is not None and abort:
-                taken, held = list(member.asked), member.held
+                taken = list(member.asked)
+                held = member.held
                 assert held is not None, "an engine is held before it is drained"
                 member.asked.clear()
                 for asked in taken:
@@ -377,7 +381,8 @@ class EngineRouter:
             member = self._members.get(name)
             if member is None:
                 return
-            held, member.held = member.held or [], None
+            held = member.held or []
+            member.held = None
             self._to_send += [(member, asked) for asked in held]
         self._send()
 
@@ -458,7 +463,8 @@ class EngineRouter:
                     f"{self._own}-{next(self._numbers)}",
                     len(asked.request.prompt_ids),
                 )
-                asked.heard_at, asked.listed = self._clock(), False
+                asked.heard_at = self._clock()
+                asked.listed = False
             try:
                 inner = member.engine.submit(replace(asked.request, name=asked.name))
             except ModelError as error:

@@ -269,7 +269,8 @@ class RolloutScheduler:
         return placements
 
     def _pin(self, rollout: RolloutState, engine: EngineState) -> Placement:
-        moved, rollout.placed = rollout.placed, True
+        moved = rollout.placed
+        rollout.placed = True
         self._placed += not moved
         rollout.engine = engine
         engine.add(rollout)

@@ -108,7 +108,8 @@ class FleetServer:
         """
         self.proved: Watched | None = None
         """State at the server's last proof (None if it was given weights since, or was away)."""
-        self._options, self._number = options, number
+        self._options = options
+        self._number = number
         self._given = "" if number < options.count else options.servers[number - options.count]
         self._process: VllmProcess | None = None
         self._weights: WeightsClient | None = None
@@ -216,7 +217,8 @@ class FleetServer:
         """
         _, weights = self._here()
         compared = self._compared(publication)
-        sample, kept = None, False
+        sample = None
+        kept = False
         if sampled:
             before = weights.cache_hits() if self._counts else None
             sample = self._sampled(self.head(publication.texts[0].token_ids), _SAMPLE)
@@ -256,7 +258,8 @@ class FleetServer:
 
     def forget(self) -> None:
         """Drop the connections and the state of a server that is away."""
-        engine, weights = self.engine, self._weights
+        engine = self.engine
+        weights = self._weights
         self.engine = self._weights = self.facts = self.took = self.proved = None
         self._adapter = ""
         self._base_compared = False
@@ -329,7 +332,8 @@ class FleetServer:
         )
 
     def _here(self) -> tuple[VllmEngine, WeightsClient]:
-        engine, weights = self.engine, self._weights
+        engine = self.engine
+        weights = self._weights
         if engine is None or weights is None:
             raise ServerGoneError(
                 f"The vLLM server at {self.url} is away.",

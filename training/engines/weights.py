@@ -214,7 +214,8 @@ class WeightsBroadcast:
         self._tensors = {
             name: tensor.to("cpu", copy=True).contiguous() for name, tensor in given.items()
         }
-        self._address, self._seconds = address, seconds
+        self._address = address
+        self._seconds = seconds
 
     @contextmanager
     def offered(self, url: str, gpus: Sequence[str]) -> Generator[str]:
@@ -242,7 +243,8 @@ class WeightsBroadcast:
             ) from error
         token = secrets.token_hex(16)
         offer = Offer(host, port, token, backend, len(gpus), self._seconds, listed(self._tensors))
-        answered, failures = threading.Event(), list[str]()
+        answered = threading.Event()
+        failures = list[str]()
         sending = (offer, store, answered, failures)
         thread = threading.Thread(target=self._send, args=sending, name="weights", daemon=True)
         thread.start()

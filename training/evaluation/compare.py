@@ -186,7 +186,8 @@ def _side(
 
 def comparison_rows(found: Comparison) -> list[Row]:
     """Rows of a table: measure, value of A, value of B, difference."""
-    a, b = found.a, found.b
+    a = found.a
+    b = found.b
     return [
         ("trajectories", a.trajectories, b.trajectories, ""),
         (

@@ -224,12 +224,14 @@ def compare_rubrics(
             "`hrm-agent show TRAJECTORY` lists the scores of one; `hrm-agent rescore` makes more.",
         )
     # pairs (A, B) by problem
-    outcomes, totals = _Pairs(), _Pairs()
+    outcomes = _Pairs()
+    totals = _Pairs()
     right: dict[Problem, list[tuple[bool, bool]]] = {}
     differing: list[Difference] = []
     for trajectory in both:
         problem = _problem(trajectory)
-        of_a, of_b = by_a[trajectory.id], by_b[trajectory.id]
+        of_a = by_a[trajectory.id]
+        of_b = by_b[trajectory.id]
         values = of_a.rewards["correct"], of_b.rewards["correct"]
         outcomes.setdefault(problem, []).append(values)
         totals.setdefault(problem, []).append((of_a.rewards["reward"], of_b.rewards["reward"]))

@@ -146,7 +146,8 @@ def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
 
 def _sample(trajectory: Trajectory) -> Sample:
     completed = trajectory.status is RunStatus.COMPLETED
-    calls, tools = trajectory.own_calls, trajectory.own_tool_calls
+    calls = trajectory.own_calls
+    tools = trajectory.own_tool_calls
     tokens: Counter[tuple[str, str]] = Counter()
     for call in calls:
         read, sampled = usage(call)

@@ -101,10 +101,13 @@ def _won_with(answers: AnswerTally, top: int) -> Any:
         math.comb(answers.none, drawn) for drawn in range(answers.none + 1)
     ]
     for times, share in answers.given:
-        old_ways, old_right = ways, right
-        ways, right = np.zeros_like(ways), np.zeros_like(right)
+        old_ways = ways
+        old_right = right
+        ways = np.zeros_like(ways)
+        right = np.zeros_like(right)
         for drawn in range(min(times, top) + 1):
-            choices, leads = math.comb(times, drawn), drawn == top
+            choices = math.comb(times, drawn)
+            leads = drawn == top
             to = np.s_[drawn:, 1:] if leads else np.s_[drawn:, :]
             of = np.s_[: n + 1 - drawn, :-1] if leads else np.s_[: n + 1 - drawn, :]
             ways[to] += choices * old_ways[of]

@@ -79,7 +79,8 @@ def roles_of_step(
     for trajectory in whole:
         for call in trajectory.own_calls:
             if call.id in weights and no_gradient(call, trajectory.policy) is None:
-                role, weight = call.identity.role, weights[call.id]
+                role = call.identity.role
+                weight = weights[call.id]
                 trained[role] += call.sampled_tokens
                 signed[role] += weight * call.sampled_tokens
                 absolute[role] += abs(weight) * call.sampled_tokens

@@ -135,7 +135,8 @@ def _over(values: Sequence[float], band: Band) -> Estimate:
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return Estimate(math.nan, math.nan, math.nan)
-    mean, count = fmean(known), len(known)
+    mean = fmean(known)
+    count = len(known)
     if band == "minmax":
         return Estimate(mean, min(known), max(known))
     if band == "none" or count < 2:
@@ -411,5 +412,6 @@ def _stages(lines: Sequence[PlotLine], axis: Axis) -> list[float]:
     if len(lines) != 1 or "stage" not in lines[0].runs[0].metrics:
         return []
     run = lines[0].runs[0]
-    stages, xs = run.metrics["stage"], run.over(axis)
+    stages = run.metrics["stage"]
+    xs = run.over(axis)
     return [(xs[i - 1] + xs[i]) / 2 for i in range(1, len(xs)) if stages[i] != stages[i - 1]]

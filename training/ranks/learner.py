@@ -148,10 +148,12 @@ def _by_trajectories(batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
     """Group micro-batches that share tokens of a trajectory."""
     parts: list[tuple[set[int], list[MicroBatch]]] = []
     for batch in batches:
-        sequences, together = set(batch.sequences_K.tolist()), [batch]
+        sequences = set(batch.sequences_K.tolist())
+        together = [batch]
         for part in [each for each in parts if each[0] & sequences]:
             parts.remove(part)
-            sequences, together = sequences | part[0], part[1] + together
+            sequences = sequences | part[0]
+            together = part[1] + together
         parts.append((sequences, together))
     return [together for _, together in parts]
 

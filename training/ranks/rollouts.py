@@ -32,7 +32,8 @@ class RankRollouts:
     """Runs episodes on rank 0, which is this process, and on the other ranks."""
 
     def __init__(self, ranks: Ranks, runner: EpisodeRunner) -> None:
-        self._ranks, self._runner = ranks, runner
+        self._ranks = ranks
+        self._runner = runner
         self._numbers = count(1)
         self._runs: dict[int, tuple[int, asyncio.Future[Trajectory]]] = {}
         for rank, link in ranks.links.items():
@@ -48,7 +49,8 @@ class RankRollouts:
         known = self._runner.store.journal.find_trajectory(episode.trajectory_id)
         if known is not None and known.status is not RunStatus.RUNNING:
             return known
-        number, ended = next(self._numbers), asyncio.get_running_loop().create_future()
+        number = next(self._numbers)
+        ended = asyncio.get_running_loop().create_future()
         data = _sendable(replace(episode, verify=None, verify_run=None))
         link = self._ranks.links[rank]
         if link.ended.is_set():

@@ -189,8 +189,12 @@ class _Selection:
     def __init__(
         self, config: GrpoConfig, runs: Sequence[RecordedRuns], tokens: TokenReader
     ) -> None:
-        self._config, self._runs, self._tokens = config, runs, tokens
-        self._left_out, self._context, self._idle = Counter[str](), Counter[str](), Counter[str]()
+        self._config = config
+        self._runs = runs
+        self._tokens = tokens
+        self._left_out = Counter[str]()
+        self._context = Counter[str]()
+        self._idle = Counter[str]()
         self._rewards: dict[str, dict[str, float]] = {}
         self._seen: dict[str, dict[str, float]] = {}
         """Group id -> start time of each of its rollouts."""
@@ -221,7 +225,8 @@ class _Selection:
         )
 
     def _of_source(self, source: int) -> Iterator[RecordedGroup]:
-        runs, left_out = self._runs[source], dict[str, int]()
+        runs = self._runs[source]
+        left_out = dict[str, int]()
         headers = runs.headers(left_out)
         self._left_out.update(left_out)
         if self._config.by:

@@ -84,7 +84,8 @@ async def train_on_record(
         source = _RecordSource(config, folder, keeper.restore(), groups)
         tokens = TokenReader(config.policy)
         async with _scoring(config, store, runs, groups) as score:
-            run_id, write = run_id_of(folder, store), store.journal.write_overlays
+            run_id = run_id_of(folder, store)
+            write = store.journal.write_overlays
             run = _RecordRun(run_id, source, learner, keeper, score, write, groups, runs, tokens)
             while source.goes_on(learner.version):
                 row = await run.take(source.plan(learner.version))
@@ -149,7 +150,8 @@ class _RecordLearner(Learner):
         """True if the current weights sampled the tokens of the batches."""
         if not all(bool((batch.versions_K == self.version).all()) for batch in batches):
             return False
-        difference, tokens = 0.0, 0
+        difference = 0.0
+        tokens = 0
         with torch.no_grad():
             for batch in (each.to(self.accelerator.device) for each in batches):
                 _, comparable_K = sampled_and_recorded_logprobs(self.model, batch)
@@ -190,7 +192,8 @@ class _Rescoring:
     def __init__(
         self, scorer: Scorer, store: RunStore, runs: Sequence[RecordedRuns], groups: RecordedGroups
     ) -> None:
-        self._scorer, self._store = scorer, store
+        self._scorer = scorer
+        self._store = store
         self._runs = {group.group_id: runs[group.source] for group in groups.groups}
         self._standing = store.scorings.by_rubric(scorer.rubric.name)
 

@@ -101,8 +101,11 @@ class _Rescoring:
         again: Again,
         on_scored: Callable[[int], object] | None,
     ) -> None:
-        self._store, self._scorer, self._headers = store, scorer, headers
-        self._again, self._on_scored = again, on_scored
+        self._store = store
+        self._scorer = scorer
+        self._headers = headers
+        self._again = again
+        self._on_scored = on_scored
         self._threads = {header.thread_id for header in headers}
         self._wants = scorer.rubric.wants
         self._standing = store.scorings.by_rubric(scorer.rubric.name)
@@ -234,7 +237,8 @@ class _Rescoring:
 
     async def _flush(self) -> None:
         async with self._writing:
-            scorings, self._written = self._written, []
+            scorings = self._written
+            self._written = []
             if scorings:
                 await asyncio.to_thread(self._store.scorings.write, scorings)
 

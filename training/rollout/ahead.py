@@ -32,7 +32,8 @@ def with_bound(config: GrpoConfig) -> GrpoConfig:
     """Configuration of the learner, in which `max_staleness` leaves out tokens that are older than
     the run allows.
     """
-    behind, given = config.rollout.versions_behind, config.loss.max_staleness
+    behind = config.rollout.versions_behind
+    given = config.loss.max_staleness
     if not behind:
         return config
     # a rollout that is carried over is trained on one version later

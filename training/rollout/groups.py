@@ -114,7 +114,10 @@ class Collector:
         on_rollout: Callable[[Trajectory], None] | None = None,
     ) -> None:
         """`workers`: processes that run the graphs (None: this process)."""
-        self._runner, self._run_id, self._folder, self._workers = runner, run_id, folder, workers
+        self._runner = runner
+        self._run_id = run_id
+        self._folder = folder
+        self._workers = workers
         self._stragglers = Stragglers(runner.store, run_id)
         self._attempt = attempts_of(
             runner, concurrency=config.concurrency, on_done=on_rollout, workers=workers
@@ -203,7 +206,8 @@ class Collector:
         Yields a function, to be called when these groups have ended. It waits for the rollouts as
         `Stragglers.run_carried` does, and returns them.
         """
-        others_over, options = asyncio.Event(), config.rollout
+        others_over = asyncio.Event()
+        options = config.rollout
         with leases_of(episodes, self._runner, self._workers):
             running = asyncio.create_task(
                 self._stragglers.run_carried(

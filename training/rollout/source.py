@@ -128,7 +128,8 @@ class TaskSource:
         while self._stage_is_over(step):
             if not self._next_stage(step):
                 return False
-        patience, every = self.config.evaluation.patience, self.config.evaluation.eval_every
+        patience = self.config.evaluation.patience
+        every = self.config.evaluation.eval_every
         return step < self._config.steps and not self.progress.is_patience_spent(patience, every)
 
     def prepare(self) -> None:
@@ -143,7 +144,8 @@ class TaskSource:
 
         Returns False if this was the last stage.
         """
-        stages, number = self._config.stages, self.progress.stage
+        stages = self._config.stages
+        number = self.progress.stage
         goes_on = self._next_stage(step)
         whose = f"of stage {stages[number].name or number + 1} " if stages else ""
         then = "the next stage begins" if goes_on else "the training ends here"
@@ -167,7 +169,8 @@ class TaskSource:
 
         All are of this stage. A later stage begins only when all begun steps have been taken.
         """
-        progress, behind = self.progress, self.config.rollout.versions_behind
+        progress = self.progress
+        behind = self.config.rollout.versions_behind
         stages = self._config.stages
         end = progress.began_at + stages[progress.stage].steps if stages else self._config.steps
         for coming in range(step + 1 + len(progress.begun), min(step + 1 + behind, end)):
@@ -186,7 +189,8 @@ class TaskSource:
 
     def rate(self, step: int) -> float:
         """Learning rate of `step`."""
-        progress, optim = self.progress, self.config.optim
+        progress = self.progress
+        optim = self.config.optim
         stage = self._config.stages[progress.stage] if self._config.stages else None
         length = self._config.steps if stage is None else stage.steps
         is_fresh = stage is None or progress.stage == 0 or stage.reset_optimizer
@@ -222,7 +226,8 @@ class TaskSource:
         return next((task for task in places if (task.family, task.id) == (family, task_id)), None)
 
     def _next_place(self) -> int | None:
-        progress, passed = self.progress, 0
+        progress = self.progress
+        passed = 0
         mastered = set(progress.mastered)
         while passed <= 2 * len(mastered):  # two passes meet every problem of the pool
             task = self._task(progress.cursor)
@@ -248,7 +253,8 @@ class TaskSource:
 
         `groups`: correctness of the rollouts, by problem. `correct`: share of right rollouts.
         """
-        progress, after = self.progress, self.config.select.mastered_after
+        progress = self.progress
+        after = self.config.select.mastered_after
         if after:
             counts = dict(progress.in_a_row)
             for problem, right in groups.items():
@@ -266,24 +272,30 @@ class TaskSource:
         progress.mastered = [*dict.fromkeys([*progress.mastered, *problems])]
 
     def _stage_is_over(self, step: int) -> bool:
-        progress, stages = self.progress, self._config.stages
+        progress = self.progress
+        stages = self._config.stages
         if not stages or progress.begun:
             return False
         return step - progress.began_at >= stages[progress.stage].steps or self._is_on_plateau
 
     @property
     def _is_on_plateau(self) -> bool:
-        stages, progress = self._config.stages, self.progress
+        stages = self._config.stages
+        progress = self.progress
         return bool(stages) and 0 < stages[progress.stage].plateau <= progress.since_best
 
     def _next_stage(self, step: int) -> bool:
-        progress, before = self.progress, self._wanted
+        progress = self.progress
+        before = self._wanted
         if progress.stage + 1 >= len(self._config.stages):
             return False
-        progress.stage, progress.began_at = progress.stage + 1, step
-        progress.best_correct, progress.since_best = -1.0, 0
+        progress.stage = progress.stage + 1
+        progress.began_at = step
+        progress.best_correct = -1.0
+        progress.since_best = 0
         if self._wanted != before:  # the stage has other tasks, whose order starts at its beginning
-            progress.cursor, progress.in_a_row = 0, {}
+            progress.cursor = 0
+            progress.in_a_row = {}
         return True
 
     @property

@@ -44,7 +44,8 @@ class Stragglers:
     """Runs the groups of a run's steps. Each rollout runs until it has ended or is cut off."""
 
     def __init__(self, store: RunStore, run_id: str) -> None:
-        self._store, self._run_id = store, run_id
+        self._store = store
+        self._run_id = run_id
 
     @cached_property
     def _cut_off(self) -> dict[str, Overlay]:
@@ -74,7 +75,8 @@ class Stragglers:
         """
         if options.group_quorum == 1:
             return await run_group(episodes, attempt)
-        quorum, deadline = quorum_of(len(episodes), options.group_quorum), options.group_deadline
+        quorum = quorum_of(len(episodes), options.group_quorum)
+        deadline = options.group_deadline
 
         def reason(ended: int) -> str:
             said = (

@@ -74,8 +74,12 @@ class CarryOver:
         source: TaskSource,
         score: Score,
     ) -> None:
-        self._store, self._run_id, self._folder = store, run_id, folder
-        self._collector, self._source, self._score = collector, source, score
+        self._store = store
+        self._run_id = run_id
+        self._folder = folder
+        self._collector = collector
+        self._source = source
+        self._score = score
 
     @asynccontextmanager
     async def beside(self, plan: StepPlan) -> AsyncGenerator[Callable[[], Awaitable[Carried]]]:
@@ -95,7 +99,8 @@ class CarryOver:
         """Rollouts that the previous step has cut off, ordered by group and sample."""
         if not plan.config.rollout.carry_over or plan.step == self._source.progress.began_at:
             return []
-        before, cut = plan.step - 1, dict[str, set[str]]()
+        before = plan.step - 1
+        cut = dict[str, set[str]]()
         for overlay in self._collector.cut_off_in(before):
             cut.setdefault(overlay.group_id, set()).add(overlay.trajectory_id)
         found: list[Episode] = []

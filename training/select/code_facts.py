@@ -205,7 +205,8 @@ def _simpler(node: ast.stmt) -> ast.stmt:
     level.
     """
     if isinstance(node, (ast.Try, ast.TryStar)) and node.finalbody:
-        last, node.finalbody = node.finalbody, []
+        last = node.finalbody
+        node.finalbody = []
         return _if_empty_set([_if_empty_set([node] if node.handlers else node.body), *last])
     if not isinstance(node, ast.AnnAssign):
         return node
@@ -339,9 +340,11 @@ def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
     """Opcode and argument of each instruction. `dis` would also make texts, and take a hundred
     times as long.
     """
-    extended, raw = 0, code.co_code
+    extended = 0
+    raw = code.co_code
     for place in range(0, len(raw), 2):
-        opcode, argument = raw[place], raw[place + 1]
+        opcode = raw[place]
+        argument = raw[place + 1]
         if opcode == dis.EXTENDED_ARG:
             extended = (extended | argument) << 8
             continue

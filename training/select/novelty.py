@@ -58,7 +58,8 @@ class Known:
         """
         if not _ARITHMETIC.fullmatch(code) or not _NUMBER.fullmatch(output):
             return False
-        operands, number = _tokens(code), _number(output)
+        operands = _tokens(code)
+        number = _number(output)
         near = {number}
         if number.isdecimal() and len(number) < 30:
             near |= {str(int(number) + 1), str(int(number) - 1)}

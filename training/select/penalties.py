@@ -259,10 +259,12 @@ class _Looked:
             try:
                 self._look(code, self.facts, seen)
             except Exception:  # code that a policy wrote must not end its training
-                self.news, self.sets = None, left
+                self.news = None
+                self.sets = left
 
     def _look(self, code: str, facts: CodeFacts, seen: _Session) -> None:
-        own, left = self.call.name == python.name, self.sets
+        own = self.call.name == python.name
+        left = self.sets
         if (
             not facts.sets
             and self.output
@@ -411,11 +413,9 @@ def role_penalties(
     def by_role(made: Iterable[ToolCall]) -> Counter[str]:
         return Counter(asked_by.get(tool.tool_call_id) or tool.identity.role for tool in made)
 
-    failed, effective, made = (
-        by_role(counted.failed_calls),
-        by_role(counted.effective_calls),
-        by_role(tools),
-    )
+    failed = by_role(counted.failed_calls)
+    effective = by_role(counted.effective_calls)
+    made = by_role(tools)
     equipped = {
         call.identity.role
         for call in calls

@@ -319,9 +319,11 @@ def quotas(
     z = round(negatives * keep / total)
     p = keep - z
     if z <= least_z:
-        z, p = least_z, keep - least_z
+        z = least_z
+        p = keep - least_z
     if p <= least_p:
-        p, z = least_p, keep - least_p
+        p = least_p
+        z = keep - least_p
     return p, z
 
 
@@ -360,10 +362,8 @@ def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout
     if by_role:
         error, form = mean_penalties(by_role.values())
     else:
-        error, form = (
-            counted.error,
-            penalty_format(trajectory.own_calls, counted, trajectory.policy),
-        )
+        error = counted.error
+        form = penalty_format(trajectory.own_calls, counted, trajectory.policy)
     reward = reward_of(trajectory, options.truncated)
     return SelectableRollout(trajectory, reward, outcome_of(trajectory), error, form, by_role)
 

@@ -68,7 +68,8 @@ def build_cold_start(
     `progress` is called with each step's row. One thread is fastest on a busy machine
     (`OMP_NUM_THREADS=1`).
     """
-    began, cpu_began = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu_began = time.process_time()
     config = config.model_copy(update={"seed": seed})
     lessons = list(demonstrations("train", seed, conversations_taken(config)))
     tokenizer = build_tokenizer(lessons[:TOKENIZER_TEXTS])

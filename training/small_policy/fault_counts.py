@@ -64,7 +64,8 @@ class FaultShare:
 
 def fault_shares(trajectories: Iterable[Trajectory]) -> dict[str, FaultShare]:
     """Count faults in runs of word problems. Returns shares by field of `RoleFaults`."""
-    made, chances = Counter[str](), Counter[str]()
+    made = Counter[str]()
+    chances = Counter[str]()
     for trajectory in trajectories:
         subgoals = _SUBGOALS[str(trajectory.task.metadata["template"])]
         for calls in _runs(trajectory):

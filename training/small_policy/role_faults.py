@@ -157,7 +157,8 @@ class _Traces:
         lesson = solver_trace(problem, self._rng)
         *asked, call, _, answer = lesson.messages
         assert isinstance(call, AIMessage)
-        code, value = call.tool_calls[0]["args"]["code"], final_answer(answer.text) or ""
+        code = call.tool_calls[0]["args"]["code"]
+        value = final_answer(answer.text) or ""
         if next(self._due["solve_guess"]):
             guess = answer_turn(self._rng.choice(GUESS_THOUGHTS), wrong_number(value, self._rng))
             return Conversation((*asked, guess), lesson.tools)
@@ -174,7 +175,8 @@ class _Traces:
         return lesson
 
     def _critic(self, problem: WordProblem) -> Conversation:
-        results, step = plan_results(problem), self._rng.choice(problem.plan)
+        results = plan_results(problem)
+        step = self._rng.choice(problem.plan)
         sight = self._rng.choices(list(CRITIC_SIGHTS), list(CRITIC_SIGHTS.values()))[0]
         if sight == "cut" and len(results) == 1:
             sight = "failed"  # a plan of one subgoal would be empty

@@ -75,12 +75,11 @@ def build_roles_cold_start(
 
     `progress` is called with each row of the second part.
     """
-    cpu_began, faults = time.process_time(), faults or RoleFaults()
+    cpu_began = time.process_time()
+    faults = faults or RoleFaults()
     looking, erring = (config.model_copy(update={"seed": seed}) for config in configs)
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(start, dtype="float32"),
-        AutoTokenizer.from_pretrained(start),
-    )
+    model = AutoModelForCausalLM.from_pretrained(start, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(start)
     codec = ChatTemplateCodec(tokenizer)
     train_sft(model, codec, looking_lessons(seed, conversations_taken(looking)), looking)
     lessons = erring_lessons(seed, conversations_taken(erring), faults)

@@ -172,7 +172,8 @@ def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
     """Trace of the critic, which accepts if all results exist, and else sends back the subgoal
     without a result.
     """
-    results, verdict = plan_results(problem), {"action": "accept"}
+    results = plan_results(problem)
+    verdict = {"action": "accept"}
     if rng.random() < LOST_SHARE:
         lost = rng.choice(problem.plan)
         results[lost.name] = FAILED

@@ -98,7 +98,8 @@ def tasks_of_attribute(
         if split not in by_split:
             hint = f"It has: {', '.join(map(str, by_split)) or 'nothing'}."
             raise TaskError(f"{spec!r} is a mapping without the split {split!r}.", hint)
-        found, drawn = by_split[split], {"split": split}
+        found = by_split[split]
+        drawn = {"split": split}
     elif callable(found) and not isinstance(found, Iterable):
         given = {"split": split, "seed": seed, "count": count}
         drawn = _arguments(spec, found, given, parameters)

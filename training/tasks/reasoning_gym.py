@@ -105,7 +105,8 @@ def _is_elementary(text: str) -> bool:
     # 1e999999999 is a number
     if len(text) > 512 or text.count(")**") > 2 or re.search(r"[0-9.][A-Za-z]", text):
         return False
-    before, previous = "", ""
+    before = ""
+    previous = ""
     for token in _TOKEN.findall(_RATIONAL_POWER.sub(r"**\1", text)):
         if previous == "**" and not re.fullmatch(r"[0-9]{1,2}", token):
             return False
@@ -116,7 +117,8 @@ def _is_elementary(text: str) -> bool:
             or re.fullmatch(r"\*\*|[A-Za-z]|[0-9]{1,9}(\.[0-9]{0,9})?|[-+*/()]", token)
         ):
             return False
-        before, previous = previous, token
+        before = previous
+        previous = token
     return True
 
 

@@ -182,11 +182,9 @@ def _drawn_again(
         if run is None or kept is None or task.family not in kept.specs:
             return None
         place = int(drawn["place"])
-        split, seed, count = (
-            str(drawn.get("split", "train")),
-            int(drawn.get("seed", 0)),
-            drawn.get("count", place + 1),
-        )
+        split = str(drawn.get("split", "train"))
+        seed = int(drawn.get("seed", 0))
+        count = drawn.get("count", place + 1)
         tasks = load(
             task.family, split=split, seed=seed, count=count, folder=tasks_folder(run).absolute()
         )

@@ -89,7 +89,8 @@ def original_of(task: TaskRef) -> TaskRef:
     """Original of a task from a store (the task itself if it comes from no store)."""
     origin: Any = task.metadata.get(_ORIGIN)
     try:
-        family, id_ = str(origin["family"]), str(origin["id"])
+        family = str(origin["family"])
+        id_ = str(origin["id"])
     except (KeyError, TypeError):
         return task
     metadata = {key: value for key, value in task.metadata.items() if key != _ORIGIN}

@@ -274,7 +274,8 @@ def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterato
         raise HrmError(
             "The library datasets is not installed.", f"Run `{to_install('datasets')}`."
         ) from error
-    config, named = columns.get("config"), columns.get("split")
+    config = columns.get("config")
+    named = columns.get("split")
     try:
         chosen = named or _own_split(name, datasets.get_dataset_split_names(name, config), split)
         table: Any = datasets.load_dataset(name, config, split=chosen)

@@ -95,7 +95,8 @@ def interleaved(weights: Sequence[float], count: int) -> list[int]:
     """Index of the part for each of `count` positions. In every prefix the parts have about their
     shares by weight.
     """
-    total, given = sum(weights), [0] * len(weights)
+    total = sum(weights)
+    given = [0] * len(weights)
     order: list[int] = []
     for place in range(1, count + 1):
         behind = [place * weight / total - had for weight, had in zip(weights, given, strict=True)]

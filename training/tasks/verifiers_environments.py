@@ -81,7 +81,8 @@ class EnvironmentRubric:
         errors of functions, and `ValueError` for a value that is not a finite number.
         """
         full: Any = _library().State(input=dict(self.row))
-        prompt, said = _messages(self.row["prompt"]), _messages(list(completion))
+        prompt = _messages(self.row["prompt"])
+        said = _messages(list(completion))
         full["task"], full["prompt"], full["completion"] = dict(self.row), prompt, said
         full["trajectory"] = [
             {**_STEP, "prompt": [*prompt, *said[:place]], "completion": [message]}

@@ -83,7 +83,9 @@ class Adapter:
         """`wrapped` is PEFT's model. `base` is the string of the model. `began_with` is the folder
         of the initial weights (None if they are fresh).
         """
-        self._wrapped, self._base, self._began_with = wrapped, base, began_with
+        self._wrapped = wrapped
+        self._base = base
+        self._began_with = began_with
 
     @classmethod
     def put_into(
@@ -141,7 +143,8 @@ class Adapter:
         """
         import peft
 
-        given, own = load_file(folder / WEIGHTS_FILE), peft.get_peft_model_state_dict(self._wrapped)
+        given = load_file(folder / WEIGHTS_FILE)
+        own = peft.get_peft_model_state_dict(self._wrapped)
         shapes = [
             {name: weight.shape for name, weight in weights.items()} for weights in (given, own)
         ]
@@ -299,7 +302,8 @@ def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
                 f"Set {key} to {shown[1]} to train that adapter on, or name its model as policy for"
                 " a new one.",
             )
-    config.lora_dropout, config.inference_mode = options.lora_dropout, False
+    config.lora_dropout = options.lora_dropout
+    config.inference_mode = False
     config.init_lora_weights = True  # the weights come from the folder
     return config
 
@@ -345,7 +349,8 @@ class AdaptersByRole(Adapter):
         `base` is the string of the model.
         """
         super().__init__(model, base, began_with=began_with)
-        self._route, self._configs = route, configs
+        self._route = route
+        self._configs = configs
 
     @classmethod
     def put_into(

@@ -156,7 +156,8 @@ def by_group(overlays: Iterable[Overlay], name: str = "grpo", eps: float = 1e-6)
     `name` is a key of `ADVANTAGES`. `eps` is added to standard deviations before a division by
     them.
     """
-    estimate, judged = estimator_by_name(name), list(overlays)
+    estimate = estimator_by_name(name)
+    judged = list(overlays)
     kept: dict[str, list[int]] = defaultdict(list)
     for index, overlay in enumerate(judged):
         if overlay.verdict is Verdict.KEPT:

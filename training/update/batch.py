@@ -375,9 +375,12 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
     are trained.
     """
     size = sum(len(call.token_ids) for call in path)
-    token_ids, loss_mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-    old_logprobs, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    temperatures, old_temperatures = np.ones(size, np.float32), np.ones(size, np.float32)
+    token_ids = np.zeros(size, np.int64)
+    loss_mask = np.zeros(size, np.bool_)
+    old_logprobs = np.zeros(size, np.float32)
+    weights = np.zeros(size, np.float32)
+    temperatures = np.ones(size, np.float32)
+    old_temperatures = np.ones(size, np.float32)
     versions = np.zeros(size, np.int64)
     start = 0
     for call in path:

@@ -48,7 +48,8 @@ def refuse_difference(
     `row`: metrics of the update. `formats`: number format of trainer or engine -> bound. `limit`:
     bound given by the user (None: the largest in `formats`).
     """
-    found, oldest = float(row["engine_difference"]), float(row["staleness_max"])
+    found = float(row["engine_difference"])
+    oldest = float(row["staleness_max"])
     bound = limit if limit is not None else max(formats.values())
     if math.isnan(found) or found <= bound or oldest > 0:
         return

@@ -99,7 +99,8 @@ def _buckets(weights: Sequence[nn.Parameter]) -> Generator[list[nn.Parameter]]:
     for weight in weights:
         if bucket and (size + weight.numel() > _BUCKET or weight.dtype != bucket[0].dtype):
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(weight)
         size += weight.numel()
     if bucket:

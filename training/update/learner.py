@@ -138,7 +138,8 @@ class Learner:
         return self._config.engines.engine == "vllm"
 
     def _publish_to(self, engine: Engine) -> None:
-        model, adapter = self._policy.model, self._policy.adapter
+        model = self._policy.model
+        adapter = self._policy.adapter
         if self._on_servers:
             engine.publish(
                 self.version, dict(model.named_parameters()) if adapter is None else adapter.save

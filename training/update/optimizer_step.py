@@ -426,7 +426,8 @@ def _loss(
     first: bool,
     measured: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    batch, counts = fixed.batch, agreed.counts
+    batch = fixed.batch
+    counts = agreed.counts
     logprobs_K, comparable_K = sampled_and_recorded_logprobs(update.model, batch)
     tokens = TrainedTokens(
         logprobs_K=logprobs_K,

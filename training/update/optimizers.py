@@ -260,7 +260,8 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _step(self, matrix: Tensor, group: dict[str, Any]) -> None:
-        gradient, state = matrix.grad, self.state[matrix]
+        gradient = matrix.grad
+        state = self.state[matrix]
         assert gradient is not None
         mean = state.setdefault("momentum", torch.zeros_like(gradient))
         mean.lerp_(gradient, 1 - group["momentum"])
@@ -322,7 +323,8 @@ class RunningMean:
     def __init__(self, model: PreTrainedModel, decay: float) -> None:
         self._weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._means = [weight.detach().clone() for weight in self._weights]
-        self._decay, self._steps = decay, 0
+        self._decay = decay
+        self._steps = 0
 
     @torch.no_grad()
     def update(self) -> None:

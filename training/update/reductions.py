@@ -58,7 +58,8 @@ def agree(
     if accelerator is None:
         return Agreed(tokens, len(batches), sequences, _is_split(batches), 1)
     gathered: Any = accelerator.gather(torch.tensor([own], dtype=torch.float64, device=device))
-    total, largest = gathered.sum(0), gathered.max(0).values
+    total = gathered.sum(0)
+    largest = gathered.max(0).values
     ranks = accelerator.num_processes
     return Agreed(int(total[0]), int(largest[1]), float(total[2]), bool(largest[3]), ranks)
 
@@ -104,7 +105,8 @@ def over_ranks(metrics: Mapping[str, Tensor], accelerator: Accelerator | None) -
 
 def idle_batch(device: torch.device) -> MicroBatch:
     """Batch that trains nothing, for a rank without further micro-batches."""
-    no_tokens, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+    no_tokens = torch.zeros(0, dtype=torch.long)
+    nothing = torch.zeros(0)
     one = torch.zeros(1, dtype=torch.long)
     return MicroBatch(
         token_ids_N=one,

@@ -100,16 +100,15 @@ def _row(example: Example) -> Row:
     size = len(example.token_ids)
     trained = np.array(example.mask, np.bool_)
     trained[0] = False  # no token predicts the first token
-    zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
+    zeros = np.zeros(size, np.float32)
+    ones = np.ones(size, np.float32)
     tokens = np.array(example.token_ids, np.int64)
     return Row(tokens, trained, zeros, zeros, ones, ones, np.zeros(size, np.int64))
 
 
 def _flat_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_KV, target_K = (
-        trained_logits(model, batch).float(),
-        batch.token_ids_N[batch.loss_indices_K],
-    )
+    logits_KV = trained_logits(model, batch).float()
+    target_K = batch.token_ids_N[batch.loss_indices_K]
     return (
         cross_entropy(logits_KV, target_K, reduction="sum"),
         (logits_KV.argmax(-1) == target_K).sum(),

@@ -60,7 +60,9 @@ class EngineProxy:
         and resolves the future with the answer.
         """
         told: _Facts = pickle.loads(facts)  # noqa: S301 - only the parent can write it
-        self.name, self.codec, self.logprob_kind = told.name, told.codec, told.logprob_kind
+        self.name = told.name
+        self.codec = told.codec
+        self.logprob_kind = told.logprob_kind
         self.policy_version = told.policy_version
         self.usual_answer = told.usual_answer
         self._key = key
@@ -126,7 +128,8 @@ class EngineHost:
         """`engines`: engines by the name that requests use. An engine that is not in it is loaded
         and added, so `engines` may be shared by the hosts of all workers.
         """
-        self._engines, self._send = engines, send
+        self._engines = engines
+        self._send = send
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Future[Completion]] = {}
         self._ended = deque[tuple[int, Future[Completion]]]()

@@ -106,7 +106,8 @@ class WorkerHandle(ABC):
 
     async def run(self, episode: Episode, version: int) -> Trajectory:
         """Run an episode and return its trajectory. Raises `WorkerDiedError` if the worker dies."""
-        number, ended = next(self._numbers), asyncio.get_running_loop().create_future()
+        number = next(self._numbers)
+        ended = asyncio.get_running_loop().create_future()
         try:
             frame = packed([("run", number, pickle.dumps(episode), version)])
         except Exception as error:  # by an object in the metadata or the options

@@ -61,12 +61,10 @@ class RolloutWorkers:
         """`open_worker`: function (engines by name, setup) that starts a worker. If it raises an
         error, it must leave nothing running.
         """
-        self._setup, self._processes, self._runner, self._open_worker = (
-            setup,
-            processes,
-            runner,
-            open_worker,
-        )
+        self._setup = setup
+        self._processes = processes
+        self._runner = runner
+        self._open_worker = open_worker
         backend = runner.backend
         self._engines: dict[str, Engine] = {}
         if not isinstance(backend, (str, BaseChatModel)):
@@ -114,7 +112,8 @@ class RolloutWorkers:
                 except WorkerDiedError as error:
                     await self._replace(worker, str(error))
                     continue
-                self._deaths, worker.excused = 0, False
+                self._deaths = 0
+                worker.excused = False
                 return found
         finally:
             self._open_runs -= 1

@@ -121,7 +121,9 @@ class WorkerRollouts:
     """Runs in this process for which another process asks."""
 
     def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: Asking) -> None:
-        self._setup, self._runner, self._parent = setup, runner, parent
+        self._setup = setup
+        self._runner = runner
+        self._parent = parent
         self._gate = asyncio.Semaphore(setup.concurrency)
         threads = ThreadPoolExecutor(setup.concurrency, thread_name_prefix="episode")
         asyncio.get_running_loop().set_default_executor(threads)

@@ -66,7 +66,8 @@ class WorkerCluster:
         """Node id -> reason why the node is unusable."""
         self._waiting: dict[RayWorker, float] = {}
         """Workers without a place -> time since when they wait."""
-        self._placed, self._told = False, False
+        self._placed = False
+        self._told = False
         self.on_lost: Callable[[Exception], None] = lambda error: None
         """Function that is called with an error if the cluster is lost."""
 

@@ -68,7 +68,8 @@ class ActorSide:
         while True:
             await self._something.wait()
             self._something.clear()
-            frames, self._outbox = self._outbox, []
+            frames = self._outbox
+            self._outbox = []
             if frames:
                 yield frames
             elif self._over:
@@ -170,7 +171,9 @@ class RayWorker(WorkerHandle):
         any).
         """
         super().__init__(engines)
-        self._ray, self._refused, self._on_host = ray, refused, on_host
+        self._ray = ray
+        self._refused = refused
+        self._on_host = on_host
         self._actor: Any = None
         self._pid = 0
         self._outbox: list[bytes] = []
@@ -212,7 +215,8 @@ class RayWorker(WorkerHandle):
             while True:
                 await self._something.wait()
                 self._something.clear()
-                frames, self._outbox = self._outbox, []
+                frames = self._outbox
+                self._outbox = []
                 if frames:
                     await self._actor.take.remote(frames)
         except Exception as error:

@@ -227,7 +227,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
 
 
 def _metavar(annotation: Any) -> str:
-    origin, options = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    options = get_args(annotation)
     if origin is Literal:
         return "|".join(str(option) for option in options)
     if isinstance(annotation, type) and issubclass(annotation, Enum):

@@ -64,7 +64,8 @@ def citation_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
 
 def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
     """Lines of the citations, then of all sources in the state."""
-    citations, sources = _citations(values), _sources(values)
+    citations = _citations(values)
+    sources = _sources(values)
     if not citations and not sources:
         yield "There are no sources.", ""
         return
@@ -80,7 +81,8 @@ def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
     """Lines of a citation with the text around it, or of a whole source. `wanted`: number of a
     citation, or name of a source.
     """
-    citations, sources = _citations(values), _sources(values)
+    citations = _citations(values)
+    sources = _sources(values)
     if wanted in sources:
         yield f"{wanted}  {_where(sources[wanted], {})}", "bold"
         yield str(sources[wanted].get("text", "")), ""
@@ -93,11 +95,9 @@ def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
         )
     cited = citations[int(wanted) - 1]
     source = sources.get(str(cited.get("source")), {})
-    start, end, text = (
-        int(cited.get("start", 0)),
-        int(cited.get("end", 0)),
-        str(source.get("text", "")),
-    )
+    start = int(cited.get("start", 0))
+    end = int(cited.get("end", 0))
+    text = str(source.get("text", ""))
     yield f"[{wanted}] {_where(source, cited)}", "bold"
     yield f"characters {start} to {end} of {len(text)}", "dim"
     yield (

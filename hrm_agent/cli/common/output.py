@@ -246,7 +246,8 @@ class _Lines:
         if self._done == self._total or now >= self._next:
             self._next = now + _SECONDS_BETWEEN_LINES
             seconds = now - self._began
-            finished, left = self._done - self._first, self._total - self._done
+            finished = self._done - self._first
+            left = self._total - self._done
             if finished <= 0 or left <= 0:
                 pace = f"[{_clock(seconds)}]"
             else:

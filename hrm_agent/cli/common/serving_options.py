@@ -144,7 +144,8 @@ def read_token(path: Path) -> Token:
     the file, or if it has no valid token.
     """
     try:
-        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:
@@ -180,7 +181,8 @@ async def until_signal(ready: Callable[[], object]) -> None:
     A second signal ends the process at once. `ready` is called once signals are handled. So a
     client can stop the server as soon as it is reported ready.
     """
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
         loop.add_signal_handler(number, stopped.set)

@@ -114,7 +114,8 @@ class HeldOut:
 
     def learnt(self) -> Iterator[str]:
         """Training text."""
-        share, taken = min(1.0, self.most / self.texts.bytes), 0.0
+        share = min(1.0, self.most / self.texts.bytes)
+        taken = 0.0
         for number, piece in enumerate(self.texts.pieces(self.size)):
             if not self._is_held(number):
                 taken += share
@@ -183,7 +184,8 @@ def _is_utf8(reader: BinaryIO, path: Path) -> bool:
     """True if a file is plain UTF-8, False if a library has to convert it. Raises `RetrievalError`
     for a binary file.
     """
-    decoder, block = codecs.getincrementaldecoder("utf-8")(), reader.read(_BLOCK)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    block = reader.read(_BLOCK)
     if path.suffix.lower() in _CONVERTED or block.startswith(_MARKS):
         return False
     while block:

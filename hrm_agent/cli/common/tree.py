@@ -61,15 +61,11 @@ def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Itera
     inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
     turns = found.trajectory.turns if found.trajectory is not None else ()
     later = zip(inputs[1:], turns, strict=False)
-    shown, said = (
-        _id_length(found),
-        (
-            {
-                id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}"
-                for n, (id_, turn) in enumerate(later, start=2)
-            }
-        ),
-    )
+    shown = _id_length(found)
+    said = {
+        id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}"
+        for n, (id_, turn) in enumerate(later, start=2)
+    }
     while True:
         if here.checkpoint_id in said:
             yield f"{bars}       {said[here.checkpoint_id]}", "bold"
@@ -139,7 +135,8 @@ def _counted(names: tuple[str, ...]) -> str:
 
 def facts_of(step: Step) -> str:
     """Cost of a step as text (empty if it called neither model nor tool)."""
-    calls, tools = len(step.calls), len(step.tool_calls)
+    calls = len(step.calls)
+    tools = len(step.tool_calls)
     facts = [f"{calls} call{'s' * (calls != 1)}"] if calls else []
     facts += [f"{tools} tool call{'s' * (tools != 1)}"] if tools else []
     used = step.used

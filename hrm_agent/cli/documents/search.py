@@ -44,7 +44,8 @@ def run(words: list[str]) -> int:
         help="package.module:attribute of your own embeddings, if the index was made with them",
     )
     arguments = parser.read(words)
-    question, output = " ".join(arguments.question), Output(as_json=arguments.json)
+    question = " ".join(arguments.question)
+    output = Output(as_json=arguments.json)
     with DocumentIndex(arguments.store, embeddings=arguments.vectors) as index:
         for line in renewal(index):
             print(line, file=sys.stderr)

@@ -181,7 +181,8 @@ def _one(
 
 
 def _record(numbers: TokenStatistics, prices: dict[str, float]) -> dict[str, Any]:
-    tally, price = numbers.tally, prices.get(numbers.tokenizer)
+    tally = numbers.tally
+    price = prices.get(numbers.tokenizer)
     return {
         "tokenizer": numbers.tokenizer,
         "tokens": tally.tokens,

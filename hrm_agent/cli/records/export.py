@@ -207,7 +207,8 @@ def send_spans(arguments: Namespace, output: Output) -> int:
                     f"{arguments.otlp} did not accept the spans, after {sent} trajectories: {why}",
                     "Run the command again later. The ids of the spans stay the same.",
                 )
-            sent, found = sent + len(ended), found + len(spans)
+            sent = sent + len(ended)
+            found = found + len(spans)
     output.result(
         {
             "sent_to": arguments.otlp,

@@ -80,7 +80,9 @@ class _Chat:
     """Conversation that processes input line by line."""
 
     def __init__(self, session: ChatSession) -> None:
-        self._session, self._screen, self._output = session, session.screen, session.screen.output
+        self._session = session
+        self._screen = session.screen
+        self._output = session.screen.output
         self._answers: dict[str, Any] = {}
         """Answers by question id, collected while several questions wait."""
         self._wrong = 0
@@ -98,7 +100,8 @@ class _Chat:
 
     def run_to_end(self) -> int:
         """Process lines until the input ends."""
-        known, thread = self._session.known, self._session.thread
+        known = self._session.known
+        thread = self._session.thread
         turns = f"{len(known.prompts)} turns" if known is not None else "new"
         if self._screen.typed:
             self._output.say(
@@ -208,7 +211,8 @@ class _Chat:
             if len(waits) > 1:
                 self._ask()
                 return
-        given, self._answers = self._answers, {}
+        given = self._answers
+        self._answers = {}
         self._show(self._session.resume(given or answer))
 
     def _ask(self) -> None:

@@ -57,7 +57,8 @@ def _help(session: ChatSession) -> None:
 
 
 def _history(session: ChatSession) -> None:
-    found, output = session.history(), session.screen.output
+    found = session.history()
+    output = session.screen.output
     output.result(
         {
             "event": "history",
@@ -73,7 +74,8 @@ def _moment_lines(found: History) -> Iterator[tuple[str, str]]:
     """Lines of the path to the current moment, turn by turn. Each line has a moment, the nodes that
     ran before it, and the next nodes.
     """
-    line, number = found.lineage(), 0
+    line = found.lineage()
+    number = 0
     prompts = found.trajectory.prompts if found.trajectory is not None else ()
     back = sum(moment.source == "input" for moment in line)
     for moment in line:
@@ -164,7 +166,8 @@ def _side(session: ChatSession, name: str) -> str:
 
 
 def _sources(session: ChatSession, number: str = "") -> None:
-    output, values = session.screen.output, session.values
+    output = session.screen.output
+    values = session.values
     output.result({"event": "sources", **source_data(values)})
     for text, style in cited_lines(values, number) if number else source_lines(values):
         output.say(text, style=style)
@@ -172,7 +175,8 @@ def _sources(session: ChatSession, number: str = "") -> None:
 
 def _threads(session: ChatSession, name: str | None = None) -> None:
     """List the newest conversations and runs. With `name`, switch to that thread."""
-    store, output = session.store, session.screen.output
+    store = session.store
+    output = session.screen.output
     if name is not None:
         if name != session.thread and store.journal.find_trajectory(name) is None:
             known = [found.thread_id for found in store.threads()]
@@ -204,7 +208,8 @@ def _threads(session: ChatSession, name: str | None = None) -> None:
 
 def _replay(session: ChatSession) -> None:
     """Replay the thread from the record, and report if the graph gives the same result."""
-    found, output = session.replay(), session.screen.output
+    found = session.replay()
+    output = session.screen.output
     lines = (
         request_diff(session.store, found.divergence.asked, found.divergence.nearest)
         if found.divergence

@@ -83,7 +83,8 @@ class Screen:
     @contextmanager
     def turn(self) -> Generator[None]:
         """Show events inside the block."""
-        self._texts, self._status = {}, "thinking"
+        self._texts = {}
+        self._status = "thinking"
         if not self.typed:
             yield
             return
@@ -149,7 +150,8 @@ class Screen:
 
 def _of_tool(call: dict[str, Any]) -> str:
     """Status of a tool call: `wiki_search(query="blue whale")` -> `searching blue whale`."""
-    name, given = str(call.get("name")), call.get("args")
+    name = str(call.get("name"))
+    given = call.get("args")
     values = cast("dict[str, Any]", given).values() if isinstance(given, dict) else ()
     what = next((" ".join(value.split()) for value in values if isinstance(value, str)), "")
     doing = next((verb for word, verb in _DOING.items() if word in name), name)

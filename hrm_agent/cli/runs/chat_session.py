@@ -54,14 +54,17 @@ class ChatSession:
     """Conversation, open on one thread at a time. No other process can use the thread meanwhile."""
 
     def __init__(self, store: RunStore, config: RunConfig, screen: Screen) -> None:
-        self.store, self.config, self.screen = store, config, screen
+        self.store = store
+        self.config = config
+        self.screen = screen
         self.thread = ""
         self.as_before = True
         """True if the current options are those with which the newest turn of the thread was
         started.
         """
         self._loop = asyncio.Runner()
-        self._open, self._held = AsyncExitStack(), ExitStack()
+        self._open = AsyncExitStack()
+        self._held = ExitStack()
         self._lease: Lease | None = None
         self._runner: EpisodeRunner | None = None
 
@@ -116,7 +119,8 @@ class ChatSession:
         held = ExitStack()
         self._lease = held.enter_context(self.store.lease(thread, CHAT))
         self._held.close()
-        self._held, self.thread = held, thread
+        self._held = held
+        self.thread = thread
         self._use(config or self.config)
         self.screen.remember(known.prompts if known is not None else ())
 
@@ -149,7 +153,8 @@ class ChatSession:
         self.as_before = known is None or _is_alike(self.store, self.thread, config)
         if self._runner is not None and config != self.config:
             self._loop.run(self._open.aclose())
-            self._open, self._runner = AsyncExitStack(), None
+            self._open = AsyncExitStack()
+            self._runner = None
         self.config = config
 
     def history(self) -> History:

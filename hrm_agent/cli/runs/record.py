@@ -40,7 +40,8 @@ def run(words: list[str]) -> int:
     )
     add_own_types(parser)
     hint = "Put the program after two hyphens: `hrm-agent record -- python theirs.py`."
-    arguments, command = parser.read(words[:at], surplus=hint), words[at + 1 :]
+    arguments = parser.read(words[:at], surplus=hint)
+    command = words[at + 1 :]
     if not command:
         raise ConfigError("No program was given.", hint)
     # errors of the store are raised now, not in the middle of the program

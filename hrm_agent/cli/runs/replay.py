@@ -371,7 +371,8 @@ def _check(arguments: Any, output: Output) -> int:
     drawn = ""
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}
-    unmatched, renamed = {path.text for path in arguments.ignore}, 0
+    unmatched = {path.text for path in arguments.ignore}
+    renamed = 0
     counts = {"checkpoints": 0, "tasks": 0, "writes": 0}
     not_compared: list[str] = []
     options = {"graph": arguments.graph, **_options(arguments)}

@@ -348,7 +348,9 @@ def _given_now(
 
 
 def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:
-    thread, at, where = str(arguments.run), str(arguments.at), str(arguments.store)
+    thread = str(arguments.run)
+    at = str(arguments.at)
+    where = str(arguments.store)
     from hrm_agent.cli.runs.fork import fork_thread, run_forks
     from hrm_agent.cli.runs.run import RunConfig, conclude, known_config
     from hrm_agent.runtime.time_travel.fork import Edit

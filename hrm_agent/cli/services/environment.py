@@ -165,9 +165,11 @@ async def _until_stopped(
             slots=environment.slots,
             drain_seconds=arguments.drain_seconds,
         ):
-            level, slots = environment.isolation, environment.slots
+            level = environment.isolation
+            slots = environment.slots
             what = f"isolation {level}, {slots} slots"
-            output, facts = Output(as_json=arguments.json), {"isolation": level, "slots": slots}
+            output = Output(as_json=arguments.json)
+            facts = {"isolation": level, "slots": slots}
             await until_signal(lambda: announce(output, token, url, what, **facts))
             if arguments.socket:
                 _remove(arguments.socket)

@@ -96,7 +96,8 @@ def _check(words: list[str]) -> int:
     from hrm_agent.models.loading.checking import check_model
 
     found = check_model(arguments.model, load=not arguments.no_load)
-    can, output = found.capabilities, Output(as_json=arguments.json)
+    can = found.capabilities
+    output = Output(as_json=arguments.json)
     told = asdict(can) | {"lacks": [lack._asdict() for lack in can.lacks]}
     result = {"model": found.model, "loaded": found.loaded, "load_seconds": found.load_seconds}
     output.result(

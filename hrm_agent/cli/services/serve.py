@@ -140,7 +140,8 @@ async def _until_stopped(
             keep=_keeping(config, store),
         )
         async with serving(service, listener, drain_seconds=arguments.drain_seconds):
-            output, url = Output(as_json=arguments.json), f"{url_of(arguments.host, listener)}/v1"
+            output = Output(as_json=arguments.json)
+            url = f"{url_of(arguments.host, listener)}/v1"
             what = f"{', '.join(config.graphs)}, with {config.policy}"
             facts = {"models": config.graphs, "policy": config.policy}
             await until_signal(lambda: announce(output, token, url, what, **facts))

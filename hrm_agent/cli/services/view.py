@@ -163,7 +163,8 @@ async def _until_stopped(
     if arguments.allow_fork:
         from hrm_agent.viewer.fork_jobs import ForkJobs
 
-        forks, fork_token = ForkJobs(), secrets.token_urlsafe(_TOKEN_BYTES)
+        forks = ForkJobs()
+        fork_token = secrets.token_urlsafe(_TOKEN_BYTES)
     port = listener.getsockname()[1]
     viewer = Viewer(
         places,

@@ -119,4 +119,5 @@ class _Stages:
     def close(self) -> None:
         """End the current bar before other output is printed."""
         self._open.close()
-        self._stage, self._advance = None, None
+        self._stage = None
+        self._advance = None

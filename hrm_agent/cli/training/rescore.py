@@ -195,7 +195,8 @@ def _report(
     rewarded = 0
     for name, scorings, made in sides:
         scored = [header for header in headers if header.id in scorings]
-        means, faults = reward_means(scored, scorings), fault_counts(scored, scorings)
+        means = reward_means(scored, scorings)
+        faults = fault_counts(scored, scorings)
         rewarded += sum(bool(scorings[header.id].rewards) for header in scored)
         data.append(
             {"rubric": name, "means": {key: asdict(one) for key, one in means.items()}}
@@ -274,10 +275,8 @@ def fault_rows(faults: Iterable[FaultCount]) -> list[Sequence[object]]:
 
 def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
     """Rows with the values of both sides and their difference."""
-    right_a, right_b = (
-        found.right["both"] + found.right["a"],
-        found.right["both"] + found.right["b"],
-    )
+    right_a = found.right["both"] + found.right["a"]
+    right_b = found.right["both"] + found.right["b"]
     return [
         ("right", right_a, right_b, f"{right_b - right_a:+d}"),
         (

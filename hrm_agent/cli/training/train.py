@@ -99,10 +99,8 @@ def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
         held_out = f"held-out {_number(row['eval/correct'])} (best {_number(row.get('eval/best'))})"
     tools = f"tool errors {_number(row.get('rollout/correct_with_tool_error'))} of them"
     kept = f"kept {_number(row['select/kept'], 0)} of {_number(row['rollout/count'], 0)} rollouts"
-    tokens, entropy = (
-        _number(row["rollout/sampled_tokens"], 0),
-        _number(row.get("entropy_estimate")),
-    )
+    tokens = _number(row["rollout/sampled_tokens"], 0)
+    entropy = _number(row.get("entropy_estimate"))
     right = f"{stage}correct {_number(row['rollout/correct'])}"
     lines = [
         ", ".join(filter(None, [right, held_out, tools])),
@@ -231,8 +229,6 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     from hrm_agent.models.loading.policy_loader import model_folder
     from hrm_agent.runtime.execution.loading import load_graph, refuse_other_roles
     from hrm_agent.training.grpo import train
-    from hrm_agent.training.metrics import read_metrics
-    from hrm_agent.training.select.verdicts import when_learning_stopped, why_nothing_was_learnt
     from hrm_agent.training.trackers import require_trackers, tracking
 
     if config.same_as_clipped:
@@ -276,11 +272,21 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
                     asyncio.run(learn(config, folder, on_step=_shown(config, advance)))
             else:
                 output.say(_nothing_left(folder, config.steps))
-    model, metrics = folder / "model", folder / "metrics.jsonl"
+    _report(config, folder, output)
+
+
+def _report(config: GrpoConfig, folder: Path, output: Output) -> None:
+    """Report what a training has learnt, where its files are, and the next commands."""
+    from hrm_agent.training.metrics import read_metrics
+    from hrm_agent.training.select.verdicts import when_learning_stopped, why_nothing_was_learnt
+
+    model = folder / "model"
+    metrics = folder / "metrics.jsonl"
     rows = read_metrics(metrics)
     # number of updates (unknown without metrics)
     taken = sum(bool(row["stepped"]) for row in rows) if rows else None
-    lack, stopped = why_nothing_was_learnt(rows), when_learning_stopped(rows)
+    lack = why_nothing_was_learnt(rows)
+    stopped = when_learning_stopped(rows)
     found = {
         "folder": str(folder),
         "model": str(model),

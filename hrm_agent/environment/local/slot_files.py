@@ -99,10 +99,8 @@ class SlotFiles:
         descriptor = self.descriptors[index]
         if size <= limit:
             return os.pread(descriptor, limit, 0).decode("utf-8", "replace")
-        head, tail = (
-            os.pread(descriptor, limit // 2, 0),
-            os.pread(descriptor, limit // 2, size - limit // 2),
-        )
+        head = os.pread(descriptor, limit // 2, 0)
+        tail = os.pread(descriptor, limit // 2, size - limit // 2)
         note = f"\n[... {size - len(head) - len(tail)} of {size} bytes cut ...]\n"
         return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
@@ -119,7 +117,8 @@ class SlotFiles:
         length, found, rest = data.partition(b"\n")
         if not found or len(length) > 9 or not length.isdigit():
             return data[:limit].decode("utf-8", "replace"), None, False
-        shown, encoded = rest[: int(length)], rest[int(length) :]
+        shown = rest[: int(length)]
+        encoded = rest[int(length) :]
         value = shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None
         try:
             value_json = encoded.decode()
@@ -156,7 +155,8 @@ def outcome(
     `oom_killed` returns True if the kernel has killed a process for lack of memory since the call
     began. It is called only if the result makes a difference.
     """
-    stdout_bytes, stderr_bytes = files.size(1), files.size(2)
+    stdout_bytes = files.size(1)
+    stderr_bytes = files.size(2)
     full = max(stdout_bytes, stderr_bytes) >= limits.output_bytes * OUTPUT_FACTOR
     value, value_json, memory_error = files.value(limits.output_bytes)
     code = (

@@ -59,7 +59,8 @@ class OomKills:
         """Number of kills so far, by a count that is at most `RECENT_SECONDS` old."""
         now = time.monotonic()
         if now - self._counted_at >= RECENT_SECONDS:
-            self._count, self._counted_at = self._now(), now
+            self._count = self._now()
+            self._counted_at = now
         return self._count
 
     def since(self, count: int) -> bool:
@@ -229,7 +230,8 @@ class SlotPool:
 
     def lose_zygote(self) -> None:
         """Note the death of the zygote."""
-        self.zygote, self.last_death = None, time.monotonic()
+        self.zygote = None
+        self.last_death = time.monotonic()
         self.silent_deaths += 1
 
     def is_given_up(self) -> bool:
@@ -253,12 +255,14 @@ class SlotPool:
         """Idle slots above `most` that were unused for `seconds`. The time is measured from call to
         call, so the method has to be called repeatedly.
         """
-        now, found = time.monotonic(), list[SlotHandle]()
+        now = time.monotonic()
+        found = list[SlotHandle]()
         if len(self.idle) <= most:
             self.counted_at = now
         elif now - self.counted_at >= seconds:
             found = self.idle[: max(0, min(self.unneeded, len(self.idle)) - most)]
-            self.unneeded, self.counted_at = len(self.idle) - len(found), now
+            self.unneeded = len(self.idle) - len(found)
+            self.counted_at = now
         return found
 
 
@@ -277,7 +281,9 @@ class SlotTable:
         """Make an empty table. `poll` watches the slots. `spare_seconds`: seconds for which idle
         slots above `slots` are kept (None: `SURPLUS_SECONDS` and `QUIET_SECONDS`).
         """
-        self._slots, self._poll, self._spare = slots, poll, spare_seconds
+        self._slots = slots
+        self._poll = poll
+        self._spare = spare_seconds
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
         """Number of busy slots from which requests are marked `crowded`."""
         self._words = (

@@ -82,7 +82,8 @@ class Wake:
         with suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
         with self._lock:
-            asked, self._asked = self._asked, []
+            asked = self._asked
+            self._asked = []
         for event in asked:
             event.set()
 
@@ -144,7 +145,8 @@ class LocalWorkers:
         self._finished: list[tuple[Work, ExecutionResult, bool]] = []
         """Ended works. The thread has to call `done` of each."""
         self._on_death: Callable[[int], None] = lambda session: None
-        self._down, self.slot_deaths = "", 0
+        self._down = ""
+        self.slot_deaths = 0
         self._guard = LoopGuard("sandbox", rests=False)
         started: Future[None] = Future()
         given = started, isolation if cgroup is None else Isolation.L3, cgroup
@@ -343,7 +345,8 @@ class LocalWorkers:
             if self._by_line.get(slot.line.fileno()) is not slot:
                 return
             slot.pool.silent_deaths = 0
-            work, session = slot.work, slot.session
+            work = slot.work
+            session = slot.session
             if reply.call and reply.call != slot.call:
                 return
             if work is not None and reply.call:
@@ -421,7 +424,8 @@ class LocalWorkers:
         """Start the zygotes that works wait for."""
         for pool in self._table.pools:
             with self._lock:
-                works, pool.waiting = pool.waiting, []
+                works = pool.waiting
+                pool.waiting = []
             if not works:
                 continue
             if pool.is_given_up():
@@ -450,7 +454,8 @@ class LocalWorkers:
     def _notify_finished(self) -> None:
         while self._finished:
             with self._lock:
-                finished, self._finished = self._finished, []
+                finished = self._finished
+                self._finished = []
             for work, result, lost in finished:
                 self._guard.call(work.done, result, lost)
 

@@ -258,7 +258,8 @@ def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
     lines.
     """
     found: dict[str, str] = {}
-    waiting, seen = list(packages), set[str]()
+    waiting = list(packages)
+    seen = set[str]()
     while waiting:
         name = waiting.pop()
         if name in seen:

@@ -99,7 +99,10 @@ class RayWorkers:
 
         Raises HrmError if no node can be used.
         """
-        self._ray, self._make, self._least, self._overhang = ray, make, least, overhang
+        self._ray = ray
+        self._make = make
+        self._least = least
+        self._overhang = overhang
         self.isolation = ""
         """Weakest isolation level of all nodes. Each outcome carries the level of its node."""
         self.slots = self.slot_deaths = self.faults = 0

@@ -209,11 +209,13 @@ def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
 
 def _one_answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
     if address.scheme == "unix":
-        prefix, line = "", _UnixConnection(address.path)
+        prefix = ""
+        line = _UnixConnection(address.path)
     else:
         secure = address.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        prefix, line = address.path, kind(address.host, address.port, timeout=_SECONDS)
+        prefix = address.path
+        line = kind(address.host, address.port, timeout=_SECONDS)
     with closing(line) as connection:
         connection.request("GET", prefix + path, headers={"Authorization": f"Bearer {token}"})
         response = connection.getresponse()

@@ -51,7 +51,8 @@ class Calls:
         environment cannot run it.
         """
         self.opened()
-        began, seconds = time.monotonic(), submission.deadline_seconds
+        began = time.monotonic()
+        seconds = submission.deadline_seconds
         # an invalid deadline is passed on, so that the environment refuses the call
         bounded = seconds is not None and 0 <= seconds <= MOST_WAIT
         try:
@@ -85,7 +86,8 @@ class Calls:
         async def work() -> dict[str, Any]:
             if held_since is None:
                 return {"result": result_record(await self.outcome(client, submission))}
-            held, seconds = time.monotonic() - held_since, submission.deadline_seconds
+            held = time.monotonic() - held_since
+            seconds = submission.deadline_seconds
             due = submission
             if seconds is not None and held < seconds <= MOST_WAIT:
                 due = replace(submission, deadline_seconds=seconds - held)

@@ -86,7 +86,8 @@ class RemoteEnvironment(Environment):
     async def run(self, submission: Submission) -> ExecutionResult:
         if submission.id is None:
             submission = replace(submission, id=uuid.uuid4().hex)
-        memory, answer = self._peer.session_memory, dict[str, Any]()
+        memory = self._peer.session_memory
+        answer = dict[str, Any]()
         result: ExecutionResult | None = None
         if submission.session is not None:
             memory.opened(submission.session)
@@ -161,9 +162,11 @@ class RemoteEnvironment(Environment):
                 replace(result, attempt=result.attempt + call.sent - 1) if call.sent > 1 else result
             )
         if "refused" in answer:
-            status, why = ToolStatus.INVALID_CALL, answer["refused"]
+            status = ToolStatus.INVALID_CALL
+            why = answer["refused"]
         else:
-            status, why = ToolStatus.INFRASTRUCTURE, f"The call failed: {answer['failed']}."
+            status = ToolStatus.INFRASTRUCTURE
+            why = f"The call failed: {answer['failed']}."
         return ExecutionResult(
             status, stderr=why, isolation=self.isolation, attempt=max(1, call.sent)
         )

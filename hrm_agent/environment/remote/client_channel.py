@@ -129,7 +129,8 @@ class Link:
         with suppress(*_GONE):
             while silent < _PINGS:
                 await asyncio.sleep(_PING_SECONDS)
-                silent, self.heard = (0 if self.heard else silent + 1), False
+                silent = 0 if self.heard else silent + 1
+                self.heard = False
                 await self.socket.ping()
         await self.socket.close()
 
@@ -384,7 +385,8 @@ class Channel:
         """Message of a call to the server `boot` (None if it need not be sent). Raises HrmError if
         the call has no JSON form.
         """
-        submission, memory = call.submission, self._peer.session_memory
+        submission = call.submission
+        memory = self._peer.session_memory
         if submission is None:
             if "fork" in call.message and memory.gone(call.message["fork"]["source"], boot):
                 # only the cells in `memory` are left of the session, and the caller copies them

@@ -77,7 +77,9 @@ class Exchange:
         """Make an exchange. `form`: makes the text that is sent to the client from a key and its
         answer.
         """
-        self._calls, self._client, self._form = calls, client, form
+        self._calls = calls
+        self._client = client
+        self._form = form
         self._held: OrderedDict[int, _Held] = OrderedDict()
         self._held_characters = 0
         self._tasks: dict[int, tuple[asyncio.Task[dict[str, Any]], int]] = {}
@@ -123,7 +125,8 @@ class Exchange:
         self._held[key] = held
         self._held_characters += held.characters
         self._look()
-        arrived, seconds = time.monotonic(), submission.deadline_seconds
+        arrived = time.monotonic()
+        seconds = submission.deadline_seconds
         held.work = partial(self._calls.answer, self._client, submission, arrived)
         # an invalid deadline has no timer: the environment refuses the call
         if seconds is not None and 0 <= seconds <= MOST_WAIT:

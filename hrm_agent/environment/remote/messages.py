@@ -256,7 +256,8 @@ def parse_submission(value: Any) -> Submission:
 
 async def parse_batch(value: Any) -> list[Submission]:
     """Calls of `{"calls": [...]}`. Other tasks get turns during the parsing. Raises HrmError."""
-    given, calls = _read(_BATCH, value)["calls"], list[Submission]()
+    given = _read(_BATCH, value)["calls"]
+    calls = list[Submission]()
     for first in range(0, len(given), _AT_ONCE):
         calls += map(_submission, _read(_CALLS, given[first : first + _AT_ONCE], "calls", first))
         await asyncio.sleep(0)

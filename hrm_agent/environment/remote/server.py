@@ -206,7 +206,8 @@ class Service:
 
     async def _end(self, request: web.Request) -> web.StreamResponse:
         with _refused(409):
-            name, run = request.match_info["name"], request.query.get("run", "")
+            name = request.match_info["name"]
+            run = request.query.get("run", "")
             await self._calls.end_session(_client(request), session=name, run=run)
         return json_answer({})
 

@@ -66,8 +66,10 @@ class Stream:
         """Make a stream. `transport`: transport of `socket`, by which the connection is aborted
         (None if the client has already disconnected).
         """
-        self._calls, self._client = calls, client
-        self._socket, self._transport = socket, transport
+        self._calls = calls
+        self._client = client
+        self._socket = socket
+        self._transport = transport
         self._exchange = Exchange(
             calls, client, lambda key, answer: to_json({"key": key, **answer})
         )
@@ -189,7 +191,8 @@ class Stream:
         exchange = self._exchange
         exchange.ready.clear()
         while text := exchange.next():
-            size, parts = len(text), [text]
+            size = len(text)
+            parts = [text]
             while size < _FRAME_CHARACTERS and (text := exchange.next()):
                 parts.append(text)
                 size += len(text)

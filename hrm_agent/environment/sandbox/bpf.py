@@ -65,7 +65,8 @@ class Program:
     def search(self, ranges: list[tuple[int, str]]) -> None:
         """Jump to the label of the last range that begins at or below the value loaded last."""
         half = len(ranges) // 2
-        low, high = ranges[:half], ranges[half:]
+        low = ranges[:half]
+        high = ranges[half:]
         self.add(IF_AT_LEAST, high[0][0], yes=_label(high), no=_label(low))
         for part in (low, high):
             if len(part) > 1:

@@ -286,7 +286,8 @@ class CallTree(Tree):
     def __init__(self, group: SlotGroup, proc: int | None, pid: int, before: float) -> None:
         """Make a tree. `before`: `seconds` of the group when the first process was made."""
         super().__init__(proc, pid)
-        self._group, self._before = group, before
+        self._group = group
+        self._before = before
         self.several = True  # a tree of several processes has its CPU time checked
 
     def look(self, until: float) -> tuple[int, float]:
@@ -297,7 +298,8 @@ class CallTree(Tree):
         poll = select.poll()
         poll.register(self._group.state, select.POLLPRI)
         os.pwrite(self._group.freezer, b"1", 0)
-        self.stopped, end = True, time.monotonic() + _FREEZE_SECONDS
+        self.stopped = True
+        end = time.monotonic() + _FREEZE_SECONDS
         while not self._group.is_frozen() and (left := end - time.monotonic()) > 0:
             poll.poll(left * 1000)
 

@@ -42,7 +42,10 @@ class Child:
     __slots__ = ("is_session", "memory_bytes", "pid", "pidfd", "seen_seconds", "tree")
 
     def __init__(self, pid: int, pidfd: int, memory_bytes: int, tree: Tree) -> None:
-        self.pid, self.pidfd, self.memory_bytes, self.tree = pid, pidfd, memory_bytes, tree
+        self.pid = pid
+        self.pidfd = pidfd
+        self.memory_bytes = memory_bytes
+        self.tree = tree
         self.seen_seconds = 0.0
         """CPU time of the process tree at the last check."""
         self.is_session = False
@@ -84,7 +87,8 @@ class Inside:
     __slots__ = ("_base_bytes", "_grouped", "_isolated", "_module")
 
     def __init__(self, *, isolated: bool, grouped: bool) -> None:
-        self._isolated, self._grouped = isolated, grouped
+        self._isolated = isolated
+        self._grouped = grouped
         self._module = snippet.new_module()
         self._base_bytes = kernel.address_space(PROC)
         """Address space of the warm interpreter, in bytes."""

@@ -17,7 +17,8 @@ class HostLine:
     """Connection to the host. Adds the CPU time of the slot itself to each reply."""
 
     def __init__(self, host: socket.socket, supervisor: Supervisor | None) -> None:
-        self._host, self._supervisor = host, supervisor
+        self._host = host
+        self._supervisor = supervisor
         self.own_seconds = 0.0
         """CPU time of the slot for the current call, without the supervisor's. It is charged to the
         call, since the snippet determines how much the slot has to check and to clean up.
@@ -49,7 +50,8 @@ class HostLine:
                 for figure in (number & 0xFFFF, min(count, _MOST_COUNTED))
             ]
             self._host.send(REFUSED.pack(*flat, *[0] * (2 * REFUSED_KINDS - len(flat))))
-        charged, self.own_seconds = self.charged_seconds, 0.0
+        charged = self.charged_seconds
+        self.own_seconds = 0.0
         if self._supervisor is not None:
             self._supervisor.begin()
         self._host.send(REPLY.pack(*reply._replace(cpu_seconds=reply.cpu_seconds + charged)))

@@ -134,7 +134,8 @@ def enter_namespaces() -> None:
     """Enter a new mount namespace and, from the next fork on, a new one of process ids. An ordinary
     user also enters a new user namespace.
     """
-    uid, gid = os.getuid(), os.getgid()
+    uid = os.getuid()
+    gid = os.getgid()
     if uid == 0:
         _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
     else:
@@ -163,7 +164,8 @@ def build_root(packages: dict[str, str]) -> tuple[int, bool]:
     os.symlink("/tmp", f"{root}/dev/shm")
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     path = ctypes.c_char_p(root.encode())
-    pointer, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
+    pointer = ctypes.addressof(attributes)
+    size = ctypes.sizeof(attributes)
     address = ctypes.cast(path, ctypes.c_void_p).value or 0
     _check(
         _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, address, AT_RECURSIVE, pointer, size),
@@ -268,7 +270,8 @@ def gather_pages(proc: int) -> None:
     for place, access, _, _, inode, *name in mappings:
         if access.startswith("rw") and inode == "0" and name in ([], ["[heap]"]):
             start, end = (int(text, 16) for text in place.split("-"))
-            start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+            start = -(-start // HUGE_PAGE) * HUGE_PAGE
+            end = end // HUGE_PAGE * HUGE_PAGE
             if start < end:
                 _libc.madvise(start, end - start, MADV_COLLAPSE)
 

@@ -47,7 +47,10 @@ class Tree:
         """Make a tree. `adopter`: pid of this process if orphans of the tree become its children
         and it has no other children. `confined`: signals of this process reach only the tree.
         """
-        self._proc, self._pid, self._adopter, self._confined = proc, pid, adopter, confined
+        self._proc = proc
+        self._pid = pid
+        self._adopter = adopter
+        self._confined = confined
         self._buried_seconds = 0.0
         self._status: int | None = None
         self.several = False
@@ -61,7 +64,9 @@ class Tree:
 
     def members(self) -> list[int]:
         """Process ids, parents before children."""
-        found, index, self.threads = [self._pid], 0, 0
+        found = [self._pid]
+        index = 0
+        self.threads = 0
         if self._adopter is not None:
             found += [
                 pid
@@ -87,10 +92,13 @@ class Tree:
         by the monotonic clock, at which the look ends; of a tree that takes longer, only a part is
         measured.
         """
-        began, members = time.monotonic(), self.members()
+        began = time.monotonic()
+        members = self.members()
         if len(members) < 2 and not self._buried_seconds:
             return 0, 0.0
-        held, seconds, self.several = 0, self._buried_seconds, True
+        held = 0
+        seconds = self._buried_seconds
+        self.several = True
         still = self._slow and not self.stopped
         if still:
             self.stop()

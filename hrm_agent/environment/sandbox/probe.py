@@ -200,7 +200,8 @@ def _measure(
     a child that does `step` and a child that does nothing. Both are run several times in turn, and
     the fastest run of each counts, since other load only adds time.
     """
-    bare, full = list[float](), list[float]()
+    bare = list[float]()
+    full = list[float]()
     for _ in range(REPEATS):
         bare.append(_child(lambda: None)[1])
         missing, microseconds = _child(step, fork)

@@ -84,7 +84,8 @@ class Slot:
         compiled body, if it exists. `supervised`: the filter reports refused calls on `LISTENER`.
         `group`: the cgroup of the slot's calls (None without cgroups).
         """
-        self._isolated, self._confined = isolated, confined
+        self._isolated = isolated
+        self._confined = confined
         self._proc = PROC if sampled else None
         self._folder = WorkingFolder(folder)
         self._inside = Inside(isolated=isolated, grouped=group is not None)
@@ -139,7 +140,8 @@ class Slot:
         """Watch an idle session until the host sends a request, and stop the session after a while.
         False if the session has ended.
         """
-        park_at, look = time.monotonic() + PARK_SECONDS, FIRST_LOOK_SECONDS
+        park_at = time.monotonic() + PARK_SECONDS
+        look = FIRST_LOOK_SECONDS
         while self._session is not None:
             parked = child.tree.stopped
             events = self._poll.poll(
@@ -274,7 +276,8 @@ class Slot:
 
     def _go_on(self, child: Child, request: Request, started: float) -> bool:
         """Run another call of a session; False if the slot has to end."""
-        before, ended = 0.0, None
+        before = 0.0
+        ended = None
         try:
             before = child.used_seconds(started + TICK_SECONDS)
             if child.has_spoken():
@@ -328,10 +331,8 @@ class Slot:
         byte = os.read(CHANNEL, 1)
         if child.has_spoken():
             return False
-        used, peak = (
-            child.used_seconds(started + TICK_SECONDS + seconds) - before,
-            child.tree.peak_bytes(),
-        )
+        used = child.used_seconds(started + TICK_SECONDS + seconds) - before
+        peak = child.tree.peak_bytes()
         self._line.send(
             Reply(request.call, Ended.ANSWERED, (byte or b"\1")[0] << 8, seconds, used, peak)
         )
@@ -369,7 +370,8 @@ class Slot:
             os.close(given)
             os.set_blocking(own, False)
         self._poll.register(CHANNEL, select.POLLIN)
-        self._session, child.is_session = child, True
+        self._session = child
+        child.is_session = True
 
     def _resume(self, child: Child, request: Request) -> None:
         if child.tree.stopped:

@@ -88,7 +88,8 @@ class Supervisor:
         `folder`: the slot's working folder. `isolated`: the slot is in namespaces, where new
         processes and sockets need permission and the folder is a separate device.
         """
-        self._listener, self._proc = listener, proc
+        self._listener = listener
+        self._proc = proc
         self._device = os.stat(folder).st_dev if isolated else None  # noqa: PTH116
         self._clone, self._socket, self._sigaction = map(
             number_of, ("clone", "socket", "rt_sigaction")
@@ -112,11 +113,14 @@ class Supervisor:
 
     def begin(self) -> None:
         """Reset the counts for another call."""
-        self.refused, self.seconds, self.foreign = {}, 0.0, False
+        self.refused = {}
+        self.seconds = 0.0
+        self.foreign = False
 
     def answer(self) -> None:
         """Answer one waiting call, if it still waits."""
-        began, told = time.thread_time(), bytearray(_NOTIFICATION.size)
+        began = time.thread_time()
+        told = bytearray(_NOTIFICATION.size)
         with suppress(OSError):  # the process was killed
             fcntl.ioctl(self._listener, _RECEIVE, told, True)
             identity, pid, _, number, architecture, _, *arguments = _NOTIFICATION.unpack(told)
@@ -271,7 +275,8 @@ class Supervisor:
         with suppress(OSError):
             descriptor = os.open(f"{pid}/{name}", os.O_RDONLY, dir_fd=self._proc)
             try:
-                parts, size = list[bytes](), 0
+                parts = list[bytes]()
+                size = 0
                 while size < _MOST_READ and (part := os.read(descriptor, 1 << 16)):
                     parts.append(part)
                     size += len(part)

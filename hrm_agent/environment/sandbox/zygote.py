@@ -282,11 +282,10 @@ def _warm_up(imports: list[str]) -> None:
     snippet.may_draw_unseen(imports)
     snippets = [WARM_PACKAGES.get(name, f"import {name}") for name in imports]
     saved, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
-    saved_error, sys.stderr = sys.stderr, sys.stdout
-    errors, null = (
-        fcntl.fcntl(2, fcntl.F_DUPFD, FIRST_OWN),
-        _moved_up(os.open(os.devnull, os.O_WRONLY)),
-    )
+    saved_error = sys.stderr
+    sys.stderr = sys.stdout
+    errors = fcntl.fcntl(2, fcntl.F_DUPFD, FIRST_OWN)
+    null = _moved_up(os.open(os.devnull, os.O_WRONLY))
     os.dup2(null, 2)
     os.dup2(null, snippet.VALUE_DESCRIPTOR)
     for code in (*snippets, *WARM_SNIPPETS):
@@ -294,7 +293,8 @@ def _warm_up(imports: list[str]) -> None:
     os.dup2(errors, 2)
     for descriptor in (errors, null, snippet.VALUE_DESCRIPTOR):
         os.close(descriptor)
-    sys.stdout, sys.stderr = saved, saved_error
+    sys.stdout = saved
+    sys.stderr = saved_error
 
 
 def main() -> None:

@@ -57,7 +57,8 @@ def refusal(submission: Submission, bounds: Bounds) -> str:
 
 
 def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
-    code, most_bytes = submission.code, bounds.code_bytes
+    code = submission.code
+    most_bytes = bounds.code_bytes
     if (
         len(code) * _MAX_UTF8 > most_bytes
         and len(code.encode("utf-8", "surrogatepass")) > most_bytes
@@ -67,7 +68,8 @@ def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
         if len(getattr(submission, name) or "") > bounds.name_characters:
             yield f"`{name}` is longer than {bounds.name_characters:,} characters."
     for name in _LIMITS:
-        value, top = getattr(submission.limits, name), getattr(bounds.limits, name)
+        value = getattr(submission.limits, name)
+        top = getattr(bounds.limits, name)
         if not 0 < value <= top:  # also refuses NaN
             yield f"`limits.{name}` is {_shown(value)}: it must be above 0 and at most {top:,}."
     if not -bounds.priority <= submission.priority <= bounds.priority:
@@ -75,7 +77,8 @@ def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
             f"`priority` is {_shown(submission.priority)}: it must be from {-bounds.priority} to"
             f" {bounds.priority}."
         )
-    seconds, most = submission.deadline_seconds, bounds.deadline_seconds
+    seconds = submission.deadline_seconds
+    most = bounds.deadline_seconds
     if seconds is not None and not 0 <= seconds <= most:  # also refuses NaN
         yield f"`deadline_seconds` is {_shown(seconds)}: it must be from 0 to {most:,.0f}."
     if submission.history is not None:

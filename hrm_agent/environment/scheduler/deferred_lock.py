@@ -57,7 +57,8 @@ class DeferredLock:
                 finally:
                     with self._guard:
                         self._settle()
-                    todo, self._todo = self._todo, []
+                    todo = self._todo
+                    self._todo = []
         finally:
             if todo:
                 self._do(todo)

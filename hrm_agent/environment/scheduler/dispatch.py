@@ -71,7 +71,8 @@ class Dispatch:
 
     def place(self, call: ScheduledCall) -> None:
         """Put a call into the queue, or behind the open calls of its session."""
-        name, run = call.submission.session, call.submission.run
+        name = call.submission.session
+        run = call.submission.run
         if name is not None:
             known = self.sessions.get(name)
             if known is not None and known.run != run:
@@ -118,7 +119,8 @@ class Dispatch:
 
     def drop(self, call: ScheduledCall, result: ExecutionResult) -> None:
         """End a call that was placed: take it out of the queue, or kill it."""
-        queue, call.queue = call.queue, None
+        queue = call.queue
+        call.queue = None
         self.ended(call, result)
         if queue is None:
             self._kill(call)
@@ -172,7 +174,9 @@ class Dispatch:
         being rebuilt, a cell of the session.
         """
         self._end_processes()
-        visit, session, submission = call.visit, call.session, call.submission
+        visit = call.visit
+        session = call.session
+        submission = call.submission
         code = submission.code
         if visit is not None and visit.rebuilding:
             code = visit.cells[visit.index].code
@@ -183,7 +187,8 @@ class Dispatch:
         work = SlotJob(code, submission.limits, partial(self._done, call, call.step))
         work.seed = session.seed if session is not None else seed_of(submission.id)
         if session is not None and visit is not None:
-            work.session, work.fresh = session.number, visit.fresh
+            work.session = session.number
+            work.fresh = visit.fresh
             visit.fresh = False
         work.again = call.attempt > 1
         call.work = work
@@ -241,7 +246,8 @@ class Dispatch:
             if unharmed and in_time and call.attempt < MAX_ATTEMPTS:
                 self._metrics.events["retries"] += 1
                 self._free_slot(call)
-                call.stage, call.visit = Stage.WAITING, None
+                call.stage = Stage.WAITING
+                call.visit = None
                 self.waiting += 1
                 self._line_up(call)
             else:
@@ -257,7 +263,8 @@ class Dispatch:
     def _finish(self, call: ScheduledCall, result: ExecutionResult, *, alive: bool) -> None:
         if alive and call.session is not None:
             self.sessions.ran(call.session, call.submission.code, result)
-        visit, queued = call.visit, (call.begun or time.monotonic()) - call.arrived
+        visit = call.visit
+        queued = (call.begun or time.monotonic()) - call.arrived
         result = replace(
             result,
             queued_seconds=queued,
@@ -289,7 +296,8 @@ class Dispatch:
         self.sessions.park(session)
 
     def _copy(self, session: Session) -> None:
-        copies, session.copies = session.copies, []
+        copies = session.copies
+        session.copies = []
         for target, copied in copies:
             try:
                 self.sessions.copy(session, target)

@@ -143,7 +143,9 @@ class FairQueue(Generic[_T]):
 
     def push(self, call: _T) -> None:
         submission = call.submission
-        client, run, priority = submission.client, submission.run, submission.priority
+        client = submission.client
+        run = submission.run
+        priority = submission.priority
         lane = self._lanes.get((client, priority))
         if lane is None:
             lane = self._lanes[client, priority] = _PriorityLane()
@@ -181,7 +183,9 @@ class FairQueue(Generic[_T]):
         self._count(submission, -1)
 
     def _left(self, submission: Submission) -> None:
-        client, run, priority = submission.client, submission.run, submission.priority
+        client = submission.client
+        run = submission.run
+        priority = submission.priority
         self._length -= 1
         lane = self._lanes[client, priority]
         if lane.lines[run]:
@@ -197,7 +201,8 @@ class FairQueue(Generic[_T]):
             self._clients.leave(client, self._client_shares.get(client, 0))
 
     def _count(self, submission: Submission, change: int) -> None:
-        client, run = submission.client, submission.run
+        client = submission.client
+        run = submission.run
         order = self._order.get(client, ())
         lanes = [
             lane for priority in order if run in (lane := self._lanes[client, -priority]).lines

@@ -380,7 +380,8 @@ class Scheduler:
 
     def _end(self, call: ScheduledCall, result: ExecutionResult) -> None:
         """End an open call: keep its outcome and pass it to the waiters."""
-        submission, call.stage = call.submission, Stage.ENDED
+        submission = call.submission
+        call.stage = Stage.ENDED
         self._open.discard(call)
         if submission.id is not None:
             del self._by_id[submission.run, submission.id]
@@ -397,7 +398,8 @@ class Scheduler:
         self._down = self._down or why
 
     def _close(self) -> None:
-        self._down, self._closed = "it was closed", True
+        self._down = "it was closed"
+        self._closed = True
         for call in list(self._open):
             self._drop(call, "The environment was closed.")
 

@@ -86,7 +86,8 @@ class Session:
     """True if the session was ended and only its running call is still open."""
 
     def assume(self, cells: Sequence[Cell]) -> None:
-        self.cells, self.complete = list(cells), True
+        self.cells = list(cells)
+        self.complete = True
         self.size = sum(len(cell.code) for cell in cells)
 
     def append(self, cell: Cell, bounds: Bounds) -> None:
@@ -145,9 +146,11 @@ class Visit:
             return
         self.rebuilds += 1
         del self.cells[self.index], self.numbers[self.index]
-        self.fresh, self.index = True, 0
+        self.fresh = True
+        self.index = 0
         if self.rebuilds > MAX_REBUILDS:
-            self.found, self.cells = SessionState.LOST, []
+            self.found = SessionState.LOST
+            self.cells = []
 
 
 class SessionTable:
@@ -278,7 +281,8 @@ class SessionTable:
         session = self._named[target] = Session(
             target, source.run, source.seed, complete=source.complete
         )
-        session.cells, session.size = list(source.cells), source.size
+        session.cells = list(source.cells)
+        session.size = source.size
         self._sleep(session)
 
     def end(self, name: str) -> Session | None:

@@ -127,7 +127,8 @@ class StreamDecoder:
             cut = len(self._pending) - (
                 0 if final else _held_back(self._pending, self._hidden.marks)
             )
-        text, self._pending = self._pending[:cut], self._pending[cut:]
+        text = self._pending[:cut]
+        self._pending = self._pending[cut:]
         return text
 
     def _begin(self, *, final: bool) -> bool:

@@ -368,7 +368,8 @@ class _OnRecord:
     """
 
     def __init__(self, model: BaseChatModel, question: _ModelRequest) -> None:
-        self._model, self._question = model, question
+        self._model = model
+        self._question = question
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -265,7 +265,8 @@ _EXTRAS = {
 
 
 def _hosted(asked: ModelString) -> Backend:
-    name, extra = asked.text, _EXTRAS.get(asked.scheme)
+    name = asked.text
+    extra = _EXTRAS.get(asked.scheme)
     install = (
         "Run `pip install langchain` and the provider's package, for example langchain-ollama."
     )

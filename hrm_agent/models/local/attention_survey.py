@@ -179,7 +179,9 @@ class _Notes:
         own query and value.
         """
         module: Any = call.module
-        query, key, value = call.query, call.key, call.value
+        query = call.query
+        key = call.key
+        value = call.value
         options = call.options
         kind = type(module).__name__
         if unknown := unknown_arguments(options):

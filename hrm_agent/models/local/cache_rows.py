@@ -230,14 +230,16 @@ class Rows:
             self.pool, self._written(rows_T, positions_T), sampling, feeding, of_layers
         )
         ids_T = self.tokens[rows_T, positions_T]
-        last_S, row_S = (ends_R - 1)[done_R], np.flatnonzero(done_R)
+        last_S = (ends_R - 1)[done_R]
+        row_S = np.flatnonzero(done_R)
         return StepInput(
             ids_T, positions_T, step, fed_R, last_S, row_S, self.adapter[rows_T], self.long[rows_T]
         )
 
     def advance(self, done: StepInput, token_S: Array, logprob_S: Array) -> None:
         """Update rows with the fed and sampled tokens of a step."""
-        fed, rows = len(done.fed_R), done.row_S
+        fed = len(done.fed_R)
+        rows = done.row_S
         self.cached[:fed] += done.fed_R
         at = self.known[rows]
         self.tokens[rows, at] = token_S

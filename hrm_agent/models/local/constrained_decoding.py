@@ -80,7 +80,8 @@ class Schemas:
     """Schemas requested from an engine, compiled for its vocabulary. Thread-safe."""
 
     def __init__(self, codec: Any, vocab_size: int) -> None:
-        self._codec, self._size = codec, vocab_size
+        self._codec = codec
+        self._size = vocab_size
         self._vocabulary: Future[Any] | None = None
         self._compiled: dict[str, Future[Any]] = {}
         self._lock = threading.Lock()

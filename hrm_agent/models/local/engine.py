@@ -248,7 +248,8 @@ class TransformersEngine:
                 self._step(step)
 
     def _step(self, step: StepInput) -> None:
-        rows, row_S = self._rows, step.row_S
+        rows = self._rows
+        row_S = step.row_S
         logits_SV = self._forward(step)
         self.fed_tokens += step.ids_1T.shape[1]
         if not len(row_S):
@@ -268,7 +269,8 @@ class TransformersEngine:
             tensor_on(device, rows.top_p[row_S]),
             held,
         )
-        tokens, logprobs = token_S.cpu().numpy(), logprob_S.cpu().numpy()
+        tokens = token_S.cpu().numpy()
+        logprobs = logprob_S.cpu().numpy()
         for index in held_S:
             rows.jobs[row_S[index]].held.take(int(tokens[index]))
         rows.advance(step, tokens, logprobs)
@@ -339,9 +341,11 @@ class TransformersEngine:
         if job is None:
             return
         answer = slice(int(rows.start[row]), int(rows.known[row]))
-        tokens, logprobs = rows.tokens[row, answer].tolist(), rows.logprobs[row, answer].tolist()
+        tokens = rows.tokens[row, answer].tolist()
+        logprobs = rows.logprobs[row, answer].tolist()
         self._release(row, job)
-        version, constrained = self.policy_version, job.held is not None
+        version = self.policy_version
+        constrained = job.held is not None
         job.complete(
             Completion(
                 tuple(tokens), tuple(logprobs), reason, version, job.queue_seconds, constrained
@@ -373,8 +377,10 @@ class TransformersEngine:
         """Make room for a row of `length` tokens. Returns False if all rows that fit into memory
         are busy.
         """
-        rows, pool = self._rows, self._rows.pool
-        allowed, active = pool.rows_for(length), rows.active
+        rows = self._rows
+        pool = self._rows.pool
+        allowed = pool.rows_for(length)
+        active = rows.active
         if active >= allowed:
             return False
         count = min(pool.rows, allowed)
@@ -430,7 +436,8 @@ class TransformersEngine:
             self._rows.forget()
         except BaseException as error:  # a broken engine must raise for later callers
             with self._wake:
-                self._closing, self._failure = True, error
+                self._closing = True
+                self._failure = error
 
     def _fail_all(self, error: BaseException) -> None:
         jobs: list[PendingRequest] = [job for job in self._rows.jobs if job is not None]

@@ -39,14 +39,16 @@ class Gathering:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._most, self._counted_at = 0.0, 0.0
+        self._most = 0.0
+        self._counted_at = 0.0
         self._stands = False
         """True if the last caller's loop made no pass while the engine waited for it."""
 
     def called(self) -> None:
         """Record a request from this thread."""
         try:
-            self._loop, self._stands = asyncio.get_running_loop(), False
+            self._loop = asyncio.get_running_loop()
+            self._stands = False
         except RuntimeError:  # the caller is a thread without a loop, which waits for its answer
             self._loop = None
 
@@ -54,7 +56,8 @@ class Gathering:
         """Return when a step is worth taking. `requests`: function that returns the current number
         of requests, which may grow meanwhile.
         """
-        loop, now = self._loop, time.monotonic()
+        loop = self._loop
+        now = time.monotonic()
         self._most = max(
             requests(), self._most * 0.5 ** ((now - self._counted_at) / _HALF_LIFE_SECONDS)
         )
@@ -75,14 +78,16 @@ class _Passes:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.idle = self.over = self.ran = False
-        self._loop, self._began = loop, 0.0
+        self._loop = loop
+        self._began = 0.0
         try:
             loop.call_soon_threadsafe(self._pass)
         except RuntimeError:  # the loop is closed
             self.idle = True
 
     def _pass(self) -> None:
-        now, self.ran = time.perf_counter(), True
+        now = time.perf_counter()
+        self.ran = True
         self.idle = now - self._began < _IDLE_SECONDS
         self._began = now
         if not (self.idle or self.over):

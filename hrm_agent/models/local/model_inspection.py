@@ -35,10 +35,8 @@ def capabilities_of(
     `no_schema`: what is missing to constrain answers to a schema (None if nothing is). `speech`:
     result of the test of the chat template.
     """
-    quantized, adapted = (
-        quantization(model),
-        any(".lora_" in name for name, _ in model.named_parameters()),
-    )
+    quantized = quantization(model)
+    adapted = any(".lora_" in name for name, _ in model.named_parameters())
     return Capabilities(
         kind="transformers",
         tools=speech is None or not any(fault.about_tools for fault in speech.faults),

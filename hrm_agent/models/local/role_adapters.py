@@ -85,7 +85,8 @@ class AdapterRoute:
     @contextmanager
     def off(self) -> Generator[None]:
         """Switch adapters off inside the block."""
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         try:
             yield
         finally:
@@ -194,7 +195,8 @@ def write_adapter(model: nn.Module, name: str, folder: Path) -> None:
 
 def read_adapter(model: nn.Module, name: str, folder: Path) -> None:
     """Read weights from a folder. Raises `ModelError` if they belong to another adapter."""
-    given, own = load_file(folder / WEIGHTS_FILE), _weights(model, name)
+    given = load_file(folder / WEIGHTS_FILE)
+    own = _weights(model, name)
     shapes = [{key: weight.shape for key, weight in weights.items()} for weights in (given, own)]
     if shapes[0] != shapes[1]:
         key = min(

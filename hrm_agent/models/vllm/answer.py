@@ -78,12 +78,10 @@ class VllmReply:
     def __init__(
         self, request: GenerationRequest, address: VllmAddress, codec: PolicyCodec, max_tokens: int
     ) -> None:
-        self._request, self._address, self._codec, self._max_tokens = (
-            request,
-            address,
-            codec,
-            max_tokens,
-        )
+        self._request = request
+        self._address = address
+        self._codec = codec
+        self._max_tokens = max_tokens
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._prompt_seen = False

@@ -104,7 +104,9 @@ class _BusyError(Exception):
 
     def __init__(self, status: int, body: str, wait: float | None) -> None:
         super().__init__(body)
-        self.status, self.body, self.wait = status, body, wait
+        self.status = status
+        self.body = body
+        self.wait = wait
 
 
 class _Attempt:
@@ -112,7 +114,8 @@ class _Attempt:
 
     def __init__(self, address: VllmAddress, take: Callable[[dict[str, Any]], None]) -> None:
         self.answered = False
-        self._address, self._take = address, take
+        self._address = address
+        self._take = take
 
     async def run(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> None:
         async with client.stream("POST", f"{self._address.url}/completions", json=body) as response:

@@ -105,7 +105,8 @@ class VllmEngine:
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """Send a request. Cancelling the future frees its place on the server."""
-        length, error = len(request.prompt_ids), None
+        length = len(request.prompt_ids)
+        error = None
         if not length:
             error = ModelError("The prompt is empty.", "Send at least one message.")
         elif self.max_length is not None and length >= self.max_length:
@@ -215,14 +216,16 @@ class VllmEngine:
         limit = request.sampling.max_tokens
         if self.max_length is not None:
             limit = min(limit, self.max_length - len(request.prompt_ids))
-        answer, version = VllmReply(request, self._address, self.codec, limit), self.policy_version
+        answer = VllmReply(request, self._address, self.codec, limit)
+        version = self.policy_version
         body = request_body(request, self._model, self.codec, limit)
         body |= {"cache_salt": self.cache_salt} if self.cache_salt else {}
         await self._connection.ask(body, answer.take)
         return answer.completion(version, waited)
 
     async def _hang_up(self) -> None:
-        pending, self._hanging_up = self._tasks.copy(), True
+        pending = self._tasks.copy()
+        self._hanging_up = True
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

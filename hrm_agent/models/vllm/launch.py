@@ -62,7 +62,8 @@ class VllmProcess:
         """`port`: port of the server (None: a free one). Raises `ModelError` if the interpreter
         cannot be run, or has no vLLM.
         """
-        self.port, self.log = port or _free_port(), log
+        self.port = port or _free_port()
+        self.log = log
         python = options.python or sys.executable
         if which(python) is None:
             raise _unusable(python, "there is no such program")

@@ -124,7 +124,8 @@ def parse_address(name: str) -> VllmAddress:
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
         httpx.URL(base).host.encode("idna")
     except (ValueError, httpx.InvalidURL):
-        parts, usable = urlsplit(""), None
+        parts = urlsplit("")
+        usable = None
     if not usable:
         raise ModelError(f"{name!r} names no server.", "Write vllm:http://HOST:PORT/v1.")
     if parts.username is not None or parts.password is not None:
@@ -256,7 +257,8 @@ def _bounded(
     """Status and body of an answer. The body is not decompressed, since compression was declined.
     Raises `httpx.RemoteProtocolError` if the body is too large or takes too long.
     """
-    until, said = time.monotonic() + _LOOK_UP_SECONDS, b""
+    until = time.monotonic() + _LOOK_UP_SECONDS
+    said = b""
     with client.stream(method, url, json=body) as response:
         for part in response.iter_raw():
             said += part

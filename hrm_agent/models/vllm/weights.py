@@ -93,7 +93,9 @@ class WeightsClient:
 
     def __init__(self, address: VllmAddress, model: str, seconds: float = _SECONDS) -> None:
         """`model`: name of the server's base model. `seconds`: timeout of a request."""
-        self.address, self.model, self._seconds = address, model, seconds
+        self.address = address
+        self.model = model
+        self._seconds = seconds
         self._root = address.url.removesuffix("/v1")
         self._client = httpx.Client(timeout=seconds, **client_options(address))
 
@@ -102,10 +104,8 @@ class WeightsClient:
         said = self._value("GET", "/server_info?config_format=json")
         try:
             config = said["vllm_config"]
-            blocks, size = (
-                config["cache_config"]["num_gpu_blocks"],
-                config["cache_config"]["block_size"],
-            )
+            blocks = config["cache_config"]["num_gpu_blocks"]
+            size = config["cache_config"]["block_size"]
             dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
             replicas = int(config["parallel_config"]["data_parallel_size"])
             most = int(config["scheduler_config"]["max_num_seqs"])

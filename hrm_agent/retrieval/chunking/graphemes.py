@@ -70,7 +70,8 @@ def _doubtful(points: NDArray[np.uint32]) -> list[tuple[int, int]]:
     doubt = np.zeros(len(points) + 2, dtype=np.bool_)
     doubt[1:-1] = _doubts()[np.minimum(points, _TABLE)]
     steps = np.flatnonzero(doubt[1:] != doubt[:-1])
-    starts, ends = steps[::2], steps[1::2]
+    starts = steps[::2]
+    ends = steps[1::2]
     widened = zip(
         (starts - 1).clip(0).tolist(), (ends + 1).clip(max=len(points)).tolist(), strict=True
     )

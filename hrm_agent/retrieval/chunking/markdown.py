@@ -47,7 +47,9 @@ def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
     behind[starts.searchsorted(fences[:, 1])] = True
     opening = np.isin(starts, fences[:, 0])
     blocks = free & (after_blank | behind[:-1] | items | (ranks > 0)) | opening
-    upper, lower, spoken = (ranks > 0) & (ranks < 3), ranks >= 3, ~_inside(prose.sentences, fences)
+    upper = (ranks > 0) & (ranks < 3)
+    lower = ranks >= 3
+    spoken = ~_inside(prose.sentences, fences)
     changes = topics(prose)
     strength = None if changes.strength is None else changes.strength[spoken]
     rest = (starts[blocks], prose.sentences[spoken], prose.lines, prose.words)
@@ -61,11 +63,13 @@ def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
 
 def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:
     """Start of the first line and end of the last line of each fenced block."""
-    opened, fence = -1, ""
+    opened = -1
+    fence = ""
     for start in candidates.tolist():
         mark = _FENCE.match(text, start)
         if mark and opened < 0:
-            opened, fence = start, mark[1]
+            opened = start
+            fence = mark[1]
         elif mark and mark[1].startswith(fence) and not text[mark.end(1) : mark.end()].strip():
             yield opened, min(mark.end() + 1, len(text))
             opened = -1

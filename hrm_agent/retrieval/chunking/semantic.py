@@ -58,7 +58,8 @@ def topics(prose: Prose, embeddings: Embeddings | None = None) -> CutLevel:
         alike = _alike_in_vectors(prose, places, embeddings)
     padded = np.pad(alike, _HILL, constant_values=-1.0)
     reach = sliding_window_view(padded, _HILL + 1)
-    left, right = reach[: len(alike)].max(axis=1), reach[_HILL:].max(axis=1)
+    left = reach[: len(alike)].max(axis=1)
+    right = reach[_HILL:].max(axis=1)
     return CutLevel(places, left + right - 2 * alike)
 
 
@@ -69,7 +70,8 @@ def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embedding
     edges = [0, *places.tolist(), len(surface.text)]
     rows = vectors_of(embeddings, [surface.text[a:b] for a, b in pairwise(edges)])
     sums = np.concatenate((np.zeros((1, rows.shape[1])), rows.cumsum(axis=0, dtype=np.float64)))
-    gaps, alike = np.arange(1, len(rows)), np.zeros(len(rows) - 1)
+    gaps = np.arange(1, len(rows))
+    alike = np.zeros(len(rows) - 1)
     for side in _SIDES:
         before = sums[gaps] - sums[np.maximum(gaps - side, 0)]
         after = sums[np.minimum(gaps + side, len(rows))] - sums[gaps]
@@ -85,10 +87,12 @@ def _alike_in_window(sums: Scores, side: int) -> Scores:
     """
     count = sums.shape[1] - 1
     gaps = np.arange(1, count)
-    least, most = np.maximum(gaps - side, 0), np.minimum(gaps + side, count)
+    least = np.maximum(gaps - side, 0)
+    most = np.minimum(gaps + side, count)
     shared, before, after = np.zeros((3, count - 1))
     for apart, row in enumerate(sums[: 2 * side]):
-        first, last = np.maximum(least, gaps - apart), np.minimum(gaps, most - apart)
+        first = np.maximum(least, gaps - apart)
+        last = np.minimum(gaps, most - apart)
         shared += row[np.maximum(last, first)] - row[first]
         if apart < side:
             times = 1 if apart == 0 else 2
@@ -100,10 +104,12 @@ def _alike_in_window(sums: Scores, side: int) -> Scores:
 def _products(surface: Surface, places: Positions) -> Scores:
     """Products [d, i] of the word vectors of sentences i and i + d."""
     words, sentence = _words(surface, places)
-    count, reach = len(places) + 1, 2 * max(_SIDES)
+    count = len(places) + 1
+    reach = 2 * max(_SIDES)
     stride = count + reach
     keys, times = np.unique(words * stride + sentence, return_counts=True)
-    words, sentence = keys // stride, keys % stride
+    words = keys // stride
+    sentence = keys % stride
     weight = np.log(1 + count / np.bincount(words)[words]) * times
     products = np.zeros((reach, count))
     products[0] = np.bincount(sentence, weight**2, minlength=count)
@@ -124,8 +130,10 @@ def _words(surface: Surface, places: Positions) -> tuple[Positions, Positions]:
     letter = np.zeros(len(surface.text) + 2, dtype=np.bool_)
     letter[1:-1] = surface.kinds & WORD
     edges = np.flatnonzero(letter[1:] != letter[:-1])
-    starts, lengths = edges[::2], edges[1::2] - edges[::2]
-    starts, lengths = starts[lengths > 1], lengths[lengths > 1]
+    starts = edges[::2]
+    lengths = edges[1::2] - edges[::2]
+    starts = starts[lengths > 1]
+    lengths = lengths[lengths > 1]
     numbers = np.zeros(len(starts), dtype=np.uint64)
     for place in range(_STEM):
         inside = np.flatnonzero(lengths > place)

@@ -40,16 +40,19 @@ class Prose(Surface):
     @cached_property
     def sentences(self) -> Positions:
         """Starts of sentences. A sentence also starts with each paragraph."""
-        points, size = self.points, len(self.text)
+        points = self.points
+        size = len(self.text)
         marks = np.concatenate([np.flatnonzero(points == mark) for mark in (_STOP, *_MARKS)])
         behind = marks + 1
         for _ in range(3):
             behind = behind + _among(points, behind, _CLOSING)
         spaced = behind < size
         spaced[spaced] = self.space[behind[spaced]]
-        marks, ends = marks[spaced], self.visible(behind[spaced])
+        marks = marks[spaced]
+        ends = self.visible(behind[spaced])
         begins = ends < size
-        marks, ends = marks[begins], ends[begins]
+        marks = marks[begins]
+        ends = ends[begins]
         stops = points[marks] == _STOP
         stops[stops] = ((self.kinds[ends[stops]] & LOWER) != 0) | _abbreviated(self, marks[stops])
         found = [ends[~stops], self.paragraphs]
@@ -70,7 +73,8 @@ def _abbreviated(surface: Surface, stops: Positions) -> Flags:
     """Flags that are True for full stops after an abbreviation: a listed word, a single capital, or
     a letter after a full stop ("e.g.").
     """
-    packed, running = np.zeros(len(stops), dtype=np.int64), np.ones(len(stops), dtype=np.bool_)
+    packed = np.zeros(len(stops), dtype=np.int64)
+    running = np.ones(len(stops), dtype=np.bool_)
     length = np.zeros(len(stops), dtype=np.int64)
     for back in range(1, _LONGEST + 2):
         before = stops - back
@@ -79,6 +83,7 @@ def _abbreviated(surface: Surface, stops: Positions) -> Flags:
         packed[running] = packed[running] << 8 | np.minimum(surface.points[before[running]], 0xFF)
         length += running
     dotted = _among(surface.points, np.maximum(stops - 2, 0), (_STOP,))
-    capital, letter = (packed >= ord("A")) & (packed <= ord("Z")), packed >= ord("A")
+    capital = (packed >= ord("A")) & (packed <= ord("Z"))
+    letter = packed >= ord("A")
     listed = [int.from_bytes(word[::-1].encode()) for word in _ABBREVIATIONS.split()]
     return np.isin(packed, listed) | ((length == 1) & (capital | letter & dotted))

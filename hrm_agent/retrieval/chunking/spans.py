@@ -106,10 +106,8 @@ class Spans:
         """Yield chunks. A chunk ends at the best place of `levels`, and its overlap begins at the
         best place of `starts`.
         """
-        levels, starts = (
-            [self._whole(level) for level in levels],
-            [self._whole(level) for level in starts],
-        )
+        levels = [self._whole(level) for level in levels]
+        starts = [self._whole(level) for level in starts]
         start = end = 0
         while end < len(self.text):
             chunk = (
@@ -132,7 +130,8 @@ class Spans:
 
     def _next(self, start: int, after: int, levels: Sequence[CutLevel]) -> Chunk | None:
         """Chunk from `start` to a place after `after` (None if no such place is within the limit)."""
-        budget, step = self.size, 1
+        budget = self.size
+        step = 1
         while budget > 0 and (limit := self._reach(start, budget)) > after:
             end = self._end(start, after, limit, levels)
             if end is None:
@@ -185,7 +184,8 @@ class Spans:
             int(self._starts[max(beyond - tokens, 0)])
             for tokens in (self.overlap * 4 // 3, self.overlap, -(-self.overlap * 2 // 3))
         )
-        first, last = max(most, chunk.start + 1), min(least, chunk.end)
+        first = max(most, chunk.start + 1)
+        last = min(least, chunk.end)
         for level in levels:
             if (place := level.nearest(wanted, first, last)) is not None:
                 return place
@@ -196,7 +196,8 @@ class Spans:
         """Number of tokens of `text[start:end]` alone, equal to `tokenizer.count`."""
         text = self.text
         if self._restarts:
-            low, high = int(self._starts.searchsorted(start)), int(self._ends.searchsorted(end))
+            low = int(self._starts.searchsorted(start))
+            high = int(self._ends.searchsorted(end))
             if (
                 low <= high < len(self._ends)
                 and self._starts[low] == start

@@ -200,7 +200,8 @@ class _Book:
         """
         text = text.translate(_NO_PLACES)
         for _ in range(PASSES):
-            before, text = text, self._without_lists(text)
+            before = text
+            text = self._without_lists(text)
             if text == before:
                 break
         else:
@@ -217,7 +218,8 @@ class _Book:
         citations.
         """
         lists = find_lists(text)
-        begins, ends = [0, *(end for _, end in lists)], [*(start for start, _ in lists), len(text)]
+        begins = [0, *(end for _, end in lists)]
+        ends = [*(start for start, _ in lists), len(text)]
         outside = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
         if not lists or not "".join(outside).strip():
             return self._resolved_in(text)
@@ -239,10 +241,12 @@ class _Book:
 
     def _resolved_in(self, text: str) -> str:
         """Replace each valid citation by a placeholder with its number."""
-        parts, at = list[str](), 0
+        parts = list[str]()
+        at = 0
         for mark in find_marks(text, self._titles):
             cited = "".join(map(self._place_of, self._resolved(text, mark)))
-            before, after = text[at : mark.start], mark.end
+            before = text[at : mark.start]
+            after = mark.end
             if (
                 not cited
                 and not mark.instead
@@ -250,7 +254,8 @@ class _Book:
                 and text[after : after + 1] == ")"
             ):
                 # without the mark, the parentheses would be empty
-                before, after = before[:-1].rstrip(" \t"), after + 1
+                before = before[:-1].rstrip(" \t")
+                after = after + 1
             # `[text](1)` would be a link
             apart = " " if mark.instead and before.endswith("]") else ""
             parts += [before, f" {cited}" if cited else f"{apart}{mark.instead}"]
@@ -351,7 +356,8 @@ def _key(one: Citation) -> tuple[str, int, int]:
 
 def _by_sentence(parts: Sequence[_Part]) -> list[tuple[Statement, list[int]]]:
     """Sentences with citations, each with the indices of its citations in `parts`."""
-    text, marks = "", list[tuple[int, int]]()
+    text = ""
+    marks = list[tuple[int, int]]()
     for number, part in enumerate(parts):
         if isinstance(part, str):
             text += part

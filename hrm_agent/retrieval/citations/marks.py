@@ -158,7 +158,8 @@ class _Scanner:
     """Scanner of one text, with precomputed code spans and ends of quotes."""
 
     def __init__(self, text: str, titles: Mapping[str, str]) -> None:
-        self._text, self._titles = text, titles
+        self._text = text
+        self._titles = titles
         self._known = set(titles.values())
         self._code = _code_spans(text)
         ends = {"[": f"[{re.escape(_CLOSE)}]", "(": r"\)"}
@@ -258,7 +259,8 @@ class _Scanner:
         if extra < 0:
             end += extra
         while extra > 0 and self._text[end : end + 1] in (*_CLOSE,):
-            end, extra = end + 1, extra - 1
+            end = end + 1
+            extra = extra - 1
         linked = _LINK.match(self._text, end) if opening["open"] != "(" else None
         return Mark(opening.start(), linked.end() if linked else end, tuple(cited), instead)
 
@@ -359,7 +361,8 @@ def _code_spans(text: str) -> list[tuple[int, int]]:
             if opened["info"].lower() not in ("markdown", "md"):
                 blocks.append((opened.start(), fence.end()))
             opened = None
-    spans, at = list[tuple[int, int]](), 0
+    spans = list[tuple[int, int]]()
+    at = 0
     for start, end in [*blocks, (len(text), len(text))]:
         spans += [*_inline_code(text, at, start), (start, end)]
         at = end
@@ -371,13 +374,15 @@ def _inline_code(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     opened: dict[int, int] = {}
     done = start
     for ticks in _TICKS.finditer(text, start, end):
-        length, line = len(ticks[0]), text.rfind("\n", max(ticks.start() - 4, 0), ticks.start()) + 1
+        length = len(ticks[0])
+        line = text.rfind("\n", max(ticks.start() - 4, 0), ticks.start()) + 1
         if length >= 3 and not text[line : ticks.start()].strip() and (line or ticks.start() < 4):
             continue  # a fence that is not closed or holds prose
         before = opened.get(length, -1)
         if before >= done and "\n\n" not in text[before : ticks.start()][: 4 * LONGEST_QUOTE]:
             yield before, ticks.end()
-            done, opened = ticks.end(), {}
+            done = ticks.end()
+            opened = {}
         else:
             opened[length] = ticks.start()
 
@@ -386,8 +391,10 @@ def find_lists(text: str) -> list[tuple[int, int]]:
     """Spans of a model's own lists of sources: a heading with its entries, and definitions of
     footnotes and links.
     """
-    lines, written = _Lines(text), len(text.rstrip())
-    found, number = list[tuple[int, int]](), 0
+    lines = _Lines(text)
+    written = len(text.rstrip())
+    found = list[tuple[int, int]]()
+    number = 0
     while number < len(lines.spans):
         start, end = lines.spans[number]
         line = text[start:end]

@@ -228,7 +228,8 @@ def _is_within_word(text: str, at: int) -> bool:
     """True if `text[:at]` and `text[at:]` share a word. False at both ends of the text."""
     if not 0 < at < len(text):
         return False
-    before, after = text[at - 1], text[at]
+    before = text[at - 1]
+    after = text[at]
     if _JOINER in (before, after) or unicodedata.category(after).startswith("M"):
         return True
     if _is_of_word(before) and _is_of_word(after):

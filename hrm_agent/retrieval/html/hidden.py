@@ -140,7 +140,8 @@ class StyleRules:
             match = _SELECTOR.fullmatch(selector)
             if not (match and match[0]):
                 continue
-            tag, parts = (match[1] or "").lower(), match[2]
+            tag = (match[1] or "").lower()
+            parts = match[2]
             needed = frozenset(_PART.findall(parts))
             specificity = parts.count("#"), parts.count("."), int(bool(tag))
             alike = self._by_key[min(needed, default=tag)]

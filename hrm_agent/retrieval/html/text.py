@@ -100,7 +100,8 @@ class _Text:
 
     def __init__(self, rules: StyleRules | None, headings: Mapping[str, str]) -> None:
         """Collect text that is not hidden by `rules` (None to include hidden text)."""
-        self._rules, self._headings = rules, headings
+        self._rules = rules
+        self._headings = headings
         self._pieces: list[str] = []
         self._break = self._mark = ""
         self._space = False
@@ -144,7 +145,8 @@ class _Text:
         line's than a cell's. Hidden elements make no breaks.
         """
         if kind and not self._unseen and self._around[-1].rendered:
-            self._break, self._space = max(self._break, kind, key=_BREAKS.index), False
+            self._break = max(self._break, kind, key=_BREAKS.index)
+            self._space = False
 
     def data(self, data: str) -> None:
         if self._unseen or not self._around[-1].is_shown:
@@ -154,7 +156,8 @@ class _Text:
             return
         shown = _SPACES.sub(" ", data)
         if shown.startswith(" "):
-            self._space, shown = not self._break, shown[1:]
+            self._space = not self._break
+            shown = shown[1:]
         if shown:
             self._add(shown.removesuffix(" "))
         self._space = self._space or (shown.endswith(" ") and not self._break)

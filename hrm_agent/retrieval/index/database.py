@@ -138,7 +138,8 @@ class DocumentIndex:
         texts = [text[chunk.start : chunk.end] for chunk in chunks]
         vectors = self._writing_vectors()
         rows = vectors.of_texts(texts) if vectors else None
-        offsets, language = _byte_offsets(text, chunks), self._language_of(text)
+        offsets = _byte_offsets(text, chunks)
+        language = self._language_of(text)
         insert = (
             "INSERT INTO documents (file, source, revision, kind, text, language) VALUES (?, ?, ?,"
             " ?, ?, ?)"
@@ -249,7 +250,8 @@ class DocumentIndex:
         """
         version = analysis_version()
         with self._file.reading() as cursor:
-            found, recorded = about(cursor, "analysis"), about(cursor, "language")
+            found = about(cursor, "analysis")
+            recorded = about(cursor, "language")
             elsewhere = about(cursor, "engine") not in (None, "fts5")
         language = AUTO if recorded is None else recorded
         wanted = language if wanted is None else wanted

@@ -94,7 +94,8 @@ class Fts5:
         if newest * len(phrases) <= _MOST_READ:
             return phrases
         counts = self._held(cursor, phrases, newest)
-        kept, read = list[Phrase](), 0
+        kept = list[Phrase]()
+        read = 0
         for phrase in sorted(phrases, key=counts.__getitem__):
             read += counts[phrase]
             if read > _MOST_READ and sum(counts[one] > 0 for one in kept) >= _FEWEST_WORDS:

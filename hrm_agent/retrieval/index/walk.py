@@ -36,7 +36,9 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise RetrievalError(f"The folder {folder} {what}; the index was left as it is.", _HINT)
-    found, closed, followed = list[str](), list[str](), list[str]()
+    found = list[str]()
+    closed = list[str]()
+    followed = list[str]()
     seen = set(_real_folders(folder)) if follow_links else set[tuple[int, int]]()
 
     def unlisted(error: OSError) -> None:

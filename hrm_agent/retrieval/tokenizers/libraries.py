@@ -80,7 +80,8 @@ class HuggingFace:
 
     def encoded(self, text: str) -> Encoded:
         found = self._encode(text)
-        ids, rows = found.ids, _tiled(found.offsets, text)
+        ids = found.ids
+        rows = _tiled(found.offsets, text)
         unknown = 0 if self._unknown is None else ids.count(self._unknown)
         return Encoded(
             ids, rows, unknown, spelling(rows, np.isin(ids, self._bytes) if self._bytes else None)
@@ -120,7 +121,8 @@ class SentencePiece:
 
     def encoded(self, text: str) -> Encoded:
         found = self._encode(text)
-        ids, rows = found["ids"], _tiled(found["offsets"], text)
+        ids = found["ids"]
+        rows = _tiled(found["offsets"], text)
         return Encoded(
             ids,
             rows,
@@ -195,7 +197,8 @@ def _unknown_id(tokenizer: Any, model: dict[str, Any]) -> int | None:
 
 def models_on_disk() -> list[str]:
     """Names of models in Hugging Face's local cache that have a tokenizer.json."""
-    hub, constants = require("huggingface_hub"), require("huggingface_hub.constants")
+    hub = require("huggingface_hub")
+    constants = require("huggingface_hub.constants")
     folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
     names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
     return [

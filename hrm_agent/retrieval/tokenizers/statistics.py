@@ -127,12 +127,15 @@ def measure(
     size = 0
     fidelity = 0 if isinstance(tokenizer, Vocabulary) else None
     for text in texts:
-        unknown, spelled = None, 0
+        unknown = None
+        spelled = 0
         begun = time.process_time()
         if isinstance(tokenizer, Vocabulary):
             encoded = tokenizer.encoded(text)
             seconds += time.process_time() - begun
-            tokens, unknown, spelled = len(encoded.offsets), encoded.unknown, encoded.spelled
+            tokens = len(encoded.offsets)
+            unknown = encoded.unknown
+            spelled = encoded.spelled
             fidelity = max(fidelity or 0, _fidelity(text, tokenizer.decoded(encoded.ids)))
         else:
             tokens = len(tokenizer.offsets(text))

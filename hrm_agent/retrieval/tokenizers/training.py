@@ -98,7 +98,8 @@ def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 
 
     `kind`: `bpe`, `sentencepiece-bpe`, `unigram`, `word` or `wordpiece`.
     """
-    chosen, file = _kind(kind), vocabulary_file(kind, file)
+    chosen = _kind(kind)
+    file = vocabulary_file(kind, file)
     given = [replace_surrogates(text) for text in texts]
     if not any(text.strip() for text in given):
         raise ConfigError(
@@ -185,7 +186,8 @@ def _sentencepiece(kind: str, texts: Sequence[str], size: int) -> bytes:
     """Train sentencepiece. The line break is added as a token, since sentencepiece learns from
     lines and never sees a line break.
     """
-    library, written = require("sentencepiece"), io.BytesIO()
+    library = require("sentencepiece")
+    written = io.BytesIO()
     try:
         library.SentencePieceTrainer.train(
             sentence_iterator=_lines(texts),

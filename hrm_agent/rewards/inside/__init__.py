@@ -26,7 +26,8 @@ def statement_of(name: str) -> str:
     in each process would double the cost of a short program. For other interpreters it contains the
     source.
     """
-    text, kind = source_of(name), sys.implementation.cache_tag
+    text = source_of(name)
+    kind = sys.implementation.cache_tag
     code = marshal.dumps(compile(text, f"<{name}>", "exec", dont_inherit=True, optimize=2))
     like = f"__import__('sys').implementation.cache_tag == {kind!r}"
     return f"exec(__import__('marshal').loads({code!r}) if {like} else {text!r})"

@@ -17,8 +17,13 @@ def open_input_by_path():
     import io
     import os
 
-    plain_open, plain_os_open, dup, fspath, is_a = io.open, os.open, os.dup, os.fspath, isinstance
-    paths, of_input = (str, os.PathLike), ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+    plain_open = io.open
+    plain_os_open = os.open
+    dup = os.dup
+    fspath = os.fspath
+    is_a = isinstance
+    paths = (str, os.PathLike)
+    of_input = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
     def opened(file, *how, **named):
         return plain_open(
@@ -47,13 +52,11 @@ def run_program(source, fed):
     import os
     import sys
 
-    file, out, read, names, prompts = (
-        "<program>",
-        sys.stdout,
-        builtins.input,
-        sys.modules["__main__"].__dict__,
-        [],
-    )
+    file = "<program>"
+    out = sys.stdout
+    read = builtins.input
+    names = sys.modules["__main__"].__dict__
+    prompts = []
 
     def ask(prompt="", /):
         if prompt != "":

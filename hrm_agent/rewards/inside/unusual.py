@@ -19,7 +19,8 @@ def data_of_others(value):
     """Convert a value of a rare type. Returns `["o", type]` for a value that cannot be compared
     with a literal.
     """
-    np, dataclasses = sys.modules.get(NP), sys.modules.get("dataclasses")
+    np = sys.modules.get(NP)
+    dataclasses = sys.modules.get("dataclasses")
     if np is not None and isinstance(value, (np.ndarray, np.generic)):
         return data_of_numpy(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -64,7 +65,8 @@ def data_of_numpy(value):
 
 def data_of_number(value):
     """Number as plain data (None if `value` is not a number)."""
-    numbers, decimal = sys.modules.get("numbers"), sys.modules.get("decimal")
+    numbers = sys.modules.get("numbers")
+    decimal = sys.modules.get("decimal")
     if isinstance(value, (int, getattr(numbers, "Integral", int))):
         return data(int(value))
     if decimal is not None and isinstance(value, decimal.Decimal):

@@ -182,7 +182,8 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
     """Task in the form of the graph's input. Raises `ConfigError` if the input has no place for
     it.
     """
-    places, asked = _input_fields(graph), HumanMessage(task.prompt, id=_task_id(thread_id))
+    places = _input_fields(graph)
+    asked = HumanMessage(task.prompt, id=_task_id(thread_id))
     if TASK_INPUTS in task.metadata:
         whole = _given_input(task.metadata[TASK_INPUTS], places, thread_id)
         fields = isinstance(whole, Mapping) and not {ROOT, START} & {*places}
@@ -368,10 +369,8 @@ def _unanswered(messages: Sequence[Any]) -> Iterator[ToolMessage]:
         if isinstance(message, AIMessage):
             for call in (*message.tool_calls, *invalid_tool_calls(message)):
                 if call["id"] and call["id"] not in answered:
-                    name, own = (
-                        call["name"] or "unknown",
-                        content_hash("cut short", message.id, call["id"]),
-                    )
+                    name = call["name"] or "unknown"
+                    own = content_hash("cut short", message.id, call["id"])
                     yield ToolMessage(
                         _CUT_SHORT, id=own, name=name, tool_call_id=call["id"], status="error"
                     )

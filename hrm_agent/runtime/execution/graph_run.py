@@ -103,7 +103,8 @@ class GraphRun:
 
     async def ended_before(self, store: RunStore) -> TurnEnd:
         """End of the newest recorded turn. A turn that is not over counts as aborted."""
-        record, graph = self.record, self._in(store)
+        record = self.record
+        graph = self._in(store)
         if record is not None and record.status is not RunStatus.RUNNING:
             return TurnEnd.model_validate(record.model_dump(include=set(TurnEnd.model_fields)))
         snapshot = await graph.aget_state(self.config)

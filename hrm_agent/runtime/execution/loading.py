@@ -86,7 +86,8 @@ class _Itself:
 
 @lru_cache(maxsize=32)
 def _around(key: _Itself) -> Pregel[Any, Any, Any, Any]:
-    runnable, name = key.it, key.it.get_name()
+    runnable = key.it
+    name = key.it.get_name()
     node = NodeBuilder().subscribe_only(START).do(runnable).write_to(**{END: _stored})
     return Pregel(
         nodes={name: node},

@@ -58,7 +58,8 @@ class RunMemory:
         agents that are written for LangGraph's platform are given a store there.
         """
         self._main = self.store if isinstance(self.store, InMemoryStore) else None
-        self._saver, self._alone = saver, alone
+        self._saver = saver
+        self._alone = alone
         self._shares_main = graph.store is not None and not alone
         self._copies: dict[int, tuple[InMemoryStore, InMemoryStore]] = {}
         self._caches: dict[int, tuple[BaseCache[Any], BaseCache[Any]]] = {}

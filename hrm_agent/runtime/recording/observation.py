@@ -62,7 +62,8 @@ class Observation(Recording):
         self.thread_id = self.run_id = thread_id
         self.models = Counter[str]()
         """Number of answers by model."""
-        self._on_model, self._on_loss = on_model, on_loss
+        self._on_model = on_model
+        self._on_loss = on_loss
 
     def lose(self, error: Exception) -> None:
         """Report the loss; the program continues."""
@@ -84,7 +85,8 @@ class _ForgivingJournal:
     """
 
     def __init__(self, journal: Journal, on_loss: Losses) -> None:
-        self._journal, self._on_loss = journal, on_loss
+        self._journal = journal
+        self._on_loss = on_loss
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._journal, name)
@@ -239,7 +241,8 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     """
 
     def __init__(self, own: BaseCheckpointSaver[Any], thread: ObservedThread) -> None:
-        self._own, self._thread = own, thread
+        self._own = own
+        self._thread = thread
         self._begun = set[str]()
 
     def __getattribute__(self, name: str) -> Any:

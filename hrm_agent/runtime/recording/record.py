@@ -100,7 +100,8 @@ class RecordingBlock:
     """
 
     def __init__(self, where: str | Path, options: dict[str, Any]) -> None:
-        self._where, self._options = where, options
+        self._where = where
+        self._options = options
         self._entered: list[tuple[str, Recorder]] = []
 
     def __enter__(self) -> Self:
@@ -143,7 +144,8 @@ class RecordingBlock:
         self.__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        where, options = self._where, self._options
+        where = self._where
+        options = self._options
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"A record block over the generator {function.__name__!r} would end before its"

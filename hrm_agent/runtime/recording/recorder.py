@@ -93,7 +93,10 @@ class Invocation:
         self.graph, self.config = graph, config
         """Graph, and the config that it is given."""
         self.record = record
-        self._store, self._holds, self._losses, self._on_end = store, holds, losses, on_end
+        self._store = store
+        self._holds = holds
+        self._losses = losses
+        self._on_end = on_end
         self._calls = Observation(store.journal, record.thread_id, losses, self._answered_by)
         self._lock = threading.Lock()
         self._over = False
@@ -201,7 +204,8 @@ class Recorder:
 
     def __init__(self, where: str, **options: Any) -> None:
         """Open the store. `options`: as for `open_store`. Raises `StoreError`."""
-        self.where, self._options = where, options
+        self.where = where
+        self._options = options
         self.closed = False
         self._lock = threading.Lock()
         self._store: RunStore | None = open_store(where, **options)
@@ -515,7 +519,8 @@ class Recorder:
     def close(self) -> None:
         """End running invocations as aborted, and close the store."""
         with self._lock:
-            left, store = [*self._under_way], self._store
+            left = [*self._under_way]
+            store = self._store
         for invocation in left:
             invocation.end(ABORTED)
         try:

@@ -67,8 +67,10 @@ def state_changes(
     ignored: Ignored | None = None,
 ) -> tuple[Change, ...]:
     """Channels of the graph's state that differ, apart from ids and `ignored` paths."""
-    old, new = _state(recorded), _state(now)
-    shown_old, shown_new = old, new
+    old = _state(recorded)
+    new = _state(now)
+    shown_old = old
+    shown_new = new
     if ignored is not None:
         old, new = ignored.blanked(old, new)
     return tuple(
@@ -200,12 +202,14 @@ def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
             whole = [message.model_copy(update={"id": None}) for message in whole]
         return whole[0], whole[1]
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-        items, others = cast("Sequence[Any]", old), cast("Sequence[Any]", new)
+        items = cast("Sequence[Any]", old)
+        others = cast("Sequence[Any]", new)
         if len(items) == len(others):
             pairs = [_as_taken(one, other) for one, other in zip(items, others, strict=True)]
             return [one for one, _ in pairs], [other for _, other in pairs]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        held, there = cast("Mapping[Any, Any]", old), cast("Mapping[Any, Any]", new)
+        held = cast("Mapping[Any, Any]", old)
+        there = cast("Mapping[Any, Any]", new)
         both = {name: _as_taken(held[name], there[name]) for name in held if name in there}
         then = {name: both[name][0] if name in both else value for name, value in held.items()}
         return then, {

@@ -65,13 +65,12 @@ class SegmentComparison:
         of values that LangGraph computes beside the state. `in_tools`: True for a recorded task or
         subgraph that ran in a tool that was not run again.
         """
-        self._serializer, self._renaming, self._ignored, self._cached = (
-            serializer,
-            renaming,
-            ignored,
-            cached,
-        )
-        self._managed, self._in_tools = managed, in_tools
+        self._serializer = serializer
+        self._renaming = renaming
+        self._ignored = ignored
+        self._cached = cached
+        self._managed = managed
+        self._in_tools = in_tools
         self._left = Counter[str]()
         self.checkpoints = self.tasks = self.writes = 0
         self.step: int | None = None
@@ -113,7 +112,8 @@ class SegmentComparison:
                 self._missing(place, found, line, now, stopped=stopped)
                 continue
             there = states.complete(there)
-            outermost, followed = len(place) == 1, _id(found) in line.followed
+            outermost = len(place) == 1
+            followed = _id(found) in line.followed
             same = self._same_state(found, there, step, outermost=outermost, followed=followed)
             if same and self.step is None and outermost:
                 reached = next(
@@ -247,7 +247,8 @@ class SegmentComparison:
     def _note(self, step: int, changes: tuple[Change, ...] | None) -> None:
         """Remember the first difference (None: no difference)."""
         if changes is not None and self.step is None:
-            self.step, self.changes = step, changes
+            self.step = step
+            self.changes = changes
 
 
 class _Line:

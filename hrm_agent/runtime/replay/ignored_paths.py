@@ -111,11 +111,10 @@ class Ignored:
         """
         for path in self._paths:
             if path.in_request is request:
-                old, new = list[Any](), list[Any]()
-                recorded, now = (
-                    _replaced(recorded, path.parts, old),
-                    _replaced(now, path.parts, new),
-                )
+                old = list[Any]()
+                new = list[Any]()
+                recorded = _replaced(recorded, path.parts, old)
+                now = _replaced(now, path.parts, new)
                 if note:
                     self._note(path.text, old, new)
         return recorded, now
@@ -143,7 +142,8 @@ def _replaced(value: Any, parts: Sequence[Part], found: list[Any]) -> Any:
     if not parts:
         found.append(value)
         return None
-    part, rest = parts[0], parts[1:]
+    part = parts[0]
+    rest = parts[1:]
 
     def go(item: Any) -> Any:
         return _replaced(item, rest, found)

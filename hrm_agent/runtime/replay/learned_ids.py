@@ -39,7 +39,10 @@ class RecordedStates:
         places: TaskPathResolver,
         graph: Graph,
     ) -> None:
-        self._saver, self._line, self._places, self._graph = saver, line, places, graph
+        self._saver = saver
+        self._line = line
+        self._places = places
+        self._graph = graph
 
     @cached_property
     def reader(self) -> StateReader:

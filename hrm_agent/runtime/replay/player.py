@@ -184,7 +184,9 @@ class ReplayRun:
         self._effects = effects
         self._ignored = ignored
         self._renaming = Renaming()
-        self._store, self._trajectory, self._graph = store, trajectory, graph
+        self._store = store
+        self._trajectory = trajectory
+        self._graph = graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._memory = RunMemory(graph, None, alone=True)
         graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))
@@ -194,7 +196,8 @@ class ReplayRun:
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph, self._task_path)
         self._line = lineage(self._saver, trajectory)
         self._states = RecordedStates(self._saver, self._line, self._places, graph)
-        self._given_context, self._given_configurable = context or {}, configurable or {}
+        self._given_context = context or {}
+        self._given_configurable = configurable or {}
         self._resumed = self._recorded_resumes()
         self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
@@ -296,7 +299,8 @@ class ReplayRun:
         ]
         begins = sorted({*given, *self._with_other_options()})
         ends = [*(begin - (begin in given) for begin in begins[1:]), len(self._line) - 1]
-        graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[Segment]()
+        graph = self._graph.copy(update={"checkpointer": self._saver})
+        found = list[Segment]()
         for begin, end in zip(begins, ends, strict=True):
             finished = not (await graph.aget_state(self._line[end].config)).tasks
             found.append(Segment(self._line[begin : end + 1], end == len(self._line) - 1, finished))
@@ -330,7 +334,8 @@ class ReplayRun:
 
     def _task(self, until: CheckpointTuple) -> TaskRef:
         """Task, with the graph's `config["configurable"]` when a checkpoint was made."""
-        task, kept = self._trajectory.task, self._options_at(until).configurable
+        task = self._trajectory.task
+        kept = self._options_at(until).configurable
         given = {CONFIGURABLE: {**kept, **self._given_configurable}}
         return task.model_copy(update={"metadata": {**task.metadata, **given}})
 
@@ -341,10 +346,8 @@ class ReplayRun:
 
     def _recorded_resumes(self) -> dict[TaskPath, list[Any]]:
         """Recorded answers to the questions of each task, in their order."""
-        line, answers = (
-            {found.checkpoint["id"] for found in self._line},
-            dict[TaskPath, list[Any]](),
-        )
+        line = {found.checkpoint["id"] for found in self._line}
+        answers = dict[TaskPath, list[Any]]()
         config: RunnableConfig = {"configurable": {"thread_id": self._trajectory.thread_id}}
         for found in self._saver.list(config):
             here: Any = found.config.get("configurable", {})

@@ -176,7 +176,8 @@ class RecordedAnswers:
         return says_the_same(call, asked) or self._like(call, asked)
 
     def _like(self, call: Call, asked: UnrecordedRequest) -> bool:
-        match, tools = self.loosely, _same_tools(call, asked)
+        match = self.loosely
+        tools = _same_tools(call, asked)
         return match is not None and match.same(call, asked.messages, asked.tools, same_tools=tools)
 
     def take_tool_call(self, asked: UnrecordedRequest, started: ToolCall) -> ToolCall | None:
@@ -305,7 +306,8 @@ class ReplayRecording(Recording):
         self._recorded = draws
         self._inherited_steps = inherited_steps
         self.unanswered: UnrecordedRequest | None = None
-        self._answers, self._places = answers, paths
+        self._answers = answers
+        self._places = paths
         self._again = {task: list(calls) for task, calls in answers.given.items()}
 
     def claim(
@@ -382,7 +384,9 @@ class AdoptingRecording(Recording):
         paths: TaskPathResolver,
     ) -> None:
         super().__init__(journal, seed, inherited)
-        self._answers, self._places, self._others = answers, paths, draws
+        self._answers = answers
+        self._places = paths
+        self._others = draws
         self._own: dict[str, str] = {}
 
     def claim(

@@ -46,7 +46,9 @@ class RequestMatch:
         self, renaming: Renaming, ignored: Ignored, texts: TemplateTexts, learn: Callable[[], None]
     ) -> None:
         """`learn`: called before an answer is looked up, to note the ids of states."""
-        self._renaming, self._ignored, self._texts = renaming, ignored, texts
+        self._renaming = renaming
+        self._ignored = ignored
+        self._texts = texts
         self.learn = learn
 
     def same(self, call: Call, messages: Any, tools: Any, *, same_tools: bool) -> bool:

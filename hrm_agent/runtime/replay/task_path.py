@@ -67,7 +67,9 @@ class TaskPathResolver:
         """`paths`: function from the id of a task that has written to LangGraph's name of the task
         (empty if unknown). The name distinguishes tasks of the functional API.
         """
-        self._saver, self._thread_id, self._paths = saver, thread_id, paths
+        self._saver = saver
+        self._thread_id = thread_id
+        self._paths = paths
         graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))
         self._triggers = {
             (name, tuple(sorted(node.triggers)))

@@ -69,7 +69,8 @@ def accepted(found: History) -> bool | None:
 def find_retry_point(found: History) -> RetryPoint | None:
     """Point to retry an ended run from, by its critic's verdict (None if the run is closed)."""
     verdict = _verdict(found)
-    subgoal, hint = str(verdict.get("subgoal") or ""), str(verdict.get("hint") or "")
+    subgoal = str(verdict.get("subgoal") or "")
+    hint = str(verdict.get("hint") or "")
     match verdict.get("action"):
         case "revise":
             return _before_subgoal(found, subgoal, hint) or _before_node(found, subgoal, hint)

@@ -252,7 +252,8 @@ class _Group:
 
     def _concluded(self, choice: Trajectory, candidates: Sequence[Trajectory]) -> Outcome:
         state = newest_state(self.store, choice.thread_id, CHOICE_GRAPH) or {}
-        chosen, reason = state.get("chosen"), str(state.get("reason", choice.error or ""))
+        chosen = state.get("chosen")
+        reason = str(state.get("reason", choice.error or ""))
         self.store.journal.write_overlays(
             [_judged(candidate, chosen, reason) for candidate in candidates]
         )

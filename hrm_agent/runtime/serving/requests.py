@@ -86,7 +86,10 @@ class RefusedError(Exception):
         self, status: int, message: str, *, code: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,9 @@ class Chats:
                 raise ConfigError(
                     f"None of the graphs has an option {option!r}.", f"Served: {', '.join(graphs)}."
                 )
-        self._runner, self._concurrency, self._keep = runner, concurrency, keep
+        self._runner = runner
+        self._concurrency = concurrency
+        self._keep = keep
         self._threads: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -139,7 +141,8 @@ class Chats:
                 raise RefusedError(
                     409, "The thread is on record with another conversation.", code="thread_taken"
                 )
-            episode, answer = replace(episode, task=known.task), asked.said
+            episode = replace(episode, task=known.task)
+            answer = asked.said
         if known is None and self._keep is not None:
             self._keep(episode, runner.sampling)
         try:
@@ -211,7 +214,8 @@ class AnswerStream:
 
     def nodes(self) -> list[str]:
         """Nodes that have ended since the last call."""
-        ended, self._nodes = self._nodes, []
+        ended = self._nodes
+        self._nodes = []
         return ended
 
     def news(self) -> str:
@@ -219,7 +223,8 @@ class AnswerStream:
         for text in self._texts.values():
             shown = visible(text, self.stops, ended=False)
             if len(shown) > len(self.sent) and shown.startswith(self.sent):
-                news, self.sent = shown[len(self.sent) :], shown
+                news = shown[len(self.sent) :]
+                self.sent = shown
                 return news
         return ""
 

@@ -116,7 +116,8 @@ class ChatService:
         those of `Chats`.
         """
         self.chats = Chats(runner, graphs, concurrency, context, configurable, keep)
-        self._started, self._store = time.time(), runner.store
+        self._started = time.time()
+        self._store = runner.store
         self._checking: asyncio.Task[str] | None = None
         self._checked_until = 0.0
         self._committing: Future[None] | None = None
@@ -182,7 +183,8 @@ class ChatService:
         return json_answer(model_card(name, self._started))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked, thread = read_request(await body_of(request)), request.headers.get(THREAD_HEADER)
+        asked = read_request(await body_of(request))
+        thread = request.headers.get(THREAD_HEADER)
         if thread is not None and not _THREAD.fullmatch(thread):
             raise RefusedError(
                 400,
@@ -238,7 +240,9 @@ class _Events:
     """A stream of server-sent events."""
 
     def __init__(self, request: web.Request, asked: ChatRequest, episode: Episode) -> None:
-        self._request, self._asked, self._episode = request, asked, episode
+        self._request = request
+        self._asked = asked
+        self._episode = episode
         self._created = time.time()
         self.response = web.StreamResponse(
             headers={
@@ -257,7 +261,8 @@ class _Events:
         """Send new content, and a comment for each ended node; an empty comment if there is nothing
         new.
         """
-        nodes, news = stream_out.nodes(), stream_out.news()
+        nodes = stream_out.nodes()
+        news = stream_out.news()
         if nodes or not news:
             await self.response.write("".join(f": {node}\n\n" for node in nodes or [""]).encode())
         if news:

@@ -269,7 +269,8 @@ def _owner(store: RunStore, found: History, moment: Moment) -> str:
     """Id of the trajectory that made a moment. Earlier moments of a fork belong to the thread that
     it left.
     """
-    owner, owner_id = found.trajectory, trajectory_id_of(found.thread_id)
+    owner = found.trajectory
+    owner_id = trajectory_id_of(found.thread_id)
     while owner is not None and owner.forked_from is not None:
         shared = next(
             (m for m in found.moments if m.checkpoint_id == owner.forked_from.checkpoint_id), None

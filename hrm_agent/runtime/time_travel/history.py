@@ -191,7 +191,8 @@ class History:
     def lineage(self, moment: Moment | None = None) -> list[Moment]:
         """Moments from the root to `moment`, that one included (None: to the newest one)."""
         by_id = {found.checkpoint_id: found for found in self.moments}
-        here, line = moment or self.last, dict[str, Moment]()
+        here = moment or self.last
+        line = dict[str, Moment]()
         while here is not None and here.checkpoint_id not in line:
             line[here.checkpoint_id] = here
             here = by_id.get(here.parent or "")

@@ -166,7 +166,9 @@ class HistoryReader:
         """`listed`: the thread's checkpoints, oldest first. `asked`: facts from the graph; see
         `_ask`. `values`: reads the state at one of them; the default leaves states out.
         """
-        self._thread_id, self._asked, self._values = thread_id, asked, values
+        self._thread_id = thread_id
+        self._asked = asked
+        self._values = values
         self._by_id = {_id(found): found for found in listed}
         self._within = _grouped(listed, _around)
         """Checkpoint id -> checkpoints of the subgraphs that its step ran (empty id: those of the
@@ -208,7 +210,8 @@ class HistoryReader:
         return grouped
 
     def _moment(self, found: Found) -> Moment:
-        parent, source = self._by_id.get(_parent(found)), str(found.metadata.get("source", ""))
+        parent = self._by_id.get(_parent(found))
+        source = str(found.metadata.get("source", ""))
         over = _id(found) in self._ended
         begun = Step() if over else self._step(found, None)
         return Moment(
@@ -237,10 +240,8 @@ class HistoryReader:
         """Step from `start`. `end`: its next checkpoint (None while the step is not over: a kill, a
         failure, a question).
         """
-        calls, tool_calls = (
-            tuple(self._calls.get(_id(start), ())),
-            tuple(self._tool_calls.get(_id(start), ())),
-        )
+        calls = tuple(self._calls.get(_id(start), ()))
+        tool_calls = tuple(self._tool_calls.get(_id(start), ()))
         spans = [(call.started_at, call.ended_at) for call in calls]
         spans += [(tool.started_at, tool.started_at + tool.duration_seconds) for tool in tool_calls]
         span = max(end for _, end in spans) - min(start for start, _ in spans) if spans else None
@@ -301,7 +302,8 @@ def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
     """Nodes that saw new versions of their channels. In a graph whose channels name no triggers,
     these are the nodes that ran.
     """
-    before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
+    before = start.checkpoint["versions_seen"]
+    after = end.checkpoint["versions_seen"]
     return tuple(
         name
         for name in after

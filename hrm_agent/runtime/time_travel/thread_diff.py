@@ -81,7 +81,8 @@ def thread_diff(store: RunStore, a: str, b: str, *, graph: Graph | None = None) 
     `history`.
     """
     (found_a, moment_a), (found_b, moment_b) = _named(store, a, graph), _named(store, b, graph)
-    line_a, line_b = found_a.lineage(moment_a), found_b.lineage(moment_b)
+    line_a = found_a.lineage(moment_a)
+    line_b = found_b.lineage(moment_b)
     shared = {moment.checkpoint_id for moment in line_b}
     common = next((moment for moment in reversed(line_a) if moment.checkpoint_id in shared), None)
     sides = [
@@ -98,7 +99,8 @@ def _named(store: RunStore, name: str, graph: Graph | None) -> tuple[History, Mo
     thread, at, selector = name.rpartition("@")
     whole: Any = {"configurable": {"thread_id": name}}
     if not at or store.journal.find_trajectory(name) or store.checkpointer.get_tuple(whole):
-        thread, selector = name, "last"
+        thread = name
+        selector = "last"
     found = history(store, thread, graph=graph, branches=False)
     return found, found.select(selector)
 
@@ -120,7 +122,8 @@ def _side(found: History, moment: Moment, line: Sequence[Moment], common: str | 
 def channel_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
     """Differences between the channels of two states."""
     for channel in dict.fromkeys((*a, *b)):
-        old, new = a.get(channel), b.get(channel)
+        old = a.get(channel)
+        new = b.get(channel)
         if _has_messages(old) or _has_messages(new):
             yield from _message_changes(channel, old or [], new or [])
         elif lines := _diff(_json_lines(a, channel), _json_lines(b, channel)):
@@ -134,7 +137,8 @@ def _message_changes(channel: str, old: list[Any], new: list[Any]) -> Iterator[C
     )
     for _, i1, i2, j1, j2 in matcher.get_opcodes():
         for i, j in zip_longest(range(i1, i2), range(j1, j2)):
-            before, after = (old[i] if i is not None else None), (new[j] if j is not None else None)
+            before = old[i] if i is not None else None
+            after = new[j] if j is not None else None
             if lines := _diff(_text_lines(before), _text_lines(after)):
                 kind = getattr(after if after is not None else before, "type", "")
                 yield Change(channel, f"[{j if j is not None else i}] {kind}".rstrip(), lines)

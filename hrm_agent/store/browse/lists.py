@@ -135,7 +135,8 @@ def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, Thread
         for id_, record in _in_chunks(
             cursor, "SELECT id, record FROM calls WHERE id IN", list(reported)
         ):
-            call, thread = _read_call(store, str(id_), record), reported[str(id_)]
+            call = _read_call(store, str(id_), record)
+            thread = reported[str(id_)]
             if call is not None and call.error is not None:
                 calls[thread] -= 1
             elif call is not None and call.used is not None and call.used.output_tokens is not None:

@@ -65,7 +65,8 @@ class _Lists:
     """Requests as flat lists of references."""
 
     def __init__(self, store: RunStore, cursor: Cursor) -> None:
-        self._store, self._cursor = store, cursor
+        self._store = store
+        self._cursor = cursor
         self._nodes: dict[bytes, tuple[int, list[Reference]]] = {}
 
     def of_calls(self, ids: Sequence[str]) -> dict[str, list[Reference]]:
@@ -113,9 +114,11 @@ class _Lists:
 
     def _flat(self, reference: Reference) -> list[Reference]:
         found: list[Reference] = []
-        stack, seen = [reference], 0
+        stack = [reference]
+        seen = 0
         while stack and len(found) < _MOST and seen < _MOST:  # forged nodes may refer to each other
-            here, seen = stack.pop(), seen + 1
+            here = stack.pop()
+            seen = seen + 1
             kind, items = (
                 self._nodes[here] if isinstance(here, bytes) else (int(here[0]), _items(here[1]))
             )

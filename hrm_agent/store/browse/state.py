@@ -204,7 +204,8 @@ def shown_channels(
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ?"
     values = [thread_id, namespace]
     if checkpoint_id:
-        query, values = f"{query} AND id = ?", [*values, checkpoint_id]
+        query = f"{query} AND id = ?"
+        values = [*values, checkpoint_id]
     with store.database.read() as cursor:
         row = cursor.execute(f"{query} ORDER BY id DESC LIMIT 1", values).fetchone()
         if row is None:

@@ -159,7 +159,8 @@ def _call_mark(plain: bytes) -> CallMark:
 
 def _tool_mark(plain: bytes) -> CallMark:
     record = cast("dict[str, Any]", json.loads(plain))
-    at, role = float(record.get("started_at") or 0.0), _role(record["identity"])
+    at = float(record.get("started_at") or 0.0)
+    role = _role(record["identity"])
     asked = (str(record["tool_call_id"]),)
     return CallMark(
         "tool", str(record["id"]), "", at, role, record.get("status"), "", asked, None, None

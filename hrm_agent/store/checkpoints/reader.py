@@ -156,7 +156,10 @@ class StoreSnapshot:
         cipher: Cipher,
         remember: Callable[[tuple[str, str, str], Channels], None],
     ) -> None:
-        self._cursor, self._reader, self._cipher, self._remember = cursor, reader, cipher, remember
+        self._cursor = cursor
+        self._reader = reader
+        self._cipher = cipher
+        self._remember = remember
 
     def tuples(self, rows: Sequence[CheckpointRow]) -> list[CheckpointTuple]:
         """LangGraph's tuples of `rows`. Raises `StoreError`, which names thread and checkpoint, for
@@ -284,7 +287,8 @@ def conditions(
     given = {
         column: str(named[name]) for name, column in columns.items() if named.get(name) is not None
     }
-    clauses, values = [f"{column} = ?" for column in given], list(given.values())
+    clauses = [f"{column} = ?" for column in given]
+    values = list(given.values())
     # LangGraph's replay gives nothing but an id in `before`
     earlier = (before or {}).get("configurable", {}).get("checkpoint_id")
     if earlier:

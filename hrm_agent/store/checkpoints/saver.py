@@ -310,7 +310,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         task_path: str,
         given: list[list[Any]],
     ) -> None:
-        cipher, place = self.blobs.cipher, tuple(map(str, key))
+        cipher = self.blobs.cipher
+        place = tuple(map(str, key))
         again = "DO NOTHING" if key[-1] == REGULAR else "DO UPDATE SET data = excluded.data"
         query = (
             "INSERT INTO writes (thread_id, ns, checkpoint_id, task_id, slot, task_path, data) "

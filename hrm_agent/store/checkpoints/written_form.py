@@ -96,7 +96,8 @@ def manifest_of(
     values = checkpoint["channel_values"]
     versions = checkpoint["channel_versions"]
     for name in {**versions, **values}:
-        version, before = versions.get(name), parent.get(name)
+        version = versions.get(name)
+        before = parent.get(name)
         if name not in values:
             channels[name] = (version, None)
         elif before and before[0] == version and before[1] and name not in new_versions:

@@ -48,7 +48,8 @@ class DeferredFailed(Exception):
 
     def __init__(self, work: DeferredWork, reason: Exception) -> None:
         super().__init__(str(reason))
-        self.work, self.reason = work, reason
+        self.work = work
+        self.reason = reason
 
 
 class DeferredWork:
@@ -61,7 +62,8 @@ class DeferredWork:
     def __init__(
         self, work: Work[Any], on_done: Callable[[Exception | None], object] | None = None
     ) -> None:
-        self._work, self._on_done = work, on_done
+        self._work = work
+        self._on_done = on_done
         self.leases: frozenset[HeldLease] = getattr(work, "leases", _NO_LEASES)
         self.since = time.monotonic()
 

@@ -75,8 +75,10 @@ class ThreadWork(Generic[T]):
         leases: frozenset[HeldLease],
         work: Callable[[WriteCursor], T],
     ):
-        self._fence, self._work = fence, work
-        self.thread_id, self.leases = thread_id, leases
+        self._fence = fence
+        self._work = work
+        self.thread_id = thread_id
+        self.leases = leases
 
     def __call__(self, cursor: WriteCursor) -> T:
         self._fence.refuse_lost(cursor, self)
@@ -293,7 +295,8 @@ class HeldThread:
     def __init__(
         self, lease: HeldLease, generation: int, *, new: bool = False, joins: bool = False
     ) -> None:
-        self.lease, self.generation = lease, generation
+        self.lease = lease
+        self.generation = generation
         self.new = new
         """True if the thread had no records when its lease was taken."""
         self.joins = joins
@@ -372,7 +375,8 @@ class HeldThread:
         found = None if self._loaded else {known.id: known for known in load()}
         with self._lock:
             if found is not None and not self._loaded:
-                self._tools, self._loaded = found | self._tools, True
+                self._tools = found | self._tools
+                self._loaded = True
             self._enter()
             return self._tools
 

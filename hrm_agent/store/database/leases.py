@@ -137,9 +137,11 @@ class Lease:
 
         If a deferred write could not be written, its error is raised.
         """
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
         assert task is not None
-        cancelling, stopped = task.cancelling(), False
+        cancelling = task.cancelling()
+        stopped = False
 
         def stop() -> None:
             nonlocal stopped
@@ -173,7 +175,8 @@ class Leases:
     """Leases that this process holds on threads of one store."""
 
     def __init__(self, database: Database) -> None:
-        self._database, self._fence = database, database.fence
+        self._database = database
+        self._fence = database.fence
         self._held: set[str] = set()
         self._ahead: dict[str, AcquiredLease] = {}
         """Leases that were taken, and are not used yet."""
@@ -199,10 +202,12 @@ class Leases:
             if key in self._held:
                 raise _taken(thread_id, doing, "this process")
             self._held.add(key)
-        lease, held = Lease(), None
+        lease = Lease()
+        held = None
         try:
             acquired = self._take(key, thread_id, doing)
-            lease.new, held = acquired.new, HeldLease(key, acquired.epoch)
+            lease.new = acquired.new
+            held = HeldLease(key, acquired.epoch)
             self._fence.add(thread_id, held, lease.lose)
             if lease.new or joins:
                 self._database.held.begin(
@@ -236,7 +241,8 @@ class Leases:
                 self._coming.remove(coming)
                 for name in coming.asked_for:
                     self._ahead.pop(name, None)
-                unused, epoch = coming.asked_for - self._held, self._epoch
+                unused = coming.asked_for - self._held
+                epoch = self._epoch
             self._give_back(unused, epoch)
 
     def _take(self, key: str, thread_id: str, doing: str) -> AcquiredLease:
@@ -278,7 +284,8 @@ class Leases:
             # one of them may have been taken separately meanwhile
             kept = more.keys() & expected - self._held
             self._ahead |= {name: AcquiredLease(more[name], True, generation, now) for name in kept}
-            unused, last = more.keys() - kept - self._held, max(more.values(), default=0)
+            unused = more.keys() - kept - self._held
+            last = max(more.values(), default=0)
         self._give_back(unused, last)
         return AcquiredLease(epoch, new, generation, now)
 
@@ -310,7 +317,8 @@ class Leases:
         """Take the leases of threads without any records or leases. Returns their epochs by
         thread.
         """
-        some, known = f"({placeholders(len(thread_ids))})", set[str]()
+        some = f"({placeholders(len(thread_ids))})"
+        known = set[str]()
         for table in (*_WITH_THREADS, "leases"):
             rows = cursor.execute(
                 f"SELECT DISTINCT thread_id FROM {table} WHERE thread_id IN {some}", thread_ids
@@ -346,12 +354,10 @@ class Leases:
             " thread_id = ?"
         )
         row = cursor.execute(query, (*at, key)).fetchone() or (owner, "", 0.0, 0.0, 0)
-        had_by, process, expires_at, epoch_before = (
-            str(row[0]),
-            str(row[1]),
-            float(row[2]),
-            int(row[4]),
-        )
+        had_by = str(row[0])
+        process = str(row[1])
+        expires_at = float(row[2])
+        epoch_before = int(row[4])
         if (
             had_by != owner
             and (left := _seconds_left(self._database, process, expires_at, float(row[3]))) > 0
@@ -408,12 +414,10 @@ class Leases:
 
     def _release(self, cursor: Cursor, key: str, held: HeldLease | None) -> None:
         """Release a lease. `held` is None if a commit whose answer was lost may have taken it."""
-        query, values = (
-            "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ?",
-            (
-                key,
-                self._fence.owner,
-            ),
+        query = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ?"
+        values = (
+            key,
+            self._fence.owner,
         )
         if held is None:
             cursor.execute(query, values)

@@ -104,7 +104,8 @@ class PostgresDatabase(PostgresReading):
             self._ask_next()
             while self._writer.pgconn.notifies() is not None:
                 pass
-        notified, self._notified = self._notified, False
+        notified = self._notified
+        self._notified = False
         if notified:
             self.likely_heads.clear()
         return bool(self.epoch) and not notified
@@ -217,7 +218,8 @@ class PostgresDatabase(PostgresReading):
         self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], *, assuming: bool
     ) -> None:
         """Query or assert the epoch of values, and the needed leases that this process has."""
-        owner, keys = self.fence.owner, [lease.key for lease in needed]
+        owner = self.fence.owner
+        keys = [lease.key for lease in needed]
         if assuming:
             self.fence.valid = set(needed)
             if needed:

@@ -42,7 +42,8 @@ class PostgresCursor:
     """
 
     def __init__(self, cursor: psycopg.Cursor[Any], *, assuming: bool = False) -> None:
-        self._cursor, self._assuming = cursor, assuming
+        self._cursor = cursor
+        self._assuming = assuming
 
     def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
         self._cursor.execute(_translated(query), values)

@@ -53,7 +53,9 @@ class Readers:
 
     def __init__(self, connect: Callable[[], Connection], most: int, seconds: float) -> None:
         """`seconds`: time limit for a reader to wait if all connections are taken."""
-        self._connect, self._most, self._seconds = connect, most, seconds
+        self._connect = connect
+        self._most = most
+        self._seconds = seconds
         self._places = threading.BoundedSemaphore(most)
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -93,7 +95,8 @@ class Readers:
     def forget(self) -> None:
         """Close idle connections. If one was lost, all may be."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = self._idle
+            self._idle = []
         for connection in idle:
             _end(connection)
 
@@ -174,7 +177,8 @@ class PostgresReading(Database):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._conninfo = url
-        self.url, self.folder = _without_password(url), Path("runs")
+        self.url = _without_password(url)
+        self.folder = Path("runs")
         self._named = set(conninfo_to_dict(url))
         self._patient_until = 0.0
         self.readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
@@ -315,7 +319,8 @@ class _Moment:
     """
 
     def __init__(self, database: PostgresReading, *, goes_on: bool) -> None:
-        self._database, self._goes_on = database, goes_on
+        self._database = database
+        self._goes_on = goes_on
         self._connection: psycopg.Connection[Any] | None = None
         self._asked: list[tuple[bytes, Sequence[Any], tuple[int, int]]] = []
         self._newest: tuple[bytes, Sequence[Any], psycopg.Cursor[Any]] | None = None
@@ -359,7 +364,8 @@ class _Moment:
 
     def end(self) -> None:
         """Return the connection."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             with suppress(psycopg.Error):
                 connection.execute("ROLLBACK")

@@ -69,8 +69,10 @@ class SqliteDatabase(SqliteFile):
         if not create and not path.exists():
             raise no_store_at(path)
         super().__init__(path, "" if level == "process" else f"level={level}")
-        self.level, self.is_blocking = level, level == "power"
-        self._writing, self._reading = threading.RLock(), threading.RLock()
+        self.level = level
+        self.is_blocking = level == "power"
+        self._writing = threading.RLock()
+        self._reading = threading.RLock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
@@ -103,7 +105,8 @@ class SqliteDatabase(SqliteFile):
 
     def _prepare(self) -> None:
         """Create the tables in a new file, and add those that an older file lacks."""
-        writer, version = self._writer, version_in(self._writer)
+        writer = self._writer
+        version = version_in(self._writer)
         if version == STORE_VERSION and not (lacks_table(writer) or lacks_index(writer)):
             return
         with self._transaction() as cursor:
@@ -189,7 +192,8 @@ class SqliteDatabase(SqliteFile):
                 cursor.execute("PRAGMA secure_delete=OFF")
             # Later work in the same commit must notice that the epoch may have changed.
             self.transaction += 1
-            self.epoch, self._data_version = epoch_of(cursor), None
+            self.epoch = epoch_of(cursor)
+            self._data_version = None
             return result
 
         try:

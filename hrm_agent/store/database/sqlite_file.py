@@ -54,7 +54,8 @@ class SqliteFile(Database):
 
     def _refuse_foreign(self, connection: sqlite3.Connection, *, create: bool) -> int:
         """Refuse a foreign file, or one of a version that cannot be upgraded. Returns its version."""
-        version, tables = version_in(connection), _names(connection, "table")
+        version = version_in(connection)
+        tables = _names(connection, "table")
         self._refuse_newer(version)
         if 0 < version < FIRST_FORWARD and FIRST_TABLE in tables:
             raise StoreVersionError(

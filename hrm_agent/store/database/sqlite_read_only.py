@@ -102,7 +102,8 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
                 f"The store {self._file} was replaced by another file.",
                 "Open it again with open_store.",
             )
-        before, immutable = _stamp(self._file), _has_no_log(self._file)
+        before = _stamp(self._file)
+        immutable = _has_no_log(self._file)
         try:
             with self._in_words(), self._opened(before if immutable else ()) as connection:
                 yield connection

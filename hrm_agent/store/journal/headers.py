@@ -99,7 +99,8 @@ class TrajectoryHeaders(JournalTables):
         """
         left: list[tuple[str, set[str]]] = []
         steps: set[str] | None = None
-        fork, seen = header, {header.thread_id}
+        fork = header
+        seen = {header.thread_id}
         while fork.forked_from is not None:
             taken = fork.forked_from.checkpoint_id
             before = self.line(fork.thread_id, "", taken).order.keys() - {taken}

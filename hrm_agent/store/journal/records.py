@@ -92,7 +92,9 @@ class RecordTable(Generic[R]):
     """Records of one kind in a store."""
 
     def __init__(self, kind: RecordKind[R], database: Database, cipher: Cipher) -> None:
-        self.kind, self._database, self._cipher = kind, database, cipher
+        self.kind = kind
+        self._database = database
+        self._cipher = cipher
 
     def row(self, record: R, *key: Any, **columns: Any) -> tuple[str, tuple[Any, ...]]:
         """Statement that writes a record, and its values. It replaces one of the same key.

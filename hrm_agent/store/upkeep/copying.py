@@ -106,7 +106,10 @@ class _Copy:
         self, source: Callable[..., list[Any]], opening: Cipher, target: Cursor, sealing: Cipher
     ) -> None:
         """`source` returns the rows of a query."""
-        self._source, self._opening, self._target, self._sealing = source, opening, target, sealing
+        self._source = source
+        self._opening = opening
+        self._target = target
+        self._sealing = sealing
         self._names: dict[bytes, bytes] = {}
         """Names in the target of copied values, by their names in the source."""
 

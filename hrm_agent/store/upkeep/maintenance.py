@@ -126,7 +126,8 @@ def prune(
     old = [h for h in headers if _is_due(h, before, status)]
 
     def choose(cursor: Cursor) -> Pruned:
-        due, kept = old, {"cannot be read: `hrm-agent store verify`": len(damaged)}
+        due = old
+        kept = {"cannot be read: `hrm-agent store verify`": len(damaged)}
         if keep_trained:
             judged = {
                 str(row[0])
@@ -181,7 +182,8 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
         rows = cursor.execute("SELECT DISTINCT thread_id FROM checkpoints").fetchall()
         whole = {str(row[0]) for row in rows}
         due = [h for h in old if h.thread_id in whole]
-        needed, running = _origins(cursor, ()), leased(store.database, cursor)
+        needed = _origins(cursor, ())
+        running = leased(store.database, cursor)
         kept["forks"] = sum(h.forked_from is not None for h in due)
         due = [h for h in due if h.forked_from is None]
         kept["a run was forked from them"] = sum(h.id in needed for h in due)

@@ -246,7 +246,9 @@ class _Thread:
     """Verification of one thread, opened from its first checkpoint to its last."""
 
     def __init__(self, store: RunStore, thread_id: str, loader: _Counting) -> None:
-        self._store, self._id, self._loader = store, thread_id, loader
+        self._store = store
+        self._id = thread_id
+        self._loader = loader
         with store.database.read() as cursor:
             query = "SELECT 1 FROM trajectories WHERE thread_id = ?"
             self._recorded = cursor.execute(query, (thread_id,)).fetchone() is not None

@@ -93,7 +93,8 @@ class Blobs:
         """Work of a transaction. For each time it was done, the list has the epoch and the hashes
         that are stored if it was committed.
         """
-        known, stored = self._known, list[tuple[str, list[bytes]]]()
+        known = self._known
+        stored = list[tuple[str, list[bytes]]]()
         began = known.epoch
         first = ValueWriter(serializer, known, self.cipher.hash_key, epoch=began)
         encoded = encode(first)
@@ -108,7 +109,8 @@ class Blobs:
                 found = encode(writer)
             # a checkpoint repeats the writes that led to it, which this transaction has inserted
             if self._transaction != self._database.transaction:
-                self._transaction, self._inserted = self._database.transaction, set()
+                self._transaction = self._database.transaction
+                self._inserted = set()
             missing = [blob for hash_, blob in writer.new.items() if hash_ not in self._inserted]
             self._inserted.update(writer.new)
             rows = [

@@ -127,7 +127,8 @@ class KnownBlobs:
 
     def forget(self, epoch: str) -> None:
         with self.lock:
-            self.epoch, self.stored = epoch, set()
+            self.epoch = epoch
+            self.stored = set()
 
 
 class ValueWriter:
@@ -138,7 +139,9 @@ class ValueWriter:
     def __init__(
         self, serializer: StrictSerializer, known: KnownBlobs, key: bytes = b"", *, epoch: str = ""
     ) -> None:
-        self._serializer, self._known, self._key = serializer, known, key
+        self._serializer = serializer
+        self._known = known
+        self._key = key
         self.epoch = epoch
         """Epoch of the transaction. References that were read or written in it may be assumed to be
         stored.
@@ -202,7 +205,8 @@ class ValueWriter:
         seen = self._known.chunks.get(id(items[0])) or _NOTHING
         size = len(seen.messages)
         if size > len(items) or not all(map(is_, seen.messages, items)):
-            seen, size = _NOTHING, 0
+            seen = _NOTHING
+            size = 0
         if not all(isinstance(item, BaseMessage) for item in items[size:]):
             return None
         try:
@@ -212,7 +216,8 @@ class ValueWriter:
         if any(map(_more_of, items)):
             return None
         if fields[:size] != seen.fields:  # a message was changed in place
-            seen, size = _NOTHING, 0
+            seen = _NOTHING
+            size = 0
         if size < len(items):
             blobs = [*seen.blobs, *map(self._blob_of, items[size:], fields[size:])]
             seen = _SeenChunk(list(items), fields, blobs, [blob.hash for blob in blobs])
@@ -313,7 +318,8 @@ def _is_kept(message: BaseMessage, fields: bytes) -> bool:
     known to be allowed, makes an equal message of its fields, but for the order of counts of
     tokens. This check takes a twentieth of the time of reading the form itself.
     """
-    type_, held = type(message), message.__dict__
+    type_ = type(message)
+    held = message.__dict__
     if type_ not in _COMMON or (has_bytes(fields) and not is_plain(held)):
         return False
     try:

@@ -182,7 +182,8 @@ class RequestStore:
     """Store of requests."""
 
     def __init__(self, blobs: Blobs, serializer: StrictSerializer) -> None:
-        self.blobs, self.serializer = blobs, serializer
+        self.blobs = blobs
+        self.serializer = serializer
         self._dumps: Dumps = {}
 
     def write(

@@ -384,7 +384,8 @@ def _is_deep(value: Any) -> bool:
     """True if containers are nested too deeply. It is called only for a value that could not be
     stored.
     """
-    level, seen = [value], 0
+    level = [value]
+    seen = 0
     while level and seen < _DEEP:
         seen += 1
         level = [item for held in level for item in _held_by(held)][:1000]

@@ -144,7 +144,9 @@ class TypedEncoder:
         `may_read` raises `RefusedValue` for a type that is not allowed, `refuse` for a value that
         has no other form.
         """
-        self._stock, self._may_read, self._refuse = stock, may_read, refuse
+        self._stock = stock
+        self._may_read = may_read
+        self._refuse = refuse
         self._open: set[int] = set()
         """Ids of the containers and objects around the value that is being written."""
 
@@ -157,7 +159,8 @@ class TypedEncoder:
     def _form(self, value: Any) -> Any:
         type_ = type(value)
         if type_ is TextAccessor:
-            value, type_ = str(value), str
+            value = str(value)
+            type_ = str
         if type_ is str:
             return (
                 value
@@ -440,7 +443,8 @@ def _compare_enums(given: Any, found: Any) -> str | None:
 def _compare_numbers_and_texts(given: Any, found: Any) -> str | None:
     """Compare by the built-in base, as a subclass may have its own equality."""
     base = next(each for each in type(given).__mro__ if each in _BASES)
-    one, other = base(given), base(found)
+    one = base(given)
+    other = base(found)
     return None if repr(one) == repr(other) else ""
 
 

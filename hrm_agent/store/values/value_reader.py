@@ -110,8 +110,12 @@ class ValueReader:
         shared: bool = False,
         most: int | None = None,
     ) -> None:
-        self._serializer, self._fetch, self._key, self._shared = serializer, fetch, key, shared
-        self._most, self._parts = most, dict[bytes, int]()
+        self._serializer = serializer
+        self._fetch = fetch
+        self._key = key
+        self._shared = shared
+        self._most = most
+        self._parts = dict[bytes, int]()
         self._blobs: dict[bytes, tuple[int, Any]] = {}
         """Kind and bytes by hash. Nodes have their contents instead of bytes."""
         self._leaves: dict[bytes, Any] = {}
@@ -161,7 +165,8 @@ class ValueReader:
         if isinstance(reference, bytes):
             kind, content = self._blobs[reference]
         else:
-            kind, content = int(reference[0]), reference[1]
+            kind = int(reference[0])
+            content = reference[1]
             content = content if kind < LIST else _unpack(content)
         if kind in (LIST, TREE):
             if self._shared and isinstance(reference, bytes) and reference in self._items:

@@ -58,7 +58,8 @@ class AnswerCache:
     """Cache of JSON objects by key, for `seconds` each. Beyond 256 MiB the oldest are dropped."""
 
     def __init__(self, folder: Path | str, seconds: float) -> None:
-        self._seconds, self._warned = seconds, False
+        self._seconds = seconds
+        self._warned = False
         try:
             self._cache = Cache(
                 str(folder), timeout=_SECONDS_FOR_A_LOCK, disk=_OnlyJSON, size_limit=_MAX_BYTES

@@ -89,7 +89,8 @@ class MediaWiki:
                 f"The user agent {user_agent!r} has characters that an HTTP header cannot have.",
                 "Use printable ASCII.",
             )
-        self.url, self._tables = url, tables
+        self.url = url
+        self._tables = tables
         self._asker = Asker(
             _api(url), user_agent, timeout=timeout, attempts=attempts, patience=patience
         )
@@ -182,11 +183,13 @@ class MediaWiki:
         }
         answer = await self._query(asked | wanted)
         to = {redirect.origin: redirect.to for redirect in answer.redirects}
-        pages, found = {page.title: page for page in answer.pages}, dict[str, SearchHit]()
+        pages = {page.title: page for page in answer.pages}
+        found = dict[str, SearchHit]()
         for row in rows:
             page = pages.get(_end_of(row.title, to))
             if page is not None and page.canonicalurl is not None and page.title not in found:
-                snippet, intro = html_to_text(row.snippet), (page.extract or "").strip()
+                snippet = html_to_text(row.snippet)
+                intro = (page.extract or "").strip()
                 found[page.title] = SearchHit(page.title, page.canonicalurl, snippet, intro)
         return list(found.values())
 
@@ -237,7 +240,8 @@ class MediaWiki:
     async def _query(self, asked: dict[str, str]) -> Query:
         """Whole result of a query, joined from its parts."""
         answer = await self._ask(QueryReply, asked)
-        whole, more = answer.query, answer.more
+        whole = answer.query
+        more = answer.more
         for _ in range(_CONTINUED):
             if more is None or "sroffset" in more:
                 break
@@ -249,7 +253,8 @@ class MediaWiki:
 
     async def _ask(self, shape: type[_Shape], asked: dict[str, str]) -> _Shape:
         """One answer of the API, from the cache if possible."""
-        shown, question = self._asker.shown, json.dumps([self.url, sorted(asked.items())])
+        shown = self._asker.shown
+        question = json.dumps([self.url, sorted(asked.items())])
         # The key is a hash, as the URL may contain a password.
         key = hashlib.sha256(question.encode()).hexdigest()
         kept = await self._cache.get(key) if self._cache is not None else None

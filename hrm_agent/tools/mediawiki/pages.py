@@ -105,7 +105,8 @@ class Page:
         # the passage begins at the start of the line and ends with the section, if there is room
         spare = max(0, size - (last - first)) // 2
         start = max(self.text.rfind("\n", 0, first) + 1, _at_space(self.text, first - spare, -1))
-        heading, room = _HEADING.search(self.text, last), start + max(size, last - start)
+        heading = _HEADING.search(self.text, last)
+        room = start + max(size, last - start)
         end = heading.start() if heading else len(self.text)
         text = self.text[start : min(end, _at_space(self.text, room, 1))].rstrip()
         return Passage(start, start + len(text), text)
@@ -128,7 +129,8 @@ def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
             if not counts[left]:
                 del counts[left]
         if (len(counts), window[0][0] - at) > best:
-            best, where = (len(counts), window[0][0] - at), (window[0][0], at + len(word))
+            best = (len(counts), window[0][0] - at)
+            where = (window[0][0], at + len(word))
     return where
 
 
@@ -140,7 +142,8 @@ def _at_space(text: str, at: int, step: int) -> int:
     for moved in range(at, at + 40 * step, step):
         if not 0 < moved < len(text):
             return min(max(moved, 0), len(text))
-        before, after = text[moved - 1].isspace(), text[moved].isspace()
+        before = text[moved - 1].isspace()
+        after = text[moved].isspace()
         if before != after and before == (step < 0):
             return moved
     return at

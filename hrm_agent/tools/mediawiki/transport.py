@@ -119,7 +119,10 @@ class Asker:
     def __init__(
         self, url: httpx.URL, user_agent: str, *, timeout: float, attempts: int, patience: float
     ) -> None:
-        self._url, self._timeout, self._attempts, self._patience = url, timeout, attempts, patience
+        self._url = url
+        self._timeout = timeout
+        self._attempts = attempts
+        self._patience = patience
         self.shown = str(url.copy_with(username=None, password=None))
         """URL without its password."""
         self._headers = {"User-Agent": user_agent, "Accept-Encoding": "gzip"}
@@ -132,7 +135,8 @@ class Asker:
         Raises `ToolFailure`.
         """
         host = _hosts.setdefault(self._url.netloc.decode(), _Host())
-        deadline, attempt = _now() + self._patience, 0
+        deadline = _now() + self._patience
+        attempt = 0
         while True:
             try:
                 async with self._turn(host, deadline):
@@ -152,7 +156,8 @@ class Asker:
 
     async def close(self) -> None:
         """Close the connections. Another request opens them again."""
-        held, self._client = self._client, None
+        held = self._client
+        self._client = None
         if held is not None and held[0] is asyncio.get_running_loop():
             await held[1].aclose()
 
@@ -314,7 +319,8 @@ def _meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> 
 def _refusal(error: Any, later: float | None) -> Exception:
     """Exception for an `error` in the JSON: `RetryLater`, or a typed failure."""
     known = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
-    code, what = str(known.get("code", "unknown"))[:60], str(known.get("info", error))[:_SHOWN]
+    code = str(known.get("code", "unknown"))[:60]
+    what = str(known.get("info", error))[:_SHOWN]
     if code in _BUSY:
         return RetryLater(ToolFailure(f"The wiki is busy ({code}): {what}", _INFRASTRUCTURE), later)
     if code.startswith("internal_api_error"):

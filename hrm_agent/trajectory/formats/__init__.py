@@ -167,7 +167,8 @@ def export_to(
     `least_reward`, `roles` (only for `chat`): write only conversations of these roles, from runs
     with at least this reward.
     """
-    found, known = FORMATS[format_of(path, name)], known or RequestHints()
+    found = FORMATS[format_of(path, name)]
+    known = known or RequestHints()
     if found.write is not None:
         return found.write(trajectories, path, known)
     if found.rows is None:

@@ -83,7 +83,8 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
         "list": lambda: pa.list_(pa.binary()),
     }
     columns = [(name, types[text.split()[0].rstrip(";")]()) for name, text in COLUMNS.items()]
-    count, remaining = 0, iter(trajectories)
+    count = 0
+    remaining = iter(trajectories)
     with (
         replacing(path) as part,
         parquet.ParquetWriter(part, pa.schema(columns), compression="zstd") as writer,

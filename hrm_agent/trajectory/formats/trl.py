@@ -69,7 +69,8 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
 
 def _row(trajectory: Trajectory, path: tuple[Call, ...], learned: Sequence[Call]) -> Row:
     """Row of the path up to the last of the `learned` calls, which all have one temperature."""
-    ids, kinds = {call.id for call in learned}, {call.logprob_kind for call in learned}
+    ids = {call.id for call in learned}
+    kinds = {call.logprob_kind for call in learned}
     path = path[: max(index for index, call in enumerate(path) if call.id in ids) + 1]
     begin = path_mask(path).index(True)
     tokens = path_tokens(path)
@@ -120,7 +121,8 @@ def _trajectory(id_: str, rows: list[tuple[str, Row]], origin: Origin) -> Trajec
     place, first = rows[0]
     assembly = Assembly(id_, origin, place, model=first.get("policy"))
     for at, row in rows:
-        prompt, completion = row["prompt_ids"], row["completion_ids"]
+        prompt = row["prompt_ids"]
+        completion = row["completion_ids"]
         mask = row.get("env_mask") or [1] * len(completion)
         logprobs = row.get("logprobs")
         if len(mask) != len(completion) or (

@@ -285,7 +285,8 @@ def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
         rewards["correct"] = float(
             sum(reward["score"] * reward.get("weight", 1.0) for reward in scores.values())
         )
-    task, data = row["task"], row["task"]["data"]
+    task = row["task"]
+    data = row["task"]["data"]
     prompt = data.get("prompt") or ""
     key = str(data.get("name") or row["task"].get("key") or content_hash(data))
     return assembly.finish(
@@ -304,7 +305,8 @@ def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
 
 
 def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: Row) -> End:
-    mask, given = node.get("mask") or [], node.get("logprobs") or []
+    mask = node.get("mask") or []
+    given = node.get("logprobs") or []
     spread = iter(given)
     complete = len(given) == sum(map(bool, mask))
     said = {**(config.get("sampling") or {}), **(call.get("sampling") or {})}

@@ -42,7 +42,8 @@ def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, A
                 f"after={after[:80]!r} is not the end of a page.",
                 "Leave it out for the first page.",
             ) from None
-        where, values = f"AND ({_AT} < ? OR ({_AT} = ? AND {_ID} < ?))", [at, at, id_]
+        where = f"AND ({_AT} < ? OR ({_AT} = ? AND {_ID} < ?))"
+        values = [at, at, id_]
     query = (
         f"SELECT {_ID}, t.created_at, {_AT} FROM {_BARE} {where} ORDER BY {_AT} DESC, {_ID} DESC"
         " LIMIT ?"

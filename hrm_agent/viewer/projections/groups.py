@@ -77,10 +77,12 @@ class Damaged:
 
 def step(place: Place, run: str, step: int) -> dict[str, Any]:
     """`GET step`. Steps count from 1, as in the console."""
-    store, damaged = place.store(), Damaged()
+    store = place.store()
+    damaged = Damaged()
     folder = place.folder if is_own_run(place, run) else None
     base = step_base(str(config_of(folder).get("command", "")))
-    number, tail = step - base, metrics_of(folder)
+    number = step - base
+    tail = metrics_of(folder)
     judged = overlays_of(store, run, damaged, step=number)
     headers = _headers_of_step(store, run, number, judged, damaged)
     if tail:
@@ -106,7 +108,8 @@ def step(place: Place, run: str, step: int) -> dict[str, Any]:
 
 def groups(place: Place, run: str, after: int = 0, limit: int = 50) -> dict[str, Any]:
     """`GET groups`: groups of a run, a page at a time, in the order of their first trajectories."""
-    store, damaged = place.store(), Damaged()
+    store = place.store()
+    damaged = Damaged()
     query = (
         "SELECT min(seq), CASE WHEN group_id = '' THEN id ELSE group_id END AS g FROM trajectories"
         " WHERE run_id = ? GROUP BY CASE WHEN group_id = '' THEN id ELSE group_id END HAVING"
@@ -155,7 +158,8 @@ def _groups(
     store: RunStore, headers: Sequence[Trajectory], judged: dict[str, Overlay], damaged: Damaged
 ) -> list[dict[str, Any]]:
     threads = [each.thread_id for each in headers]
-    uses, marks = uses_of_threads(store, threads), tool_marks(store, threads, damaged)
+    uses = uses_of_threads(store, threads)
+    marks = tool_marks(store, threads, damaged)
     by_group: dict[str, list[Trajectory]] = {}
     for each in headers:
         overlay = judged.get(each.id)
@@ -168,7 +172,8 @@ def _groups(
         rejected = next((o for o in overlays if o.verdict is Verdict.GROUP_REJECTED), None)
         rollouts: list[dict[str, Any]] = []
         for each in sorted(siblings, key=lambda each: each.sample_index):
-            overlay, use = judged.get(each.id), uses.get(each.thread_id)
+            overlay = judged.get(each.id)
+            use = uses.get(each.thread_id)
             reward = overlay.reward if overlay else each.reward if each.rewards else None
             seconds = each.ended_at - each.started_at if each.ended_at is not None else None
             rollouts.append(
@@ -213,7 +218,8 @@ def _groups(
 
 def task_data(trajectory: Trajectory) -> dict[str, Any]:
     """Task of a trajectory as JSON."""
-    task, item = trajectory.task, f"trajectory:{trajectory.id}"
+    task = trajectory.task
+    item = f"trajectory:{trajectory.id}"
     return {
         "id": short(task.id),
         "family": short(task.family),

@@ -104,7 +104,8 @@ def _run(
 ) -> dict[str, Any]:
     count, first, last, newest, running, size = row or (0, None, None, None, 0, 0)
     folder = place.folder if own else None
-    config, metrics = config_of(folder), metrics_of(folder)
+    config = config_of(folder)
+    metrics = metrics_of(folder)
     kind = str(config.get("command") or ("run" if not own else ""))
     read = headers_page(store, "seq = ?", (newest,), lambda *_: None) if newest is not None else []
     header = read[0].header if read else None
@@ -124,9 +125,11 @@ def _run(
     live = held or (updated is not None and time.time() - updated < _LIVE_SECONDS and left)
     held_out = held_out_of(place, store, name) if folder is not None else []
     if held_out:
-        accuracy, of = held_out[-1]["value"], "held-out"
+        accuracy = held_out[-1]["value"]
+        of = "held-out"
     elif isinstance(results.get("pass_at_1"), float):
-        accuracy, of = results["pass_at_1"], "held-out"
+        accuracy = results["pass_at_1"]
+        of = "held-out"
     else:
         counts = (int(count), int(running or 0), int(size))
         accuracy = (
@@ -197,7 +200,8 @@ def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]
     """Recorded accuracy on held-out problems by step, with a 95 % interval."""
     from hrm_agent.basics.intervals import wilson_interval
 
-    report, metrics = json_file(place.folder, "report.json"), metrics_of(place.folder)
+    report = json_file(place.folder, "report.json")
+    metrics = metrics_of(place.folder)
     found: dict[int, dict[str, Any]] = {}
     if metrics is not None and metrics.last("eval/correct") is not None:
         problems = _evaluated_problems(store, run)

@@ -87,7 +87,8 @@ class Expressions(Objects):
                 for each, part in zip(targets, parts(value, len(targets)), strict=True):
                     self.bind(each.value if isinstance(each, ast.Starred) else each, part)
             case ast.Subscript(value=changed, slice=index):
-                base, place = self.value(changed), self.value(index)
+                base = self.value(changed)
+                place = self.value(index)
                 self.change(base, "__setitem__", [place, value])
             case ast.Attribute(value=changed):
                 self.change(self.value(changed), "", [value])
@@ -132,7 +133,8 @@ class Expressions(Objects):
         return self.applied(_UNARY[type(node.op)], [self.value(node.operand)])
 
     def _logical(self, node: ast.BoolOp) -> Value:
-        kind, value = GIVEN, Value(GIVEN)
+        kind = GIVEN
+        value = Value(GIVEN)
         for each in node.values:
             value = self.value(each)
             kind = max(kind, value.kind)
@@ -294,14 +296,16 @@ class Expressions(Objects):
             ):
                 return self._print(args, keywords)
             return self.invoke(self.value(node.func), args, keywords)
-        base, name = self.value(node.func.value), node.func.attr
+        base = self.value(node.func.value)
+        name = node.func.attr
         function = self.attribute_of(base, name)
         if name in _CHANGE and isinstance(base.known, (bytearray, dict, list, set)):
             return self.change(base, name, args)
         if name in _WRITE or not function.is_known:
             self.shown += [*args, *keywords.values()] if name in _WRITE or function.is_noise else []
         if name in _CHANGE and not base.is_known:
-            base.kind, base.own_word = max([base.kind, *(each.kind for each in args)]), ""
+            base.kind = max([base.kind, *(each.kind for each in args)])
+            base.own_word = ""
         return self.invoke(function, args, keywords)
 
     def _print(self, args: list[Value], keywords: dict[str, Value]) -> Value:

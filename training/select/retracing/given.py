@@ -295,7 +295,8 @@ def is_plain(value: Any) -> bool:
     """True if a value is plain data (no object with user code) and small, with everything that it
     contains.
     """
-    waiting, left = [(value, 0)], _MOST_ITEMS
+    waiting = [(value, 0)]
+    left = _MOST_ITEMS
     while waiting:
         each, depth = waiting.pop()
         left -= 1

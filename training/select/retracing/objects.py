@@ -158,7 +158,8 @@ class Objects(ABC):
         if self.depth >= _DEEPEST:
             raise TooLong
         self.depth += 1
-        scopes, self.scopes = self.scopes, [*function.scopes, local]
+        scopes = self.scopes
+        self.scopes = [*function.scopes, local]
         found = self.enter(function, local)
         self.scopes = scopes
         self.depth -= 1
@@ -166,7 +167,8 @@ class Objects(ABC):
 
     def change(self, base: Value, name: str, args: list[Value]) -> Value:
         """Call a method of `base` that changes it."""
-        base.kind, base.own_word = max([base.kind, self.control, *(each.kind for each in args)]), ""
+        base.kind = max([base.kind, self.control, *(each.kind for each in args)])
+        base.own_word = ""
         change = (
             getattr(base.known, name, None)
             if isinstance(base.known, (bytearray, dict, list, set))

@@ -59,7 +59,8 @@ def runs_of(parents: np.ndarray) -> tuple[Run, ...]:
     bounds = [*starts.tolist(), len(parents)]
     runs: list[Run] = []
     for start, stop in pairwise(bounds):
-        before, prefix = int(parents[start]), ()
+        before = int(parents[start])
+        prefix = ()
         if before >= 0:
             earlier = runs[int(np.searchsorted(starts, before, side="right")) - 1]
             prefix = (*earlier.prefix, (earlier.start, before + 1))
@@ -194,8 +195,10 @@ class AttentionPlan:
         return self._made[heads, shared]
 
     def _round(self, jobs: list[_Job]) -> _Round:
-        width, length = max(len(job.queries) for job in jobs), max(job.keys for job in jobs)
-        queries, keys = np.full((len(jobs), width), -1), np.zeros((len(jobs), length), np.int64)
+        width = max(len(job.queries) for job in jobs)
+        length = max(job.keys for job in jobs)
+        queries = np.full((len(jobs), width), -1)
+        keys = np.zeros((len(jobs), length), np.int64)
         depths = np.zeros((len(jobs), width), np.int64)
         for row, job in enumerate(jobs):
             queries[row, : len(job.queries)] = job.queries
@@ -213,10 +216,8 @@ class AttentionPlan:
 
     def _rows(self, heads: int, shared: int) -> AttentionRows:
         rounds: list[RoundRows] = []
-        query_places, key_places = (
-            np.full((self._size, heads), -1),
-            np.full((self._size, shared), -1),
-        )
+        query_places = np.full((self._size, heads), -1)
+        key_places = np.full((self._size, shared), -1)
         asked = known = 0
         for each in self._rounds:
             count, width = each.queries.shape
@@ -244,7 +245,8 @@ class AttentionPlan:
             )
         query_places[query_places < 0] = asked
         key_places[key_places < 0] = known
-        places, own = self._tensor(query_places.ravel()), self._tensor(key_places.ravel())
+        places = self._tensor(query_places.ravel())
+        own = self._tensor(key_places.ravel())
         return AttentionRows(tuple(rounds), shared, asked, known, places, own)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -293,8 +295,10 @@ def _grouped(jobs: Sequence[_Job], products: int) -> Iterator[list[_Job]]:
     group: list[_Job] = []
     width = length = needed = 0
     for job in jobs:
-        wider, longer = max(width, len(job.queries)), max(length, job.keys)
-        more, all_needed = (len(group) + 1) * wider * longer, needed + len(job.queries) * job.keys
+        wider = max(width, len(job.queries))
+        longer = max(length, job.keys)
+        more = (len(group) + 1) * wider * longer
+        all_needed = needed + len(job.queries) * job.keys
         if group and (more > products or more > PADDING * all_needed + 1024 * len(group)):
             yield group
             group = []
@@ -302,6 +306,8 @@ def _grouped(jobs: Sequence[_Job], products: int) -> Iterator[list[_Job]]:
             longer = job.keys
             all_needed = len(job.queries) * job.keys
         group.append(job)
-        width, length, needed = wider, longer, all_needed
+        width = wider
+        length = longer
+        needed = all_needed
     if group:
         yield group

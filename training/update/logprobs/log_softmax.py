@@ -23,7 +23,8 @@ def chosen_logprobs(
     Rows are divided by their temperatures (None: 1 for all).
     """
     size = max(1, CHUNK_ELEMENTS // logits_KV.shape[-1])
-    logits, token_ids = logits_KV.split(size), token_ids_K.split(size)
+    logits = logits_KV.split(size)
+    token_ids = token_ids_K.split(size)
     if temperatures_K is None or bool((temperatures_K == 1).all()):
         divided = (_exact(rows) for rows in logits)
     else:

@@ -176,7 +176,8 @@ def _refuse(model: PreTrainedModel) -> None:
     """Raise `ModelError` if tokens of a model interact other than by an attention that can be
     replaced.
     """
-    name, config = type(model).__name__, model.config.get_text_config()
+    name = type(model).__name__
+    config = model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False):
         raise _refusal(f"{name} does not let its attention be replaced")
     if "position_ids" not in inspect.signature(model.forward).parameters:

@@ -49,7 +49,8 @@ class _PathAttention(torch.autograd.Function):
         (tokens, heads, size), shared = query.shape, key.shape[1]
         rows = plan.rows(heads, shared)
         queries = _with_nothing(query, scale)
-        keys, values = key.reshape(-1, size), value.reshape(-1, value.shape[2])
+        keys = key.reshape(-1, size)
+        values = value.reshape(-1, value.shape[2])
         found = queries.new_empty(rows.queries + 1, values.shape[1])
         found[-1] = 0
         ctx.keeps = any(ctx.needs_input_grad) and heads * plan.products <= KEPT_ELEMENTS
@@ -61,7 +62,8 @@ class _PathAttention(torch.autograd.Function):
             if ctx.keeps:
                 kept.append(chances)
         ctx.save_for_backward(queries, keys, values, *kept)
-        ctx.rows, ctx.scale = rows, scale
+        ctx.rows = rows
+        ctx.scale = scale
         return found.index_select(0, rows.query_places).view(tokens, heads, -1)
 
     @staticmethod
@@ -75,7 +77,8 @@ class _PathAttention(torch.autograd.Function):
         for grad in (grad_queries, grad_keys, grad_values):
             grad[-1] = 0
         for number, each in enumerate(rows.rounds):
-            asking, grad = each.of_queries(queries), each.of_queries(grad_found)
+            asking = each.of_queries(queries)
+            grad = each.of_queries(grad_found)
             seen = each.of_keys(keys)
             chances = kept[number] if ctx.keeps else _probabilities(asking, seen, each)
             torch.bmm(

@@ -69,7 +69,8 @@ def by_length(batch: MicroBatch, switch: int) -> tuple[MicroBatch, Bool[Tensor, 
     runs = runs_of(batch.parents_N.cpu().numpy())
     sides = [_up_to(batch, runs, ~long_K), _up_to(batch, runs, long_K)]
     index_N = torch.cat(sides)
-    parents_N, entries_K = torch.empty_like(index_N), torch.empty_like(batch.loss_indices_K)
+    parents_N = torch.empty_like(index_N)
+    entries_K = torch.empty_like(batch.loss_indices_K)
     first = 0
     for taken, entries in zip(sides, (~long_K, long_K), strict=True):
         new_N = torch.full((len(batch.token_ids_N) + 1,), -1, dtype=torch.long, device=taken.device)
@@ -160,7 +161,8 @@ def _logprobs(model: nn.Module, batch: MicroBatch, temperatures: Sequence[Tensor
         if found is not None:
             return found
         _FOLLOWED.add(layer)
-    logits_KV, token_ids_K = trained_logits(model, batch), batch.token_ids_N[batch.loss_indices_K]
+    logits_KV = trained_logits(model, batch)
+    token_ids_K = batch.token_ids_N[batch.loss_indices_K]
     first, *others = temperatures
     without = [chosen_logprobs(logits_KV.detach(), token_ids_K, each) for each in others]
     return [chosen_logprobs(logits_KV, token_ids_K, first), *without]

@@ -57,7 +57,8 @@ def entropies_from_hidden(
     temperature.
     """
     hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
-    weight, bias = layer.weight, layer.bias
+    weight = layer.weight
+    bias = layer.bias
     exact = torch.promote_types(hidden_PD.dtype, torch.float32)
     scale_P = temperatures_P.reciprocal().to(exact)
     chunks = _chunks(places_K, len(hidden_PD), weight.shape[0])
@@ -124,7 +125,9 @@ class _Chunked(torch.autograd.Function):
             if keeps:
                 kept.append(logits.div_(sums[:, None]))
         ctx.save_for_backward(hidden, weight, bias, places, token_ids, scale, log_sums, *kept)
-        ctx.chunks, ctx.keeps, ctx.exact = chunks, keeps, exact
+        ctx.chunks = chunks
+        ctx.keeps = keeps
+        ctx.exact = exact
         return logprobs
 
     @staticmethod
@@ -196,7 +199,8 @@ def _logits(
     out: Tensor | None,
 ) -> Tensor:
     """Logits of hidden states, scaled. Written to the first rows of `out` if given."""
-    weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    weight = weight.to(hidden.dtype)
+    bias = None if bias is None else bias.to(hidden.dtype)
     if out is None or hidden.dtype != exact:
         logits = nn.functional.linear(hidden, weight, bias)
         logits = logits.to(exact) if out is None else out[: len(hidden)].copy_(logits)

@@ -118,10 +118,8 @@ def _layer_by_layer() -> tuple[Any, Iterable[str]]:
     of tensors that it overwrites in place.
     """
     try:
-        found, skipped = (
-            import_module(f"{_RELOAD}.layerwise"),
-            import_module(f"{_RELOAD}.meta").SKIP_TENSORS,
-        )
+        found = import_module(f"{_RELOAD}.layerwise")
+        skipped = import_module(f"{_RELOAD}.meta").SKIP_TENSORS
     except (ImportError, AttributeError):
         return None, ()
     return (found, skipped) if all(hasattr(found, name) for name in _LAYERWISE) else (None, ())
@@ -189,7 +187,8 @@ class _Shadow:
         """Compare a layer, at the point where a reload would copy its new tensors over the current
         ones.
         """
-        kept, name = self._kept[module], self._names[module]
+        kept = self._kept[module]
+        name = self._names[module]
         # a loader leaves missing places uninitialised, except for a vocabulary, where it sets them
         # to 0
         whole = info.load_numel >= (info.load_numel_total or 0) or hasattr(module, "shard_indices")
@@ -271,7 +270,8 @@ def compare_adapter(manager: Any, folder: str) -> HeldWeights:
     the files in `folder`.
     """
     request = import_module("vllm.lora.request").LoRARequest
-    found, adapters = HeldWeights(), manager._adapter_manager
+    found = HeldWeights()
+    adapters = manager._adapter_manager
     newest = max(manager.list_adapters(), default=0)
     if newest not in adapters.lora_index_to_id:
         return HeldWeights(unknown=["the adapter: no layer has it"])
@@ -331,7 +331,8 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
                 yield from (
                     (f"{name}.{each}.{place}", tensor, False) for place, tensor in enumerate(held)
                 )
-        layer, width = kept.own.get("cpu_linear"), kept.own.get("input_size_per_partition")
+        layer = kept.own.get("cpu_linear")
+        width = kept.own.get("input_size_per_partition")
         width = kept.own.get("embedding_dim") if width is None else width
         if layer is not None and isinstance(width, int) and "weight" in kept.parameters:
             weight = kept.parameters["weight"]
@@ -353,7 +354,8 @@ def _sum(tensor: Tensor) -> Tensor:
         * 2
         + 1
     )
-    plain, placed = flat[whole:].to(torch.int64).sum(), flat[whole:].to(torch.int64).sum()
+    plain = flat[whole:].to(torch.int64).sum()
+    placed = flat[whole:].to(torch.int64).sum()
     for piece in words.split(_PIECE):
         plain = plain * 31 + piece.sum()
         placed = placed * 31 + (piece * places[: len(piece)]).sum()

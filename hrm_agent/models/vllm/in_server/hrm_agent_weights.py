@@ -183,11 +183,10 @@ def _pack_tied(model: nn.Module) -> None:
     """Pack an output layer that is tied to the embedding. It gets no tensor of its own, so a reload
     does not pack it again.
     """
-    head, embedding = (
-        getattr(model, "lm_head", None),
-        getattr(getattr(model, "model", None), "embed_tokens", None),
-    )
-    head, embedding = _plain(head), _plain(embedding)
+    head = getattr(model, "lm_head", None)
+    embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
+    head = _plain(head)
+    embedding = _plain(embedding)
     if head is None or embedding is None or head is embedding or not hasattr(head, "quant_method"):
         return
     if getattr(head, "weight", None) is getattr(embedding, "weight", None):

@@ -83,7 +83,8 @@ class _Document:
                 }
                 for i, (line, steps) in enumerate(zip(found, conversations, strict=True))
             ]
-            steps, tools = self._dispatch(found, inner), ()
+            steps = self._dispatch(found, inner)
+            tools = ()
         run = self.trajectory
         notes: list[str] = []
         if len(found) > 1:
@@ -266,7 +267,8 @@ def _is_of(record: ToolCall, named: Mapping[str, Any] | None) -> bool:
 
 
 def _metrics(call: Call, trajectory: Trajectory) -> Row | None:
-    usage, seen = _usage(call, trajectory), list(_seen(call, trajectory))
+    usage = _usage(call, trajectory)
+    seen = list(_seen(call, trajectory))
     shown: Row = asdict(usage)
     if call.token_ids:
         split = len(call.mask) - call.sampled_tokens

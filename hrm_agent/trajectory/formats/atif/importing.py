@@ -388,7 +388,8 @@ class _Reading:
             or metrics.completion_token_ids is None
         ):
             return {}
-        prompt, sampled = tuple(metrics.prompt_token_ids), tuple(metrics.completion_token_ids)
+        prompt = tuple(metrics.prompt_token_ids)
+        sampled = tuple(metrics.completion_token_ids)
         before = self.seen.get(str(facts.get("parent")), ())
         if facts.get("parent") is not None and (not before or prompt[: len(before)] != before):
             refused(

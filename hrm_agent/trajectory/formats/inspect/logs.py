@@ -223,7 +223,8 @@ def _check_archive(path: Path) -> None:
         if len(members) > _MOST_MEMBERS:
             refused(str(path), "", f"the archive has more than {_MOST_MEMBERS:,} members")
         for info in members:
-            place, size = f"{path}: {info.filename[:200]}", 0
+            place = f"{path}: {info.filename[:200]}"
+            size = 0
             info.file_size = sys.maxsize  # so that `read` ignores the declared size
             with archive.open(info) as member:
                 # Read little at a time, since zstandard unpacks all that it is given, to up to

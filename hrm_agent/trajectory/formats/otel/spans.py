@@ -97,7 +97,8 @@ class _Trace:
     """Spans of one trajectory while they are made."""
 
     def __init__(self, trajectory: Trajectory, content: RequestHints | None) -> None:
-        self._run, self._content = trajectory, content
+        self._run = trajectory
+        self._content = content
         self._id = trace_id_of(trajectory)
         self._starts = [trajectory.started_at, *(turn.started_at for turn in trajectory.turns)]
         self._ends = self._turn_ends()
@@ -119,7 +120,8 @@ class _Trace:
             else self._run.turns[turn].before
         )
         span = self._span(self._root_id(turn), None, f"invoke_agent {self._run.graph}", turn)
-        span.started_at, span.ended_at = self._starts[turn], self._ends[turn]
+        span.started_at = self._starts[turn]
+        span.ended_at = self._ends[turn]
         span.attributes = root_attributes(self._run, turn, end, overlay if newest else None)
         if self._content is not None:
             span.attributes |= turn_content(self._run.prompts[turn], end.answer)
@@ -165,7 +167,8 @@ class _Trace:
             task = self.tasks.get(id_)
             if task is None:
                 task = self.tasks[id_] = self._span(id_, parent, part.node, turn)
-                task.started_at, task.ended_at = started_at, ended_at
+                task.started_at = started_at
+                task.ended_at = ended_at
                 task.attributes = {f"{OURS}.node": part.node, f"{OURS}.graph_task_id": part.task_id}
             task.started_at, task.ended_at = (
                 min(task.started_at, started_at),
@@ -173,7 +176,8 @@ class _Trace:
             )
             parent = id_
         span = self._span(self._span_id(call.id), parent, name, turn)
-        span.started_at, span.ended_at = started_at, ended_at
+        span.started_at = started_at
+        span.ended_at = ended_at
         return span
 
     def _span(self, span_id: str, parent_id: str | None, name: str, turn: int) -> TraceSpan:
@@ -190,7 +194,8 @@ class _Trace:
         """End times of the turns. Only the newest turn has one on record; an earlier turn ends with
         its last call.
         """
-        run, ends = self._run, list(self._starts)
+        run = self._run
+        ends = list(self._starts)
         for call in (*run.own_calls, *run.own_tool_calls):
             turn = bisect_right(self._starts, call.started_at, lo=1) - 1
             ends[turn] = max(ends[turn], call.ended_at or call.started_at)

@@ -39,12 +39,14 @@ def documents(path: Path, *, nan: bool = False) -> Iterator[tuple[str, dict[str,
                 whole = first + file.read(MOST_BYTES + 1 - len(first))
                 yield str(path), _object(parsed(whole, str(path), nan=nan), str(path))
                 return
-            number, line = 1, first
+            number = 1
+            line = first
             while line:
                 if line.strip():
                     place = f"{path}:{number}"
                     yield place, _object(parsed(line, place, nan=nan), place)
-                number, line = number + 1, file.readline(MOST_BYTES + 1)
+                number = number + 1
+                line = file.readline(MOST_BYTES + 1)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}.", "Name a file of runs.") from error
 
@@ -115,7 +117,8 @@ def _is_whole(line: bytes) -> bool:
 
 def _checked(value: Any, place: str) -> Any:
     """Return `value` if it is not nested too deeply and its texts contain no lone surrogate."""
-    level, depth = [value], 0
+    level = [value]
+    depth = 0
     while level:
         depth += 1
         if depth > _DEPTH:

@@ -112,11 +112,13 @@ def _line(leaf: Call, before: dict[str, Call], found: dict[str, ConversationOfCa
         calls.append(earlier)
     calls.reverse()
     newest = next((i for i in reversed(range(len(calls))) if found[calls[i].id] is not None), -1)
-    shown, rest = calls[: newest + 1], calls[newest + 1 :]
+    shown = calls[: newest + 1]
+    rest = calls[newest + 1 :]
     said = _said(shown, found[shown[-1].id]) if shown else None
     proved = said is not None and not rest
     if said is None:
-        said, rest = [], calls
+        said = []
+        rest = calls
     messages = (*said, *((answer_of(call), call) for call in rest))
     offered = found[leaf.id]
     return Line(tuple(calls), messages, proved, offered.tools if offered else ())

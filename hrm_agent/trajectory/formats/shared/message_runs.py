@@ -161,7 +161,8 @@ class ForeignRun:
         return call
 
     def _without(self, untrainable: str, facts: dict[str, Any]) -> Call:
-        run, task = self.assembly.id, str(len(self.assembly.calls))
+        run = self.assembly.id
+        task = str(len(self.assembly.calls))
         known: dict[str, Any] = {
             "id": call_id(run, task, 0),
             "identity": GraphIdentity(thread_id=run, task_id=task),
@@ -194,7 +195,8 @@ class ForeignRun:
         **facts: Any,
     ) -> None:
         """Add a tool call with its outcome. `content`: text that the model was shown."""
-        thread, task = self.assembly.id, task or f"tools-{len(self.assembly.calls)}"
+        thread = self.assembly.id
+        task = task or f"tools-{len(self.assembly.calls)}"
         self.tool_calls.append(
             ToolCall(
                 id=tool_record_id(thread, task, tool_call_id),

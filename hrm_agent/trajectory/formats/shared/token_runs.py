@@ -119,7 +119,8 @@ class Assembly:
             if self.origin.raw_logprobs
             else kind
         )
-        index, extra = len(self.calls), dict(facts)
+        index = len(self.calls)
+        extra = dict(facts)
         sampling = extra.pop("sampling", Sampling())
         unusable = {LogprobKind.NONE: NO_LOGPROBS, LogprobKind.SAMPLED: UNKNOWN_LOGPROBS}
         untrainable = (

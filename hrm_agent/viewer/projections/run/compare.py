@@ -30,8 +30,10 @@ _MOST_ITEMS, _MOST_LINES = 400, 2_000
 
 def compare(place: Place, a: str, b: str) -> dict[str, Any]:
     """`GET compare`: two trajectories side by side."""
-    store, damaged = place.store(), Damaged()
-    left, right = transcript(place, a), transcript(place, b)
+    store = place.store()
+    damaged = Damaged()
+    left = transcript(place, a)
+    right = transcript(place, b)
     sides = [
         item_rows(store, side, range(min(len(side.items), _MOST_ITEMS))) for side in (left, right)
     ]

@@ -16,7 +16,8 @@ __all__ = ["metrics"]
 def metrics(place: Place, run: str, after: int = 0) -> dict[str, Any]:
     """`GET metrics`: metrics of a run from row `after` on."""
     folder = place.folder if is_own_run(place, run) else None
-    config, tail = config_of(folder), metrics_of(folder)
+    config = config_of(folder)
+    tail = metrics_of(folder)
     kind = str(config.get("command", ""))
     held_out = held_out_of(place, place.store(), run) if folder is not None else []
     best = max(held_out, key=lambda each: (each["value"], -each["step"]), default=None)

@@ -38,9 +38,11 @@ COLUMNS = (
 
 def trajectories(place: Place, run: str, after: int = 0, limit: int = 2_000) -> dict[str, Any]:
     """`GET trajectories`: trajectories that the run made, and others that it judged."""
-    store, damaged = place.store(), Damaged()
+    store = place.store()
+    damaged = Damaged()
     judged = "SELECT trajectory_id FROM overlays WHERE run_id = ?"
-    where, values = f"(run_id = ? OR id IN ({judged}))", [run, run]
+    where = f"(run_id = ? OR id IN ({judged}))"
+    values = [run, run]
     with store.database.read() as cursor:
         total = int(
             cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0]
@@ -61,7 +63,8 @@ def trajectories(place: Place, run: str, after: int = 0, limit: int = 2_000) -> 
             tool_calls |= dict(cursor.execute(query, some).fetchall())
     rows: list[list[Any]] = []
     for seq, header in found:
-        overlay, use = overlays.get(header.id), uses.get(header.thread_id)
+        overlay = overlays.get(header.id)
+        use = uses.get(header.thread_id)
         reward = overlay.reward if overlay else header.reward if header.rewards else None
         rows.append(
             [

@@ -48,9 +48,11 @@ def citations(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query
     names = {str(each.get("source")) for each in cited}
     rows: list[dict[str, Any]] = []
     for number, each in enumerate(cited, start=1):
-        name, quote = str(each.get("source")), each.get("quote")
+        name = str(each.get("source"))
+        quote = each.get("quote")
         source = sources.get(name, {})
-        start, end = _place(each.get("start")), _place(each.get("end"))
+        start = _place(each.get("start"))
+        end = _place(each.get("end"))
         rows.append(
             {
                 "number": number,

@@ -31,7 +31,8 @@ Edges = Counter[tuple[str, str]]
 
 def graph(place: Place, thread: str) -> dict[str, Any]:
     """`GET graph`: nodes and edges of a thread's graph."""
-    store, damaged = place.store(), Damaged()
+    store = place.store()
+    damaged = Damaged()
     header, thread_id = thread_named(store, thread)
     links = checkpoint_links(store, thread_id)
     if not links and header is None:

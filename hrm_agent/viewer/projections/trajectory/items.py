@@ -55,7 +55,8 @@ def items(place: Place, id: str, after: int = 0, limit: int = 200) -> dict[str, 
 
 def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Items with these numbers, as JSON. An unreadable item has `problem`."""
-    header, chosen = found.header, [(n, found.items[n]) for n in numbers]
+    header = found.header
+    chosen = [(n, found.items[n]) for n in numbers]
     journal, apart = store.journal, Damaged()  # the rows report these errors
     of_calls = [item.id for _, item in chosen if item.kind == "call"]
     of_tools = [item.id for _, item in chosen if item.kind == "tool"]
@@ -157,7 +158,8 @@ def _turn(turn: Turn, header: Trajectory) -> dict[str, Any]:
 def _call(
     call: Call, base: str | None, sent: NewMessages | None, overlay: Overlay | None
 ) -> dict[str, Any]:
-    item, said = f"call:{call.id}", parts_of(call.response)
+    item = f"call:{call.id}"
+    said = parts_of(call.response)
     sampling = call.sampling or call.sampling_sent
     used = call.used
     own_request = call.request or ()

@@ -53,7 +53,8 @@ def moments(
     """`GET moments`. `after`: number of moments to skip. `checkpoint`: return the page that
     contains this checkpoint.
     """
-    store, damaged = place.store(), Damaged()
+    store = place.store()
+    damaged = Damaged()
     header, thread_id = thread_named(store, thread)
     links = checkpoint_links(store, thread_id)
     if not links and header is None:
@@ -179,7 +180,8 @@ def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
     """`GET moment`. `checkpoint`: id in the graph itself, or `CHECKPOINT|NAMESPACE` in a
     subgraph.
     """
-    store, damaged = place.store(), Damaged()
+    store = place.store()
+    damaged = Damaged()
     header, thread_id = thread_named(store, thread)
     id_, _, namespace = checkpoint.partition("|")
     found = shown_channels(store, thread_id, id_, namespace)

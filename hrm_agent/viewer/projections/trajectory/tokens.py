@@ -178,7 +178,8 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
     """`GET tokens`: tokens `from` to `to` of the call's path. If `to` is 0, there are as many as
     one answer may have.
     """
-    store, damaged = place.store(), Damaged()
+    store = place.store()
+    damaged = Damaged()
     ids = path_of_call(store, call)
     if not ids:
         raise NotThere(
@@ -300,7 +301,8 @@ def _columns(
         "weight": [],
     }
     for number, id_ in enumerate(ids):
-        a, b = max(span[0] - starts[number], 0), min(span[1], starts[number + 1]) - starts[number]
+        a = max(span[0] - starts[number], 0)
+        b = min(span[1], starts[number + 1]) - starts[number]
         if id_ not in known or a >= b:
             continue
         own = known[id_]
@@ -329,7 +331,8 @@ def _analysis(
     entropy: list[float | None] = [None] * (span[1] - span[0])
     marks: list[str | None] = [None] * (span[1] - span[0])
     for number, id_ in enumerate(ids):
-        line, offset = lines.get(id_), starts[number] - span[0]
+        line = lines.get(id_)
+        offset = starts[number] - span[0]
         length = starts[number + 1] - starts[number]
         for place, value in enumerate(_list(line, "entropy")[:length]):
             if 0 <= place + offset < len(entropy) and isinstance(value, (int, float)):

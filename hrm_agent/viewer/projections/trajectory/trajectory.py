@@ -27,8 +27,10 @@ __all__ = ["commands_of", "header_data", "trajectory"]
 
 def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query value's name
     """`GET trajectory`: header, forks, judgements, counts and commands of a trajectory."""
-    store, found = place.store(), transcript(place, id)
-    header, damaged = found.header, found.damaged
+    store = place.store()
+    found = transcript(place, id)
+    header = found.header
+    damaged = found.damaged
     origin = header.forked_from
     query = "SELECT count(*) FROM checkpoints WHERE thread_id = ? AND ns = ?"
     with store.database.read() as cursor:
@@ -168,7 +170,8 @@ def _focus(found: Transcript) -> dict[str, Any] | None:
 
 def commands_of(place: Place, header: Trajectory) -> dict[str, str]:
     """Commands for a terminal, by name."""
-    store, thread = shlex.quote(place.where), shlex.quote(header.thread_id)
+    store = shlex.quote(place.where)
+    thread = shlex.quote(header.thread_id)
     id_ = shlex.quote(header.id)
     waits = header.stop_reason is StopReason.INTERRUPT
     return {
