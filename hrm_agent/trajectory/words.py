@@ -112,7 +112,8 @@ def _thought(value: Any, levels: int = 4) -> str:
             filter(None, (_thought(part, levels - 1) for part in cast("list[Any]", value)))
         )
     block = _table(value)
-    return next((text for key in _TEXTS if (text := _thought(block.get(key), levels - 1))), "")
+    parts = (block[key] for key in _TEXTS if key in block)
+    return next((text for part in parts if (text := _thought(part, levels - 1))), "")
 
 
 def _table(value: Any) -> Mapping[str, Any]:
