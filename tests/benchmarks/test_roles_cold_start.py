@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.small_policy.cards import faults_of_card, figures_of_card
 from benchmarks.small_policy.figures import measure_roles
-from benchmarks.small_policy.inputs import cold_start_inputs, inputs_of_card, roles_inputs
+from benchmarks.small_policy.inputs import inputs_of_card, roles_inputs
 from hrm_agent.models import load_policy
 from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.training.config.commands import CollectConfig
@@ -68,11 +68,12 @@ async def test_it_answers_and_errs_by_chance_and_not_for_want_of_knowing(tmp_pat
 
 @pytest.mark.whole
 def test_the_weights_are_of_the_present_recipe(card: str) -> None:
+    """`test_rebuild.py` compares the inputs of the cold start itself."""
+    cold = Path(model_folder("builtin:cold-start"))
+    made_from = inputs_of_card((cold / "README.md").read_text(encoding="utf-8"))
     said = inputs_of_card(card)
-    assert said is not None
-    assert roles_inputs(Path(model_folder("builtin:cold-start")), cold_start_inputs()).agree_with(
-        said
-    )
+    assert made_from is not None and said is not None
+    assert roles_inputs(cold, made_from).agree_with(said)
 
 
 @pytest.mark.long
