@@ -21,6 +21,8 @@ Than Then Though Although Such
 """.split()  # noqa: SIM905
 """Words that begin a docstring only where it has no subject, or one that another docstring names."""
 LEANING = re.compile(rf"(?:{'|'.join(FIRST_WORDS)})\b|(?:The same|The ones?|All that|All of)\b")
+BEGINS_A_LINE = re.compile(rf'^[ \t]*[rR]?["\']+\s*(?:{LEANING.pattern})', re.MULTILINE)
+"""Texts of files that are worth parsing: some string that begins a line begins so."""
 ATTACKS = PROJECT / "tests" / "environment" / "attacks" / "corpus"
 """Programs whose docstrings are read as data."""
 SENT = {
@@ -61,16 +63,20 @@ def is_text(node: ast.AST) -> bool:
 
 
 def test_every_docstring_has_a_subject_of_its_own() -> None:
+    sources = {f"{path.relative_to(PROJECT)}": path.read_text(encoding="utf-8") for path in FILES}
     found = {
-        f"{path.relative_to(PROJECT)}:{line}": text.strip().splitlines()[0]
-        for path in FILES
-        for line, text in docstrings(parsed(path.read_text(encoding="utf-8")))
-        if LEANING.match(text.strip()) and f"{path.relative_to(PROJECT)}" not in SENT
+        f"{name}:{line}": text.strip().splitlines()[0]
+        for name, source in sources.items()
+        if name not in SENT and BEGINS_A_LINE.search(source)
+        for line, text in docstrings(parsed(source))
+        if LEANING.match(text.strip())
     }
     assert found == {}
 
 
 @pytest.mark.parametrize("text", ["Of a run: its id.", "What was asked.", "The same for a folder."])
 def test_a_docstring_without_a_subject_would_be_seen(text: str) -> None:
-    tree = parsed(f'x = 1\n"""{text}"""\n')
+    source = f'x = 1\n"""{text}"""\n'
+    tree = parsed(source)
+    assert BEGINS_A_LINE.search(source)
     assert [LEANING.match(each) is not None for _, each in docstrings(tree)] == [True]
