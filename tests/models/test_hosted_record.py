@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -97,6 +96,8 @@ def test_what_it_names_is(server: ProviderServer, store: RunStore) -> None:
 
 
 def test_a_default_that_a_client_sends_was_sent(server: ProviderServer, store: RunStore) -> None:
+    from langchain_anthropic import ChatAnthropic  # two seconds, of each process if it stood above
+
     call = asked(
         store, ChatAnthropic(model="claude-test", api_key="k", base_url=server.url, max_retries=0)
     )

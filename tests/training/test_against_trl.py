@@ -7,9 +7,10 @@ bounds are active.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from hrm_agent.training.update.advantages import group_advantages
 from hrm_agent.training.update.batch import build_batches
@@ -18,6 +19,9 @@ from hrm_agent.training.update.objectives import clipped_surrogate
 from hrm_agent.trajectory import Trajectory
 from tests.support.training.builders import tiny_model
 from tests.support.training.trl_oracle import TRL_EPS, kept, rollouts, trainer_of, trl_inputs
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 

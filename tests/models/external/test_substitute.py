@@ -4,11 +4,12 @@ class.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypedDict
 
 import pytest
-from langchain_anthropic import ChatAnthropic
 from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr, ValidationError
 
@@ -34,15 +35,21 @@ class TypedPlan(TypedDict):
 
 SCHEMA = {"title": "Plan", "description": "A plan.", **Plan.model_json_schema()}
 SCHEMAS: dict[str, Any] = {"Plan": Plan, "TypedPlan": TypedPlan, "json": SCHEMA}
-MODELS = {
-    "openai": ChatOpenAI(model="gpt-5", **NOWHERE),
-    "anthropic": ChatAnthropic(model="claude-test", **NOWHERE),
-}
+
+
+@cache
+def model_of(provider: str) -> BaseChatModel:
+    if provider == "openai":
+        return ChatOpenAI(model="gpt-5", **NOWHERE)
+    # here, not above: it takes two seconds, and every process of tests imports this file
+    from langchain_anthropic import ChatAnthropic
+
+    return ChatAnthropic(model="claude-test", **NOWHERE)
 
 
 def ask(model: str, text: str, schema: Any, method: str, **options: Any) -> tuple[Any, Any]:
     """Structured answer, and the schema that the engine received."""
-    structured = MODELS[model].with_structured_output(schema, method=method, **options)
+    structured = model_of(model).with_structured_output(schema, method=method, **options)
     with (
         standing_in(),
         ScriptedEngine([text]) as engine,

@@ -8,20 +8,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
-from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from hrm_agent.training.select.roc import select
 from hrm_agent.trajectory import Call, LogprobKind, Overlay, Sampling, Trajectory
 from tests.support.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
 REWARDS = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 GENERATIONS = 4
@@ -145,6 +145,11 @@ def trainer_with(
     **loss: Any,
 ) -> GRPOTrainer:
     """Trainer that takes its rollouts and their rewards from these functions."""
+    # here, not above: they take a second, and every process of tests imports this file
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
     config = GRPOConfig(
         output_dir=str(folder),
         use_cpu=True,

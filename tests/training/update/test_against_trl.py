@@ -5,11 +5,10 @@ gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from hrm_agent.training.update.advantages import by_group
 from hrm_agent.training.update.batch import build_batches, split_kept
@@ -18,6 +17,9 @@ from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from hrm_agent.trajectory import Overlay
 from tests.support.training.builders import tiny_model
 from tests.support.training.trl_oracle import TRL_EPS, kept, rollouts, trainer_of, trl_inputs
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 
