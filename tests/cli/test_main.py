@@ -117,20 +117,17 @@ def test_help_shows_the_usual_flags_and_help_all_every_flag(
     assert "further flags" not in help_of(words, "--help-all")
 
 
-@pytest.mark.parametrize("words", [["demo"], ["train", "rl"]])
-def test_what_needs_packages_for_training_says_so(words: list[str]) -> None:
+def test_what_needs_packages_for_training_says_so() -> None:
     program = (
         "import sys; sys.modules['accelerate'] = None; from hrm_agent.cli.main import main;"
-        f" sys.exit(main({words}))"
+        " sys.exit(max(main(words) for words in (['demo'], ['train', 'rl'])))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert (
-        f"The package accelerate is needed, but not installed. Run `{to_install('train')}`."
-        in done.stderr
-    )
+    said = f"The package accelerate is needed, but not installed. Run `{to_install('train')}`."
+    assert " ".join(done.stderr.split()).count(said) == 2
 
 
 def test_version(hrm: Command) -> None:

@@ -5,6 +5,7 @@ rubrics, and a killed command.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -405,7 +406,9 @@ def test_tasks_of_a_users_own_module_are_verified_by_its_code(hrm: Command, tmp_
 
 def test_the_tasks_own_verifier_gives_what_a_run_was_recorded_with(hrm: Command) -> None:
     """Rollouts are from the shipped policy: right, wrong and truncated ones."""
-    words = ("--tasks", "mix:3*word_problems,1*reasoning_gym:gcd", "--count", "4", "--samples", "2")
+    row = {"question": "Which word rhymes with night?", "answer": "light"}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    words = ("--tasks", "mix:3*word_problems,1*jsonl:rows.jsonl", "--count", "4", "--samples", "2")
     collected = hrm("collect", *words, "--context", "max_turns=4", "max_tokens=160", "--out", "run")
     assert collected.code == 0, collected.err
     done = hrm("rescore", "run", "--rewards", "verifier", "--compare", "recorded", "--json")
