@@ -106,8 +106,9 @@ def without_times(rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("behind", [1, 2])
-def test_no_token_is_older_than_the_bound(behind: int, tmp_path: Path) -> None:
+def test_no_token_is_older_than_the_bound(tmp_path: Path) -> None:
+    """The killed run below is held to a bound of one version."""
+    behind = 2
     # rollouts wait for others, and span several versions
     config = CONFIG.but(versions_behind=behind, concurrency=4)
     asyncio.run(train(config, tmp_path / "run"))
