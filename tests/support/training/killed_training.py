@@ -1,19 +1,21 @@
 """Trainings that kill themselves, and results that must be the same after they are resumed.
 
-As a program, it takes a folder and `{"config": ..., "kills": {name: [event, count]}}`, and makes a
-run for each kill, in `FOLDER/NAME/run`. It is a separate process so that its forks have no threads
-of torch.
+As a program it reads lines `{"folder": ..., "config": ..., "kills": {name: [event, count]},
+"environment": ...}`, makes a run for each kill, in `FOLDER/NAME/run`, and answers with the exit
+codes by name. It is a separate process so that its forks have no threads of torch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -33,11 +35,27 @@ Weights = dict[str, torch.Tensor]
 
 def killed_runs(config: GrpoConfig, folder: Path, kills: Kills) -> Path:
     """Run a training that kills itself for each of `kills`, and return the folder."""
-    asked = json.dumps({"config": config.model_dump(mode="json"), "kills": kills})
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.begin", __name__, str(folder), asked], check=True
-    )
+    asked = {"config": config.model_dump(mode="json"), "kills": kills, "folder": str(folder)}
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps({**asked, "environment": dict(os.environ)}) + "\n")
+    server.stdin.flush()
+    codes = json.loads(server.stdout.readline())
+    assert codes == dict.fromkeys(kills, -signal.SIGKILL)
     return folder
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """Process that forks a child for every killed training, so that torch is imported once."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.begin", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(server.communicate)  # ends it
+    return server
 
 
 def forked(config: GrpoConfig, folder: Path, event: str = "", count: int = 0) -> int:
@@ -100,9 +118,18 @@ def assert_same_weights(
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[2])
-    for name, (event, count) in asked["kills"].items():
-        code = forked(
-            GrpoConfig.model_validate(asked["config"]), Path(sys.argv[1], name, "run"), event, count
-        )
-        assert code == -signal.SIGKILL, name
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a training prints is no answer
+    for line in sys.stdin:
+        asked = json.loads(line)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        codes = {
+            name: forked(
+                GrpoConfig.model_validate(asked["config"]),
+                Path(asked["folder"], name, "run"),
+                *kill,
+            )
+            for name, kill in asked["kills"].items()
+        }
+        print(json.dumps(codes), file=answers, flush=True)
