@@ -40,7 +40,7 @@ def ended(*words: str, cwd: Path) -> str:
 
 
 def test_its_files_are_told_and_its_code_is_clean(hrm: Command, tmp_path: Path) -> None:
-    """Its own test is run as docs/guide.md says, by `tests/test_docs.py`."""
+    """`tests/test_docs.py` runs its own test, as docs/guide.md says."""
     made = hrm("init", "mine", "--json")
     assert made.code == 0 and made.json["folder"] == str(tmp_path / "mine")
     files = {str(path.relative_to("mine")) for path in Path("mine").rglob("*") if path.is_file()}

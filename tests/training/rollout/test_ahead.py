@@ -197,8 +197,9 @@ def test_replies_that_are_dropped_leave_nothing_on_record(tmp_path: Path) -> Non
 
 
 @pytest.mark.whole
-def test_an_adapter_and_worker_processes_go_with_it(tmp_path: Path) -> None:
-    config = CONFIG.but(steps=2, group_size=4, lora_rank=2, processes=2)
+def test_an_adapter_goes_with_it(tmp_path: Path) -> None:
+    """Worker processes do, too: `tests/training/select/test_carry_over.py`."""
+    config = CONFIG.but(steps=2, group_size=4, lora_rank=2)
     asyncio.run(train(config, tmp_path / "run"))
     assert_within_bound(tmp_path / "run", 1)
     assert [row["stepped"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [

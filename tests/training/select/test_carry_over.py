@@ -211,8 +211,7 @@ def test_it_is_carried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"processes": 2},
-        {"versions_behind": 1},
+        {"processes": 2, "versions_behind": 1},
         {
             "algorithm": "grpo-roc",
             "group_size": 2,
@@ -221,7 +220,7 @@ def test_it_is_carried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             "refill": 1,
         },
     ],
-    ids=["workers", "ahead", "roc"],
+    ids=["workers ahead", "roc"],
 )
 def test_it_goes_with(changes: dict[str, Any], tmp_path: Path) -> None:
     folder, config = tmp_path / "run", CONFIG.but(**changes)

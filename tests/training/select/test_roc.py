@@ -185,7 +185,7 @@ def test_random_control_ignores_rewards_and_penalties():
 def test_the_fair_control_has_the_quotas_of_roc_and_draws_positives_uniformly():
     whole = [rollout(i, float(i < 6), i % 3, 2) for i in range(16)]
     counts: Counter[str] = Counter()
-    for seed in range(600):
+    for seed in range(200):
         roc, control = (
             kept(select(whole, 8, name, seed=seed)) for name in ("grpo-roc", "grpo-roc-random")
         )
@@ -193,7 +193,7 @@ def test_the_fair_control_has_the_quotas_of_roc_and_draws_positives_uniformly():
         assert len(control & positives) == len(roc & positives) == 3
         assert control - positives == roc - positives, "the negatives are the same ones"
         counts.update(control & positives)
-    assert all(240 < counts[f"rollout-{i}"] < 360 for i in range(6)), counts
+    assert all(65 < counts[f"rollout-{i}"] < 135 for i in range(6)), counts
 
 
 def test_the_fair_control_never_loses_the_only_positive():
