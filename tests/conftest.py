@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from hypothesis import settings
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
@@ -47,6 +48,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # pytest's workers are given one: what is printed into a pipe has no width
 os.environ.pop("COLUMNS", None)
+# An example takes longer on a machine that does other work: no test is of that.
+settings.register_profile("unhurried", parent=settings.default, deadline=None)
+settings.load_profile("unhurried")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background of a shell: the commands that tests interrupt would inherit that, and
     # wait for ever.
