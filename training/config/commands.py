@@ -364,9 +364,10 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         if optim.gradient_checkpointing and loss.forward != "padded":
             raise ConfigError(
                 f"gradient_checkpointing does not go with forward = {loss.forward}: the backward"
-                " pass computes layers again when their attention along paths is removed.",
-                "Take forward = padded, or smaller micro_batch_tokens without"
-                " gradient_checkpointing.",
+                " pass computes layers again, when the attention that this forward needs has been"
+                " removed.",
+                "Take forward = padded. Or leave gradient_checkpointing out, and take smaller"
+                " micro_batch_tokens.",
             )
         if self.adapter.lora_rank and self.engines.weights_by == "collective":
             raise ConfigError(

@@ -26,8 +26,8 @@ __all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 REWARD_FAULT = "the rubric failed: "
 """Prefix of the error of a rollout without a reward."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
-"""Function (rollouts with their attempts) -> the same rollouts, in which the last attempts have
-rewards.
+"""Function that takes the attempts of each rollout, and returns them in the same order with rewards
+in the last attempt of each rollout.
 """
 
 

@@ -63,9 +63,9 @@ class ServeConfig(RunSettings, GraphOptions):
     the provider's default for a hosted model.
     """
     max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
-    """Maximum completion tokens of one reply. A request may ask for fewer. Default by the model:
-    half of its context, at most 2048. A hosted model has its own limit, and a request's limit is
-    sent.
+    """Maximum completion tokens of one reply. A request may ask for fewer. The default depends on
+    the model: half of its context, but at most 2048. For a hosted model it is the provider's own
+    limit; if a request sets a limit, that limit is sent to the provider.
     """
 
 

@@ -71,7 +71,8 @@ class SlotFiles:
             if stat.S_IMODE(what.st_mode) != _MODE:
                 os.fchmod(descriptor, _MODE)
             os.lseek(descriptor, 0, os.SEEK_SET)
-        # The line end distinguishes an empty snippet that was read from a snippet that was not.
+        # The line end makes each snippet at least a byte long. Otherwise the file offset of an empty
+        # snippet would be 0 whether or not it was read.
         data = code.encode("utf-8", "backslashreplace") + b"\n"
         self._code_bytes = len(data)
         os.pwrite(self.descriptors[0], data, 0)

@@ -39,7 +39,7 @@ __all__ = [
 
 VALUE_DESCRIPTOR = 3
 _PLAIN = (bool, int, float, str, list, tuple, dict)
-"""Types whose values are also written as JSON."""
+"""Types of values that are written as JSON in addition to their repr."""
 _TRANSPARENT = {"numpy", "sympy"}
 """Packages whose random generators, like the standard library's, are only reached by names that
 contain a word of `may_draw`.

@@ -457,7 +457,7 @@ class ChatTemplateCodec:
         )
 
     def _before_words(self) -> str:
-        """Text between the header of a prompt and the words of an answer without thoughts."""
+        """Text between the end of a prompt and the visible text of an answer that has no thoughts."""
         thoughts = self.dialect.thoughts
         if self.dialect.form.header:
             return self.dialect.form.shown_after[0]

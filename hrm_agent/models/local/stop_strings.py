@@ -30,6 +30,6 @@ class StopStrings:
 
 
 _CONTEXT = 4
-"""Number of tokens to decode in addition to the bytes of a stop string, since a character may be
-cut at the start of the decoded window.
+"""Number of extra tokens at the front of the decoded window, where a character may be cut. The rest
+of the window has one token for each byte of the longest stop string.
 """

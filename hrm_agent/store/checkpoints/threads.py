@@ -149,8 +149,8 @@ def _delete_record(cursor: Cursor, thread_id: str) -> None:
 
 
 def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> None:
-    """Delete all checkpoints of threads except the newest of each namespace, and those on which its
-    state depends.
+    """Delete the checkpoints of threads. In each namespace, keep the newest checkpoint and those on
+    which its state depends.
     """
     for thread_id in thread_ids:
         query = "SELECT ns, max(id) FROM checkpoints WHERE thread_id = ? GROUP BY ns"

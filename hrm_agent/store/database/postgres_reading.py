@@ -3,10 +3,11 @@
 A store that is opened read-only has no writing connection, and its server refuses writes
 (`default_transaction_read_only`).
 
-A reader takes an idle connection, or connects in its own thread. So an unreachable server refuses
-the reader at once, and the store decides how long to retry, as with its writer. A pool that
-connects in its own thread, at its own times, would delay the reader by a whole timeout and, when
-the server is back, by the rest of the pool's pause between attempts.
+A reader takes an idle connection, or opens one in the reader's thread. So if the server cannot be
+reached, the reader gets the error at once, and the store decides how long to retry, as it does for
+its writing connection. The alternative would be a pool that connects in a background thread. It
+would delay the reader by a whole timeout and, once the server is back, by the rest of the pool's
+pause between attempts.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class ToolCalls(TrajectoryHeaders):
                     stop,
                     self._database.joined_seconds,
                 )
-                # readers of the table wait for the row meanwhile
+                # The row is written with the next commit. Until then this thread finds the call in
+                # `held`, and whoever reads the table commits the deferred rows first.
                 held.add_tool_call(found_by, tool_call, sealed)
                 return tool_call
         return self._database.add(

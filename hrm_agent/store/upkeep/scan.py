@@ -34,8 +34,8 @@ def rows_of(cursor: Cursor, query: str) -> Iterator[Sequence[Any]]:
 
 
 def stored_references(cipher: Cipher, cursor: Cursor) -> Iterator[tuple[str, list[bytes] | None]]:
-    """Hashes of the values to which each checkpoint, task's writes and request refers, with its
-    description (None if it cannot be read).
+    """Yield, for each checkpoint, for the writes of each task and for each request: its description,
+    and the hashes of the values that it refers to (None if it cannot be read).
     """
     for thread, ns, id_, manifest in rows_of(
         cursor, "SELECT seq, thread_id, ns, id, manifest FROM checkpoints"
