@@ -214,9 +214,9 @@ def _is_changed(path: Path) -> bool:
 
 
 def damage(path: Path, editable: Collection[str] = ()) -> str | None:
-    """Description of the damage of a folder that `write_whole` wrote (None if it is intact).
+    """Damage of a folder that `write_whole` wrote, in words (None if it is intact).
 
-    `editable`: suffixes of files whose contents may have been changed.
+    `editable`: suffixes of files that users may edit, so that their contents are not compared.
     """
     try:
         manifest = _read_manifest(path)

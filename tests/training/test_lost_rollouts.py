@@ -154,13 +154,13 @@ def test_the_name_of_a_run_is_not_guessed_where_it_was_moved(tmp_path: Path) -> 
     folder = tmp_path / "moved"
     folder.mkdir()
     (folder / "run_id").touch()
-    with pytest.raises(RunError, match="run_id is empty"):
+    with pytest.raises(RunError, match=r"run_id with the run.s name is empty"):
         run_id_of(folder)
     with open_store(folder / "store.db") as store:
         assert run_id_of(folder, store) == "moved", "nothing was recorded before"
         (folder / "run_id").write_text("")
         store.journal.write_trajectory(make_trajectory(run_id="before"))
-        with pytest.raises(RunError, match=r"run_id is empty.*moved"):
+        with pytest.raises(RunError, match=r"run_id with the run.s name is empty.*moved"):
             run_id_of(folder, store)
 
 

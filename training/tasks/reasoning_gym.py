@@ -10,8 +10,9 @@ Problems and verifiers are those of the library, with two changes to the verifie
   `parse_expr`, which also evaluates it. Another converts the answer to a fraction, for which
   `1e999999999` is too large, and another accepts a NaN. In these families (`_FORMS`) an answer
   reaches the verifier only if it has the narrow form of right answers; any other answer scores 0.
-  The library's reference answers have this form, except for the unevaluated `Integral(...)` that it
-  sometimes gives, which is no solution: a policy could answer it to every problem.
+  The library's reference answers have this form, with one exception: some are an unevaluated
+  `Integral(...)`. Such an answer scores 0, since it solves nothing, and a policy could give it for
+  every problem.
 
 Verifiers run in a separate process (`hrm_agent.rewards.bounded_call`). The trainer sends the data
 set and the text to it, and gets a number back.

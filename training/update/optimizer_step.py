@@ -270,7 +270,8 @@ class OptimOptions:
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.max_grad_norm > 0:
             raise ConfigError(
-                f"{self} is invalid.", "Take 1 or more epochs, and a max_grad_norm above 0."
+                f"{self.epochs} epochs with a max_grad_norm of {self.max_grad_norm} are impossible.",
+                "Take 1 or more epochs, and a max_grad_norm above 0.",
             )
 
 

@@ -1,6 +1,6 @@
 """`hrm-agent completion SHELL`: completion script of commands and flags for bash, zsh or fish.
 
-The script has the words of this version, so pressing Tab does not start an interpreter.
+The script contains the commands and flags of this version, so pressing Tab does not start Python.
 """
 
 from __future__ import annotations

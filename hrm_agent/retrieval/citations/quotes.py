@@ -1,15 +1,15 @@
 """Citations that can be checked: a quote with its span in a text.
 
-Models also invent quotes. The quote of a citation is exactly `text[start:end]`. A model's quote
-matches a text if both are equal, or if they differ in white space, quotation marks and dashes only,
-which models confuse. Every other quote is fabricated: there is no threshold of similarity. A
-model's quote has to begin and end at a word, since `able` does not quote `unable`.
+Models sometimes invent quotes. The quote of a citation is exactly `text[start:end]`. The words that
+a model quotes match a passage if the two are the same apart from white space, quotation marks and
+dashes, which models often change. Any other quote counts as fabricated: there is no threshold of
+similarity.
 
 `find_quote` searches one text. `QuotableText` is for a text that is searched often, e.g. a source
 of the research agent. `resolve` checks a quote with its document, span and revision against an
 index, and returns a verdict with the reason.
 
-A quote does not end inside of a word: not after `un` in `unable`, nor after `12` in `12.5`. Scripts
+A quote begins and ends at a word boundary: `able` does not match in `unable`, nor `12` in `12.5`. Scripts
 without spaces between words may be cut anywhere but within a character. Words joined by a hyphen
 count as one word, since the first part may reverse the meaning (`non-toxic`). Words joined by an
 apostrophe count as two, except for the English `n't`.

@@ -82,8 +82,8 @@ def no_document(path: str) -> str | None:
 
 
 def _real_folders(folder: Path) -> Iterator[tuple[int, int]]:
-    """Identities of the folders that are reached without a link. They are listed under this path,
-    and not again by a link.
+    """Yield the identities of `folder` and of the folders below it that are reached without a link,
+    so that a link to one of them does not list it a second time.
     """
     for place, folders, _ in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

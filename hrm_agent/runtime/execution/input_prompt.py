@@ -1,4 +1,4 @@
-"""Prompt of a graph, read from the input that a program gave it."""
+"""Prompt of a run, read from the input that the caller passed to the graph."""
 
 from __future__ import annotations
 

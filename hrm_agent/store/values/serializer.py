@@ -271,8 +271,8 @@ class StrictSerializer(JsonPlusSerializer):
             return local
         if module in found:
             return here[:1] if here and not _is_loaded(module) else [module]
-        # the project is in another folder of a larger one, or an earlier version has stored a local
-        # name
+        # `module` may have another prefix here: the project lies in another folder of a larger
+        # project now, or an earlier version has stored the name without a prefix
         stem = stem_of(module)
         return [
             place

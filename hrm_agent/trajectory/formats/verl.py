@@ -89,7 +89,8 @@ def _row(trajectory: Trajectory, known: RequestHints, index: int) -> Row | Skipp
     task = trajectory.task
     if task.answer is None:
         return Skipped("the task has no reference answer")
-    # The system turn belongs to the prompt if the run began with it and the task.
+    # The prompt includes the system turn only if the first model call had exactly this turn and the
+    # task.
     system: list[Row] = []
     first = next(iter(trajectory.calls), None)
     found = None if first is None else conversation_of(first, trajectory, known)

@@ -181,7 +181,7 @@ def test_history_lists_the_newest_and_says_what_it_leaves_out(tmp_path: Path, hr
     every = hrm("history", "--store", path, "--limit", "60").out
     assert "thread-0 " in every and "60 trajectories in" in every and "--limit" not in every
     refused = hrm("history", "--store", path, "--limit", "-1")
-    assert refused.code == 2 and "--limit -1 is invalid" in refused.err
+    assert refused.code == 2 and "--limit -1 is not a number of rows" in refused.err
 
 
 def test_show(store: str, hrm: Command) -> None:

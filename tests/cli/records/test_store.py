@@ -266,7 +266,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a key file of something else": (
         ("copy", "sample.db", "new.db", "--key-file", "short"),
-        "has 32 bytes, not 3",
+        "has 3 bytes, not 32",
     ),
     "a key file that is empty": (("copy", "sample.db", "new.db", "--key-file", "empty"), "key"),
     "a migration of a store of today": (

@@ -535,7 +535,7 @@ def test_all_that_is_under_way_is_resumed_at_once(stopping: Path, hrm: Command) 
         (("--config", "a=b"), "--config"),
     ):
         refused = hrm("resume", "--all", *words)
-        assert refused.code == 2 and f"Leave {name} out" in refused.err
+        assert refused.code == 2 and f"Leave out {name}" in refused.err
 
 
 def test_where_no_node_is_run_it_is_said(stopping: Path, hrm: Command) -> None:

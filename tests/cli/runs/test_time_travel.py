@@ -304,7 +304,7 @@ def test_a_thread_of_a_program_of_ones_own(
     assert "Thread mine: checkpoints only" in hrm("history", "mine").out
     assert "1 threads with checkpoints only: mine" in hrm("history").out
     words = ("fork", "mine", "--at", "before:ask", "--message", "0=goodbye")
-    assert "Name it" in hrm(*words).err
+    assert "Name the graph" in hrm(*words).err
     assert "Name the graph: --graph" in hrm("fork", "mine").err
     assert "Name the graph: --graph" in hrm("fork", "mine", "--run").err
     policy = ("--policy", "scripted:none.jsonl", "--graph", "./asking.py:stops")

@@ -88,7 +88,7 @@ def test_tasks_without_a_verifier_are_recorded_and_not_scored(policy: str, hrm: 
     unscored = hrm("eval", "runs/u")
     assert (
         unscored.code == 2
-        and "No run in runs/u has a reward. `hrm-agent rescore runs/u" in unscored.err
+        and "No run in runs/u has a reward. Run `hrm-agent rescore runs/u" in unscored.err
     )
     train = ("train", "rl", "--tasks", "./final.py:unscored", "--steps", "1", "--out", "runs/t")
     for command in (("eval", *words, "--out", "runs/e"), train):

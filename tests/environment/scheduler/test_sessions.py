@@ -294,7 +294,7 @@ def test_a_fork_replaces_an_idle_session_but_no_busy_one(
     scheduler.fork_session("s", "target").result(60)
     assert found(scheduler, "get", "target") == ("5", REPLAYED)
     hold = submit(scheduler, "wait", "target")
-    with pytest.raises(HrmError, match="under way"):
+    with pytest.raises(HrmError, match="has open calls"):
         scheduler.fork_session("s", "target").result(60)
     hold.cancel()
 

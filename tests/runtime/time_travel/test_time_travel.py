@@ -623,7 +623,7 @@ async def test_branches_that_langgraph_made_in_place(store: RunStore) -> None:
     assert stored.forked_from is not None
     assert stored.forked_from.trajectory_id == content_hash("trajectory", "own")[:16]
     assert [branch.history.thread_id for branch in history(store, "own").branches] == ["own/fork-1"]
-    with pytest.raises(RunError, match="Name it"):
+    with pytest.raises(RunError, match="Name the graph"):
         fork(store, "own", edit={"seen": []})
 
 

@@ -232,7 +232,7 @@ def test_what_the_loss_needs_is_demanded() -> None:
         updated(batches, LossOptions(kl_coef=0.1))
     with pytest.raises(ValueError, match="version of the policy"):
         updated(batches, LossOptions(max_staleness=0))
-    with pytest.raises(ConfigError, match="no way to train"):
+    with pytest.raises(ConfigError, match="are impossible"):
         OptimOptions(epochs=0)
     hot = [
         replace(batch, temperatures_K=torch.full_like(batch.temperatures_K, 0.5))
