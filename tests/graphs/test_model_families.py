@@ -193,9 +193,9 @@ async def test_four_roles(name: str, store: RunStore, environment: LocalEnvironm
     roles = FamilyRoles(BY_FAMILY[name])
     found = await run(codec, roles, store, environment, "reasoning")
     assert (found.status, found.answer, found.error) == (RunStatus.COMPLETED, "Answer: 42", None)
-    assert [(call.status, call.value) for call in found.tool_calls] == [
-        (ToolStatus.OK, v) for v in ("12", "30", "42")
-    ]
+    assert {call.status for call in found.tool_calls} == {ToolStatus.OK}
+    first, second, last = (call.value for call in found.tool_calls)
+    assert ({first, second}, last) == ({"12", "30"}, "42"), "the first two are parallel"
     assert roles.seen_by_critic == ["apples = 12\npears = 30\ntotal = 42"]
     assert lint(found) == []
     by_id = {call.id: call for call in found.calls}

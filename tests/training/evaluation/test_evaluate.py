@@ -43,7 +43,9 @@ def test_several_samples_resample_problems_not_samples():
 
 def test_the_interval_depends_on_the_seed_and_not_on_the_order():
     runs = [sample(p, i, float(i < p % 9)) for p in range(20) for i in range(8)]
-    assert evaluate(runs, seed=1) == evaluate(random.Random(0).sample(runs, len(runs)), seed=1)
+    shuffled = random.Random(0).sample(runs, len(runs))
+    # as text, since NaN equals no NaN
+    assert repr(evaluate(runs, seed=1)) == repr(evaluate(shuffled, seed=1))
     assert len({evaluate(runs, seed=seed).interval for seed in range(4)}) > 1
 
 
