@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from math import isfinite
 from typing import Any
 
 from langgraph.errors import GraphRecursionError
@@ -77,6 +78,7 @@ from hrm_agent.trajectory import (
     ForkRef,
     Journal,
     Recording,
+    RewardFault,
     RunStatus,
     Sampling,
     StopReason,
@@ -524,7 +526,10 @@ class EpisodeRunner:
             try:
                 reward = self._verified(begun, episode, ended)
                 if not 0.0 <= reward <= 1.0:
-                    raise ValueError(f"a reward lies in [0, 1], not {reward}")
+                    fault = (
+                        RewardFault.OUT_OF_RANGE if isfinite(reward) else RewardFault.NOT_A_NUMBER
+                    )
+                    raise ValueError(f"{fault} (a reward lies in [0, 1], not {reward})")
                 rewards = {"correct": float(reward)}
             except Exception as error:
                 ended = run_failed(error, StopReason.VERIFIER_ERROR, ended.answer)

@@ -34,7 +34,6 @@ _MOST = 0.5
 """Share of the rollouts at or above which a cause is reported."""
 _SHOWN = 3
 """Number of most frequent errors in a step's row."""
-_NOT_FINITE = ("not_a_number", "not nan", "not inf", "not -inf")
 
 
 def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
@@ -68,16 +67,11 @@ def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
 
 
 def _reward_fault(trajectory: Trajectory) -> RewardFault | None:
-    """Kind of the fault that left a rollout without a reward (None for kinds that are not counted
-    separately).
-    """
-    error = trajectory.error or ""
-    if any(word in error for word in _NOT_FINITE):
-        return RewardFault.NOT_A_NUMBER
-    by_verifier = (
-        trajectory.stop_reason is StopReason.VERIFIER_ERROR and "a reward lies in" not in error
-    )
-    return RewardFault.RAISED if by_verifier or f": {RewardFault.RAISED} (" in error else None
+    """Kind of the fault that left a rollout without a reward (None if its error names none)."""
+    # rubrics and the runtime write the kind of the fault and its reason in parentheses
+    named = (kind for kind in RewardFault if f": {kind} (" in (trajectory.error or ""))
+    raised = RewardFault.RAISED if trajectory.stop_reason is StopReason.VERIFIER_ERROR else None
+    return next(named, raised)
 
 
 class Totals(NamedTuple):

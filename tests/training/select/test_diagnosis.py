@@ -161,24 +161,24 @@ def test_each_rollout_is_counted_by_what_became_of_it() -> None:
                 stop_reason=StopReason.UNUSABLE_ANSWER,
                 error="ValueError: no plan",
             ),
-            rollout(6, 0.0, **verifier, error="the verifier failed: KeyError: 'box'"),
+            rollout(6, 0.0, **verifier, error="the verifier failed: KeyError: 'not inferred'"),
             rollout(
                 7,
                 0.0,
                 **verifier,
-                error="the verifier failed: ValueError: a reward lies in [0, 1], not nan",
+                error="the verifier failed: ValueError: not_a_number (a reward lies in [0, 1], not nan)",
             ),
             rollout(
                 8,
                 0.0,
                 **verifier,
-                error="the verifier failed: ValueError: a reward lies in [0, 1], not -inf",
+                error="the verifier failed: ValueError: not_a_number (a reward lies in [0, 1], not -inf)",
             ),
             rollout(
                 9,
                 0.0,
                 **verifier,
-                error="the verifier failed: ValueError: a reward lies in [0, 1], not 2",
+                error="the verifier failed: ValueError: out_of_range (a reward lies in [0, 1], not 2)",
             ),
             rollout(
                 10,
