@@ -67,9 +67,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Rows of a metrics file up to the first line that is no row, for example because a kill cut it
-    short.
-    """
+    """Rows of a metrics file up to the first damaged line. A kill may leave one at the end."""
     if not path.exists():
         return []
     rows: list[Row] = []

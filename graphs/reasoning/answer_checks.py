@@ -1,8 +1,8 @@
 """Checks of answers: the format of the final text, and the critic's asserts on the results.
 
 A *format* is a line with places to fill in (`Answer: <number>`). It is given as the final format,
-or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). If no format can be found with
-certainty, there is no check, since a right answer must not fail a wrong check.
+or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). A format that is
+uncertain is not checked: otherwise a right answer could fail.
 
 A critic's *check* is a few Python asserts on the results, in which each subgoal's name is a
 variable with its result. Like all model-written code, a check runs through the tool layer, in a

@@ -74,8 +74,8 @@ class LossOptions:
     Used only by the objective "clipped".
     """
     kl_coef: float = 0.0
-    """Coefficient of the divergence from the starting policy (k3, per token). With 0 there is no
-    such term, and no reference model is held in memory.
+    """Coefficient of the divergence from the starting policy (k3, per token). 0 leaves the term
+    out, and no reference model is held in memory.
     """
     old_logprobs: Literal["trainer", "engine"] = "trainer"
     """Source of the log-probs in the denominator of the ratio. trainer: the trainer computes them

@@ -84,8 +84,8 @@ def run(words: list[str]) -> int:
     file = vocabulary_file(arguments.train, arguments.out) if arguments.train else None
     own = [] if file is None else [vocabulary_name(arguments.train, file)]
     tokenizers = [one for one in _chosen(arguments.tokenizer) if one.name not in own]
-    # Dollars per million tokens, by tokenizer. A price without a name applies to all tokenizers
-    # that have no price of their own.
+    # Dollars per million tokens, by tokenizer. A price without a name applies to the
+    # tokenizers that no other price names.
     names = own + [one.name for one in tokenizers]
     named: dict[str, float] = {}
     for word in arguments.price:

@@ -36,7 +36,7 @@ _ROWS_PER_GROUP = 1024
 
 
 def write_verl(trajectories: Iterable[Trajectory], path: Path, known: RequestHints) -> Report:
-    """Write one task a row. If there is no row, no file is written. Raises `StoreError` without
+    """Write one task a row. Without rows no file is written. Raises `StoreError` without
     pyarrow.
     """
     pa, parquet = pyarrow()

@@ -82,8 +82,8 @@ def incomplete(trajectory: Trajectory) -> Skipped | None:
 
 
 def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -> Report:
-    """Write the rows of all trajectories, one a line. If there is no row, no file is written, and
-    an existing file stays.
+    """Write the rows of all trajectories, one a line. Without rows no file is written, and an
+    existing file stays.
     """
     report = Report()
     lines = _lines(trajectories, make, report)
