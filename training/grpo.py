@@ -294,7 +294,12 @@ class _SamplingRun(TrainingRun):
     """Thread in which updates run while rollouts run (None if no rollouts run during updates)."""
 
     async def begin(self, stage: TrainingStage) -> None:
-        """Prepare for the first step of a stage."""
+        """Prepare for the first step of a stage, and save the weights of the stage before it if the
+        run keeps them.
+        """
+        ended = self.source.progress.stage
+        if ended and self.source.config.keep.stage_models:
+            await self.apart(self.keeper.stage, ended)
         if stage.reset_optimizer:
             self.learner.begin_optimizer_afresh()
         if stage.leave_out_solved:

@@ -4,6 +4,7 @@ depends, and models.
     RUN/metrics.jsonl                   a row per step
     RUN/checkpoints/step-000012/        weights, optimiser, and progress of the run
     RUN/best/                           the best weights on held-out problems, if the run evaluates
+    RUN/stages/1/                       the weights after the first stage, if the run keeps them
     RUN/model/                          the weights after the last step
 """
 
@@ -96,6 +97,11 @@ class Keeper:
     def best(self) -> Path:
         """Save the weights as the best ones so far."""
         return write_whole(self.folder / "best", self._learner.version, self._learner.save)
+
+    def stage(self, number: int) -> None:
+        """Save the weights as those at the end of a stage, counted from 1."""
+        folder = self.folder / "stages" / str(number)
+        write_whole(folder, self._learner.version, self._learner.save)
 
     def end(self) -> Path:
         """Return the folder of the trained model, which is written if it is missing. Raises

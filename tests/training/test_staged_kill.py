@@ -39,6 +39,7 @@ CONFIG = GrpoConfig.of(
     mastered_after=1,
     eval_every=2,
     eval_problems=4,
+    stage_models=True,
     cooldown=0.0,
     seed=3,
 )
@@ -118,3 +119,4 @@ def test_a_run_that_is_killed_anywhere_comes_to_the_same(
     assert forked(CONFIG, folder) == 0
     assert facts(folder) == facts(undisturbed)
     assert_same_weights(folder, undisturbed, atol=1e-5)
+    assert_same_weights(folder, undisturbed, atol=1e-5, model="stages/1")

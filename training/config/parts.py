@@ -516,6 +516,11 @@ class CheckpointSettings(BaseModel):
 class KeepPart(ConfigPart, CheckpointSettings):
     """Checkpoints of the run."""
 
+    stage_models: bool = False
+    """Keep the weights at the end of each stage but the last as RUN/stages/1 and so on. Those of
+    the last stage are in RUN/model.
+    """
+
 
 class EvaluationPart(ConfigPart):
     """Evaluation on held-out problems during a run."""

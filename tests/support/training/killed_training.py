@@ -103,14 +103,19 @@ def sampled_tokens(folder: Path) -> dict[str, list[tuple[int, ...]]]:
 
 
 def assert_same_weights(
-    folder: Path, other: Path, *, atol: float, file: str = "model.safetensors"
+    folder: Path,
+    other: Path,
+    *,
+    atol: float,
+    file: str = "model.safetensors",
+    model: str = "model",
 ) -> Weights:
-    """The weights of the run in `folder`.
+    """The weights of the run in `folder`. `model`: folder of the compared model in each run.
 
     After a kill, rollouts continue in other batches than in an undisturbed run. Compare weights
     with a tolerance then.
     """
-    ours, theirs = (load_file(each / "model" / file) for each in (folder, other))
+    ours, theirs = (load_file(each / model / file) for each in (folder, other))
     assert ours.keys() == theirs.keys()
     for name, weights in ours.items():
         torch.testing.assert_close(weights, theirs[name], rtol=0, atol=atol)
