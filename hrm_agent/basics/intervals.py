@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Estimate", "bootstrapped", "wilson_interval"]
+__all__ = ["Estimate", "bootstrapped", "bootstrapped_share", "wilson_interval"]
 
 _Z95 = 1.959963984540054
 _MOST_DRAWS = 2**22
@@ -47,26 +47,54 @@ def bootstrapped(
     units = values_MU.shape[1] if values_MU.ndim == 2 else 0
     if units == 0:
         return [Estimate(math.nan, 0.0, 1.0) for _ in columns_MU]
+    found: list[Estimate] = []
+    means_MR = _drawn_means(values_MU, seed, resamples)
+    for values_U, means_R in zip(values_MU, means_MR, strict=True):
+        value = math.fsum(values_U) / units
+        low, high = _percentiles(means_R)
+        if shares and values_U.min() == values_U.max():
+            low, high = wilson_interval(value * units, units)
+        found.append(Estimate(value, low, high))
+    return found
+
+
+def bootstrapped_share(
+    parts_U: Sequence[float], wholes_U: Sequence[float], *, seed: int, resamples: int
+) -> Estimate:
+    """Sum of the parts of U units over the sum of their wholes, which are at least 0, with its
+    interval (nan and (0, 1) if that sum is 0).
+    """
+    whole = math.fsum(wholes_U)
+    if not whole > 0:
+        return Estimate(math.nan, 0.0, 1.0)
+    value = math.fsum(parts_U) / whole
+    parts_R, wholes_R = _drawn_means(np.asarray([parts_U, wholes_U], dtype=float), seed, resamples)
+    low, high = _percentiles(parts_R[wholes_R > 0] / wholes_R[wholes_R > 0])
+    if low == high and 0 <= value <= 1:
+        low, high = wilson_interval(value * len(parts_U), len(parts_U))
+    return Estimate(value, low, high)
+
+
+def _drawn_means(values_MU: np.ndarray, seed: int, resamples: int) -> np.ndarray:
+    """Means (measures, resamples) over units that are drawn with replacement."""
+    measures, units = values_MU.shape
     rng = np.random.default_rng(seed)
     at_once = max(1, _MOST_DRAWS // units)
-    means_MR = np.empty((len(values_MU), resamples))
+    means_MR = np.empty((measures, resamples))
     for first in range(0, resamples, at_once):
         times_RU = rng.multinomial(
             units, np.full(units, 1 / units), size=min(at_once, resamples - first)
         )
         means_MR[:, first : first + len(times_RU)] = values_MU @ times_RU.T / units
-    means_MR.sort(axis=1)
+    return means_MR
+
+
+def _percentiles(means_R: np.ndarray) -> tuple[float, float]:
+    ordered_R = np.sort(means_R)
+    resamples = len(ordered_R)
     lowest = int(0.025 * resamples)
     highest = min(resamples - 1, int(0.975 * resamples))
-    found: list[Estimate] = []
-    for values_U, means_R in zip(values_MU, means_MR, strict=True):
-        value = math.fsum(values_U) / units
-        low = float(means_R[lowest])
-        high = float(means_R[highest])
-        if shares and values_U.min() == values_U.max():
-            low, high = wilson_interval(value * units, units)
-        found.append(Estimate(value, low, high))
-    return found
+    return float(ordered_R[lowest]), float(ordered_R[highest])
 
 
 def wilson_interval(successes: float, trials: int, z: float = _Z95) -> tuple[float, float]:

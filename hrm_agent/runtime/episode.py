@@ -130,9 +130,11 @@ class Episode:
         default_factory=dict[str, Mapping[str, Any]]
     )
     """Secret options, by `configurable` and `context`: passed to the graph and not recorded."""
-    verify: Callable[[str], float] | None = None
-    """Verifier of the final text, in this process. Its reward is stored as `correct`."""
-    verify_run: Callable[[Trajectory], float] | None = None
+    verify: Callable[[str], float | Mapping[str, float]] | None = None
+    """Verifier of the final text, in this process. Its reward is stored as `correct`; if it returns
+    several numbers by name, `correct` is among them.
+    """
+    verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = None
     """Verifier of the whole run, in place of `verify`."""
 
     @property
@@ -524,13 +526,7 @@ class EpisodeRunner:
         # The verifier checks the answer to the task, and a later turn asks something else.
         if (episode.verify or episode.verify_run) and not begun.turns:
             try:
-                reward = self._verified(begun, episode, ended)
-                if not 0.0 <= reward <= 1.0:
-                    fault = (
-                        RewardFault.OUT_OF_RANGE if isfinite(reward) else RewardFault.NOT_A_NUMBER
-                    )
-                    raise ValueError(f"{fault} (a reward lies in [0, 1], not {reward})")
-                rewards = {"correct": float(reward)}
+                rewards = _rewards_of(self._verified(begun, episode, ended))
             except Exception as error:
                 ended = run_failed(error, StopReason.VERIFIER_ERROR, ended.answer)
                 ended = ended.model_copy(update={"error": f"the verifier failed: {ended.error}"})
@@ -544,7 +540,9 @@ class EpisodeRunner:
         self.store.journal.write_trajectory(begun.model_copy(update=ended.model_dump() | changes))
         return self.store.journal.trajectory(begun.thread_id)
 
-    def _verified(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> float:
+    def _verified(
+        self, begun: Trajectory, episode: Episode, ended: TurnEnd
+    ) -> float | Mapping[str, float]:
         # there is no answer to verify
         if ended.stop_reason is StopReason.UNUSABLE_ANSWER:
             return 0.0
@@ -553,3 +551,18 @@ class EpisodeRunner:
             return episode.verify_run(whole.model_copy(update=ended.model_dump()))
         assert episode.verify is not None
         return episode.verify(ended.answer or "")
+
+
+def _rewards_of(verified: float | Mapping[str, float]) -> dict[str, float]:
+    """Rewards to record, from the value of a verifier. Raises `ValueError` for an invalid value."""
+    given = verified if isinstance(verified, Mapping) else {"correct": verified}
+    if "correct" not in given or "reward" in given:
+        raise ValueError(f"a verifier gives `correct`, and nothing named `reward`: {sorted(given)}")
+    reward = given["correct"]
+    if not 0.0 <= reward <= 1.0:
+        fault = RewardFault.OUT_OF_RANGE if isfinite(reward) else RewardFault.NOT_A_NUMBER
+        raise ValueError(f"{fault} (a reward lies in [0, 1], not {reward})")
+    for name, value in given.items():
+        if not isfinite(value):
+            raise ValueError(f"{RewardFault.NOT_A_NUMBER} ({name} is {value})")
+    return {name: float(value) for name, value in given.items()}

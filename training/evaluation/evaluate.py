@@ -22,7 +22,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hrm_agent.basics.intervals import Estimate, bootstrapped, wilson_interval
+from hrm_agent.basics.intervals import (
+    Estimate,
+    bootstrapped,
+    bootstrapped_share,
+    wilson_interval,
+)
 from hrm_agent.training.evaluation.prices import Prices
 from hrm_agent.training.evaluation.samples import Effort, Problem, Sample, samples_of
 from hrm_agent.training.evaluation.statistics import (
@@ -44,6 +49,9 @@ __all__ = [
     "group_metrics",
     "summary",
 ]
+
+_PER = " per "
+"""Separator in the name of a number that is reported as a share of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,7 @@ class Evaluation:
     rewards: dict[str, Estimate]
     """Name of a rubric's reward -> its mean over problems; `reward` is the weighted sum (empty if
     only `correct` is known). A trajectory without a reward is left out of the mean of that reward.
+    A verifier's `part per whole` is the sum of these numbers over the sum of the numbers `whole`.
     """
     statuses: dict[str, int]
     """Number of trajectories by run status, including those in progress."""
@@ -173,15 +182,10 @@ def evaluate_samples(
         families[family] = FamilyScore(
             len(groups), len(mine), _curves(groups, seed, resamples)[0][1]
         )
-    rewards: dict[str, Estimate] = {}
-    for name in sorted({name for s in ended for name in s.rewards if name != "correct"}):
-        given = [[s.rewards[name] for s in g if name in s.rewards] for g in by_problem.values()]
-        (rewards[name],) = bootstrapped(
-            [[fmean(values) for values in given if values]],
-            seed=seed,
-            resamples=resamples,
-            shares=False,
-        )
+    rewards = {
+        name: _reward(name, by_problem.values(), seed, resamples)
+        for name in sorted({name for s in ended for name in s.rewards if name != "correct"})
+    }
     over = [(s.began, s.ended) for s in ended if s.ended is not None]
     seconds = Seconds(
         wall=max(end for _, end in over) - min(begin for begin, _ in over) if over else math.nan,
@@ -250,7 +254,7 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
     return {
         **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
         "rollout/count": float(len(rollouts)),
-        **{f"reward/{name}": fmean(values) for name, values in sorted(given.items())},
+        **{f"reward/{name}": _pooled(name, given) for name in sorted(given)},
         "rollout/correct_with_tool_error": _tool_error_share(rollouts),
         "rollout/sampled_tokens": _mean([t.sampled_tokens for t in rollouts]),
         "rollout/tool_calls": _mean([len(t.own_tool_calls) for t in rollouts]),
@@ -259,6 +263,23 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
         "select/correct_with_tool_error": _tool_error_share(trained),
         "select/groups_rejected": len(rejected) / len(groups) if groups else math.nan,
     }
+
+
+def _reward(name: str, groups: Iterable[Sequence[Sample]], seed: int, resamples: int) -> Estimate:
+    """Mean of a reward over problems, or the share of a `part per whole` over all problems."""
+    given = [found for group in groups if (found := [s for s in group if name in s.rewards])]
+    means_U = [fmean(s.rewards[name] for s in group) for group in given]
+    whole = name.partition(_PER)[2]
+    if whole and all(whole in s.rewards for group in given for s in group):
+        wholes_U = [fmean(s.rewards[whole] for s in group) for group in given]
+        return bootstrapped_share(means_U, wholes_U, seed=seed, resamples=resamples)
+    return bootstrapped([means_U], seed=seed, resamples=resamples, shares=False)[0]
+
+
+def _pooled(name: str, given: Mapping[str, Sequence[float]]) -> float:
+    """Mean of a reward over rollouts, or the share of a `part per whole` over all rollouts."""
+    whole = math.fsum(given.get(name.partition(_PER)[2], ()))
+    return math.fsum(given[name]) / whole if whole else fmean(given[name])
 
 
 def _by_problem(ended: Iterable[Sample]) -> dict[Problem, list[Sample]]:

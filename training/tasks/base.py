@@ -13,9 +13,12 @@ from hrm_agent.trajectory import TASK_INPUTS, TaskRef, Trajectory
 
 __all__ = ["Task", "Verifier"]
 
-Verifier = Callable[[str], float]
+Verifier = Callable[[str], float | Mapping[str, float]]
 """Function (text of the model's final message) -> reward in [0, 1]. It must not raise an error for
 any text.
+
+It may also return several numbers by name: the reward as `correct`, and others that evaluations
+report. `part per whole` is reported as the sum of these numbers over the sum of the numbers `whole`.
 """
 
 
@@ -43,7 +46,7 @@ class Task:
     """Further data about the task, which is stored as JSON."""
     inputs: Mapping[str, Any] | None = field(default=None, compare=False)
     """Input of the graph, as JSON (None: a human message with the prompt)."""
-    verify_run: Callable[[Trajectory], float] | None = field(
+    verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = field(
         default=None, compare=False, repr=False
     )
     """Verifier of a whole run, used in place of `verify` (None if the final text is sufficient)."""

@@ -294,7 +294,24 @@ async def test_an_interrupted_run_is_no_answer(
     )
 
 
-@pytest.mark.parametrize("verify", [lambda _: 7.0, lambda _: 1 / 0])
+async def test_a_verifier_may_give_several_numbers(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    numbers = {"correct": 0.5, "lines": 3}
+    trajectory = await run_graph(store, environment, paused, verify=lambda _: numbers)
+    assert trajectory.rewards == numbers and trajectory.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "verify",
+    [
+        lambda _: 7.0,
+        lambda _: 1 / 0,
+        lambda _: {"lines": 3},
+        lambda _: {"correct": 1, "reward": 2},
+        lambda _: {"correct": 1, "lines": float("nan")},
+    ],
+)
 async def test_a_verifier_that_fails_is_on_record(
     verify: Any, store: RunStore, environment: LocalEnvironment
 ) -> None:

@@ -143,3 +143,22 @@ def test_a_steps_metrics_tell_sampled_from_kept():
     assert metrics["select/correct"] == 0.5
     assert metrics["select/correct_with_tool_error"] == 0
     assert metrics["select/groups_rejected"] == 0.5
+
+
+def test_a_part_per_whole_is_pooled_over_problems() -> None:
+    """A problem with three instructions counts three times as much as one with a single one."""
+    followed = "followed per instruction"
+    runs = [
+        sample(0, 0, 0.0, rewards={"correct": 0.0, followed: 0.0, "instruction": 3.0}),
+        sample(1, 0, 1.0, rewards={"correct": 1.0, followed: 1.0, "instruction": 1.0}),
+    ]
+    found = evaluate(runs).rewards
+    assert (found[followed].value, found["instruction"].value) == (0.25, 2.0)
+    assert (found[followed].low, found[followed].high) == (0.0, 1.0)
+    assert group_metrics(runs, [])[f"reward/{followed}"] == 0.25
+    alone = [sample(0, 0, 0.0, rewards={"correct": 0.0, followed: 2.0})]
+    assert evaluate(alone).rewards[followed].value == 2.0, "there is no such whole"
+    right = [
+        sample(i, 0, 1.0, rewards={"correct": 1, followed: 2, "instruction": 2}) for i in range(9)
+    ]
+    assert evaluate(right).rewards[followed].low < 1.0, "nine problems leave some doubt"
