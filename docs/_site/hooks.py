@@ -87,6 +87,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
         "The agents that come with the package, and what they share.",
         [
             "hrm_agent.graphs.tool_loop",
+            "hrm_agent.graphs.single_call",
             "hrm_agent.graphs.reasoning.agent",
             "hrm_agent.graphs.reasoning.state",
             "hrm_agent.graphs.research.agent",
