@@ -104,8 +104,9 @@ class TaskSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     tasks: str = "word_problems"
-    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, a file (.jsonl, .csv,
-    .parquet), hf:NAME, your own as package.module:attribute or ./file.py:attribute, or mix:...
+    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, a published evaluation (aime:FILE,
+    bfcl:FILE, gpqa:FILE, gsm8k:FILE, ifeval:FILE, math500:FILE), a file (.jsonl, .csv, .parquet),
+    hf:NAME, your own as package.module:attribute or ./file.py:attribute, or mix:...
     """
     rewards: str | None = None
     """Rubric that scores rollouts instead of their task's verifier: package.module:attribute,

@@ -5,6 +5,7 @@
 | `word_problems` | word problems of ten templates, without end |
 | `jsonl:FILE?question=KEY&answer=KEY&id=KEY` | the rows of a file; GSM8K's are supported |
 | `aime:FILE?...` | the rows of a file, with answers from 0 to 999 |
+| `gsm8k:FILE`, `math500:FILE`, `gpqa:FILE`, `ifeval:FILE`, `bfcl:FILE` | an evaluation as published |
 | `csv:FILE?...`, `parquet:FILE?...` | the rows of a table |
 | `FILE.jsonl?...`, `FILE.csv?...`, `FILE.parquet?...` | the rows of a file, read by its ending |
 | `hf:NAME_OR_FOLDER?config=NAME&split=NAME&...` | the rows of a data set of Hugging Face |
@@ -34,16 +35,26 @@ from hrm_agent.training.tasks.items import DRAWN
 from hrm_agent.training.tasks.mixture import MixturePart, mixed, read_mixture
 from hrm_agent.training.tasks.own import load_own
 from hrm_agent.training.tasks.packages import find_registered, load_registered, registered_names
+from hrm_agent.training.tasks.published.bfcl import RunVerifier, bfcl_run_verifier, load_bfcl
+from hrm_agent.training.tasks.published.ifeval import ifeval_verifier, load_ifeval
+from hrm_agent.training.tasks.published.questions import load_gpqa, load_gsm8k, load_math500
 from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
 from hrm_agent.training.tasks.sources import read_sources, tasks_folder
 from hrm_agent.training.tasks.spec import FAMILY_NAMES, MODULE, Loader, kind_of
 from hrm_agent.training.tasks.stored import load_stored, original_of
 from hrm_agent.training.tasks.tables import TABLES, load_table
 from hrm_agent.training.tasks.verifiers_environments import load_verifiers
-from hrm_agent.training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
+from hrm_agent.training.tasks.verify import (
+    contest_verifier,
+    exact_verifier,
+    grid_verifier,
+    letter_verifier,
+    math_verifier,
+    number_verifier,
+)
 from hrm_agent.trajectory import TaskRef
 
-__all__ = ["FAMILIES", "load_tasks", "refuse_unscored", "verifier_of"]
+__all__ = ["FAMILIES", "load_tasks", "refuse_unscored", "run_verifier_of", "verifier_of"]
 
 _WORD_PROBLEM_SPLITS: dict[str, Literal["train", "eval"]] = {"train": "train", "eval": "eval"}
 
@@ -78,6 +89,11 @@ def _mix(
 FAMILIES: dict[str, Loader] = {
     **{family: partial(load_table, family) for family in TABLES},
     "arc_agi": load_arc_agi,
+    "bfcl": load_bfcl,
+    "gpqa": load_gpqa,
+    "gsm8k": load_gsm8k,
+    "ifeval": load_ifeval,
+    "math500": load_math500,
     "mix": _mix,
     "reasoning_gym": load_reasoning_gym,
     # original tasks are loaded once for all tasks of a list
@@ -93,6 +109,9 @@ _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
     **dict.fromkeys(TABLES, exact_verifier),
     "aime": contest_verifier,
     "arc_agi": grid_verifier,
+    "gpqa": letter_verifier,
+    "gsm8k": number_verifier,
+    "math500": math_verifier,
     "word_problems": exact_verifier,
 }
 """Family -> function that makes a verifier from the reference answer, for families that need
@@ -138,7 +157,7 @@ def load_tasks(
 
 def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
     """Raise `TaskError` if a task has no verifier, since it cannot be scored."""
-    without = [task for task in tasks if task.verify is None]
+    without = [task for task in tasks if task.verify is None and task.verify_run is None]
     if without:
         raise TaskError(
             f"{len(without)} of {len(tasks)} tasks of {spec!r} have neither a reference answer nor"
@@ -155,7 +174,8 @@ def verifier_of(
 
     `run`: folder of the task's run. The verifier of a user's task is in the user's code. This code
     is run again only if `run` was begun with it, since a record from elsewhere may name any code.
-    Verifiers of whole runs are not returned. `load`: `load_tasks`, or a cached version.
+    Verifiers of whole runs are not returned (`run_verifier_of`). `load`: `load_tasks`, or a cached
+    version.
     """
     name, _ = kind_of(task.family)
     if name == "store" and (original := original_of(task)) is not task:
@@ -168,9 +188,18 @@ def verifier_of(
         except HrmError:
             return None
         return tasks[-1].verify if tasks[-1].prompt == task.prompt else None
+    if name == "ifeval":
+        return ifeval_verifier(task.metadata)
     if DRAWN in task.metadata:
         return _drawn_again(task, run, load)
     return _BY_ANSWER[name](task.answer) if name in _BY_ANSWER and task.answer is not None else None
+
+
+def run_verifier_of(task: TaskRef) -> RunVerifier | None:
+    """Verifier of whole runs of a recorded task (None if its family verifies the final text, or if
+    it cannot be made from the record).
+    """
+    return bfcl_run_verifier(task.metadata) if kind_of(task.family)[0] == "bfcl" else None
 
 
 def _drawn_again(

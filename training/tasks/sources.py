@@ -25,6 +25,7 @@ from hrm_agent.errors import RunError
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.mixture import read_mixture
 from hrm_agent.training.tasks.packages import find_registered, origin_of
+from hrm_agent.training.tasks.published.bfcl import answers_file
 from hrm_agent.training.tasks.spec import (
     FAMILY_NAMES,
     MODULE,
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 SOURCES_FILE = "tasks.json"
-_FILES = ("aime", "csv", "jsonl", "parquet")
+_FILES = ("aime", "bfcl", "csv", "gpqa", "gsm8k", "ifeval", "jsonl", "math500", "parquet")
 
 
 class TaskSources(BaseModel):
@@ -143,6 +144,8 @@ def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]
     kind, rest = kind_of(spec)
     if kind in _FILES:
         yield rest.partition("?")[0], file_of(rest, split, folder)[0]
+        if kind == "bfcl" and (answers := answers_file(rest, split, folder)).exists():
+            yield f"the answers {answers.name}", answers
     elif kind == "hf":
         place, _ = file_of(rest, split, folder)
         paths = (path for path in sorted(place.rglob("*")) if path.is_file())

@@ -16,6 +16,7 @@ __all__ = [
     "FAMILY_NAMES",
     "MODULE",
     "PACKAGE",
+    "WITHOUT_BOX",
     "Columns",
     "Loader",
     "file_of",
@@ -30,9 +31,14 @@ __all__ = [
 FAMILY_NAMES = (
     "aime",
     "arc_agi",
+    "bfcl",
     "csv",
+    "gpqa",
+    "gsm8k",
     "hf",
+    "ifeval",
     "jsonl",
+    "math500",
     "mix",
     "parquet",
     "reasoning_gym",
@@ -43,6 +49,8 @@ FAMILY_NAMES = (
 """Family names, which stand before the colon of a spec. They take precedence over modules and
 packages of the same name.
 """
+WITHOUT_BOX = ("bfcl", "gpqa", "ifeval")
+r"""Families whose verifiers need no `\boxed{}` in an answer."""
 MODULE = "module"
 """Kind of a spec that names an attribute of a user's module."""
 PACKAGE = "package"

@@ -9,7 +9,9 @@ The query names the columns (or keys) with the problem and the reference answer,
 identifier). `answer=` means that there is no reference answer.
 
 The answers of an `aime:` file are integers from 0 to 999, and only such an integer is right (`042`
-is 42; `84/2` and `42.0`, which `jsonl:` accepts for 42, are not).
+is 42; `84/2` and `42.0`, which `jsonl:` accepts for 42, are not). The file is of JSON lines, or
+Parquet if its name ends so. Its columns may also be called `problem`, `Problem` and `Answer`, as in
+published files.
 
 A file is one split. `{split}` in FILE is replaced by the split, so that `jsonl:gsm8k/{split}.jsonl`
 names the files of both splits. The order is a permutation of the rows drawn from the seed, of which
@@ -45,13 +47,24 @@ from hrm_agent.training.tasks.spec import Columns, file_of, one_line, read_colum
 from hrm_agent.training.tasks.verify import contest_integer, contest_verifier, exact_verifier
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["TABLES", "load_table", "plain_text", "reference_answer"]
+__all__ = [
+    "TABLES",
+    "TableRow",
+    "csv_rows",
+    "in_drawn_order",
+    "json_rows",
+    "load_table",
+    "plain_text",
+    "reference_answer",
+]
 
 _OF_DATA_SET = ("config", "split")
 _HELD_OUT = ("eval", "test", "validation")
+_CONTEST_COLUMNS = {"question": ("problem", "Problem"), "answer": ("Answer",)}
+"""Other names of the columns of published AIME files, by role."""
 
 
-class _Row(NamedTuple):
+class TableRow(NamedTuple):
     """Row of a table."""
 
     where: str
@@ -89,6 +102,8 @@ def load_table(
         rows = list(_READERS[family](path, columns))
         if not rows:
             raise TaskError(f"{path} has no rows.", "Name a file that has some.")
+        if family == "aime":
+            columns = _contest_columns(columns, rows[0])
     verifier = contest_verifier if family == "aime" else exact_verifier
     tasks: list[Task] = []
     for row in rows:
@@ -112,6 +127,17 @@ def load_table(
             metadata=row.metadata,
         )
         tasks.append(task)
+    return in_drawn_order(rows, tasks, split=split, seed=seed, count=count)
+
+
+def in_drawn_order(
+    rows: Sequence[TableRow], tasks: Sequence[Task], *, split: str, seed: int, count: int | None
+) -> list[Task]:
+    """First `count` tasks (None: all) in an order drawn from the seed. `rows`: rows from which the
+    tasks were made.
+
+    Raises `TaskError` for a duplicate id, with the locations of its rows.
+    """
     for name, times in Counter(task.id for task in tasks).most_common(1):
         if times > 1:
             places = ", ".join(
@@ -119,14 +145,24 @@ def load_table(
             )
             raise TaskError(
                 f"The id {name!r} occurs more than once: {places}.",
-                "Make it unique, or leave ?id= out.",
+                "Make it unique, or name no column of ids.",
             )
+    drawn = list(tasks)
     # "jsonl" is part of the seed for all families, so that orders of earlier versions stay the same
-    random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
-    return tasks[:count]
+    random.Random(derive_seed(seed, "jsonl", split)).shuffle(drawn)
+    return drawn[:count]
 
 
-def _value(row: _Row, role: str, column: str) -> str:
+def _contest_columns(columns: Columns, row: TableRow) -> dict[str, str]:
+    """Columns of an AIME file. A default name that the row lacks is replaced by a published one."""
+    found = dict(columns)
+    for role, names in _CONTEST_COLUMNS.items():
+        if found[role] == role and role not in row.values:
+            found[role] = next((name for name in names if name in row.values), role)
+    return found
+
+
+def _value(row: TableRow, role: str, column: str) -> str:
     if column not in row.values:
         known = row.values
         hint = (
@@ -175,7 +211,8 @@ def _text_of(path: Path, what: str, *, encoding: str = "utf-8", newline: str | N
         ) from error
 
 
-def _json_rows(path: Path, columns: Columns) -> Iterator[_Row]:
+def json_rows(path: Path) -> Iterator[TableRow]:
+    """Yield the rows of a file of JSON lines. Raises `TaskError`."""
     hint = "Each line must be one JSON object."
     for number, text in enumerate(_text_of(path, "a file of JSON lines").split("\n"), 1):
         if not text.strip():
@@ -188,7 +225,7 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[_Row]:
             raise TaskError(f"{where}: not JSON ({fault}).", hint) from error
         if not isinstance(row, dict):
             raise TaskError(f"{where}: a JSON {type(row).__name__}.", hint)
-        yield _Row(where, f"{path.name}:{number}", row, {"file": path.name, "line": number})
+        yield TableRow(where, f"{path.name}:{number}", row, {"file": path.name, "line": number})
 
 
 def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
@@ -206,7 +243,8 @@ def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
     return list(dict.fromkeys(used.values()))
 
 
-def _csv_rows(path: Path, columns: Columns) -> Iterator[_Row]:
+def csv_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
+    """Yield the rows of a CSV file. Raises `TaskError`, also if one of `columns` is missing."""
     text = _text_of(path, "a CSV file", encoding="utf-8-sig", newline="")
     reader = csv.reader(StringIO(text, newline=""), strict=True)
     try:
@@ -223,21 +261,23 @@ def _csv_rows(path: Path, columns: Columns) -> Iterator[_Row]:
                 )
             origin = {"file": path.name, "line": reader.line_num}
             row = dict(zip(names, values, strict=True))
-            yield _Row(where, f"{path.name}:{reader.line_num}", row, origin)
+            yield TableRow(where, f"{path.name}:{reader.line_num}", row, origin)
     except csv.Error as error:
         raise TaskError(
             f"{path}, line {reader.line_num}: not CSV ({error}).", "Correct the line."
         ) from error
 
 
-def _parquet_rows(path: Path, columns: Columns) -> Iterator[_Row]:
+def _parquet_rows(path: Path, columns: Columns | None) -> Iterator[TableRow]:
+    """Yield the rows of a Parquet file with the given columns (None: with all)."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
         raise HrmError("Reading Parquet needs pyarrow.", f"Run `{to_install('tasks')}`.") from error
     try:
-        used = _used(columns, parquet.read_schema(path).names, str(path))
+        names: list[str] = parquet.read_schema(path).names
+        used = names if columns is None else _used(columns, names, str(path))
         rows: list[dict[str, Any]] = parquet.read_table(path, columns=used).to_pylist()
     except OSError as error:
         raise TaskError(
@@ -248,7 +288,7 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[_Row]:
             f"{path} is not Parquet: {error}.", "Give the path of a Parquet file."
         ) from error
     for number, row in enumerate(rows, 1):
-        yield _Row(
+        yield TableRow(
             f"{path}, row {number}",
             f"{path.name}:{number}",
             row,
@@ -256,10 +296,15 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[_Row]:
         )
 
 
-_READERS: Mapping[str, Callable[[Path, Columns], Iterator[_Row]]] = {
-    "aime": _json_rows,
-    "csv": _csv_rows,
-    "jsonl": _json_rows,
+def _contest_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
+    del columns  # their names are chosen by the first row
+    return _parquet_rows(path, None) if path.suffix == ".parquet" else json_rows(path)
+
+
+_READERS: Mapping[str, Callable[[Path, Columns], Iterator[TableRow]]] = {
+    "aime": _contest_rows,
+    "csv": csv_rows,
+    "jsonl": lambda path, columns: json_rows(path),
     "parquet": _parquet_rows,
 }
 """Family -> reader of its files."""
@@ -267,7 +312,7 @@ TABLES = (*_READERS, "hf")
 """Families of tables."""
 
 
-def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterator[_Row]:
+def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterator[TableRow]:
     try:
         import datasets
     except ImportError as error:
@@ -291,7 +336,7 @@ def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterato
     used = _used(columns, table.column_names, what)
     for number, row in enumerate(table.select_columns(used)):
         origin = {"data_set": Path(name).name, "split": chosen, "row": number}
-        yield _Row(f"{what}, row {number}", f"{chosen}:{number}", row, origin)
+        yield TableRow(f"{what}, row {number}", f"{chosen}:{number}", row, origin)
 
 
 def _own_split(name: str, known: Sequence[str], split: str) -> str:

@@ -58,7 +58,7 @@ from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.database.leases import COMMAND
 from hrm_agent.training.config.commands import FREE_ON_RESUME
-from hrm_agent.training.tasks import verifier_of
+from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.trajectory import TASK_INPUTS, RunStatus, StopReason, TaskRef, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
 from hrm_agent.trajectory.words import models_of, usage_text
@@ -302,7 +302,13 @@ def run_thread(
         verify = verifier_of(task, store.folder)
         given: dict[str, Any] = {"context": context_given(task, config), "unrecorded": more}
         episode = Episode(
-            task, thread, graph=config.graph, seed=config.seed, verify=verify, **given
+            task,
+            thread,
+            graph=config.graph,
+            seed=config.seed,
+            verify=verify,
+            verify_run=run_verifier_of(task),
+            **given,
         )
         # if nothing is recorded, nothing has run with the stored options, so they may be replaced
         if known is not None:

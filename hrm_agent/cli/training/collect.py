@@ -22,6 +22,7 @@ from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.rollout.eligibility import error_of
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
+from hrm_agent.training.tasks.spec import WITHOUT_BOX, kind_of
 from hrm_agent.training.trackers import require_trackers, track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 
@@ -204,12 +205,14 @@ def _tell_none_right(trajectories: Sequence[Trajectory], *, by_verifier: bool) -
             f"{cut} of {len(scored)} rollouts ended at a limit before they were done, most often"
             f" {most}: raise --max-tokens, or the graph's own limits (--context)."
         )
-    done = any(each.status is RunStatus.COMPLETED and each.answer for each in scored)
-    if (
-        by_verifier
-        and done
-        and not any(each.answer and "\\boxed" in each.answer for each in scored)
-    ):
+    done = [
+        each.answer
+        for each in scored
+        if each.status is RunStatus.COMPLETED
+        and each.answer
+        and kind_of(each.task.family)[0] not in WITHOUT_BOX
+    ]
+    if by_verifier and done and not any("\\boxed" in answer for answer in done):
         reasons.append(
             "None has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>: have the"
             " graph's prompt ask for it, teach the policy to write it (`train sft`), or score what"

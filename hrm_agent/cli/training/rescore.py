@@ -28,7 +28,7 @@ from hrm_agent.training.evaluation.rubrics import (
     scorings_named,
 )
 from hrm_agent.training.records.rescoring import Rescored, rescore
-from hrm_agent.training.tasks.own_verifier import RUN_VARIABLE, VERIFIER, VERIFIER_SPEC
+from hrm_agent.training.tasks.own_verifier import RUN_VARIABLE, VERIFIER, verifier_spec
 from hrm_agent.trajectory import FEEDBACK, Scoring, Trajectory
 
 __all__ = ["run"]
@@ -154,7 +154,7 @@ async def _side(
                 f"{spec!r} are recorded scores, which have a name already.", "Leave out --name."
             )
         return spec, scorings_named(store, spec, headers), None
-    loaded = VERIFIER_SPEC if spec == VERIFIER else spec
+    loaded = verifier_spec(header.task for header in headers) if spec == VERIFIER else spec
     variables = _where_tasks_are_from(arguments.store)
     async with opened_scorer(
         loaded, name=name, workers=arguments.workers, environment=variables
