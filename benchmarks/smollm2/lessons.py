@@ -1,0 +1,273 @@
+"""Lessons of form for a pretrained model: conversations of the tool loop in which the request itself
+says what to compute.
+
+    python -m benchmarks.smollm2.lessons LESSONS.jsonl [--count 400] [--seed 0]
+
+They are the cold start of rStar2-Agent (arXiv 2508.20722, section 5) in miniature: calls of the
+tool, and general instructions. Four kinds of request name the operation: an expression, an operation
+in words ("Add 3 cups and $5."), an operation on a list of quantities, and named values. No lesson
+has a story from which the operation must be inferred; reinforcement learning has to find this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
+from hrm_agent.training.sft import Conversation
+from hrm_agent.training.small_policy.format_lessons import write_lessons
+from hrm_agent.training.small_policy.snippets import tool_text
+from hrm_agent.trajectory import derive_seed
+
+__all__ = ["lessons"]
+
+Request = tuple[str, str]
+"""Request in words, and the code that carries it out."""
+
+NOUNS = (
+    "apples", "boxes", "cards", "coins", "cups", "days", "dollars", "eggs", "flowers", "hours", "letters",
+    "meters", "miles", "minutes", "oranges", "pages", "pens", "people", "pounds", "seats", "shells", "stamps",
+    "students", "tickets", "trees", "toys",
+)  # fmt: skip
+NAMES = (
+    "cost", "count", "price", "left", "total", "more", "first", "second", "rest", "share", "size", "rate",
+    "time", "days", "each",
+)  # fmt: skip
+PEOPLE = ("Ana", "Ben", "Chloe", "Dan", "Eve", "Finn", "Gus", "Hana", "Ivan", "Julia", "Kim", "Leo")
+WORDS = (
+    "apple", "boat", "cloud", "door", "east", "fish", "garden", "hill", "island", "jar", "king", "lamp",
+    "moon", "north", "oak", "paper",
+)  # fmt: skip
+OPERATIONS = (("+", "plus"), ("*", "times"), ("-", "minus"))
+
+
+def lessons(seed: int, count: int) -> Iterator[Conversation]:
+    """Yield `count` conversations, mixed by `KINDS`."""
+    rng = random.Random(derive_seed(seed, "lessons of form"))
+    system = SystemMessage(loop_system_turn(TOOL_LOOP_PROMPT, fenced=True))
+    for _ in range(count):
+        request = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        if request is instruction:
+            asked, answer = request(rng)
+            yield Conversation((HumanMessage(asked), AIMessage(answer)))
+        else:
+            yield Conversation((system, *_with_tool(*request(rng))))
+
+
+def _with_tool(asked: str, code: str) -> list[BaseMessage]:
+    """Turns of the tool loop with fenced calls, as `hrm_agent.tools.fenced` writes the result."""
+    output = tool_text(code)
+    return [
+        HumanMessage(asked),
+        AIMessage(f"```python\n{code}\n```"),
+        HumanMessage(f"Result 1 (ok):\n```output\n{output}\n```"),
+        AIMessage(f"<answer>\\boxed{{{output.strip()}}}</answer>"),
+    ]
+
+
+def expression(rng: random.Random) -> Request:
+    """Expression, partly with signs that Python does not know."""
+    a, b, c, d = (_number(rng) for _ in range(4))
+    one, two, three = (rng.choice("+-*") for _ in range(3))
+    sign = rng.choice("+-")
+    code = rng.choice(
+        (
+            f"{a} {one} {b}",
+            f"{a} {one} {b} {two} {c}",
+            f"({a} {sign} {b}) * {c}",
+            f"{a} * ({b} {sign} {c})",
+            f"{a} {one} {b} {two} {c} {three} {d}",
+            f"{a * b} / {b}",
+            f"({a} {one} {b}) {two} ({c} {three} {d})",
+            f"{a}.{rng.randint(1, 9)}5 * {b}",
+            f"{a} * {b} / 100",
+        )
+    )
+    shown = code
+    if rng.random() < 0.3:
+        shown = shown.replace("*", rng.choice("x×")).replace("/", "÷")
+    if rng.random() < 0.2:
+        shown = shown.replace(" ", "")
+    asked = rng.choice(
+        (
+            f"Work out {shown}.",
+            f"What is {shown}?",
+            f"Compute {shown}",
+            f"{shown} =",
+            f"Run this with python: {shown}",
+            f"Please calculate {shown}.",
+            f"I need the value of {shown}.",
+        )
+    )
+    return asked, code
+
+
+def operation(rng: random.Random) -> Request:
+    """One or two operations in words on quantities."""
+    noun = rng.choice((None, None, rng.choice(NOUNS)))
+
+    def said(number: int) -> str:
+        return _quantity(rng, number, noun)
+
+    a, b, c = (_number(rng) for _ in range(3))
+    k = rng.randint(2, 12)
+    small, large = min(a, b), max(a, b) + 1
+    percent = rng.choice((5, 10, 15, 20, 25, 30, 40, 50, 60, 75))
+    one = (
+        (f"Add {said(a)} and {said(b)}.", f"{a} + {b}"),
+        (f"Add {said(a)}, {said(b)} and {said(c)}.", f"{a} + {b} + {c}"),
+        (f"What is the sum of {said(a)} and {said(b)}?", f"{a} + {b}"),
+        (f"Take {said(small)} away from {said(large)}.", f"{large} - {small}"),
+        (f"Subtract {said(small)} from {said(large)}.", f"{large} - {small}"),
+        (f"What is {said(large)} minus {said(small)}?", f"{large} - {small}"),
+        (f"Multiply {said(a)} by {k}.", f"{a} * {k}"),
+        (f"What is {k} times {said(a)}?", f"{k} * {a}"),
+        (f"Divide {said(a * k)} by {k}.", f"{a * k} / {k}"),
+        (f"Divide {said(a * k)} evenly into {k} parts. How large is a part?", f"{a * k} / {k}"),
+        (f"What is half of {said(2 * a)}?", f"{2 * a} / 2"),
+        (f"What is a third of {said(3 * a)}?", f"{3 * a} / 3"),
+        (f"What is twice {said(a)}?", f"2 * {a}"),
+        (f"What is {percent}% of {said(a * 20)}?", f"{a * 20} * {percent} / 100"),
+    )
+    two = (
+        (f"Multiply {said(a)} by {k}, then add {said(b)}.", f"{a} * {k} + {b}"),
+        (f"Add {said(a)} and {said(b)}, then multiply the sum by {k}.", f"({a} + {b}) * {k}"),
+        (
+            f"Subtract {said(small)} from {said(large)}, then multiply what is left by {k}.",
+            f"({large} - {small}) * {k}",
+        ),
+        (f"Add {said(a)} and {said(b)} and divide the sum by {k}.", f"({a} + {b}) / {k}"),
+        (f"Multiply {a} by {b} and divide the product by {k}.", f"{a} * {b} / {k}"),
+        (
+            f"Divide {said(a * k)} by {k}, then subtract {said(min(a, 3))}.",
+            f"{a * k} / {k} - {min(a, 3)}",
+        ),
+        (
+            f"Take {percent}% of {said(a * 20)} away from {said(a * 20)}.",
+            f"{a * 20} - {a * 20} * {percent} / 100",
+        ),
+        (
+            f"Multiply {said(a)} by {k} and {said(b)} by {c}. Add both products.",
+            f"{a} * {k} + {b} * {c}",
+        ),
+        (f"Double {said(a)} and add the result to {said(b)}.", f"2 * {a} + {b}"),
+        (
+            f"From {said(a + b + c)} subtract {said(a)}, and then {said(b)}.",
+            f"{a + b + c} - {a} - {b}",
+        ),
+    )
+    return rng.choice(one if rng.random() < 0.5 else two)
+
+
+def on_a_list(rng: random.Random) -> Request:
+    """Operation in words on some of the quantities in a text."""
+    who, other = rng.sample(PEOPLE, 2)
+    x, y, z = rng.sample(NOUNS, 3)
+    a, b, c = (_number(rng) for _ in range(3))
+    large, small = max(a, b) + 1, min(a, b)
+    note = (
+        f"{who} has a note on which stands: {_quantity(rng, a, x)}, {_quantity(rng, b, y)},"
+        f" {_quantity(rng, c, z)}."
+    )
+    two = (
+        f"In line one {who} wrote {_quantity(rng, large, x)}."
+        f" In line two {other} wrote {_quantity(rng, small, x)}."
+    )
+    three = (
+        f"In line one {who} wrote {_quantity(rng, a, x)}."
+        f" In line two {other} wrote {_quantity(rng, b, y)}."
+        f" In line three stands {_quantity(rng, c, z)}."
+    )
+    return rng.choice(
+        (
+            (f"{note} Multiply the number of {x} by the number of {z}.", f"{a} * {c}"),
+            (f"{note} Add the numbers of {y} and {z}.", f"{b} + {c}"),
+            (f"{note} What is the sum of all three numbers?", f"{a} + {b} + {c}"),
+            (f"{two} Subtract line two from line one.", f"{large} - {small}"),
+            (f"{three} Multiply line one by line two and add line three.", f"{a} * {b} + {c}"),
+            (
+                f"{three} Add line one and line three, then multiply by line two.",
+                f"({a} + {c}) * {b}",
+            ),
+        )
+    )
+
+
+def named_values(rng: random.Random) -> Request:
+    """Values with names, and operations on the names, as lines of code."""
+    p, q, r = rng.sample(NAMES, 3)
+    a, b, c = (_number(rng) for _ in range(3))
+    (first, said), (second, then) = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
+    given = f"Let {p} be {a} and {q} be {b}."
+    code = f"{p} = {a}\n{q} = {b}\n"
+    if rng.random() < 0.5:
+        return f"{given} What is {p} {said} {q}?", f"{code}{p} {first} {q}"
+    return (
+        f"{given} Let {r} be {p} {said} {q}. What is {r} {then} {c}?",
+        f"{code}{r} = {p} {first} {q}\n{r} {second} {c}",
+    )
+
+
+def instruction(rng: random.Random) -> Request:
+    """Instruction about words, with its answer in place of code."""
+    words = rng.sample(WORDS, rng.randint(2, 4))
+    listed = " ".join(words)
+    return rng.choice(
+        (
+            (f"Repeat these words: {listed}", listed),
+            (f"Write these words in capital letters: {listed}", listed.upper()),
+            (f"Which is the first of these words? {listed}", words[0]),
+            (f"Which is the last of these words? {listed}", words[-1]),
+            (f"Put commas between these words: {listed}", ", ".join(words)),
+        )
+    )
+
+
+KINDS: dict[Callable[[random.Random], Request], int] = {
+    expression: 28,
+    operation: 38,
+    on_a_list: 18,
+    named_values: 8,
+    instruction: 8,
+}
+"""Number of lessons of each kind in a hundred."""
+
+
+def _number(rng: random.Random) -> int:
+    sizes = (
+        rng.randint(2, 12),
+        rng.randint(2, 30),
+        rng.randint(2, 99),
+        rng.randint(10, 400),
+        rng.choice((100, 150, 200, 250, 300, 500, 1000, 1200, 2000)),
+    )
+    return rng.choice(sizes)
+
+
+def _quantity(rng: random.Random, number: int, noun: str | None) -> str:
+    """Number as texts have it: with a noun, as a price, or alone."""
+    text = f"{number:,}" if number >= 1000 and rng.random() < 0.6 else str(number)
+    if noun == "dollars" or (noun is None and rng.random() < 0.15):
+        return f"${text}"
+    return f"{text} {noun}" if noun else text
+
+
+def main() -> None:
+    """Write lessons to a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    write_lessons(list(lessons(options.seed, options.count)), options.out)
+
+
+if __name__ == "__main__":
+    main()
