@@ -30,7 +30,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.learning.runs import evaluated, rollouts_of, rows_of, share_trained, trained
+from benchmarks.learning.runs import (
+    cpu_seconds,
+    evaluated,
+    rollouts_of,
+    rows_of,
+    share_trained,
+    trained,
+)
 
 Row = dict[str, Any]
 Job = Callable[[], Row]
@@ -160,14 +167,11 @@ def stages(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
                     "truncated": fmean(row["rollout/truncated"] for row in own[-5:]),
                 }
             )
-        seconds = sum(
-            value for row in rows for key, value in row.items() if key.endswith("_cpu_seconds")
-        )
         return {
             "way": "stages",
             "rollouts": rollouts_of(rows),
             "stages": found,
-            "cpu_seconds": seconds,
+            "cpu_seconds": cpu_seconds(rows),
         }
 
     return [job]
@@ -203,11 +207,8 @@ def _behind(
     found = evaluated(Path(f"{place}-after"), model, *_held_out(problems))
     rows = rows_of(place)
     known = [row for row in rows if row["staleness_max"] is not None]
-    spent = {
-        kind: [name for name in rows[0] if name.endswith(kind)]
-        for kind in ("_seconds", "_cpu_seconds")
-    }
-    cpu = sum(row[name] for row in rows for name in spent["_cpu_seconds"])
+    timed = [name for name in rows[0] if name.endswith("_seconds")]
+    cpu = cpu_seconds(rows)
     return {
         "way": f"{versions} versions behind",
         "rollouts": rollouts_of(rows),
@@ -217,7 +218,7 @@ def _behind(
         "effective_sample_size": min(row["effective_sample_size"] for row in known),
         "update_overlap": fmean(row["update_overlap"] for row in rows),
         "cpu_seconds": cpu,
-        "seconds": sum(row[name] for row in rows for name in spent["_seconds"]) - cpu,
+        "seconds": sum(row[name] for row in rows for name in timed) - cpu,
         "after": found,
     }
 

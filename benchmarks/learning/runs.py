@@ -15,7 +15,15 @@ from typing import Any
 
 from hrm_agent.training.metrics import read_metrics
 
-__all__ = ["evaluated", "rollouts_of", "rows_of", "share_trained", "trained"]
+__all__ = [
+    "cpu_seconds",
+    "evaluated",
+    "fine_tuned",
+    "rollouts_of",
+    "rows_of",
+    "share_trained",
+    "trained",
+]
 
 Row = dict[str, Any]
 
@@ -27,16 +35,26 @@ def trained(folder: Path, *flags: str) -> Path:
     return folder / "model"
 
 
-def evaluated(folder: Path, policy: str | Path, *flags: str) -> Row:
-    """Evaluate a policy: `problems`, `pass_at_1` and its 95 % `interval` on held-out problems, at
-    the temperature of training.
+def fine_tuned(folder: Path, lessons: Path, *flags: str) -> Path:
+    """Fine-tune a model on `lessons` by `hrm-agent train sft` and return its path."""
+    if not (folder / "model").exists():
+        _run(folder, "train", "sft", str(lessons), *flags)
+    return folder / "model"
+
+
+def evaluated(
+    folder: Path,
+    policy: str | Path,
+    *flags: str,
+    keys: Sequence[str] = ("problems", "pass_at_1", "interval"),
+) -> Row:
+    """Evaluate a policy on held-out problems at the temperature of training, and return the `keys`
+    of its results. By default these are the share of correct answers and its 95 % interval.
     """
     kept = folder / "evaluation.json"
     if not kept.exists():
         found = _run(folder, "eval", "--policy", str(policy), "--temperature", "1", *flags)
-        kept.write_text(
-            json.dumps({key: found[key] for key in ("problems", "pass_at_1", "interval")})
-        )
+        kept.write_text(json.dumps({key: found[key] for key in keys}))
     return json.loads(kept.read_text())
 
 
@@ -52,6 +70,13 @@ def rollouts_of(rows: Sequence[Row]) -> int:
 def share_trained(rows: Sequence[Row]) -> float:
     """Share of the sampled rollouts that contribute to the gradient."""
     return sum(row["select/kept"] for row in rows) / max(1, rollouts_of(rows))
+
+
+def cpu_seconds(rows: Sequence[Row]) -> float:
+    """CPU seconds of all phases of the steps."""
+    return sum(
+        value for row in rows for name, value in row.items() if name.endswith("_cpu_seconds")
+    )
 
 
 def _run(folder: Path, *words: str) -> Row:

@@ -4,7 +4,8 @@ Repeated measurements of one unit (a problem, a question) are not independent, s
 resampled, not measurements. Intervals are percentiles of the mean over units that are drawn with
 replacement (Efron 1979), from a seed. If all units have the same value, such an interval has no
 width, and Wilson's interval (1927) is used instead. Two systems that were measured on the same
-units are compared by their differences per unit, which cancels the difficulty of a unit.
+units are compared by their differences per unit, which cancels the difficulty of a unit. A handful
+of units, such as the seeds of a training, is too few to resample, and Student's t is used.
 """
 
 from __future__ import annotations
@@ -12,12 +13,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy as np
 
-__all__ = ["Estimate", "bootstrapped", "bootstrapped_share", "wilson_interval"]
+__all__ = [
+    "Estimate",
+    "bootstrapped",
+    "bootstrapped_share",
+    "mean_interval",
+    "wilson_interval",
+]
 
 _Z95 = 1.959963984540054
+_T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
+"""Percentiles (97.5th) of Student's t, by degrees of freedom from 1. With more degrees of freedom the
+last one is used, which is slightly too large.
+"""
 _MOST_DRAWS = 2**22
 """Maximum number of values drawn at once. They take 32 MiB, however many units there are."""
 
@@ -95,6 +123,18 @@ def _percentiles(means_R: np.ndarray) -> tuple[float, float]:
     lowest = int(0.025 * resamples)
     highest = min(resamples - 1, int(0.975 * resamples))
     return float(ordered_R[lowest]), float(ordered_R[highest])
+
+
+def mean_interval(values: Sequence[float]) -> Estimate:
+    """Mean of a few independent values with Student's interval (nan if there are fewer than two
+    values).
+    """
+    mean = fmean(values) if values else math.nan
+    if len(values) < 2:
+        return Estimate(mean, math.nan, math.nan)
+    t = _T95[min(len(values) - 1, len(_T95)) - 1]
+    half = t * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
 
 
 def wilson_interval(successes: float, trials: int, z: float = _Z95) -> tuple[float, float]:

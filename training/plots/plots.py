@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from hrm_agent.basics.intervals import Estimate
+from hrm_agent.basics.intervals import Estimate, mean_interval
 from hrm_agent.basics.plotting import curve, finish, line_look, new_figure, save_figure
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.training.plots.runs import Axis, Kind, PlottedRun, plotted_rows
@@ -33,26 +33,6 @@ Band = Literal["minmax", "interval", "none"]
 mean. none: no band.
 """
 
-_T95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-)
-"""Percentiles (97.5th) of Student's t, by degrees of freedom from 1."""
-_T95_MORE = 2.131
-"""Percentile used for more degrees of freedom, which is slightly too large."""
 _SEEDS_NAMED = 6
 
 
@@ -136,14 +116,11 @@ def _over(values: Sequence[float], band: Band) -> Estimate:
     if not known:
         return Estimate(math.nan, math.nan, math.nan)
     mean = fmean(known)
-    count = len(known)
     if band == "minmax":
         return Estimate(mean, min(known), max(known))
-    if band == "none" or count < 2:
+    if band == "none" or len(known) < 2:
         return Estimate(mean, mean, mean)
-    t = _T95[count - 2] if count - 2 < len(_T95) else _T95_MORE
-    half = t * stdev(known) / math.sqrt(count)
-    return Estimate(mean, mean - half, mean + half)
+    return mean_interval(known)
 
 
 def plot_lines(
