@@ -261,11 +261,15 @@ def _registered() -> dict[str, tuple[Any, Any]]:
     try:
         # A dependency of the library raises warnings about its source when first compiled.
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            # This waits for another thread that imports the library and fills the registry. An
+            # import of the submodule alone does not.
+            import reasoning_gym
             from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise HrmError(
             "reasoning-gym is not installed.", "Run: pip install reasoning-gym"
         ) from error
+    del reasoning_gym
     return DATASETS
 
 

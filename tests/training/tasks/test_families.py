@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -322,3 +324,30 @@ def test_unknown_families_and_splits_are_named(spec, split, count, message):
     with pytest.raises(TaskError) as caught:
         load_tasks(spec, split=split, seed=0, count=count)
     assert message in str(caught.value)
+
+
+# --- parallel threads
+# -------------------------------------------------------------------------------------------------------
+
+
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from hrm_agent.training.tasks import load_tasks
+
+together = Barrier(4)
+
+def loaded(family):
+    together.wait()
+    return len(load_tasks("reasoning_gym:" + family, split="train", seed=0, count=2))
+
+with ThreadPoolExecutor(4) as pool:
+    print(sum(pool.map(loaded, ("gcd", "chain_sum", "lcm", "products"))))
+"""
+
+
+def test_threads_that_load_tasks_first_find_all_families_of_reasoning_gym() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "8"), done.stderr
