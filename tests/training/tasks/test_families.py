@@ -331,23 +331,24 @@ def test_unknown_families_and_splits_are_named(spec, split, count, message):
 
 
 THREADS = """
+import sys, time
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from hrm_agent.training.tasks import load_tasks
 
-together = Barrier(4)
-
-def loaded(family):
-    together.wait()
+def loaded(family, after=""):
+    while after and after not in sys.modules:  # the other thread has begun to import it
+        time.sleep(0.001)
     return len(load_tasks("reasoning_gym:" + family, split="train", seed=0, count=2))
 
-with ThreadPoolExecutor(4) as pool:
-    print(sum(pool.map(loaded, ("gcd", "chain_sum", "lcm", "products"))))
+with ThreadPoolExecutor(2) as pool:
+    print(sum(pool.map(loaded, ("gcd", "word_sorting"), ("", "reasoning_gym.factory"))))
 """
 
 
-def test_threads_that_load_tasks_first_find_all_families_of_reasoning_gym() -> None:
+def test_a_thread_that_loads_tasks_while_another_imports_finds_all_families_of_reasoning_gym() -> (
+    None
+):
     done = subprocess.run(
         [sys.executable, "-c", THREADS], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout.strip()) == (0, "8"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
