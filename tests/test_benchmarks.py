@@ -41,7 +41,7 @@ QUICK = {
     "retrieval_index": "--chunks 500 --questions 20",
     "retrieval_quality": "--quick --strategy default semantic --size 256 --resamples 200",
     "retrieval_shown": "--quick",
-    "roc_study": "--quick --arms grpo-roc-random grpo-roc",
+    "roc_study": "--quick --arms grpo-roc",
     "rollout_profile": "--rollouts 8 --repeats 1",
     "simulate": "--quick",
     "simulate.break_even": "--quick --seeds 1",

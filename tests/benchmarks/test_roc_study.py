@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
-from benchmarks.roc_study.figures import against, as_markdown, refuse_incomparable, summary
+from benchmarks.roc_study import trainings
+from benchmarks.roc_study.figures import (
+    against,
+    as_markdown,
+    contrasts,
+    refuse_incomparable,
+    summary,
+)
 from benchmarks.roc_study.lessons import CHAIN_SUM, LCM, lessons
 from benchmarks.roc_study.trainings import (
     LONG,
@@ -79,6 +86,11 @@ def readings(seeds: range, effect: float) -> list[Reading]:
             figures = dict.fromkeys(MEASURES, value) | {"errors": None}
             found.append(Reading(seed, arm, 20, 1e3, 1.0, figures, errors))
     return found
+
+
+def test_all_arms_have_their_comparisons() -> None:
+    found = contrasts(tuple(trainings.ARMS))
+    assert len({(each.section, each.title) for each in found}) == len(found) == 17
 
 
 def test_arms_are_compared_within_a_seed() -> None:
