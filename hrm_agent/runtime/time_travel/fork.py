@@ -86,7 +86,7 @@ def fork(
     graph: str | None = None,
     task: TaskRef | None = None,
     context: Mapping[str, Any] | None = None,
-    verify: Callable[[str], float] | None = None,
+    verify: Callable[[str], float | Mapping[str, float]] | None = None,
     policy: str | None = None,
     policy_version: int | None = None,
     keep: Callable[[Episode], object] | None = None,
