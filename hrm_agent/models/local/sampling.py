@@ -24,6 +24,10 @@ Held = tuple[torch.Tensor, torch.Tensor]
 tokens, at least one in each row.
 """
 
+_CHUNK_ELEMENTS = 2**19
+"""Number of logits sampled from at once on a CPU. Larger tensors are returned to the system and
+mapped again at each step, which costs twice as much as the arithmetic.
+"""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFT = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -54,6 +58,40 @@ def sample_rows(
 
     `held`: allowed tokens of some rows. Their log-probs stay those of the whole vocabulary.
     """
+    count, vocabulary = logits_RV.shape
+    size = count if logits_RV.is_cuda else max(1, _CHUNK_ELEMENTS // vocabulary)
+    parts = [
+        _sample(
+            logits_RV[start : start + size],
+            uniform_R[start : start + size],
+            temperature_R[start : start + size],
+            top_p_R[start : start + size],
+            _held_within(held, start, start + size),
+        )
+        for start in range(0, count, size)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _held_within(held: Held | None, start: int, stop: int) -> Held | None:
+    """Constraints of the rows from `start` to `stop`, counted from `start`."""
+    if held is None:
+        return None
+    index_H, allowed_HV = held
+    within_H = (index_H >= start) & (index_H < stop)
+    return index_H[within_H] - start, allowed_HV[within_H]
+
+
+def _sample(
+    logits_RV: torch.Tensor,
+    uniform_R: torch.Tensor,
+    temperature_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+    held: Held | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     tempered_RV = _tempered(torch.log_softmax(logits_RV.float(), dim=-1), temperature_R)
     open_RV = tempered_RV if held is None else _among(tempered_RV, held)
     token_R = _invert(_weights(open_RV, top_p_R), uniform_R)

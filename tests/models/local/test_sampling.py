@@ -90,3 +90,27 @@ def test_log_probs_are_at_the_row_s_temperature_and_rows_keep_to_themselves() ->
     assert torch.equal(torch.cat(alone), beside[:2]), (
         "to the last bit, whatever temperature another row has"
     )
+
+
+def test_many_rows_of_a_large_vocabulary_are_each_sampled_as_alone() -> None:
+    rows, vocabulary = 20, 1 << 16  # more logits than are sampled from at once
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(rows, vocabulary, generator=generator)
+    noise = torch.rand(rows, dtype=torch.float64, generator=generator)
+    temperature = torch.tensor([0.0, 1.0, 0.7, 1.3]).repeat(5)
+    top_p = torch.tensor([1.0, 0.9], dtype=torch.float64).repeat(10)
+    held = torch.tensor([3, 9, 17])
+    allowed = torch.rand(3, vocabulary, generator=generator) < 1e-3
+    tokens, logprobs = sample_rows(logits, noise, temperature, top_p, (held, allowed))
+    for row in range(rows):
+        one = slice(row, row + 1)
+        its = held == row
+        alone = sample_rows(
+            logits[one],
+            noise[one],
+            temperature[one],
+            top_p[one],
+            (torch.tensor([0]), allowed[its]) if its.any() else None,
+        )
+        assert (tokens[row], logprobs[row]) == alone
+    assert allowed[range(3), tokens[held]].all()
