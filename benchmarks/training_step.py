@@ -168,15 +168,18 @@ def ours(
     forward: ForwardName,
     model: PreTrainedModel | None = None,
     budget: int = TOKEN_BUDGET,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    recorded: bool = True,
 ) -> Step:
+    """Our step. `recorded`: the old log-probs are the trajectories', not the trainer's own."""
     model = model or small_qwen3()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+    loss = LossOptions(old_logprobs="engine" if recorded else "trainer")
 
     def step() -> float:
         batches = build_batches(trajectories, overlays, token_budget=budget, forward=forward)
-        return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))[
-            "grad_norm"
-        ]
+        return policy_update(model, optimizer, batches, loss=loss)["grad_norm"]
 
     return step
 
@@ -212,14 +215,24 @@ def _bare_loss(
     )
 
 
-def trl(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step:
-    trainer = _trainer()
+def trl(
+    trajectories: Sequence[Trajectory],
+    overlays: Sequence[Overlay],
+    network: PreTrainedModel | None = None,
+    rows: int = TRL_ROWS,
+    *,
+    recorded: bool = True,
+) -> Step:
+    """TRL's step in micro-batches of `rows`. `recorded`: as in `ours`."""
+    trainer = _trainer(network or small_qwen3(), rows)
     model = trainer.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
     total = torch.tensor(float(sum(t.sampled_tokens for t in trajectories)))
-    starts = range(0, len(trajectories), TRL_ROWS)
-    parts = [slice(start, start + TRL_ROWS) for start in starts]
+    parts = [slice(start, start + rows) for start in range(0, len(trajectories), rows)]
     inputs = [_trl_inputs(trajectories[part], overlays[part], total) for part in parts]
+    if not recorded:
+        for part in inputs:
+            del part["old_per_token_logps"]
 
     def step() -> float:
         for part in inputs:
@@ -232,7 +245,7 @@ def trl(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step
     return step
 
 
-def _trainer() -> GRPOTrainer:
+def _trainer(model: PreTrainedModel, rows: int) -> GRPOTrainer:
     words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
@@ -244,7 +257,7 @@ def _trainer() -> GRPOTrainer:
         use_cpu=True,
         bf16=False,
         report_to=[],
-        per_device_train_batch_size=TRL_ROWS,
+        per_device_train_batch_size=rows,
         num_generations=8,
         loss_type="dapo",
         epsilon=0.2,
@@ -254,11 +267,11 @@ def _trainer() -> GRPOTrainer:
         gradient_checkpointing=False,
     )
     trainer = GRPOTrainer(
-        model=small_qwen3(),
+        model=model,
         args=config,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         processing_class=tokenizer,
-        train_dataset=Dataset.from_list([{"prompt": "w3"}] * TRL_ROWS),
+        train_dataset=Dataset.from_list([{"prompt": "w3"}] * rows),
     )
     trainer.current_gradient_accumulation_steps = 1
     return trainer

@@ -1,0 +1,3 @@
+"""Speed of sampling and training at the size of a real small model:
+`python -m benchmarks.real_size`.
+"""
