@@ -46,14 +46,14 @@ SOURCES = {
 }
 """Source of held-out problems -> its `--tasks`."""
 COLD_START = {
-    "steps": "24",
+    "steps": "40",
     "batch-size": "16",
-    "learning-rate": "5e-5",
+    "learning-rate": "1e-4",
     "warmup-steps": "3",
     "cooldown": "0.5",
     "forward": "packed",
 }
-LESSONS = 384
+LESSONS = 640
 HELD_OUT_SEED = 1_000
 """Seed of the held-out problems, which no training has."""
 QUICK_LESSONS = 32

@@ -1,19 +1,20 @@
 """Lessons of form for a pretrained model: conversations of the tool loop in which the request itself
 says what to compute.
 
-    python -m benchmarks.smollm2.lessons LESSONS.jsonl [--count 400] [--seed 0]
+    python -m benchmarks.smollm2.lessons LESSONS.jsonl [--count 640] [--seed 0]
 
 They are the cold start of rStar2-Agent (arXiv 2508.20722, section 5) in miniature: calls of the
-tool, and general instructions. Four kinds of request name the operation: an expression, an operation
-in words ("Add 3 cups and $5."), an operation on a list of quantities, and named values. No lesson
-has a story from which the operation must be inferred; reinforcement learning has to find this.
+tool, and general instructions. Each request names the operations: as an expression, in words ("Add 3
+cups and $5."), on a list of quantities, by a phrase ("20% off $40", "twice as many as 9"), or step by
+step, with a call for each step. No lesson has a story from which the operations must be inferred;
+reinforcement learning has to find this.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -26,24 +27,26 @@ from hrm_agent.trajectory import derive_seed
 
 __all__ = ["lessons"]
 
-Request = tuple[str, str]
-"""Request in words, and the code that carries it out."""
+Request = tuple[str, list[str]]
+"""Request in words, and the code of each call that carries it out."""
 
 NOUNS = (
     "apples", "boxes", "cards", "coins", "cups", "days", "dollars", "eggs", "flowers", "hours", "letters",
     "meters", "miles", "minutes", "oranges", "pages", "pens", "people", "pounds", "seats", "shells", "stamps",
     "students", "tickets", "trees", "toys",
 )  # fmt: skip
-NAMES = (
-    "cost", "count", "price", "left", "total", "more", "first", "second", "rest", "share", "size", "rate",
-    "time", "days", "each",
-)  # fmt: skip
 PEOPLE = ("Ana", "Ben", "Chloe", "Dan", "Eve", "Finn", "Gus", "Hana", "Ivan", "Julia", "Kim", "Leo")
 WORDS = (
     "apple", "boat", "cloud", "door", "east", "fish", "garden", "hill", "island", "jar", "king", "lamp",
     "moon", "north", "oak", "paper",
 )  # fmt: skip
-OPERATIONS = (("+", "plus"), ("*", "times"), ("-", "minus"))
+GROUPS = ("boxes", "bags", "rows", "packs", "teams", "rooms", "days", "weeks", "shelves")
+TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times", 10: "ten times"}
+FRACTIONS = (
+    (1, 2, "half"), (1, 3, "a third"), (1, 4, "a quarter"), (2, 3, "2/3"), (3, 4, "3/4"), (1, 5, "1/5"),
+    (2, 5, "2/5"), (1, 6, "1/6"),
+)  # fmt: skip
+PERCENTS = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75)
 
 
 def lessons(seed: int, count: int) -> Iterator[Conversation]:
@@ -53,21 +56,24 @@ def lessons(seed: int, count: int) -> Iterator[Conversation]:
     for _ in range(count):
         request = rng.choices(list(KINDS), list(KINDS.values()))[0]
         if request is instruction:
-            asked, answer = request(rng)
+            asked, (answer,) = request(rng)
             yield Conversation((HumanMessage(asked), AIMessage(answer)))
         else:
             yield Conversation((system, *_with_tool(*request(rng))))
 
 
-def _with_tool(asked: str, code: str) -> list[BaseMessage]:
-    """Turns of the tool loop with fenced calls, as `hrm_agent.tools.fenced` writes the result."""
-    output = tool_text(code)
-    return [
-        HumanMessage(asked),
-        AIMessage(f"```python\n{code}\n```"),
-        HumanMessage(f"Result 1 (ok):\n```output\n{output}\n```"),
-        AIMessage(f"<answer>\\boxed{{{output.strip()}}}</answer>"),
-    ]
+def _with_tool(asked: str, calls: Sequence[str]) -> list[BaseMessage]:
+    """Turns of the tool loop with fenced calls, as `hrm_agent.tools.fenced` writes the results. The
+    answer is the last result, without the `.0` of a whole number.
+    """
+    turns: list[BaseMessage] = [HumanMessage(asked)]
+    output = ""
+    for code in calls:
+        output = tool_text(code)
+        turns.append(AIMessage(f"```python\n{code}\n```"))
+        turns.append(HumanMessage(f"Result 1 (ok):\n```output\n{output}\n```"))
+    answer = output.strip().removesuffix(".0")
+    return [*turns, AIMessage(f"<answer>\\boxed{{{answer}}}</answer>")]
 
 
 def expression(rng: random.Random) -> Request:
@@ -104,7 +110,7 @@ def expression(rng: random.Random) -> Request:
             f"I need the value of {shown}.",
         )
     )
-    return asked, code
+    return asked, [code]
 
 
 def operation(rng: random.Random) -> Request:
@@ -117,7 +123,7 @@ def operation(rng: random.Random) -> Request:
     a, b, c = (_number(rng) for _ in range(3))
     k = rng.randint(2, 12)
     small, large = min(a, b), max(a, b) + 1
-    percent = rng.choice((5, 10, 15, 20, 25, 30, 40, 50, 60, 75))
+    percent = rng.choice(PERCENTS)
     one = (
         (f"Add {said(a)} and {said(b)}.", f"{a} + {b}"),
         (f"Add {said(a)}, {said(b)} and {said(c)}.", f"{a} + {b} + {c}"),
@@ -161,7 +167,8 @@ def operation(rng: random.Random) -> Request:
             f"{a + b + c} - {a} - {b}",
         ),
     )
-    return rng.choice(one if rng.random() < 0.5 else two)
+    asked, code = rng.choice(one if rng.random() < 0.5 else two)
+    return asked, [code]
 
 
 def on_a_list(rng: random.Random) -> Request:
@@ -183,7 +190,7 @@ def on_a_list(rng: random.Random) -> Request:
         f" In line two {other} wrote {_quantity(rng, b, y)}."
         f" In line three stands {_quantity(rng, c, z)}."
     )
-    return rng.choice(
+    asked, code = rng.choice(
         (
             (f"{note} Multiply the number of {x} by the number of {z}.", f"{a} * {c}"),
             (f"{note} Add the numbers of {y} and {z}.", f"{b} + {c}"),
@@ -196,28 +203,135 @@ def on_a_list(rng: random.Random) -> Request:
             ),
         )
     )
+    return asked, [code]
 
 
-def named_values(rng: random.Random) -> Request:
-    """Values with names, and operations on the names, as lines of code."""
-    p, q, r = rng.sample(NAMES, 3)
-    a, b, c = (_number(rng) for _ in range(3))
-    (first, said), (second, then) = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
-    given = f"Let {p} be {a} and {q} be {b}."
-    code = f"{p} = {a}\n{q} = {b}\n"
-    if rng.random() < 0.5:
-        return f"{given} What is {p} {said} {q}?", f"{code}{p} {first} {q}"
-    return (
-        f"{given} Let {r} be {p} {said} {q}. What is {r} {then} {c}?",
-        f"{code}{r} = {p} {first} {q}\n{r} {second} {c}",
+def in_steps(rng: random.Random) -> Request:
+    """Operations in words one after the other, each with a call of its own on the last result."""
+    noun = rng.choice((None, None, rng.choice(NOUNS)))
+
+    def said(number: int) -> str:
+        return _quantity(rng, number, noun)
+
+    a, b = _number(rng), _number(rng)
+    k = rng.randint(2, 12)
+    small, large = min(a, b), max(a, b) + 1
+    asked, code = rng.choice(
+        (
+            (f"Add {said(a)} and {said(b)}.", f"{a} + {b}"),
+            (f"Multiply {said(a)} by {k}.", f"{a} * {k}"),
+            (f"Subtract {said(small)} from {said(large)}.", f"{large} - {small}"),
+            (f"Take half of {said(2 * a)}.", f"{2 * a} / 2"),
+            (f"Divide {said(a * k)} by {k}.", f"{a * k} / {k}"),
+        )
     )
+    calls = [code]
+    for _ in range(rng.choice((1, 1, 2))):
+        result = tool_text(calls[-1]).strip()
+        c = _number(rng)
+        then, code = rng.choice(
+            (
+                (f"Then add {said(c)}.", f"{result} + {c}"),
+                (f"Add {said(c)} to the result.", f"{result} + {c}"),
+                (f"Then multiply it by {k}.", f"{result} * {k}"),
+                (f"Then subtract {said(c)}.", f"{result} - {c}"),
+                (f"Subtract the result from {said(c)}.", f"{c} - {result}"),
+                (f"Then divide it by {k}.", f"{result} / {k}"),
+                ("Then double it.", f"2 * {result}"),
+            )
+        )
+        asked = f"{asked} {then}"
+        calls.append(code)
+    return asked, calls
+
+
+def by_phrase(rng: random.Random) -> Request:
+    """Phrase that stands for a number, alone or with a second operation, in one call or in two."""
+    phrase, code = _phrase(rng)
+    if rng.random() < 0.55:
+        asked = rng.choice(
+            (
+                f"How much is {phrase}?",
+                f"Work out {phrase}.",
+                f"I need this number: {phrase}.",
+                f"Compute {phrase}.",
+            )
+        )
+        return asked, [code]
+    c, k = _number(rng), rng.randint(2, 9)
+    other, its_code = _phrase(rng)
+    then, further = rng.choice(
+        (
+            (f"add {c}", f"{{}} + {c}"),
+            (f"multiply it by {k}", f"{{}} * {k}"),
+            (f"divide it by {k}", f"{{}} / {k}"),
+            (f"subtract {c}", f"{{}} - {c}"),
+            (f"add {other}", f"{{}} + {_bracketed(its_code)}"),
+        )
+    )
+    asked = rng.choice((f"Take {phrase}. Then {then}.", f"First work out {phrase}, then {then}."))
+    if rng.random() < 0.5:
+        return asked, [further.format(_bracketed(code))]
+    return asked, [code, further.format(tool_text(code).strip())]
+
+
+def _phrase(rng: random.Random) -> tuple[str, str]:
+    """Phrase for a number, and its code."""
+    noun = rng.choice((None, rng.choice(NOUNS), rng.choice(NOUNS)))
+    things = noun or "things"
+
+    def said(number: int) -> str:
+        return _quantity(rng, number, noun)
+
+    a, b = _number(rng), _number(rng)
+    k = rng.randint(2, 12)
+    small, large = min(a, b), max(a, b) + 1
+    percent = rng.choice(PERCENTS)
+    over, under, fraction = rng.choice(FRACTIONS)
+    factor = rng.choice(list(TIMES))
+    times = rng.choice((TIMES[factor], f"{factor} times"))
+    few, many = rng.choice(("fewer", "less")), rng.choice(("many", "much"))
+    base = 20 * a
+    return rng.choice(
+        (
+            (f"{said(a)} more than {said(b)}", f"{b} + {a}"),
+            (f"{said(small)} {few} than {said(large)}", f"{large} - {small}"),
+            (f"{times} as {many} as {said(a)}", f"{factor} * {a}"),
+            (f"half as {many} as {said(2 * a)}", f"{2 * a} / 2"),
+            (f"{k} {things} at ${a} each", f"{k} * {a}"),
+            (f"{k} {rng.choice(GROUPS)} of {said(a)} each", f"{k} * {a}"),
+            (f"{said(a)} a day for {k} days", f"{a} * {k}"),
+            (f"{said(a)} per hour for {k} hours", f"{a} * {k}"),
+            (f"{percent}% off ${base}", f"{base} - {base} * {percent} / 100"),
+            (f"{percent}% more than {said(base)}", f"{base} + {base} * {percent} / 100"),
+            (f"{percent}% of {said(base)}", f"{base} * {percent} / 100"),
+            (f"{fraction} of {said(a * under)}", f"{a * under} * {over} / {under}"),
+            (f"{said(a * k)} shared equally by {k}", f"{a * k} / {k}"),
+            (f"each part of {said(a * k)} in {k} equal parts", f"{a * k} / {k}"),
+            (f"the number of groups of {k} in {said(a * k)}", f"{a * k} / {k}"),
+            (f"{k} dozen {things}", f"{k} * 12"),
+            (f"{k} weeks, in days", f"{k} * 7"),
+            (f"{k} hours, in minutes", f"{k} * 60"),
+            (f"{k} years, in months", f"{k} * 12"),
+            (f"what is left of {said(large)} after {said(small)} are gone", f"{large} - {small}"),
+            (f"the difference between {said(large)} and {said(small)}", f"{large} - {small}"),
+            (f"how many more {said(large)} are than {said(small)}", f"{large} - {small}"),
+            (f"the change from ${large} for ${small}", f"{large} - {small}"),
+            (f"{said(a)} and {said(b)} together", f"{a} + {b}"),
+            (f"the total of {said(a)} and {said(b)}", f"{a} + {b}"),
+        )
+    )
+
+
+def _bracketed(code: str) -> str:
+    return f"({code})" if "+" in code or "-" in code else code
 
 
 def instruction(rng: random.Random) -> Request:
     """Instruction about words, with its answer in place of code."""
     words = rng.sample(WORDS, rng.randint(2, 4))
     listed = " ".join(words)
-    return rng.choice(
+    asked, answer = rng.choice(
         (
             (f"Repeat these words: {listed}", listed),
             (f"Write these words in capital letters: {listed}", listed.upper()),
@@ -226,14 +340,16 @@ def instruction(rng: random.Random) -> Request:
             (f"Put commas between these words: {listed}", ", ".join(words)),
         )
     )
+    return asked, [answer]
 
 
 KINDS: dict[Callable[[random.Random], Request], int] = {
-    expression: 28,
-    operation: 38,
-    on_a_list: 18,
-    named_values: 8,
-    instruction: 8,
+    expression: 16,
+    operation: 14,
+    on_a_list: 12,
+    in_steps: 10,
+    by_phrase: 44,
+    instruction: 4,
 }
 """Number of lessons of each kind in a hundred."""
 
@@ -263,7 +379,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--count", type=int, default=640)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     write_lessons(list(lessons(options.seed, options.count)), options.out)

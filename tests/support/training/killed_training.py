@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -63,7 +64,11 @@ def forked(config: GrpoConfig, folder: Path, event: str = "", count: int = 0) ->
     normally). Return the child's exit code.
     """
     if (child := os.fork()) == 0:
-        _run_until(config, folder, event, count)
+        try:
+            _run_until(config, folder, event, count)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # pytest must not go on in the child
         os._exit(0)  # the training had fewer such events
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
