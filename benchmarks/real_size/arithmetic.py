@@ -21,7 +21,7 @@ __all__ = ["FORWARD_AND_BACKWARD", "FROZEN", "Network", "measured_rates", "promp
 FORWARD_AND_BACKWARD = 3
 """Operations of a training step for each operation of its forward pass."""
 FROZEN = 2
-"""The same if the layers' weights are frozen."""
+"""Operations of such a step if the layers' weights are frozen."""
 _SIZE = 2048
 _COPIED_BYTES = 1 << 28
 _REPEATS = 5
