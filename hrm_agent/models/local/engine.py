@@ -43,6 +43,7 @@ from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.attention_survey import survey
+from hrm_agent.models.local.blocked_weights import BlockedWeights
 from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
 from hrm_agent.models.local.constrained_decoding import Schemas
 from hrm_agent.models.local.gathering import Gathering
@@ -112,6 +113,7 @@ class TransformersEngine:
             raise not_in_process(type(model).__name__, found.objection)
         self._route = route_of(self._model)
         self._rope = LongRope.installed_in(self._model)
+        self._blocked = BlockedWeights(self._model)
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         shape = kv_shape(model, found)
         self.schemas = Schemas(self.codec, self._vocab_size)
@@ -245,6 +247,7 @@ class TransformersEngine:
         step = self._rows.plan()
         if step is not None:
             with torch.inference_mode():
+                self._blocked.refresh()
                 self._step(step)
 
     def _step(self, step: StepInput) -> None:
@@ -426,6 +429,7 @@ class TransformersEngine:
         else:
             done.set_result(None)
         finally:
+            self._blocked.weights_changed()
             self._rows.forget()
 
     def _start_afresh(self) -> None:
