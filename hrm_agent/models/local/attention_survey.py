@@ -109,6 +109,14 @@ class AttentionSurvey:
     (None if they can).
     """
 
+    @property
+    def plain(self) -> bool:
+        """True if a fused kernel computes the attention of all layers."""
+        return not any(
+            each.sinks or each.softcap or each.keys.key_size != each.keys.value_size
+            for each in self.layers
+        )
+
 
 def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
     """Register `attention` as an attention function for models, which call it with the layer's

@@ -20,11 +20,16 @@ import torch
 
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.packed_attention import Feeding, Mask, Masks, PackedStep
+from hrm_agent.models.local.shared_prefixes import SharedPrefixes, shared_prefixes
 
 __all__ = ["FEEDING", "IDLE", "SAMPLING", "Rows", "StepInput"]
 
 SAMPLING, FEEDING, IDLE = 0, 1, 2
 _WIDTH = 32
+_ROWS = 32
+"""Number of rows that a CPU samples from with one mask. A row takes the time of the longest one that
+has the same mask, and rows that began together are neighbours.
+"""
 _STEP_TOKENS = 2048
 _MASK_ELEMENTS = 1 << 24
 
@@ -70,7 +75,8 @@ class Rows:
     and `jobs` its request. A row's cache belongs to one `adapter`, and is never used for a prompt
     of another adapter. Some models switch rotary factors for texts of more than `switch` tokens.
     The cache of such a `long` row is only used for long prompts, and that of other rows only for
-    other prompts.
+    other prompts. Rows of one `stem` (a number above 0) have their first `stem_length` tokens in
+    common, with equal keys and values.
     """
 
     def __init__(
@@ -79,12 +85,15 @@ class Rows:
         switch: int | None = None,
         *,
         windows: Sequence[int | None] | None = None,
+        share: bool = False,
     ) -> None:
         """`windows`: number of tokens that a token sees in each layer, including itself (None: all
-        previous tokens, in all layers or in one layer).
+        previous tokens, in all layers or in one layer). `share`: read a prefix that several rows
+        have in common once for all of them.
         """
         self.pool = pool
         self._switch = switch
+        self._share = share
         self._windows = tuple(windows or [None] * len(pool.shape.layers))
         self.clock = 0
         self._state: dict[str, Array] = {}
@@ -107,6 +116,8 @@ class Rows:
             "held": np.zeros(rows, bool),
             "adapter": np.zeros(rows, np.int64),
             "long": np.zeros(rows, bool),
+            "stem": np.zeros(rows, np.int64),
+            "stem_length": np.zeros(rows, np.int64),
             "jobs": np.full(rows, None, object),
         }
         for name, array in old.items():
@@ -126,6 +137,7 @@ class Rows:
         self.temperature, self.top_p = self._state["temperature"], self._state["top_p"]
         self.held, self.jobs = self._state["held"], cast("Any", self._state["jobs"])
         self.adapter, self.long = self._state["adapter"], self._state["long"]
+        self.stem, self.stem_length = self._state["stem"], self._state["stem_length"]
 
     @property
     def active(self) -> int:
@@ -156,14 +168,32 @@ class Rows:
         target = donor if continued else self._free_row()
         if target < 0:
             return -1
-        if target != donor and length:
-            self.pool.copy(donor, target, length)
+        if target == donor:
+            self.stem_length[target] = min(self.stem_length[target], length)
+        else:
+            self.stem[target] = 0
+            if length:
+                self.pool.copy(donor, target, length)
+                self._share_stem(donor, target, length)
         self.tokens[target, : len(prompt)] = prompt
         self.known[target], self.cached[target] = len(prompt), length
         self.long[target] = self._is_long(len(prompt))
         self.kind[target] = SAMPLING if len(prompt) - length == 1 else FEEDING
         self.touch(target)
         return target
+
+    def _share_stem(self, donor: int, target: int, length: int) -> None:
+        """Record that `target` has a copy of the first tokens of `donor`.
+
+        A row has one stem, so a short common prefix never replaces a longer one.
+        """
+        known = self.stem_length[donor] if self.stem[donor] else 0
+        if length < known:
+            return
+        if length > known:
+            self.clock += 1
+            self.stem[donor], self.stem_length[donor] = self.clock, length
+        self.stem[target], self.stem_length[target] = self.stem[donor], length
 
     def _free_row(self) -> int:
         """Idle row to use next: an empty row if there is one, else the row that was idle for the
@@ -187,7 +217,7 @@ class Rows:
 
     def forget(self) -> None:
         """Drop all contents."""
-        self.known[:] = self.cached[:] = 0
+        self.known[:] = self.cached[:] = self.stem[:] = 0
         self.kind[:] = IDLE
         self.jobs[:] = None
         self.pool.clear()
@@ -223,8 +253,12 @@ class Rows:
             np.arange(len(rows_T)) - np.repeat(ends_R - fed_R, fed_R) + self.cached[rows_T]
         )
         done_R = self.cached[: len(fed_R)] + fed_R == self.known[: len(fed_R)]
-        feeding = self._feeding(sampling, fed_F)
-        masks = {each: self._masks(sampling, fed_F, each) for each in set(self._windows)}
+        feeding = self._feeding(fed_F)
+        prefixes = self._prefixes(sampling)
+        masks = {
+            each: self._masks(sampling, fed_F, each, prefixes if each is None else None)
+            for each in set(self._windows)
+        }
         of_layers = tuple(masks[each] for each in self._windows)
         step = PackedStep(
             self.pool, self._written(rows_T, positions_T), sampling, feeding, of_layers
@@ -250,7 +284,7 @@ class Rows:
             # texts that have grown beyond the switch are fed again, with the other factors
             grown = rows[(self.known[rows] > self._switch) & ~self.long[rows]]
             self.long[grown] = True
-            self.cached[grown] = 0
+            self.cached[grown] = self.stem[grown] = 0
             self.kind[grown] = FEEDING
 
     def _portions(self, lacking_F: Array, first: int) -> Array:
@@ -274,7 +308,7 @@ class Rows:
             found[heads] = tensor_on(self.pool.shape.device, every.reshape(-1))
         return found
 
-    def _feeding(self, first: int, fed_F: Array) -> Feeding | None:
+    def _feeding(self, fed_F: Array) -> Feeding | None:
         if not len(fed_F):
             return None
         longest = int(fed_F.max())
@@ -285,29 +319,41 @@ class Rows:
         device = self.pool.shape.device
         gather = tensor_on(device, gather_FL.reshape(-1))
         scatter = tensor_on(device, np.flatnonzero(inside_FL))
-        return Feeding(first, len(fed_F), longest, gather, scatter)
+        return Feeding(len(fed_F), longest, gather, scatter)
 
-    def _masks(self, sampling: int, fed_F: Array, window: int | None) -> Masks:
-        last_S1 = self.cached[:sampling, None]
+    def _prefixes(self, sampling: int) -> SharedPrefixes | None:
+        if not self._share or not sampling:
+            return None
+        return shared_prefixes(
+            self.stem[:sampling], self.stem_length[:sampling], self.cached[:sampling]
+        )
+
+    def _masks(
+        self, sampling: int, fed_F: Array, window: int | None, prefixes: SharedPrefixes | None
+    ) -> Masks:
         feeding = None
         if len(fed_F):
+            rows = slice(sampling, sampling + len(fed_F))
             offsets_FL = np.minimum(np.arange(int(fed_F.max())), fed_F[:, None] - 1)
-            feeding = self._mask(
-                self.cached[sampling : sampling + len(fed_F), None] + offsets_FL, window
-            )
-        return Masks(self._mask(last_S1, window) if sampling else None, feeding)
+            feeding = self._mask(rows, self.cached[rows, None] + offsets_FL, window)
+        start = 0 if prefixes is None else prefixes.length
+        size = _ROWS if self.pool.shape.device.type == "cpu" else max(1, sampling)
+        parts = [slice(at, min(at + size, sampling)) for at in range(0, sampling, size)]
+        masks = [self._mask(each, self.cached[each, None], window, start) for each in parts]
+        return Masks(tuple(masks), feeding, prefixes)
 
-    def _mask(self, last_RL: Array, window: int | None) -> Mask:
-        """Mask for tokens at the positions `last_RL`. Each token sees all positions up to its own,
-        or the last `window` of them.
+    def _mask(self, rows: slice, last_RL: Array, window: int | None, start: int = 0) -> Mask:
+        """Mask for tokens of `rows` at the positions `last_RL`. Each token sees all positions from `start` up
+        to its own, or the last `window` of them.
         """
         longest = int(last_RL.max()) + 1
         stop = min(-(-longest // _WIDTH) * _WIDTH, self.pool.length)
-        start = 0 if window is None else max(0, int(last_RL.min()) + 1 - window) // _WIDTH * _WIDTH
+        if window is not None:
+            start = max(0, int(last_RL.min()) + 1 - window) // _WIDTH * _WIDTH
         last = tensor_on(self.pool.shape.device, last_RL)[..., None]
         positions = torch.arange(start, stop, device=last.device)
         hidden = positions > last
         if window is not None and window < longest:
             hidden |= positions <= last - window
         values = torch.zeros(hidden.shape, dtype=self.pool.shape.dtype, device=last.device)
-        return Mask(slice(start, stop), values.masked_fill_(hidden, float("-inf"))[:, None])
+        return Mask(rows, slice(start, stop), values.masked_fill_(hidden, float("-inf"))[:, None])

@@ -119,7 +119,12 @@ class TransformersEngine:
         self.schemas = Schemas(self.codec, self._vocab_size)
         pool = KVPool(shape, max_rows=max_slots, max_length=self.max_length, max_bytes=kv_bytes)
         windows = [each.window for each in found.layers]
-        self._rows = Rows(pool, self._rope and self._rope.switch, windows=windows)
+        self._rows = Rows(
+            pool,
+            self._rope and self._rope.switch,
+            windows=windows,
+            share=shape.device.type == "cpu" and found.plain,
+        )
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
         self._is_control = np.zeros(max(self._vocab_size, *self.codec.control_token_ids) + 1, bool)
         self._is_control[list(self.codec.control_token_ids)] = True

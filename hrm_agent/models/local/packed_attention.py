@@ -30,6 +30,7 @@ from torch.nn import functional
 from hrm_agent.errors import ModelError
 from hrm_agent.models.local.attention_survey import AttentionCall, register_attention
 from hrm_agent.models.local.kv_cache import KVPool
+from hrm_agent.models.local.shared_prefixes import SharedPrefixes
 
 __all__ = ["Feeding", "Mask", "Masks", "PackedStep", "not_in_process", "replica"]
 
@@ -38,12 +39,8 @@ _NAME = "hrm_agent_packed"
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """Conversations that get several tokens in this step: rows `first` to `first + count` of the
-    pool.
-    """
+    """Conversations that get several tokens in this step."""
 
-    first: int
-    """First row of the pool."""
     count: int
     """Number of rows."""
     longest: int
@@ -60,6 +57,8 @@ class Feeding:
 class Mask:
     """Mask of the positions that each token sees in some rows."""
 
+    rows: slice
+    """Rows of the pool."""
     seen: slice
     """Range of positions that any token sees."""
     values: torch.Tensor
@@ -68,12 +67,16 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Masks for layers of one kind. Each is None if the step has no rows for it."""
+    """Masks for layers of one kind."""
 
-    sampling: Mask | None
-    """[sampling, 1, 1, positions] mask for conversations that are being sampled."""
+    sampling: tuple[Mask, ...]
+    """[rows, 1, 1, positions] masks for conversations that are being sampled, some rows each."""
     feeding: Mask | None
-    """[count, 1, longest, positions] mask for conversations that are being fed."""
+    """[count, 1, longest, positions] mask for conversations that are being fed (None without any)."""
+    prefixes: SharedPrefixes | None = None
+    """First tokens of the conversations that are being sampled, which `sampling` leaves out (None if
+    every conversation reads all its positions by itself).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,8 @@ class PackedStep:
         masks = self.masks[layer]
         how = _How(call.scale, call.options.get("s_aux"), call.options.get("softcap"))
         parts: list[torch.Tensor] = []
-        if masks.sampling is not None:
-            parts.append(
-                self._attend_sampling(query_THD[: self.sampling], keys, values, masks.sampling, how)
-            )
+        if masks.sampling:
+            parts.append(self._attend_sampling(query_THD, keys, values, masks, how))
         if self.feeding is not None and masks.feeding is not None:
             parts.append(
                 _attend_feeding(
@@ -121,15 +122,26 @@ class PackedStep:
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
 
     def _attend_sampling(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Mask, how: _How
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, masks: Masks, how: _How
     ) -> torch.Tensor:
-        count = self.sampling
-        heads = keys.shape[1]
-        grouped = query.reshape(count, heads, -1, query.shape[-1])
-        found = how.attend(
-            grouped, keys[:count, :, mask.seen], values[:count, :, mask.seen], mask.values, tokens=1
-        )
-        return found.reshape(count, -1, values.shape[-1])
+        grouped = query[: self.sampling].unflatten(1, (keys.shape[1], -1))
+        if masks.prefixes is None:
+            found = torch.cat(
+                [
+                    how.attend(
+                        grouped[mask.rows],
+                        keys[mask.rows, :, mask.seen],
+                        values[mask.rows, :, mask.seen],
+                        mask.values,
+                        tokens=1,
+                    )
+                    for mask in masks.sampling
+                ]
+            )
+        else:
+            rest = [(mask.rows, mask.seen, mask.values) for mask in masks.sampling]
+            found = masks.prefixes.attend(grouped, keys, values, rest, how.scale)
+        return found.flatten(1, 2)
 
 
 def _attend_feeding(
@@ -145,12 +157,11 @@ def _attend_feeding(
     heads = keys.shape[1]
     size = query.shape[-1]
     groups = query.shape[1] // heads
-    rows = slice(feeding.first, feeding.first + count)
     padded = query[feeding.gather].view(count, longest, heads, groups, size).permute(0, 2, 3, 1, 4)
     found = how.attend(
         padded.reshape(count, heads, groups * longest, size),
-        keys[rows, :, mask.seen],
-        values[rows, :, mask.seen],
+        keys[mask.rows, :, mask.seen],
+        values[mask.rows, :, mask.seen],
         mask.values.repeat(1, 1, groups, 1),
         tokens=longest,
     )
