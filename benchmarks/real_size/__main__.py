@@ -33,19 +33,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import HumanMessage, SystemMessage
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig
 
 from benchmarks.real_size.arithmetic import Network, prompts_and_steps
-from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
-from hrm_agent.models.codec.opening import load_codec_of
+from benchmarks.real_size.prompts import GROUP, prompts_of
 from hrm_agent.models.loading.policy_loader import model_folder
-from hrm_agent.training.tasks import load_tasks
 
 PROJECT = Path(__file__).parents[2]
-GROUP = 8
 SAMPLING = {
     "generate": ("float32", "bfloat16"),
     "engine": ("float32", "bfloat16"),
@@ -67,16 +63,6 @@ NEARLY = {"float32": 1e-3, "bfloat16": 5e-2}
 """Largest difference of two norms of the same gradient, relative to the norm."""
 BYTES = {"float32": 4, "bfloat16": 2}
 Row = dict[str, Any]
-
-
-def prompts_of(folder: str, count: int) -> list[list[int]]:
-    """Prompts of the tool loop for school problems, `GROUP` of each."""
-    codec = load_codec_of(folder)
-    system = SystemMessage(loop_system_turn(TOOL_LOOP_PROMPT, fenced=True))
-    tasks = load_tasks("reasoning_gym:gsm_symbolic", split="train", seed=0, count=count // GROUP)
-    return [
-        codec.encode([system, HumanMessage(task.prompt)]) for task in tasks for _ in range(GROUP)
-    ]
 
 
 def measured(words: Sequence[str], work: Mapping[str, Any]) -> Row:

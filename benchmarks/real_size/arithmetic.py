@@ -11,10 +11,13 @@ its weight. If the layers' weights are frozen, as below an adapter, the latter i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+
+from benchmarks.engine import settle
 
 __all__ = ["FORWARD_AND_BACKWARD", "FROZEN", "Network", "measured_rates", "prompts_and_steps"]
 
@@ -22,7 +25,7 @@ FORWARD_AND_BACKWARD = 3
 """Operations of a training step for each operation of its forward pass."""
 FROZEN = 2
 """Operations of such a step if the layers' weights are frozen."""
-_SIZE = 2048
+_SIZE, _SIZE_ON_GPU = 2048, 8192
 _COPIED_BYTES = 1 << 28
 _REPEATS = 5
 
@@ -81,28 +84,28 @@ def prompts_and_steps(
     return first, network.forward(len(more), sum(more), len(more))
 
 
-def measured_rates(format_: str) -> dict[str, float]:
-    """Rates of this machine with torch's current number of threads: operations of a large matrix
-    product in a number format, by seconds of the clock and by CPU seconds, and bytes that a copy
-    reads and writes in a second.
+def measured_rates(format_: str, device: str = "cpu") -> dict[str, float]:
+    """Rates of a device, of a CPU with torch's current number of threads: operations of a large
+    matrix product in a number format, by seconds of the clock and by CPU seconds, and bytes that a
+    copy reads and writes in a second.
     """
     dtype = getattr(torch, format_)
-    left, right = torch.randn(2, _SIZE, _SIZE).to(dtype)
-    source = torch.ones(_COPIED_BYTES // 4)
+    size = _SIZE if device == "cpu" else _SIZE_ON_GPU
+    left, right = torch.randn(2, size, size, device=device).to(dtype)
+    source = torch.ones(_COPIED_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    product, copied = float("inf"), float("inf")
-    cpu_product = float("inf")
-    for _ in range(_REPEATS):
-        start, cpu = time.perf_counter(), time.process_time()
-        torch.mm(left, right)
-        product = min(product, time.perf_counter() - start)
-        cpu_product = min(cpu_product, time.process_time() - cpu)
-        start = time.perf_counter()
-        target.copy_(source)
-        copied = min(copied, time.perf_counter() - start)
-    operations = 2.0 * _SIZE**3
+    products = [_timed(lambda: torch.mm(left, right)) for _ in range(_REPEATS)]
+    copies = [_timed(lambda: target.copy_(source)) for _ in range(_REPEATS)]
     return {
-        "flop_s": operations / product,
-        "flop_cpu_s": operations / cpu_product,
-        "bytes_s": 2 * _COPIED_BYTES / copied,
+        "flop_s": 2.0 * size**3 / min(wall for wall, _ in products),
+        "flop_cpu_s": 2.0 * size**3 / min(cpu for _, cpu in products),
+        "bytes_s": 2 * _COPIED_BYTES / min(wall for wall, _ in copies),
     }
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, float]:
+    settle()
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    settle()
+    return time.perf_counter() - wall, time.process_time() - cpu

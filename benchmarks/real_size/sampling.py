@@ -52,8 +52,9 @@ def by_generate(model: Any, work: dict[str, Any]) -> Callable[[int], int]:
     model.generation_config.eos_token_id = None
     rows = [torch.tensor(each) for each in work["prompts"]]
     pad = torch.nn.utils.rnn.pad_sequence
-    ids = pad(rows, batch_first=True, padding_side="left")
-    mask = pad([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    ones = [torch.ones_like(row) for row in rows]
+    ids = pad(rows, batch_first=True, padding_side="left").to(model.device)
+    mask = pad(ones, batch_first=True, padding_side="left").to(model.device)
 
     def answer(tokens: int) -> int:
         with torch.inference_mode():

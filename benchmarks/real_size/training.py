@@ -33,6 +33,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "tree": {"forward": "tree"},
     "tree, LoRA of rank 16": {"forward": "tree", "rank": 16},
     "tree, masters": {"forward": "tree"},
+    "padded, masters": {"forward": "padded"},
+    "packed, masters": {"forward": "packed"},
 }
 """Ways to take a step."""
 
@@ -51,7 +53,11 @@ def step_of(
         return trl(trajectories, overlays, model, work["trl_rows"], recorded=False), operations
     rank = way.get("rank", 0)
     model = TrainedPolicy.load(
-        work["policy"], AdapterPart(lora_rank=rank), dtype=format_, device="cpu", seed=0
+        work["policy"],
+        AdapterPart(lora_rank=rank),
+        dtype=format_,
+        device=work.get("device", "cpu"),
+        seed=0,
     ).model
     factor = FROZEN if rank else FORWARD_AND_BACKWARD
     step = ours(
