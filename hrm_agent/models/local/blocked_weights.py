@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 __all__ = ["BlockedWeights"]
 
-_LEAST_ELEMENTS = 1 << 16
+_LEAST_ELEMENTS = 1 << 17
 """Minimum number of elements of a weight that is copied."""
 _MOST_BYTES = 2 << 30
 """Maximum memory of the copies of a model."""
