@@ -343,8 +343,8 @@ class Rows:
         return Masks(tuple(masks), feeding, prefixes)
 
     def _mask(self, rows: slice, last_RL: Array, window: int | None, start: int = 0) -> Mask:
-        """Mask for tokens of `rows` at the positions `last_RL`. Each token sees all positions from `start` up
-        to its own, or the last `window` of them.
+        """Mask for tokens of `rows` at the positions `last_RL`. Each token sees all positions from
+        `start` up to its own, or the last `window` of them.
         """
         longest = int(last_RL.max()) + 1
         stop = min(-(-longest // _WIDTH) * _WIDTH, self.pool.length)
