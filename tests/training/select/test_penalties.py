@@ -384,13 +384,26 @@ programs = st.lists(
 )
 
 
+def repeats(call: ToolCall, since: list[ToolCall]) -> bool:
+    """True if a call, made again after the calls `since` its first time, changes nothing.
+
+    `a = a + b` does more each time, and so does `a = b + total` after an `a = 0`.
+    """
+    code = code_facts(str(call.arguments["code"]))
+    others = [code_facts(str(each.arguments["code"])) for each in since]
+    changed = {name for each in others[1:] for name in each.sets | each.changes}
+    own = code.sets | code.changes
+    return not own & code.reads and not (own | code.reads) & changed
+
+
 def padding_for(calls: list[ToolCall], at: int, kind: str, seed: int) -> ToolCall:
     """A call that does nothing new, to be inserted before place `at`, with what the record would
     say of it.
     """
     rng = random.Random(seed)
     fresh = f"pad{seed % 1_000_000}"
-    if kind == "idle":
+    repeatable = [call for place, call in enumerate(calls[:at]) if repeats(call, calls[place:at])]
+    if kind == "idle" or not repeatable:
         idle = [
             "pass",
             f"# {fresh}",
@@ -418,7 +431,7 @@ def padding_for(calls: list[ToolCall], at: int, kind: str, seed: int) -> ToolCal
             shown=str(seed) if code == f"{seed}" or "print" in code else NO_OUTPUT,
             name=f"{fresh}-{at}",
         )
-    again = rng.choice(calls[:at])
+    again = rng.choice(repeatable)
     code = str(again.arguments["code"])
     if kind == "wording":
         own = code_facts(code).sets - code_facts(code).reads
@@ -440,6 +453,10 @@ kinds = st.sampled_from(["idle", "repeat", "wording"])
     [("import math\nprint(math.sqrt(0))", OK), ("a = 0", OK), ("a = 0", OK), ("a = 0", ERROR)],
     # a module is given another name, then one more
     [*[("idle", 0)] * 6, ("wording", 845), ("wording", 865)],
+)
+@example(
+    [("a = a + b", OK), ("a = 0", OK), ("b = 0", OK), ("for a in a:\n    a += a\nprint(a)", OK)],
+    [*[("idle", 0)] * 4, ("repeat", 269), *[("idle", 0)] * 2],  # a sum is not repeated
 )
 def test_padding_never_lowers_a_penalty(
     program: list[tuple[str, ToolStatus]], paddings: list[tuple[str, int]]
