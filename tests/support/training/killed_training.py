@@ -36,14 +36,23 @@ Weights = dict[str, torch.Tensor]
 
 def killed_runs(config: GrpoConfig, folder: Path, kills: Kills) -> Path:
     """Run a training that kills itself for each of `kills`, and return the folder."""
+    assert _exit_codes(config, folder, kills) == dict.fromkeys(kills, -signal.SIGKILL)
+    return folder
+
+
+def finished_run(config: GrpoConfig, folder: Path, name: str) -> Path:
+    """Run or resume the training in `FOLDER/NAME/run` to its end, and return that folder."""
+    assert _exit_codes(config, folder, {name: ("", 0)}) == {name: 0}
+    return folder / name / "run"
+
+
+def _exit_codes(config: GrpoConfig, folder: Path, kills: Kills) -> dict[str, int]:
     asked = {"config": config.model_dump(mode="json"), "kills": kills, "folder": str(folder)}
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     server.stdin.write(json.dumps({**asked, "environment": dict(os.environ)}) + "\n")
     server.stdin.flush()
-    codes = json.loads(server.stdout.readline())
-    assert codes == dict.fromkeys(kills, -signal.SIGKILL)
-    return folder
+    return json.loads(server.stdout.readline())
 
 
 @cache
