@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _ANNOTATED = re.compile(r"<<[^>]*=([^>]*)>>")
 """Computation of a GSM8K solution: `<<48/2=24>>`."""
 _EQUAL = re.compile(r"=\s*[^\d\s-]?(-?[\d,]+(?:\.\d+)?)")
 """Result in a `gsm_symbolic` solution: `35 x €2 = €70`."""
+_DRAWN = 20
+"""Problems of `gsm_symbolic` from which one with few steps is taken."""
 
 
 def gsm8k(
@@ -50,23 +53,25 @@ def _gsm8k_task(name: str, row: dict[str, str]) -> Task:
     )
 
 
-def symbolic(split: str, seed: int, count: int = 256) -> list[Task]:
+def symbolic(split: str, seed: int, count: int = 256, most_steps: int = 99) -> list[Task]:
     """Problems of reasoning-gym's `gsm_symbolic`. Its hundred templates are the same in both splits;
-    names and numbers differ.
+    names and numbers differ. Training takes problems with at most `most_steps` results in the
+    reference solution, evaluation takes all.
     """
     import reasoning_gym
 
+    most = most_steps if split == "train" else 99
     drawn: Any = reasoning_gym.create_dataset(
-        "gsm_symbolic", seed=2 * seed + (split == "eval"), size=count
+        "gsm_symbolic", seed=2 * seed + (split == "eval"), size=_DRAWN * count
     )
-    return [
-        _task(
-            f"{split}-{seed}-{index}",
-            entry["question"],
-            entry["answer"],
-            _EQUAL.findall(entry["metadata"]["answer_cot"]),
-        )
+    results = (
+        (index, entry, _EQUAL.findall(entry["metadata"]["answer_cot"]))
         for index, entry in enumerate(drawn)
+    )
+    fitting = ((i, entry, found) for i, entry, found in results if len(found) <= most)
+    return [
+        _task(f"{split}-{seed}-{i}", entry["question"], entry["answer"], found)
+        for i, entry, found in islice(fitting, count)
     ]
 
 
