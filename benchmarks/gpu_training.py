@@ -8,7 +8,8 @@ that is killed and resumed.
 `--pack` writes the weights in bfloat16, in files of at most 60 MB, for machines to which only small
 files can be brought. The folder is a policy of its own.
 
-* Sampling: the engine and `generate` of transformers, 8 answers of each prompt of the tool loop.
+* Sampling: the engine without and with CUDA graphs, and `generate` of transformers, 8 answers of
+  each prompt of the tool loop.
 * A training step by each way to forward a batch, on rollouts of about 1,000 tokens.
 * `train rl` with the tool loop, in a process of its own, until `--minutes` have passed since the
   start. The process is killed after its first steps and started again. A step that is taken twice,
@@ -73,9 +74,11 @@ def sampling(options: argparse.Namespace, rates: Row) -> list[Row]:
     tokens = options.tokens
     first, further = prompts_and_steps(Network.of(model.config), prompts, tokens)
     work = {"prompts": prompts, "threads": None}
-    engine, answer = by_engine(model, work)
-    with engine:
-        found = {"engine": timed(answer, tokens, options.device)}
+    found: dict[str, Row] = {}
+    for way, captured in (("engine", False), ("engine, CUDA graphs", True)):
+        engine, answer = by_engine(model, {**work, "captured": captured})
+        with engine:
+            found[way] = timed(answer, tokens, options.device)
     found["generate"] = timed(by_generate(model, work), tokens, options.device)
     for row in found.values():
         row["tokens_s"] = len(prompts) * tokens / row["wall"]

@@ -34,6 +34,7 @@ def by_engine(model: Any, work: dict[str, Any]) -> tuple[TransformersEngine, Cal
         name="real size",
         max_slots=len(work["prompts"]),
         threads=work["threads"],
+        captured=work.get("captured", False),
     )
 
     def answer(tokens: int) -> int:

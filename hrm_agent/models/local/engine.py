@@ -45,6 +45,7 @@ from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.attention_survey import survey
 from hrm_agent.models.local.blocked_weights import BlockedWeights
 from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
+from hrm_agent.models.local.captured_steps import CapturedSteps
 from hrm_agent.models.local.constrained_decoding import Schemas
 from hrm_agent.models.local.gathering import Gathering
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
@@ -55,7 +56,7 @@ from hrm_agent.models.local.model_inspection import (
     load_weights,
     longest_conversation,
 )
-from hrm_agent.models.local.packed_attention import not_in_process, replica
+from hrm_agent.models.local.packed_attention import PackedStep, not_in_process, replica
 from hrm_agent.models.local.pending_request import PendingRequest, no_distribution, objection
 from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
@@ -88,10 +89,12 @@ class TransformersEngine:
         max_length: int | None = None,
         threads: int | None = None,
         kv_bytes: int = _KV_BYTES,
+        captured: bool = False,
     ) -> None:
         """`max_slots`: maximum number of parallel conversations, each of at most `max_length`
         tokens, in at most `kv_bytes` of cache. `threads`: number of torch's threads in the loop
-        (None: unchanged).
+        (None: unchanged). `captured`: sample with CUDA graphs, on a CPU by the same steps without
+        graphs. A model with adapters by role, or with switching rotary factors, samples without.
         """
         self.name = name
         self.codec: PolicyCodec = (
@@ -124,6 +127,11 @@ class TransformersEngine:
             self._rope and self._rope.switch,
             windows=windows,
             share=shape.device.type == "cpu" and found.plain,
+        )
+        self._captured = (
+            CapturedSteps(self._logits, pool, windows)
+            if captured and self._route is None and self._rope is None
+            else None
         )
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
         self._is_control = np.zeros(max(self._vocab_size, *self.codec.control_token_ids) + 1, bool)
@@ -291,6 +299,10 @@ class TransformersEngine:
         self._end_answers(row_S[sound_S], tokens[sound_S])
 
     def _forward(self, step: StepInput) -> torch.Tensor:
+        if self._captured is not None:
+            logits_SV = self._captured.logits(step)
+            if logits_SV is not None:
+                return logits_SV
         keep = (
             step.last_S
             if len(step.row_S)
@@ -300,12 +312,17 @@ class TransformersEngine:
             self._route.by_token(step.adapters_T, keep.device)
         if self._rope is not None:
             self._rope.by_token(step.long_T, keep.device)
+        return self._logits(step.ids_1T, step.positions_1T, step.step, keep)
+
+    def _logits(
+        self, ids_1T: torch.Tensor, positions_1T: torch.Tensor, step: PackedStep, keep: torch.Tensor
+    ) -> torch.Tensor:
         output = self._model(
-            input_ids=step.ids_1T,
-            position_ids=step.positions_1T,
+            input_ids=ids_1T,
+            position_ids=positions_1T,
             attention_mask=self._no_mask,
             use_cache=False,
-            packed_step=step.step,
+            packed_step=step,
             logits_to_keep=keep,
         )
         return output.logits[0]

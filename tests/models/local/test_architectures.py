@@ -54,10 +54,14 @@ def check(model: Any, prompt: Sequence[int], done: Completion) -> None:
     torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("tied", "captured"),
+    [(True, False), (False, False), (True, True)],
+    ids=["tied", "untied", "captured"],
+)
 @pytest.mark.parametrize("kind", SERVED)
 def test_answers_are_those_of_a_plain_forward_pass(
-    kind: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, tied: bool, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Conversations that come back, samples that copy a prompt, prompts in portions, all longer
     than a window.
@@ -65,7 +69,7 @@ def test_answers_are_those_of_a_plain_forward_pass(
     monkeypatch.setattr(cache_rows, "_STEP_TOKENS", 40)
     model = of_architecture(kind, tie_word_embeddings=tied)
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
-    with TransformersEngine(model, OpenEnded(), name=kind) as engine:
+    with TransformersEngine(model, OpenEnded(), name=kind, captured=captured) as engine:
         texts = [prompt_of(1), prompt_of(WINDOW - 1), prompt_of(5 * WINDOW), prompt_of(100)]
         for turn in range(3):
             fed = engine.fed_tokens

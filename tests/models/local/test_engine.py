@@ -62,9 +62,11 @@ def check(
     torch.testing.assert_close(torch.tensor(completion.logprobs), plain, atol=1e-4, rtol=1e-4)
 
 
-@pytest.fixture
-def engine(model: Any) -> Iterator[TransformersEngine]:
-    with TransformersEngine(model, OpenEnded(), name="tiny", max_slots=40) as engine:
+@pytest.fixture(params=[False, True], ids=["", "captured"])
+def engine(model: Any, request: pytest.FixtureRequest) -> Iterator[TransformersEngine]:
+    with TransformersEngine(
+        model, OpenEnded(), name="tiny", max_slots=40, captured=request.param
+    ) as engine:
         yield engine
 
 
