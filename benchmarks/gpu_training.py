@@ -238,7 +238,7 @@ def main() -> None:
         pack(options.policy, options.pack)
         return
     if options.device != "cpu" and not torch.cuda.is_available():
-        Console().print("There is no GPU here; --quick --device cpu runs on a CPU.")
+        Console().print("No GPU was found. Run the short form on a CPU: --quick --device cpu.")
         return
     rates = measured_rates(FORMAT, options.device)
     rows = [*sampling(options, rates), *training(options, rates)]

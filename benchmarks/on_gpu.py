@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available() and not arguments.quick:
-        Console().print("There is no GPU here; --quick runs on a CPU.")
+        Console().print("No GPU was found. Run the short form on a CPU: --quick.")
         return
     device = arguments.device if torch.cuda.is_available() else "cpu"
     requests, rollouts = (16, 16) if arguments.quick else (arguments.requests, arguments.rollouts)

@@ -33,8 +33,7 @@ class BlockedWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [_Blocked(layer) for layer in model.modules() if _gains(layer)]
-        weights = {id(each.layer.weight): each.layer.weight for each in self._layers}
-        if sum(weight.nbytes for weight in weights.values()) > _MOST_BYTES:
+        if sum(each.layer.weight.nbytes for each in self._layers) > _MOST_BYTES:
             self._layers = []
         for each in self._layers:
             each.layer.forward = each.multiply

@@ -63,6 +63,7 @@ class CapturedSteps:
         size = (self._pool.rows, self._pool.length, block.data_ptr())
         if size != self._captured_for:
             self._replays.clear()
+            self._memory = None
             self._captured_for = size
         if rows not in self._replays:
             if not given.is_cuda:
