@@ -19,15 +19,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.smollm2.commands import POLICY, cold_start, cpu_seconds, evaluated, prepare, run
 from benchmarks.smollm2.lessons import lessons
 from hrm_agent.store import open_store
 from hrm_agent.training.select.roc import is_positive
@@ -35,9 +32,7 @@ from hrm_agent.training.small_policy.format_lessons import write_lessons
 from hrm_agent.trajectory import Trajectory
 
 Row = dict[str, Any]
-PROJECT = Path(__file__).parents[2]
-CONFIG = PROJECT / "configs" / "smollm2-135m.toml"
-POLICY = "smollm2-135m"
+CONFIG = Path(__file__).parents[2] / "configs" / "smollm2-135m.toml"
 SOURCES = {
     "GSM8K test": "benchmarks.smollm2.problems:gsm8k",
     "gsm_symbolic": "benchmarks.smollm2.problems:symbolic",
@@ -45,125 +40,90 @@ SOURCES = {
     "basic_arithmetic": "reasoning_gym:basic_arithmetic",
 }
 """Source of held-out problems -> its `--tasks`."""
-COLD_START = {
-    "steps": "40",
-    "batch-size": "16",
-    "learning-rate": "1e-4",
-    "warmup-steps": "3",
-    "cooldown": "0.5",
-    "forward": "packed",
-}
 LESSONS = 640
-HELD_OUT_SEED = 1_000
-"""Seed of the held-out problems, which no training has."""
 QUICK_LESSONS = 32
-QUICK_COLD_START = {"steps": "2"}
+BEFORE = "before"
 QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")
-FACTS = {
-    "accuracy": "pass_at_1",
-    "interval": "interval",
-    "tool_calls": "mean_tool_calls",
-    "tool_errors": "tool_error_share",
-    "errors_among_correct": "correct_with_tool_error",
-    "without_call": "without_call",
-    "tokens": "mean_sampled_tokens",
-}
-"""Fact of an evaluation in the table -> its name in `results.json`."""
 
 
 def of_seed(folder: Path, seed: int, problems: int, quick: bool) -> Row:
     """Train with one seed and evaluate each point. Returns the facts by point and source."""
-    started = _cold_start(folder, seed, quick)
-    points: dict[str, str | Path] = {"before": POLICY, "cold start": started}
+    written = folder / "lessons.jsonl"
+    if not written.exists():
+        write_lessons(list(lessons(seed, QUICK_LESSONS if quick else LESSONS)), written)
+    started = cold_start(folder / "cold-start", written, seed, quick=quick)
     stages = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["stages"]
-    run = folder / "rl"
-    if not (run / "model").exists():
-        _train(run, started, seed, stages, quick)
-    for number, stage in enumerate(stages, start=1):
-        last = number == len(stages)
-        points[stage["name"]] = run / "model" if last else run / "stages" / str(number)
+    trained = folder / "rl"
+    if not (trained / "model").exists():
+        _train(trained, started, seed, stages, quick)
+    after = {
+        stage["name"]: trained / "stages" / str(number)
+        for number, stage in enumerate(stages[:-1], start=1)
+    }
+    points = {
+        BEFORE: POLICY,
+        "cold start": started,
+        **after,
+        stages[-1]["name"]: trained / "model",
+    }
+    places = {
+        # the policy before is the same for all seeds
+        point: (folder.parent if point == BEFORE else folder) / "held-out" / point.replace(" ", "-")
+        for point in points
+    }
     found: Row = {
         point: {
-            source: _evaluated(
-                folder, f"{point}-{source}".replace(" ", "-"), policy, spec, problems
-            )
+            source: _evaluated(places[point] / source.replace(" ", "-"), policy, spec, problems)
             for source, spec in SOURCES.items()
         }
         for point, policy in points.items()
     }
-    _write_transcripts(folder, list(points))
-    return {"seed": seed, "points": found, "cpu_seconds": _cpu_seconds(run)}
+    _write_transcripts(folder, places)
+    return {"seed": seed, "points": found, "cpu_seconds": cpu_seconds(trained)}
 
 
-def _cold_start(folder: Path, seed: int, quick: bool) -> Path:
-    written = folder / "lessons.jsonl"
-    if not written.exists():
-        write_lessons(list(lessons(seed, QUICK_LESSONS if quick else LESSONS)), written)
-    place = folder / "cold-start"
-    if not (place / "model").exists():
-        flags = _flags(COLD_START | (QUICK_COLD_START if quick else {}))
-        common = ("--policy", POLICY, "--seed", str(seed), "--out", str(place))
-        _run(folder, "train", "sft", str(written), *common, *flags)
-    return place / "model"
-
-
-def _train(run: Path, policy: Path, seed: int, stages: Sequence[Row], quick: bool) -> None:
+def _train(place: Path, policy: Path, seed: int, stages: Sequence[Row], quick: bool) -> None:
     config = CONFIG
     if quick:
-        config = run.parent / "quick.toml"
+        config = place.parent / "quick.toml"
         text = CONFIG.read_text(encoding="utf-8")
         for stage in stages:
             text = text.replace(f"steps = {stage['steps']}\n", "steps = 1\n")
         config.write_text(text, encoding="utf-8")
-    flags = ("--policy", str(policy), "--seed", str(seed), "--out", str(run))
-    _run(
-        run.parent,
-        "train",
-        "rl",
-        "--config",
-        str(config),
-        *flags,
-        *(QUICK_TRAINING if quick else ()),
+    flags = ("--policy", str(policy), "--seed", str(seed), "--out", str(place))
+    reduced = QUICK_TRAINING if quick else ()
+    run(place.parents[1], "train", "rl", "--config", str(config), *flags, *reduced)
+
+
+def _evaluated(place: Path, policy: str | Path, spec: str, problems: int) -> Row:
+    """Facts of an evaluation with the limits of the last stage. `place`: its folder."""
+    settings = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
+    last = settings["stages"][-1]
+    limits = {"max_turns": last["turns"], "max_tokens": last["rollout_tokens"]}
+    return evaluated(
+        place,
+        policy,
+        tasks=spec,
+        problems=problems,
+        context={**settings["context"], **limits},
+        flags={"max-tokens": str(settings["max_tokens"])},
+        cwd=next(folder for folder in place.parents if (folder / "gsm8k").is_dir()),
     )
 
 
-def _evaluated(folder: Path, name: str, policy: str | Path, spec: str, problems: int) -> Row:
-    """Facts of an evaluation on held-out problems. `folder`: folder of the seed."""
-    place = folder / "held-out" / name
-    results = place / "results.json"
-    if not results.exists():
-        settings = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
-        context = {**settings["context"], "max_turns": settings["stages"][-1]["turns"]}
-        context["max_tokens"] = settings["stages"][-1]["rollout_tokens"]
-        flags = {
-            "policy": f"{policy}?dtype=bfloat16",
-            "tasks": spec,
-            "count": str(problems),
-            "seed": str(HELD_OUT_SEED),
-            "temperature": "0",
-            "max-tokens": str(settings["max_tokens"]),
-            "out": str(place),
-        }
-        given = [word for key, value in context.items() for word in ("--context", f"{key}={value}")]
-        _run(folder, "eval", *_flags(flags), *given)
-    found = json.loads(results.read_text(encoding="utf-8"))
-    return {fact: found[key] for fact, key in FACTS.items()}
-
-
-def _write_transcripts(folder: Path, points: Sequence[str]) -> None:
-    """Write the runs of the first three test rows before and after, and the first fifty wrong ones."""
-    ends = {
-        point: _runs_of(folder / "held-out" / f"{point}-GSM8K-test".replace(" ", "-"))
-        for point in points
-    }
-    first, last = ends[points[0]], ends[points[-1]]
+def _write_transcripts(folder: Path, places: dict[str, Path]) -> None:
+    """Write the runs of the first three test rows before and after, and the first fifty wrong ones.
+    `places`: folder of the evaluations of each point, in order.
+    """
+    points = list(places)
+    first, last = (_runs_of(places[point] / "GSM8K-test") for point in (points[0], points[-1]))
     shown = [
-        f"## {point}\n\n{_as_text(run)}"
+        f"## {point}\n\n{_as_text(one)}"
         for runs, point in ((first, points[0]), (last, points[-1]))
-        for run in runs[:3]
+        for one in runs[:3]
     ]
     (folder / "transcripts.md").write_text("\n".join(shown), encoding="utf-8")
-    wrong = [run for run in last if not is_positive(run.outcome)][:50]
+    wrong = [one for one in last if not is_positive(one.outcome)][:50]
     (folder / "failures.md").write_text("\n".join(map(_as_text, wrong)), encoding="utf-8")
 
 
@@ -173,12 +133,12 @@ def _runs_of(place: Path) -> list[Trajectory]:
         return sorted(store.journal.trajectories(), key=lambda run: run.task.id)
 
 
-def _as_text(run: Trajectory) -> str:
-    lines = [f"**{run.task.id}** {run.task.prompt}\n\nReference: {run.task.answer}\n"]
-    tools = iter(run.tool_calls)
-    for call in run.calls:
+def _as_text(one: Trajectory) -> str:
+    lines = [f"**{one.task.id}** {one.task.prompt}\n\nReference: {one.task.answer}\n"]
+    tools = iter(one.tool_calls)
+    for call in one.calls:
         lines.append(f"    {str(call.response['content']).strip()}".replace("\n", "\n    "))
-        if call is not run.calls[-1] and (tool := next(tools, None)) is not None:
+        if call is not one.calls[-1] and (tool := next(tools, None)) is not None:
             lines.append(f"    -> {tool.content.strip()}".replace("\n", "\n       "))
     return "\n".join(lines) + "\n"
 
@@ -208,24 +168,6 @@ def table(record: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _cpu_seconds(run: Path) -> float:
-    rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return sum(v for row in rows for k, v in row.items() if k.endswith("_cpu_seconds"))
-
-
-def _flags(keys: dict[str, str]) -> list[str]:
-    return [word for key, value in keys.items() for word in (f"--{key}", value)]
-
-
-def _run(folder: Path, *words: str) -> None:
-    """Run a command in the folder that has `gsm8k`, and show what it reports."""
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    command = [sys.executable, "-m", "hrm_agent", *words]
-    code = subprocess.run(command, env=environment, cwd=folder.parent, check=False).returncode
-    if code:
-        raise SystemExit(f"{' '.join(command)} ended with {code}.")
-
-
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(
@@ -241,14 +183,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     folder: Path = options.folder.absolute()
-    for name in ("train.jsonl", "test.jsonl"):
-        if not (options.gsm8k / name).is_file():
-            raise SystemExit(
-                f"{options.gsm8k} has no {name} of GSM8K. Name its folder: --gsm8k FOLDER"
-            )
-        (folder / "gsm8k").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(options.gsm8k / name, folder / "gsm8k" / name)
-    _run(folder / "gsm8k", "models", "get", POLICY)
+    prepare(folder, options.gsm8k)
     record: list[Row] = []
     for seed in options.seeds:
         place = folder / f"seed-{seed}"

@@ -25,7 +25,7 @@ from hrm_agent.training.small_policy.format_lessons import write_lessons
 from hrm_agent.training.small_policy.snippets import tool_text
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["lessons"]
+__all__ = ["KINDS", "Request", "lessons", "turns_with_tool", "value_of"]
 
 Request = tuple[str, list[str]]
 """Request in words, and the code of each call that carries it out."""
@@ -59,21 +59,24 @@ def lessons(seed: int, count: int) -> Iterator[Conversation]:
             asked, (answer,) = request(rng)
             yield Conversation((HumanMessage(asked), AIMessage(answer)))
         else:
-            yield Conversation((system, *_with_tool(*request(rng))))
+            asked, calls = request(rng)
+            yield Conversation((system, HumanMessage(asked), *turns_with_tool(calls)))
 
 
-def _with_tool(asked: str, calls: Sequence[str]) -> list[BaseMessage]:
-    """Turns of the tool loop with fenced calls, as `hrm_agent.tools.fenced` writes the results. The
-    answer is the last result, without the `.0` of a whole number.
+def turns_with_tool(calls: Sequence[str]) -> list[BaseMessage]:
+    """Turns of the tool loop after the request, with fenced calls, as `hrm_agent.tools.fenced`
+    writes the results. The answer is the last result.
     """
-    turns: list[BaseMessage] = [HumanMessage(asked)]
-    output = ""
+    turns: list[BaseMessage] = []
     for code in calls:
-        output = tool_text(code)
         turns.append(AIMessage(f"```python\n{code}\n```"))
-        turns.append(HumanMessage(f"Result 1 (ok):\n```output\n{output}\n```"))
-    answer = output.strip().removesuffix(".0")
-    return [*turns, AIMessage(f"<answer>\\boxed{{{answer}}}</answer>")]
+        turns.append(HumanMessage(f"Result 1 (ok):\n```output\n{tool_text(code)}\n```"))
+    return [*turns, AIMessage(f"<answer>\\boxed{{{value_of(calls[-1])}}}</answer>")]
+
+
+def value_of(code: str) -> str:
+    """Result of the code as an answer, without the `.0` of a whole number."""
+    return tool_text(code).strip().removesuffix(".0")
 
 
 def expression(rng: random.Random) -> Request:
@@ -270,7 +273,7 @@ def by_phrase(rng: random.Random) -> Request:
         )
     )
     asked = rng.choice((f"Take {phrase}. Then {then}.", f"First work out {phrase}, then {then}."))
-    if rng.random() < 0.5:
+    if rng.random() < 0.2:
         return asked, [further.format(_bracketed(code))]
     return asked, [code, further.format(tool_text(code).strip())]
 
@@ -344,11 +347,11 @@ def instruction(rng: random.Random) -> Request:
 
 
 KINDS: dict[Callable[[random.Random], Request], int] = {
-    expression: 16,
-    operation: 14,
-    on_a_list: 12,
-    in_steps: 10,
-    by_phrase: 44,
+    expression: 14,
+    operation: 8,
+    on_a_list: 8,
+    in_steps: 30,
+    by_phrase: 36,
     instruction: 4,
 }
 """Number of lessons of each kind in a hundred."""

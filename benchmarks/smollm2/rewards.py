@@ -15,7 +15,7 @@ from benchmarks.smollm2.problems import number_of
 from hrm_agent.rewards import Reward, Rubric, answer_is
 from hrm_agent.trajectory import TaskRef, ToolCall, ToolStatus
 
-__all__ = ["rubric", "steps_found"]
+__all__ = ["role_rubric", "rubric", "steps_found"]
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
@@ -38,3 +38,6 @@ def steps_found(tool_calls: Sequence[ToolCall], task: TaskRef) -> float | None:
 
 
 rubric = Rubric([answer_is("boxed"), Reward(steps_found, weight=0.5)])
+"""Rubric of the tool loop, whose answer stands in a box."""
+role_rubric = Rubric([answer_is("last_number"), Reward(steps_found, weight=0.5)])
+"""Rubric of the four roles, whose synthesizer writes a line with a number."""

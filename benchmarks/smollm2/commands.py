@@ -1,0 +1,106 @@
+"""Commands of the program, as the benchmarks run them: a cold start, a training, an evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["POLICY", "cold_start", "cpu_seconds", "evaluated", "prepare", "run"]
+
+Row = dict[str, Any]
+PROJECT = Path(__file__).parents[2]
+POLICY = "smollm2-135m"
+COLD_START = {
+    "steps": "40",
+    "batch-size": "16",
+    "learning-rate": "1e-4",
+    "warmup-steps": "3",
+    "cooldown": "0.5",
+    "forward": "packed",
+}
+QUICK_STEPS = "2"
+HELD_OUT_SEED = 1_000
+"""Seed of the held-out problems, which no training has."""
+FACTS = {
+    "accuracy": "pass_at_1",
+    "interval": "interval",
+    "tool_calls": "mean_tool_calls",
+    "tool_errors": "tool_error_share",
+    "errors_among_correct": "correct_with_tool_error",
+    "without_call": "without_call",
+    "tokens": "mean_sampled_tokens",
+}
+"""Fact of an evaluation -> its name in `results.json`."""
+
+
+def prepare(folder: Path, gsm8k: Path) -> None:
+    """Copy GSM8K into the folder, and fetch the policy."""
+    for name in ("train.jsonl", "test.jsonl"):
+        if not (gsm8k / name).is_file():
+            raise SystemExit(f"{gsm8k} has no {name} of GSM8K. Name its folder: --gsm8k FOLDER")
+        (folder / "gsm8k").mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(gsm8k / name, folder / "gsm8k" / name)
+    run(folder, "models", "get", POLICY)
+
+
+def cold_start(place: Path, lessons: Path, seed: int, *, quick: bool) -> Path:
+    """Train the policy on lessons, unless this is done. Returns its weights' folder."""
+    if not (place / "model").exists():
+        flags = _flags(COLD_START | ({"steps": QUICK_STEPS} if quick else {}))
+        common = ("--policy", POLICY, "--seed", str(seed), "--out", str(place))
+        run(place.parent, "train", "sft", str(lessons), *common, *flags)
+    return place / "model"
+
+
+def evaluated(
+    place: Path,
+    policy: str | Path,
+    *,
+    tasks: str,
+    problems: int,
+    context: Mapping[str, Any],
+    flags: Mapping[str, str],
+    cwd: Path,
+) -> Row:
+    """Facts of an evaluation on held-out problems, which is made unless it is there. The most
+    probable token is taken each time. `cwd`: folder that has `gsm8k`.
+    """
+    results = place / "results.json"
+    if not results.exists():
+        common = {
+            "policy": f"{policy}?dtype=bfloat16",
+            "tasks": tasks,
+            "count": str(problems),
+            "seed": str(HELD_OUT_SEED),
+            "temperature": "0",
+            "out": str(place),
+        }
+        given = [word for key, value in context.items() for word in ("--context", f"{key}={value}")]
+        run(cwd, "eval", *_flags(common | dict(flags)), *given)
+    found = json.loads(results.read_text(encoding="utf-8"))
+    return {fact: found[key] for fact, key in FACTS.items()}
+
+
+def cpu_seconds(place: Path) -> float:
+    """CPU seconds of a training."""
+    rows = map(json.loads, (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return sum(v for row in rows for k, v in row.items() if k.endswith("_cpu_seconds"))
+
+
+def run(cwd: Path, *words: str) -> None:
+    """Run a command of the program in a folder, and show what it reports."""
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-m", "hrm_agent", *words]
+    code = subprocess.run(command, env=environment, cwd=cwd, check=False).returncode
+    if code:
+        raise SystemExit(f"{' '.join(command)} ended with {code}.")
+
+
+def _flags(keys: Mapping[str, str]) -> Sequence[str]:
+    return [word for key, value in keys.items() for word in (f"--{key}", value)]

@@ -1,0 +1,137 @@
+"""SmolLM2-135M-Instruct learns the four roles of the reasoning graph: a cold start of form alone,
+then GRPO-RoC (`configs/smollm2-135m-roles.toml`).
+
+    python -m benchmarks.smollm2.roles --gsm8k FOLDER [--seed 0] [--folder runs/smollm2-roles] [--json FILE]
+
+The training is made with one adapter for all roles, and with one adapter a role. The better one of
+both (by held-out accuracy) is trained again with each role frozen in turn: its answers are then
+context, and no token of them is trained on. Each is evaluated on the same held-out problems of
+`basic_arithmetic` and of `gsm_symbolic`, half of each. What is in the folder is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.smollm2.commands import cold_start, cpu_seconds, evaluated, prepare, run
+from benchmarks.smollm2.role_lessons import role_lessons
+from hrm_agent.training.small_policy.format_lessons import write_lessons
+
+Row = dict[str, Any]
+CONFIG = Path(__file__).parents[2] / "configs" / "smollm2-135m-roles.toml"
+ROLES = ("plan", "solve", "critique", "synthesize")
+"""Nodes of the graph that ask the model."""
+SOURCES = {
+    "basic_arithmetic": "reasoning_gym:basic_arithmetic",
+    "gsm_symbolic": "benchmarks.smollm2.problems:symbolic",
+}
+LESSONS, QUICK_LESSONS = 960, 32
+QUICK = ("--steps", "1", "--prompts-per-step", "2", "--group-size", "2")
+ONE, OWN = "one adapter", "an adapter a role"
+
+
+def compared(folder: Path, seed: int, problems: int, *, quick: bool) -> Row:
+    """Facts of each point by source: the cold start, both trainings, and each frozen role.
+    `problems`: held-out problems of all sources.
+    """
+    written = folder / "lessons.jsonl"
+    if not written.exists():
+        write_lessons(list(role_lessons(seed, QUICK_LESSONS if quick else LESSONS)), written)
+    started = cold_start(folder / "cold-start", written, seed, quick=quick)
+    own = [word for role in ROLES for word in ("--lora-roles", role)]
+
+    def trained(point: str, *flags: str) -> Row:
+        place = folder / point.replace(" ", "-")
+        if not (place / "model").exists():
+            common = ("--policy", str(started), "--seed", str(seed), "--out", str(place))
+            reduced = QUICK if quick else ()
+            run(folder, "train", "rl", "--config", str(CONFIG), *common, *flags, *reduced)
+        return {"cpu_seconds": cpu_seconds(place), **_evaluated(place, place / "model", problems)}
+
+    before = _evaluated(folder / "before", started, problems)
+    points: Row = {"cold start": before, ONE: trained(ONE), OWN: trained(OWN, *own)}
+    better = max((ONE, OWN), key=lambda point: _accuracy(points[point]))
+    for role in ROLES:
+        others = [word for other in ROLES if other != role for word in ("--lora-roles", other)]
+        kept = others if better == OWN else []
+        points[f"{role} frozen"] = trained(f"{role} frozen", *kept, "--frozen-roles", role)
+    return {"seed": seed, "better": better, "points": points}
+
+
+def _evaluated(place: Path, policy: Path, problems: int) -> Row:
+    settings = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
+    return {
+        source: evaluated(
+            place / "held-out" / source,
+            policy,
+            tasks=spec,
+            problems=problems // len(SOURCES),
+            context=settings["context"],
+            flags={
+                "graph": settings["graph"],
+                "rewards": settings["rewards"],
+                "max-tokens": str(settings["max_tokens"]),
+            },
+            cwd=folder_of_gsm8k(place),
+        )
+        for source, spec in SOURCES.items()
+    }
+
+
+def folder_of_gsm8k(place: Path) -> Path:
+    return next(folder for folder in place.parents if (folder / "gsm8k").is_dir())
+
+
+def _accuracy(facts: Mapping[str, Any]) -> float:
+    return sum(facts[source]["accuracy"] for source in SOURCES) / len(SOURCES)
+
+
+def table(record: Row) -> str:
+    """Markdown table: accuracy by source with its 95 % interval, calls of the tool, tokens."""
+    lines = [
+        "| point | all | " + " | ".join(SOURCES) + " | tool calls | tokens |",
+        "|---|---|" + "---|" * len(SOURCES) + "---|---|",
+    ]
+    for point, facts in record["points"].items():
+        by_source = [
+            f"{facts[s]['accuracy']:.3f} ({facts[s]['interval'][0]:.3f} to {facts[s]['interval'][1]:.3f})"
+            for s in SOURCES
+        ]
+        means = [
+            sum(facts[s][key] for s in SOURCES) / len(SOURCES) for key in ("tool_calls", "tokens")
+        ]
+        cells = (point, f"{_accuracy(facts):.3f}", *by_source, f"{means[0]:.2f}", f"{means[1]:.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--gsm8k", type=Path, required=True, help="folder with train.jsonl and test.jsonl"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--problems", type=int, default=128, help="held-out problems in all")
+    parser.add_argument("--folder", type=Path, default=Path("runs/smollm2-roles"))
+    parser.add_argument("--quick", action="store_true", help="a step each, which says nothing")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    folder: Path = options.folder.absolute()
+    prepare(folder, options.gsm8k)
+    record = compared(folder, options.seed, options.problems, quick=options.quick)
+    print(table(record))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
