@@ -35,7 +35,7 @@ from hrm_agent.config import (
 )
 from hrm_agent.errors import ConfigError, nearest
 
-__all__ = ["Parser", "add_config", "add_graph_options", "config_from", "print_config"]
+__all__ = ["Parser", "add_config", "add_graph_options", "as_pairs", "config_from", "print_config"]
 
 Config = TypeVar("Config", bound=BaseModel)
 Arguments = argparse.Namespace
@@ -310,6 +310,15 @@ def _toml_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def as_pairs(table: Mapping[str, Any]) -> list[str]:
+    """Pairs KEY=VALUE from which `--context` reads the table."""
+    texts = {
+        key: value if isinstance(value, str) and _toml_value(value) == value else json.dumps(value)
+        for key, value in table.items()
+    }
+    return [f"{key}={text}" for key, text in texts.items()]
 
 
 def config_from(

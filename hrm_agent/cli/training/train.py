@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.basics.files import alone_in
-from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.arguments import Parser, add_config, as_pairs, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import run_folder
@@ -314,13 +314,16 @@ def _report(config: GrpoConfig, folder: Path, output: Output) -> None:
 def _same(config: GrpoConfig) -> str:
     """Flags with which `eval` uses the training's graph, tasks and rewards instead of the defaults."""
     usual = type(config)()
-    names = ("graph", "answer_path", "tasks", "rewards")
+    names = ("graph", "answer_path", "tasks", "rewards", "max_tokens")
     other = {
         name: getattr(config, name)
         for name in names
         if getattr(config, name) != getattr(usual, name)
     }
-    flags = [f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in other.items()]
+    flags = [
+        f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in other.items()
+    ]
+    flags += [f" --context {shlex.quote(pair)}" for pair in as_pairs(config.context)]
     return "".join([*flags, " --stand-in"] if "graph" in other else flags)  # as in training
 
 

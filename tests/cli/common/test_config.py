@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from hrm_agent.cli.common.arguments import Parser, add_config, config_from
+from hrm_agent.cli.common.arguments import Parser, add_config, as_pairs, config_from
 from hrm_agent.config import build_config, compare_on_resume, read_config_file, save_config, to_toml
 from hrm_agent.errors import ConfigError, RunError
 from tests.cli.conftest import Command
@@ -42,6 +42,12 @@ def from_flags(*words: str) -> Outer:
     parser = Parser("test", "")
     add_config(parser, Outer)
     return config_from(parser.read(words), Outer, "test")
+
+
+def test_a_table_can_be_written_as_flags() -> None:
+    table = {"turns": 3, "rate": 1e-3, "text": "a b", "number": "12", "on": True, "none": None}
+    table |= {"inner": {"list": ["x"]}, "quoted": '"q"', "empty": ""}
+    assert from_flags("--inner.table", *as_pairs(table)).inner.table == table
 
 
 @pytest.mark.parametrize(

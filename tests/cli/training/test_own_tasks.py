@@ -175,9 +175,14 @@ def test_training_is_told_what_has_changed(policy: str, hrm: Command, tmp_path: 
     sums = "tasks = [{'id': 'a', 'prompt': 'What is 6 * 7?', 'answer': %d}]\n"
     (tmp_path / "sums.py").write_text(sums % 41)
     train = ("train", "rl", "--tasks", "./sums.py:tasks", *words)
-    trained = hrm(*train, "--steps", "1")
+    trained = hrm(*train, "--steps", "1", "--context", "max_turns=2", "tool_format=fenced")
+    assert trained.code == 0
     assert (
-        trained.code == 0 and "eval --policy runs/t/model --tasks ./sums.py:tasks\n" in trained.out
-    )
+        "eval --policy runs/t/model --tasks ./sums.py:tasks --max-tokens 8 --context max_turns=2"
+        " --context tool_format=fenced\n"
+    ) in trained.out
     (tmp_path / "sums.py").write_text(sums % 42)
-    assert "./sums.py has changed since the run in runs/t began" in hrm(*train, "--steps", "2").err
+    assert (
+        "./sums.py has changed since the run in runs/t began"
+        in hrm(*train, "--steps", "2", "--context", "max_turns=2", "tool_format=fenced").err
+    )
