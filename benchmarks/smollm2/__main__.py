@@ -40,7 +40,7 @@ SOURCES = {
     "basic_arithmetic": "reasoning_gym:basic_arithmetic",
 }
 """Source of held-out problems -> its `--tasks`."""
-LESSONS = 640
+LESSONS = 384
 QUICK_LESSONS = 32
 BEFORE = "before"
 QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 PROJECT = Path(__file__).parents[2]
 POLICY = "smollm2-135m"
 COLD_START = {
-    "steps": "40",
+    "steps": "24",
     "batch-size": "16",
     "learning-rate": "1e-4",
     "warmup-steps": "3",

@@ -1,7 +1,7 @@
 """Lessons of form for a pretrained model: conversations of the tool loop in which the request itself
 says what to compute.
 
-    python -m benchmarks.smollm2.lessons LESSONS.jsonl [--count 640] [--seed 0]
+    python -m benchmarks.smollm2.lessons LESSONS.jsonl [--count 384] [--seed 0]
 
 They are the cold start of rStar2-Agent (arXiv 2508.20722, section 5) in miniature: calls of the
 tool, and general instructions. Each request names the operations: as an expression, in words ("Add 3
@@ -382,7 +382,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=640)
+    parser.add_argument("--count", type=int, default=384)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     write_lessons(list(lessons(options.seed, options.count)), options.out)
