@@ -8,7 +8,7 @@ start and the stages are trained, and the model before, after the cold start and
 evaluated on held-out problems of four sources: GSM8K's test rows, and `gsm_symbolic`, `chain_sum`
 and `basic_arithmetic` of reasoning-gym. Each answer token is the most probable one. Everything is
 kept in the folder, and what is there is not repeated: an interrupted benchmark is resumed by the
-same command.
+same command. `--algorithm grpo`, with a folder of its own, is the comparison.
 
 `transcripts.md` has the first three problems of GSM8K's test rows before and after, `failures.md`
 the first fifty that are wrong in the end. `--quick` takes a few steps and problems, which say
@@ -46,7 +46,7 @@ BEFORE = "before"
 QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")
 
 
-def of_seed(folder: Path, seed: int, problems: int, quick: bool) -> Row:
+def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool) -> Row:
     """Train with one seed and evaluate each point. Returns the facts by point and source."""
     written = folder / "lessons.jsonl"
     if not written.exists():
@@ -55,7 +55,7 @@ def of_seed(folder: Path, seed: int, problems: int, quick: bool) -> Row:
     stages = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["stages"]
     trained = folder / "rl"
     if not (trained / "model").exists():
-        _train(trained, started, seed, stages, quick)
+        _train(trained, started, seed, stages, algorithm, quick)
     after = {
         stage["name"]: trained / "stages" / str(number)
         for number, stage in enumerate(stages[:-1], start=1)
@@ -82,7 +82,9 @@ def of_seed(folder: Path, seed: int, problems: int, quick: bool) -> Row:
     return {"seed": seed, "points": found, "cpu_seconds": cpu_seconds(trained)}
 
 
-def _train(place: Path, policy: Path, seed: int, stages: Sequence[Row], quick: bool) -> None:
+def _train(
+    place: Path, policy: Path, seed: int, stages: Sequence[Row], algorithm: str, quick: bool
+) -> None:
     config = CONFIG
     if quick:
         config = place.parent / "quick.toml"
@@ -91,6 +93,7 @@ def _train(place: Path, policy: Path, seed: int, stages: Sequence[Row], quick: b
             text = text.replace(f"steps = {stage['steps']}\n", "steps = 1\n")
         config.write_text(text, encoding="utf-8")
     flags = ("--policy", str(policy), "--seed", str(seed), "--out", str(place))
+    flags += ("--algorithm", algorithm)
     reduced = QUICK_TRAINING if quick else ()
     run(place.parents[1], "train", "rl", "--config", str(config), *flags, *reduced)
 
@@ -179,6 +182,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--problems", type=int, default=256, help="held-out problems of a source")
     parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"))
+    parser.add_argument("--algorithm", choices=("grpo-roc", "grpo"), default="grpo-roc")
     parser.add_argument("--quick", action="store_true", help="a step each, which says nothing")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
@@ -188,7 +192,7 @@ def main() -> None:
     for seed in options.seeds:
         place = folder / f"seed-{seed}"
         place.mkdir(exist_ok=True)
-        record.append(of_seed(place, seed, options.problems, options.quick))
+        record.append(of_seed(place, seed, options.problems, options.algorithm, options.quick))
     print(table(record))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
