@@ -1,4 +1,4 @@
-"""Reward of the training of SmolLM2: a right answer, and half as much for the reference's steps.
+"""Reward of the training of SmolLM2: a right answer, and a fifth as much for the reference's steps.
 
 A small model solves so few of the problems that nearly all groups would be all wrong, and would
 teach nothing. The share of the reference's intermediate results that the tool returned tells such
@@ -37,7 +37,7 @@ def steps_found(tool_calls: Sequence[ToolCall], task: TaskRef) -> float | None:
     return len(wanted & results) / len(wanted) if wanted else 0.0
 
 
-rubric = Rubric([answer_is("boxed"), Reward(steps_found, weight=0.5)])
+rubric = Rubric([answer_is("boxed"), Reward(steps_found, weight=0.2)])
 """Rubric of the tool loop, whose answer stands in a box."""
-role_rubric = Rubric([answer_is("last_number"), Reward(steps_found, weight=0.5)])
+role_rubric = Rubric([answer_is("last_number"), Reward(steps_found, weight=0.2)])
 """Rubric of the four roles, whose synthesizer writes a line with a number."""
