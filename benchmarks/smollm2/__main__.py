@@ -40,7 +40,7 @@ SOURCES = {
     "basic_arithmetic": "reasoning_gym:basic_arithmetic",
 }
 """Source of held-out problems -> its `--tasks`."""
-LESSONS = 384
+LESSONS, LESSON_STEPS = 384, 24
 QUICK_LESSONS = 32
 BEFORE = "before"
 QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")
@@ -51,7 +51,7 @@ def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool)
     written = folder / "lessons.jsonl"
     if not written.exists():
         write_lessons(list(lessons(seed, QUICK_LESSONS if quick else LESSONS)), written)
-    started = cold_start(folder / "cold-start", written, seed, quick=quick)
+    started = cold_start(folder / "cold-start", written, seed, steps=LESSON_STEPS, quick=quick)
     stages = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["stages"]
     trained = folder / "rl"
     if not (trained / "model").exists():

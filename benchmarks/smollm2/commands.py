@@ -17,14 +17,13 @@ Row = dict[str, Any]
 PROJECT = Path(__file__).parents[2]
 POLICY = "smollm2-135m"
 COLD_START = {
-    "steps": "24",
     "batch-size": "16",
     "learning-rate": "1e-4",
     "warmup-steps": "3",
     "cooldown": "0.5",
     "forward": "packed",
 }
-QUICK_STEPS = "2"
+QUICK_STEPS = 2
 HELD_OUT_SEED = 1_000
 """Seed of the held-out problems, which no training has."""
 FACTS = {
@@ -49,10 +48,10 @@ def prepare(folder: Path, gsm8k: Path) -> None:
     run(folder, "models", "get", POLICY)
 
 
-def cold_start(place: Path, lessons: Path, seed: int, *, quick: bool) -> Path:
+def cold_start(place: Path, lessons: Path, seed: int, *, steps: int, quick: bool) -> Path:
     """Train the policy on lessons, unless this is done. Returns its weights' folder."""
     if not (place / "model").exists():
-        flags = _flags(COLD_START | ({"steps": QUICK_STEPS} if quick else {}))
+        flags = _flags({"steps": str(QUICK_STEPS if quick else steps)} | COLD_START)
         common = ("--policy", POLICY, "--seed", str(seed), "--out", str(place))
         run(place.parent, "train", "sft", str(lessons), *common, *flags)
     return place / "model"

@@ -1,7 +1,7 @@
 """Lessons of form for the four roles of the reasoning graph, on the requests of
 `benchmarks.smollm2.lessons`.
 
-    python -m benchmarks.smollm2.role_lessons LESSONS.jsonl [--count 960] [--seed 0]
+    python -m benchmarks.smollm2.role_lessons LESSONS.jsonl [--count 640] [--seed 0]
 
 The planner copies the request, or its sentences, into subgoals. A solver copies a subgoal's
 operation into the tool. The critic accepts results that exist, and sends back one that is missing.
@@ -126,7 +126,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=960)
+    parser.add_argument("--count", type=int, default=640)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     write_lessons(list(role_lessons(options.seed, options.count)), options.out)

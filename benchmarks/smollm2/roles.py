@@ -30,7 +30,7 @@ SOURCES = {
     "basic_arithmetic": "reasoning_gym:basic_arithmetic",
     "gsm_symbolic": "benchmarks.smollm2.problems:symbolic",
 }
-LESSONS, QUICK_LESSONS = 960, 32
+LESSONS, LESSON_STEPS, QUICK_LESSONS = 640, 40, 32
 QUICK = ("--steps", "1", "--prompts-per-step", "2", "--group-size", "2")
 ONE, OWN = "one adapter", "an adapter a role"
 
@@ -42,7 +42,7 @@ def compared(folder: Path, seed: int, problems: int, *, quick: bool) -> Row:
     written = folder / "lessons.jsonl"
     if not written.exists():
         write_lessons(list(role_lessons(seed, QUICK_LESSONS if quick else LESSONS)), written)
-    started = cold_start(folder / "cold-start", written, seed, quick=quick)
+    started = cold_start(folder / "cold-start", written, seed, steps=LESSON_STEPS, quick=quick)
     own = [word for role in ROLES for word in ("--lora-roles", role)]
 
     def trained(point: str, *flags: str) -> Row:
