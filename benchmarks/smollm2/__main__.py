@@ -17,18 +17,24 @@ nothing about the model.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.smollm2.commands import POLICY, cold_start, cpu_seconds, evaluated, prepare, run
+from benchmarks.smollm2.commands import (
+    POLICY,
+    cold_start,
+    cpu_seconds,
+    evaluated,
+    parser,
+    prepare,
+    report,
+    run,
+)
 from benchmarks.smollm2.lessons import lessons
 from hrm_agent.store import open_store
 from hrm_agent.training.select.roc import is_positive
-from hrm_agent.training.small_policy.format_lessons import write_lessons
 from hrm_agent.trajectory import Trajectory
 
 Row = dict[str, Any]
@@ -48,10 +54,8 @@ QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")
 
 def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool) -> Row:
     """Train with one seed and evaluate each point. Returns the facts by point and source."""
-    written = folder / "lessons.jsonl"
-    if not written.exists():
-        write_lessons(list(lessons(seed, QUICK_LESSONS if quick else LESSONS)), written)
-    started = cold_start(folder / "cold-start", written, seed, steps=LESSON_STEPS, quick=quick)
+    taught = lessons(seed, QUICK_LESSONS if quick else LESSONS)
+    started = cold_start(folder / "cold-start", taught, seed, steps=LESSON_STEPS, quick=quick)
     stages = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["stages"]
     trained = folder / "rl"
     if not (trained / "model").exists():
@@ -110,7 +114,6 @@ def _evaluated(place: Path, policy: str | Path, spec: str, problems: int) -> Row
         problems=problems,
         context={**settings["context"], **limits},
         flags={"max-tokens": str(settings["max_tokens"])},
-        cwd=next(folder for folder in place.parents if (folder / "gsm8k").is_dir()),
     )
 
 
@@ -173,19 +176,10 @@ def table(record: Sequence[Row]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--gsm8k", type=Path, required=True, help="folder with train.jsonl and test.jsonl"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--problems", type=int, default=256, help="held-out problems of a source")
-    parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"))
-    parser.add_argument("--algorithm", choices=("grpo-roc", "grpo"), default="grpo-roc")
-    parser.add_argument("--quick", action="store_true", help="a step each, which says nothing")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    options = parser.parse_args()
+    asked = parser(__doc__, folder="runs/smollm2", problems=256, counted="of a source")
+    asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    asked.add_argument("--algorithm", choices=("grpo-roc", "grpo"), default="grpo-roc")
+    options = asked.parse_args()
     folder: Path = options.folder.absolute()
     prepare(folder, options.gsm8k)
     record: list[Row] = []
@@ -193,10 +187,7 @@ def main() -> None:
         place = folder / f"seed-{seed}"
         place.mkdir(exist_ok=True)
         record.append(of_seed(place, seed, options.problems, options.algorithm, options.quick))
-    print(table(record))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    report(table(record), record, options.json)
 
 
 if __name__ == "__main__":

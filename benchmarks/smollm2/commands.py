@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["POLICY", "cold_start", "cpu_seconds", "evaluated", "prepare", "run"]
+from hrm_agent.cli.common.arguments import as_pairs
+from hrm_agent.training.sft import Conversation
+from hrm_agent.training.small_policy.format_lessons import write_lessons
+
+__all__ = [
+    "POLICY",
+    "cold_start",
+    "cpu_seconds",
+    "evaluated",
+    "parser",
+    "prepare",
+    "report",
+    "run",
+]
 
 Row = dict[str, Any]
 PROJECT = Path(__file__).parents[2]
@@ -38,22 +52,54 @@ FACTS = {
 """Fact of an evaluation -> its name in `results.json`."""
 
 
+def parser(doc: str | None, *, folder: str, problems: int, counted: str) -> argparse.ArgumentParser:
+    """Options of all benchmarks of this folder. `problems`: default number of held-out problems,
+    `counted` as the help says.
+    """
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--gsm8k", type=Path, required=True, help="folder with train.jsonl and test.jsonl"
+    )
+    made.add_argument("--problems", type=int, default=problems, help=f"held-out problems {counted}")
+    made.add_argument("--folder", type=Path, default=Path(folder))
+    made.add_argument("--quick", action="store_true", help="a step each, which says nothing")
+    made.add_argument("--json", type=Path, help="write the numbers to this file")
+    return made
+
+
+def report(table: str, record: Any, path: Path | None) -> None:
+    """Print the table, and write the record if there is a file for it."""
+    print(table)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
 def prepare(folder: Path, gsm8k: Path) -> None:
     """Copy GSM8K into the folder, and fetch the policy."""
     for name in ("train.jsonl", "test.jsonl"):
         if not (gsm8k / name).is_file():
             raise SystemExit(f"{gsm8k} has no {name} of GSM8K. Name its folder: --gsm8k FOLDER")
-        (folder / "gsm8k").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(gsm8k / name, folder / "gsm8k" / name)
+        copy = folder / "gsm8k" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not copy.exists():
+            shutil.copyfile(gsm8k / name, copy)
     run(folder, "models", "get", POLICY)
 
 
-def cold_start(place: Path, lessons: Path, seed: int, *, steps: int, quick: bool) -> Path:
+def cold_start(
+    place: Path, lessons: Iterable[Conversation], seed: int, *, steps: int, quick: bool
+) -> Path:
     """Train the policy on lessons, unless this is done. Returns its weights' folder."""
     if not (place / "model").exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        written = place.parent / "lessons.jsonl"
+        write_lessons(list(lessons), written)
         flags = _flags({"steps": str(QUICK_STEPS if quick else steps)} | COLD_START)
         common = ("--policy", POLICY, "--seed", str(seed), "--out", str(place))
-        run(place.parent, "train", "sft", str(lessons), *common, *flags)
+        run(place.parent, "train", "sft", str(written), *common, *flags)
     return place / "model"
 
 
@@ -65,10 +111,9 @@ def evaluated(
     problems: int,
     context: Mapping[str, Any],
     flags: Mapping[str, str],
-    cwd: Path,
 ) -> Row:
     """Facts of an evaluation on held-out problems, which is made unless it is there. The most
-    probable token is taken each time. `cwd`: folder that has `gsm8k`.
+    probable token is taken each time. `place`: its folder, within one that was prepared.
     """
     results = place / "results.json"
     if not results.exists():
@@ -80,7 +125,8 @@ def evaluated(
             "temperature": "0",
             "out": str(place),
         }
-        given = [word for key, value in context.items() for word in ("--context", f"{key}={value}")]
+        given = [word for pair in as_pairs(context) for word in ("--context", pair)]
+        cwd = next(folder for folder in place.parents if (folder / "gsm8k").is_dir())
         run(cwd, "eval", *_flags(common | dict(flags)), *given)
     found = json.loads(results.read_text(encoding="utf-8"))
     return {fact: found[key] for fact, key in FACTS.items()}

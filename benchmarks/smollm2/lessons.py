@@ -25,7 +25,7 @@ from hrm_agent.training.small_policy.format_lessons import write_lessons
 from hrm_agent.training.small_policy.snippets import tool_text
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["KINDS", "Request", "lessons", "turns_with_tool", "value_of"]
+__all__ = ["KINDS", "Request", "lessons", "turns_with_tool", "value_of", "write_asked"]
 
 Request = tuple[str, list[str]]
 """Request in words, and the code of each call that carries it out."""
@@ -376,17 +376,19 @@ def _quantity(rng: random.Random, number: int, noun: str | None) -> str:
     return f"{text} {noun}" if noun else text
 
 
-def main() -> None:
-    """Write lessons to a file."""
+def write_asked(
+    make: Callable[[int, int], Iterator[Conversation]], doc: str | None, count: int
+) -> None:
+    """Command that writes lessons to a file. `count`: default number of them."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=384)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    write_lessons(list(lessons(options.seed, options.count)), options.out)
+    write_lessons(list(make(options.seed, options.count)), options.out)
 
 
 if __name__ == "__main__":
-    main()
+    write_asked(lessons, __doc__, 384)

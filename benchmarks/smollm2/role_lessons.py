@@ -11,11 +11,9 @@ subgoal or an expression.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -27,6 +25,7 @@ from benchmarks.smollm2.lessons import (
     on_a_list,
     turns_with_tool,
     value_of,
+    write_asked,
 )
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
@@ -39,8 +38,8 @@ from hrm_agent.graphs.parts.prompts import (
     solver_request,
     synthesizer_request,
 )
+from hrm_agent.graphs.reasoning.plan import FAILED
 from hrm_agent.training.sft import Conversation
-from hrm_agent.training.small_policy.format_lessons import write_lessons
 from hrm_agent.trajectory import derive_seed
 
 __all__ = ["FINAL_FORMAT", "role_lessons"]
@@ -86,8 +85,8 @@ def _lesson(
 ) -> Conversation:
     asked, calls = request
     names = list(goals)
-    by_name = dict(zip(names, ([code] for code in calls), strict=True)) if len(names) > 1 else {}
-    code = by_name or {names[0]: list(calls)}
+    apart = [[code] for code in calls] if len(names) > 1 else [calls]
+    code = dict(zip(names, apart, strict=True))
     values = {name: value_of(code[name][-1]) for name in names}
     if role == "planner":
         plan: list[dict[str, Any]] = [
@@ -105,7 +104,7 @@ def _lesson(
         verdict = {"action": "accept"}
         if rng.random() < LOST_SHARE:
             lost = rng.choice(names)
-            values[lost] = "failed"
+            values[lost] = FAILED
             verdict = {"action": "revise", "subgoal": lost, "hint": "Its value is missing."}
         return _told(CRITIC_PROMPT, critic_request(asked, values), json.dumps(verdict))
     told = synthesizer_request(asked, values, FINAL_FORMAT)
@@ -120,17 +119,5 @@ def _conversation(prompt: str, request: str, turns: Sequence[BaseMessage]) -> Co
     return Conversation((SystemMessage(prompt), HumanMessage(request), *turns))
 
 
-def main() -> None:
-    """Write lessons to a file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=640)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    write_lessons(list(role_lessons(options.seed, options.count)), options.out)
-
-
 if __name__ == "__main__":
-    main()
+    write_asked(role_lessons, __doc__, 640)

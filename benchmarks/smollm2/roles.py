@@ -11,16 +11,21 @@ context, and no token of them is trained on. Each is evaluated on the same held-
 
 from __future__ import annotations
 
-import argparse
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.smollm2.commands import cold_start, cpu_seconds, evaluated, prepare, run
+from benchmarks.smollm2.commands import (
+    cold_start,
+    cpu_seconds,
+    evaluated,
+    parser,
+    prepare,
+    report,
+    run,
+)
 from benchmarks.smollm2.role_lessons import role_lessons
-from hrm_agent.training.small_policy.format_lessons import write_lessons
 
 Row = dict[str, Any]
 CONFIG = Path(__file__).parents[2] / "configs" / "smollm2-135m-roles.toml"
@@ -39,10 +44,8 @@ def compared(folder: Path, seed: int, problems: int, *, quick: bool) -> Row:
     """Facts of each point by source: the cold start, both trainings, and each frozen role.
     `problems`: held-out problems of all sources.
     """
-    written = folder / "lessons.jsonl"
-    if not written.exists():
-        write_lessons(list(role_lessons(seed, QUICK_LESSONS if quick else LESSONS)), written)
-    started = cold_start(folder / "cold-start", written, seed, steps=LESSON_STEPS, quick=quick)
+    taught = role_lessons(seed, QUICK_LESSONS if quick else LESSONS)
+    started = cold_start(folder / "cold-start", taught, seed, steps=LESSON_STEPS, quick=quick)
     own = [word for role in ROLES for word in ("--lora-roles", role)]
 
     def trained(point: str, *flags: str) -> Row:
@@ -77,14 +80,9 @@ def _evaluated(place: Path, policy: Path, problems: int) -> Row:
                 "rewards": settings["rewards"],
                 "max-tokens": str(settings["max_tokens"]),
             },
-            cwd=folder_of_gsm8k(place),
         )
         for source, spec in SOURCES.items()
     }
-
-
-def folder_of_gsm8k(place: Path) -> Path:
-    return next(folder for folder in place.parents if (folder / "gsm8k").is_dir())
 
 
 def _accuracy(facts: Mapping[str, Any]) -> float:
@@ -112,25 +110,13 @@ def table(record: Row) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--gsm8k", type=Path, required=True, help="folder with train.jsonl and test.jsonl"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--problems", type=int, default=128, help="held-out problems in all")
-    parser.add_argument("--folder", type=Path, default=Path("runs/smollm2-roles"))
-    parser.add_argument("--quick", action="store_true", help="a step each, which says nothing")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    options = parser.parse_args()
+    asked = parser(__doc__, folder="runs/smollm2-roles", problems=128, counted="in all")
+    asked.add_argument("--seed", type=int, default=0)
+    options = asked.parse_args()
     folder: Path = options.folder.absolute()
     prepare(folder, options.gsm8k)
     record = compared(folder, options.seed, options.problems, quick=options.quick)
-    print(table(record))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    report(table(record), record, options.json)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ published files.
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from benchmarks.smollm2 import problems
 from benchmarks.smollm2.lessons import lessons
 from benchmarks.smollm2.rewards import steps_found
 from benchmarks.smollm2.role_lessons import FINAL_FORMAT, role_lessons
+from benchmarks.smollm2.roles import CONFIG
 from hrm_agent.answers.typed_reply import read_as
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.graphs.parts.prompts import SOLVER_PROMPT, loop_system_turn
 from hrm_agent.graphs.reasoning import CRITIC, PLANNER, SYNTHESIZER
 from hrm_agent.graphs.reasoning.answer_checks import format_of
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
@@ -28,6 +31,7 @@ from hrm_agent.trajectory import TaskRef
 from tests.support.training.builders import tool_call
 
 FENCED = {"tool_format": "fenced"}
+ROLES = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
 
 
 def said(lesson: Conversation) -> list[str]:
@@ -53,26 +57,18 @@ async def test_a_lesson_is_a_run(store: RunStore, environment: LocalEnvironment)
 async def test_lessons_of_the_roles_play_the_whole_graph(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
-    """Each request of the graph to a role has the form of that role's lessons, and their answers
-    lead to the end.
-    """
+    """The graph asks planner and solver as their lessons do, and the answers lead to the end."""
     told = {
         (lesson.messages[0].text, lesson.messages[1].text): lesson
         for lesson in role_lessons(5, 4000)
     }
+    solving = loop_system_turn(SOLVER_PROMPT, fenced=True)
     played = 0
     for (system, request), lesson in told.items():
         problem = request.removeprefix("Problem: ")
         if system != PLANNER.prompt or len(plan := read_plan(lesson)) != 1:
             continue
-        solved = next(
-            (
-                each
-                for (_, asked), each in told.items()
-                if asked == f"{request}\nSubgoal: {plan[0]}"
-            ),
-            None,
-        )
+        solved = told.get((solving, f"{request}\nSubgoal: {plan[0]}"))
         if solved is None:
             continue
         value = said(solved)[-1].removeprefix("<answer>\\boxed{").removesuffix("}</answer>")
@@ -80,13 +76,13 @@ async def test_lessons_of_the_roles_play_the_whole_graph(
         with ScriptedEngine(script) as engine:
             runner = EpisodeRunner(store, engine, "scripted", environment)
             task = TaskRef(prompt=problem, id=str(played), family="lesson")
-            context = {**FENCED, "final_format": FINAL_FORMAT}
             run = await runner.run(
-                Episode(task, f"r{played}", "reasoning", seed=0, context=context)
+                Episode(task, f"r{played}", "reasoning", seed=0, context=ROLES["context"])
             )
             turns = [tuple(m.text for m in asked.messages) for asked in engine.requests]
         assert run.stop_reason == "answer" and turns[0] == (system, request)
         assert turns[len(said(solved))] == tuple(m.text for m in solved.messages[:-1])
+        assert [asked[0] for asked in turns[-2:]] == [CRITIC.prompt, SYNTHESIZER.prompt]
         played += 1
         if played == 5:
             break

@@ -312,8 +312,11 @@ def _report(config: GrpoConfig, folder: Path, output: Output) -> None:
 
 
 def _same(config: GrpoConfig) -> str:
-    """Flags with which `eval` uses the training's graph, tasks and rewards instead of the defaults."""
+    """Flags with which `eval` asks as the training did at its end, where this is not the default."""
+    from hrm_agent.training.rollout.source import at_stage
+
     usual = type(config)()
+    config = at_stage(config, -1)
     names = ("graph", "answer_path", "tasks", "rewards", "max_tokens")
     other = {
         name: getattr(config, name)

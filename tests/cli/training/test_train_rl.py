@@ -52,6 +52,19 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
     assert kind == "sft" or not Path("run").exists(), "a right name can be tried next"
 
 
+def test_the_next_command_asks_as_the_last_stage_did(hrm: Command, tmp_path: Path) -> None:
+    stage = '[[stages]]\nname = "%s"\nsteps = 1\nturns = %d\n'
+    tasks = 'tasks = "reasoning_gym:chain_sum"\n'
+    (tmp_path / "own.toml").write_text(stage % ("a", 1) + stage % ("b", 2) + tasks)
+    small = ("--prompts-per-step", "1", "--group-size", "2", "--max-tokens", "8", "--out", "run")
+    trained = hrm("train", "rl", "--config", "own.toml", *small)
+    assert trained.code == 0
+    assert (
+        "eval --policy run/model --tasks reasoning_gym:chain_sum --max-tokens 8"
+        " --context max_turns=2\n"
+    ) in trained.out
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
