@@ -9,7 +9,9 @@ publishing sends them the weights.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -133,6 +135,14 @@ class Learner:
         if self._on_servers and engine is not None:
             engine.vouch()
 
+    def _free_cache(self) -> None:
+        """Free the memory in which this process samples, so that the update can use it. While
+        weights change under running rollouts, the cache is in use.
+        """
+        engine = self.__dict__.get("engine")
+        if isinstance(engine, TransformersEngine) and not self._config.rollout.versions_behind:
+            engine.free_cache()
+
     @property
     def _on_servers(self) -> bool:
         return self._config.engines.engine == "vllm"
@@ -163,6 +173,7 @@ class Learner:
     ) -> dict[str, Any]:
         """Train on a step's batches, then publish version n + 1, even if no token was trained."""
         config = self._config
+        self._free_cache()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self.loss_options(batches)
@@ -182,6 +193,7 @@ class Learner:
                 reference=self._reference,
                 version=self.version,
             )
+        _return_freed_memory()
         if metrics["trained_tokens"]:
             self.skipped.count(stepped=bool(metrics["stepped"]))
         self.publish(self.version + 1)
@@ -229,3 +241,9 @@ class Learner:
         self._policy.read(folder)
         self.optimizer.load_state_dict(optimizer)
         self.publish(version)
+
+
+def _return_freed_memory() -> None:
+    """Give the update's memory back to the system. glibc keeps what is freed in small pieces."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

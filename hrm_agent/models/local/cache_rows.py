@@ -226,6 +226,12 @@ class Rows:
         self.pool.resize(rows, length)
         self._new_state(rows, length)
 
+    def shrink(self) -> None:
+        """Drop all contents, and free their memory."""
+        self.forget()
+        self.pool.shrink()
+        self._new_state(self.pool.rows, self.pool.length)
+
     def arrange(self) -> None:
         """Sort rows: sampling, feeding, idle."""
         wanted = np.sort(self.kind)

@@ -140,6 +140,7 @@ class TransformersEngine:
         self._waiting: deque[PendingRequest] = deque()
         self._cancelled: deque[PendingRequest] = deque()
         self._publications: deque[tuple[int, Any, Future[None]]] = deque()
+        self._freeing: deque[Future[None]] = deque()
         self._wake = threading.Condition()
         self._guard = LoopGuard(f"engine {name}")
         self._gathering = Gathering()
@@ -203,6 +204,18 @@ class TransformersEngine:
             self._wake.notify()
         done.result()
 
+    def free_cache(self) -> None:
+        """Free the memory of the cache until the next request. If an answer is being sampled, the
+        cache stays.
+        """
+        done: Future[None] = Future()
+        with self._wake:
+            if self._closing:
+                raise self._closed()
+            self._freeing.append(done)
+            self._wake.notify()
+        done.result()
+
     def capabilities(self) -> Capabilities:
         """Capabilities of the model in this engine."""
         return capabilities_of(
@@ -241,7 +254,13 @@ class TransformersEngine:
     def _has_work(self) -> bool:
         """Sleep until there is something to do. Returns False when the engine closes."""
         with self._wake:
-            while not (self._closing or self._waiting or self._publications or self._rows.active):
+            while not (
+                self._closing
+                or self._waiting
+                or self._publications
+                or self._freeing
+                or self._rows.active
+            ):
                 self._wake.wait()
             return not self._closing
 
@@ -251,6 +270,8 @@ class TransformersEngine:
             job = self._cancelled.popleft()
             for row in np.flatnonzero(self._rows.jobs == job):
                 self._release(int(row), job)
+        while self._freeing:
+            self._free_cache(self._freeing.popleft())
         if self._publications:
             if not self._rows.active:
                 self._publish_next()
@@ -454,6 +475,15 @@ class TransformersEngine:
             self._blocked.weights_changed()
             self._rows.forget()
 
+    def _free_cache(self, done: Future[None]) -> None:
+        try:
+            if not (self._rows.active or self._waiting):
+                self._rows.shrink()
+        except Exception as error:  # reported to the caller of `free_cache`
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
     def _start_afresh(self) -> None:
         """Empty the cache. If even that fails (for example, because of a broken device), the engine
         closes.
@@ -471,10 +501,11 @@ class TransformersEngine:
             jobs.extend(self._waiting)
             self._waiting.clear()
             publications = list(self._publications) if self._closing else []
+            freeing = list(self._freeing) if self._closing else []
         for job in jobs:
             job.fed = True
             job.fail(error)
-        for _, _, done in publications:
+        for done in (*(done for _, _, done in publications), *freeing):
             done.set_exception(error)
 
     def _closed(self) -> ModelError:

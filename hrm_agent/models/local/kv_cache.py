@@ -25,6 +25,8 @@ __all__ = ["KVPool", "KVShape", "LayerKeys", "tensor_on"]
 _torch: Any = torch
 _FIRST_ROWS = 16
 _FIRST_LENGTH = 128
+_GRAIN = 64
+"""Number of tokens by which lengths differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,7 @@ class KVPool:
         self._max_rows = max_rows
         self._max_tokens = max_bytes // shape.bytes_per_token
         self._max_length = max_length
-        self.rows = min(_FIRST_ROWS, max_rows)
-        self.length = min(_FIRST_LENGTH, max_length)
+        self.rows, self.length = self._first_size()
         self._blocks = self._allocate(self.rows, self.length)
         seen: Counter[tuple[int, int]] = Counter()
         self._places: list[tuple[tuple[int, int], int]] = []
@@ -102,10 +103,10 @@ class KVPool:
         return max(1, min(self._max_rows, self._max_tokens // self.length_for(length)))
 
     def length_for(self, length: int) -> int:
-        """Length that the block needs for a row of `length` tokens."""
+        """Length that the block needs for a row of `length` tokens. It grows by half."""
         fitting = self.length
         while fitting < length:
-            fitting *= 2
+            fitting += max(_FIRST_LENGTH, fitting // 2 // _GRAIN * _GRAIN)
         return max(min(fitting, self._max_length), self.length)
 
     def resize(self, rows: int, length: int) -> None:
@@ -119,6 +120,15 @@ class KVPool:
         self._blocks = blocks
         self.rows = rows
         self.length = length
+
+    def shrink(self) -> None:
+        """Free the memory of all rows but a few. Their contents are lost."""
+        if (self.rows, self.length) == self._first_size():
+            self.clear()
+            return
+        self.rows, self.length = self._first_size()
+        self._blocks.clear()
+        self._blocks = self._allocate(self.rows, self.length)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one row to another."""
@@ -144,6 +154,9 @@ class KVPool:
         """
         for block in self._blocks.values():
             block.zero_()
+
+    def _first_size(self) -> tuple[int, int]:
+        return min(_FIRST_ROWS, self._max_rows), min(_FIRST_LENGTH, self._max_length)
 
     def _allocate(self, rows: int, length: int) -> _Blocks:
         shape = self.shape

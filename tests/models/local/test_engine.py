@@ -428,6 +428,39 @@ def test_publishing_changes_weights_version_and_cache(own_model: Any) -> None:
         check(own_model, prompt, after)
 
 
+def test_the_memory_of_the_cache_can_be_freed(engine: TransformersEngine, model: Any) -> None:
+    """Answers afterwards are the same, and an answer that is being sampled keeps its cache."""
+    pool, first = engine._rows.pool, engine._rows.pool.rows * engine._rows.pool.length
+    prompts = [prompt_of(150, i) for i in range(40)]
+
+    def answers() -> list[Completion]:
+        return [future.result(60) for future in [ask(engine, p, i) for i, p in enumerate(prompts)]]
+
+    before = answers()
+    assert pool.rows * pool.length > 4 * first
+    engine.free_cache()
+    assert pool.rows * pool.length == first
+    for prompt, after, was in zip(prompts, answers(), before, strict=True):
+        assert after.token_ids == was.token_ids
+        check(model, prompt, after)
+    freed = threading.Event()
+    slow = engine.submit(
+        GenerationRequest(
+            tuple(prompts[0]),
+            Sampling(seed=0, max_tokens=60),
+            on_token=lambda _: freed.wait(60),
+        )
+    )
+    freeing = threading.Thread(target=engine.free_cache)
+    freeing.start()
+    freed.set()
+    freeing.join(60)
+    assert slow.result(60).token_ids[:12] == before[0].token_ids
+    engine.close()
+    with pytest.raises(ModelError, match="closed"):
+        engine.free_cache()
+
+
 def test_publishing_a_state_dict_waits_for_requests_under_way(own_model: Any) -> None:
     weights = {key: value * 1.1 for key, value in own_model.state_dict().items()}
     del weights["lm_head.weight"]

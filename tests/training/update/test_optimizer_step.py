@@ -11,16 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
 from hrm_agent.errors import ConfigError, ModelError
+from hrm_agent.models import GenerationRequest
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.select.roc import select
 from hrm_agent.training.update.batch import MicroBatch, Row, micro_batches, split_kept
+from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.update.logprobs import token_logprobs
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, fresh_only, policy_update
 from hrm_agent.training.update.trained_policy import TrainedPolicy
+from hrm_agent.trajectory import Sampling
 from tests.support.training.builders import group, tiny_model
+from tests.training.update.test_adapters import batch_of
 from tests.training.update.test_loss import random_rows
 
 UNBOUNDED = OptimOptions(max_grad_norm=1e9)
@@ -262,3 +268,20 @@ def test_the_reference_is_the_policy_that_training_starts_with() -> None:
     assert not reference.training
     assert not any(p.requires_grad for p in reference.parameters())
     assert sum(p.numel() for p in reference.parameters()) > 100_000
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_an_update_frees_the_memory_of_the_cache_unless_rollouts_go_on(behind: int) -> None:
+    config = GrpoConfig.of(seed=3, versions_behind=behind, old_logprobs="engine")
+    learner = Learner(config, Accelerator(cpu=True))
+    engine: Any = learner.engine
+    pool = engine._rows.pool
+    first = pool.length
+    engine.submit(GenerationRequest(tuple(range(3, 3 + 2 * first)), Sampling(max_tokens=2))).result(
+        60
+    )
+    grown = pool.length
+    assert grown > first
+    learner.update([batch_of(engine)], 1e-3)
+    assert pool.length == (grown if behind else first)
+    engine.close()
