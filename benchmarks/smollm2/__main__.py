@@ -5,9 +5,10 @@ form alone, then GRPO-RoC in stages (`configs/smollm2-135m.toml`).
 
 FOLDER has GSM8K's `train.jsonl` and `test.jsonl`. For each seed the lessons are written, the cold
 start and the stages are trained, and the model before, after the cold start and after each stage is
-evaluated on held-out problems of four sources: GSM8K's test rows, and `gsm_symbolic`, `chain_sum`
-and `basic_arithmetic` of reasoning-gym. Each answer token is the most probable one. Everything is
-kept in the folder, and what is there is not repeated: an interrupted benchmark is resumed by the
+evaluated on held-out problems of four sources: all test rows of GSM8K, and `gsm_symbolic`,
+`chain_sum` and `basic_arithmetic` of reasoning-gym. Each answer token is the most probable one. A
+second table has the differences between the cold start and the end, problem by problem. Everything
+is kept in the folder, and what is there is not repeated: an interrupted benchmark is resumed by the
 same command. `--algorithm grpo`, with a folder of its own, is the comparison.
 
 `transcripts.md` has the first three problems of GSM8K's test rows before and after, `failures.md`
@@ -34,21 +35,26 @@ from benchmarks.smollm2.commands import (
 )
 from benchmarks.smollm2.lessons import lessons
 from hrm_agent.store import open_store
+from hrm_agent.training.evaluation.compare import compare
+from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.select.roc import is_positive
 from hrm_agent.trajectory import Trajectory
 
 Row = dict[str, Any]
 CONFIG = Path(__file__).parents[2] / "configs" / "smollm2-135m.toml"
+GSM8K = "GSM8K test"
 SOURCES = {
-    "GSM8K test": "benchmarks.smollm2.problems:gsm8k",
+    GSM8K: "benchmarks.smollm2.problems:gsm8k",
     "gsm_symbolic": "benchmarks.smollm2.problems:symbolic",
     "chain_sum": "reasoning_gym:chain_sum",
     "basic_arithmetic": "reasoning_gym:basic_arithmetic",
 }
 """Source of held-out problems -> its `--tasks`."""
+GSM8K_ROWS = 1319
+"""Rows of GSM8K's test set. So few are right that a sample of them would tell nothing."""
 LESSONS, LESSON_STEPS = 384, 24
 QUICK_LESSONS = 32
-BEFORE = "before"
+BEFORE, STARTED = "before", "cold start"
 QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")
 
 
@@ -64,26 +70,55 @@ def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool)
         stage["name"]: trained / "stages" / str(number)
         for number, stage in enumerate(stages[:-1], start=1)
     }
+    last = stages[-1]["name"]
     points = {
         BEFORE: POLICY,
-        "cold start": started,
+        STARTED: started,
         **after,
-        stages[-1]["name"]: trained / "model",
+        last: trained / "model",
     }
     places = {
         # the policy before is the same for all seeds
-        point: (folder.parent if point == BEFORE else folder) / "held-out" / point.replace(" ", "-")
+        point: (folder.parent if point == BEFORE else folder) / "held-out" / _folder(point)
         for point in points
     }
+    counts = dict.fromkeys(SOURCES, problems) | ({} if quick else {GSM8K: GSM8K_ROWS})
     found: Row = {
         point: {
-            source: _evaluated(places[point] / source.replace(" ", "-"), policy, spec, problems)
+            source: _evaluated(places[point] / _folder(source), policy, spec, counts[source])
             for source, spec in SOURCES.items()
         }
         for point, policy in points.items()
     }
     _write_transcripts(folder, places)
-    return {"seed": seed, "points": found, "cpu_seconds": cpu_seconds(trained)}
+    return {
+        "seed": seed,
+        "points": found,
+        "differences": {
+            source: _difference(*(places[point] / _folder(source) for point in (STARTED, last)))
+            for source in SOURCES
+        },
+        "cpu_seconds": cpu_seconds(trained),
+    }
+
+
+def _folder(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def _difference(first: Path, second: Path) -> Row:
+    """Change of the accuracy between two evaluations of the same problems."""
+    one, other = (samples_of(_runs_of(place)) for place in (first, second))
+    found = compare(one, other, (first.name, second.name))
+    change = found.difference
+    return {
+        "problems": found.problems,
+        "change": change.value,
+        "interval": [change.low, change.high],
+        "p": found.p_value,
+        "better": len(found.better),
+        "worse": len(found.worse),
+    }
 
 
 def _train(
@@ -122,7 +157,7 @@ def _write_transcripts(folder: Path, places: dict[str, Path]) -> None:
     `places`: folder of the evaluations of each point, in order.
     """
     points = list(places)
-    first, last = (_runs_of(places[point] / "GSM8K-test") for point in (points[0], points[-1]))
+    first, last = (_runs_of(places[point] / _folder(GSM8K)) for point in (points[0], points[-1]))
     shown = [
         f"## {point}\n\n{_as_text(one)}"
         for runs, point in ((first, points[0]), (last, points[-1]))
@@ -174,9 +209,24 @@ def table(record: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def differences(record: Sequence[Row]) -> str:
+    """Markdown table of the differences between the cold start and the end."""
+    lines = [
+        "| seed | source | problems | change of accuracy | now right | now wrong | p |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in record:
+        for source, one in row["differences"].items():
+            low, high = one["interval"]
+            change = f"{one['change']:+.3f} ({low:+.3f} to {high:+.3f})"
+            cells = (row["seed"], source, one["problems"], change, one["better"], one["worse"])
+            lines.append(f"| {' | '.join(map(str, cells))} | {one['p']:.2g} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run the benchmark."""
-    asked = parser(__doc__, folder="runs/smollm2", problems=256, counted="of a source")
+    asked = parser(__doc__, folder="runs/smollm2", problems=256, counted="of each source but GSM8K")
     asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     asked.add_argument("--algorithm", choices=("grpo-roc", "grpo"), default="grpo-roc")
     options = asked.parse_args()
@@ -187,7 +237,7 @@ def main() -> None:
         place = folder / f"seed-{seed}"
         place.mkdir(exist_ok=True)
         record.append(of_seed(place, seed, options.problems, options.algorithm, options.quick))
-    report(table(record), record, options.json)
+    report(f"{table(record)}\n\n{differences(record)}", record, options.json)
 
 
 if __name__ == "__main__":
