@@ -41,7 +41,7 @@ class CapturedSteps:
         self._pool = pool
         self._windows = windows
         self._replays: dict[int, Callable[[Tensor], Tensor]] = {}
-        self._captured_for: tuple[int, ...] = ()
+        self._captured_for = self._pool.resized
         self._memory: Any = None
         self._possible = True
 
@@ -59,12 +59,10 @@ class CapturedSteps:
         return None if replay is None else replay(given)[:count]
 
     def _replay(self, rows: int, given: Tensor) -> Callable[[Tensor], Tensor] | None:
-        block = self._pool.layer(0)[0]
-        size = (self._pool.rows, self._pool.length, block.data_ptr())
-        if size != self._captured_for:
+        if self._pool.resized != self._captured_for:
             self._replays.clear()
             self._memory = None
-            self._captured_for = size
+            self._captured_for = self._pool.resized
         if rows not in self._replays:
             if not given.is_cuda:
                 self._replays[rows] = self._run

@@ -412,16 +412,17 @@ class TransformersEngine:
                 if job.future.cancelled():
                     left.pop()
                 elif not job.waits_for_prefix:
-                    if not self._make_room(job.limit):
+                    if not self._make_room(job.limit, len(left) + len(self._waiting)):
                         break
                     if self._place(job):
                         left.pop()
         finally:
             self._waiting.extendleft(reversed(left))
 
-    def _make_room(self, length: int) -> bool:
-        """Make room for a row of `length` tokens. Returns False if all rows that fit into memory
-        are busy.
+    def _make_room(self, length: int, waiting: int) -> bool:
+        """Make room for a row of `length` tokens. If there are too few rows, there will be half as
+        many again, or enough for all `waiting` requests. Returns False if all rows that fit into
+        memory are busy.
         """
         rows = self._rows
         pool = self._rows.pool
@@ -431,7 +432,7 @@ class TransformersEngine:
             return False
         count = min(pool.rows, allowed)
         if count < allowed and not ((rows.kind == IDLE) & (rows.cached == 0)).any():
-            count = min(2 * count, allowed)
+            count = min(max(count + count // 2, active + waiting), allowed)
         if (count, pool.length_for(length)) != (pool.rows, pool.length):
             rows.arrange()
             rows.resize(count, pool.length_for(length))
@@ -485,11 +486,11 @@ class TransformersEngine:
             done.set_result(None)
 
     def _start_afresh(self) -> None:
-        """Empty the cache. If even that fails (for example, because of a broken device), the engine
-        closes.
+        """Empty the cache and free its memory. If even that fails (for example, because of a broken
+        device), the engine closes.
         """
         try:
-            self._rows.forget()
+            self._rows.shrink()
         except BaseException as error:  # a broken engine must raise for later callers
             with self._wake:
                 self._closing = True

@@ -1,18 +1,16 @@
-"""Keys and values of all conversations of an engine, in one block of memory.
+"""Keys and values of all conversations of an engine, in two blocks of memory for each layer.
 
-The block has one row per conversation: [2 * layers, rows, kv heads, length, head size]. If layers
-differ in their heads or in the size of a head, there is one block for each shape. Used rows are
-kept together at the start of the block, so that attention reads a view of them without gathering. A
-row is moved only when its conversation begins or ends. An idle row keeps its contents until it is
+A block has one row per conversation: [rows, kv heads, length, head size]. Used rows are kept
+together at the start of the blocks, so that attention reads a view of them without gathering. A row
+is moved only when its conversation begins or ends. An idle row keeps its contents until it is
 needed.
 
 Memory is limited in tokens (`rows * length`), so there are fewer rows while conversations are long.
-If a conversation does not fit, the length is doubled.
+If a conversation does not fit, the length grows by half.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,12 +68,9 @@ class KVShape:
         ]
 
 
-_Blocks = dict[tuple[int, int], torch.Tensor]
-
-
 class KVPool:
-    """Block of memory for keys and values. Which tokens its rows hold is known in
-    `hrm_agent.models.local.cache_rows`.
+    """Blocks of memory for keys and values, two for each layer. Which tokens their rows hold is
+    known in `hrm_agent.models.local.cache_rows`.
     """
 
     def __init__(self, shape: KVShape, *, max_rows: int, max_length: int, max_bytes: int) -> None:
@@ -84,19 +79,14 @@ class KVPool:
         self._max_tokens = max_bytes // shape.bytes_per_token
         self._max_length = max_length
         self.rows, self.length = self._first_size()
-        self._blocks = self._allocate(self.rows, self.length)
-        seen: Counter[tuple[int, int]] = Counter()
-        self._places: list[tuple[tuple[int, int], int]] = []
-        """Block and index of each layer's keys and values."""
-        for each in shape.vectors():
-            self._places.append((each, seen[each]))
-            seen[each] += 1
+        self.resized = 0
+        """Number of changes of the size. Each gives all blocks other memory."""
+        self._blocks = [self._block(*each) for each in shape.vectors()]
+        """Keys and values of each layer, alternately, each [rows, heads, length, head size]."""
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """View of keys and values of one layer, [rows, heads, length, head size] each."""
-        keys, place = self._places[2 * index]
-        values, other = self._places[2 * index + 1]
-        return self._blocks[keys][place], self._blocks[values][other]
+        return self._blocks[2 * index], self._blocks[2 * index + 1]
 
     def rows_for(self, length: int) -> int:
         """Maximum number of rows of `length` tokens (at least one)."""
@@ -110,30 +100,31 @@ class KVPool:
         return max(min(fitting, self._max_length), self.length)
 
     def resize(self, rows: int, length: int) -> None:
-        """Change the block's size. Rows beyond `rows` are lost."""
+        """Change the blocks' size, one after the other. Rows beyond `rows` are lost. After an error
+        only `shrink` may follow.
+        """
         if (rows, length) == (self.rows, self.length):
             return
-        blocks = self._allocate(rows, length)
-        kept = min(rows, self.rows)
-        for shape, block in blocks.items():
-            block[:, :kept, :, : self.length] = self._blocks[shape][:, :kept]
-        self._blocks = blocks
-        self.rows = rows
-        self.length = length
+        kept, known = min(rows, self.rows), self.length
+        self._set_size(rows, length)
+        for index, shape in enumerate(self.shape.vectors()):
+            block = self._block(*shape)
+            block[:kept, :, :known] = self._blocks[index][:kept]
+            self._blocks[index] = block
 
     def shrink(self) -> None:
         """Free the memory of all rows but a few. Their contents are lost."""
         if (self.rows, self.length) == self._first_size():
             self.clear()
             return
-        self.rows, self.length = self._first_size()
-        self._blocks.clear()
-        self._blocks = self._allocate(self.rows, self.length)
+        self._set_size(*self._first_size())
+        for index, shape in enumerate(self.shape.vectors()):
+            self._blocks[index] = self._block(*shape)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one row to another."""
-        for block in self._blocks.values():
-            block[:, target, :, :length] = block[:, source, :, :length]
+        for block in self._blocks:
+            block[target, :, :length] = block[source, :, :length]
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move rows, each as (from, to, number of tokens). A row may be both source and target.
@@ -141,32 +132,32 @@ class KVPool:
         The rows are copied one by one, since a row's heads are contiguous memory. One indexed copy
         of all rows would move single numbers.
         """
-        for block in self._blocks.values():
+        for block in self._blocks:
             taken = [
-                (block[:, source, :, :length].clone(), target) for source, target, length in moves
+                (block[source, :, :length].clone(), target) for source, target, length in moves
             ]
             for contents, target in taken:
-                block[:, target, :, : contents.shape[2]] = contents
+                block[target, :, : contents.shape[1]] = contents
 
     def clear(self) -> None:
         """Clear all contents. They become zeros, since attention multiplies masked positions by
         zero, and other contents (not a number) could survive that.
         """
-        for block in self._blocks.values():
+        for block in self._blocks:
             block.zero_()
 
     def _first_size(self) -> tuple[int, int]:
         return min(_FIRST_ROWS, self._max_rows), min(_FIRST_LENGTH, self._max_length)
 
-    def _allocate(self, rows: int, length: int) -> _Blocks:
+    def _set_size(self, rows: int, length: int) -> None:
+        self.rows, self.length = rows, length
+        self.resized += 1
+
+    def _block(self, heads: int, size: int) -> torch.Tensor:
         shape = self.shape
-        counts = Counter(shape.vectors())
-        return {
-            (heads, size): torch.zeros(
-                (count, rows, heads, length, size), dtype=shape.dtype, device=shape.device
-            )
-            for (heads, size), count in counts.items()
-        }
+        return torch.zeros(
+            (self.rows, heads, self.length, size), dtype=shape.dtype, device=shape.device
+        )
 
 
 def tensor_on(

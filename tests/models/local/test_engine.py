@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
@@ -459,6 +460,24 @@ def test_the_memory_of_the_cache_can_be_freed(engine: TransformersEngine, model:
     engine.close()
     with pytest.raises(ModelError, match="closed"):
         engine.free_cache()
+
+
+def test_a_cache_that_cannot_grow_fails_its_requests_and_no_later_one(
+    engine: TransformersEngine, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool: Any = engine._rows.pool
+    made = pool._block
+    calls = itertools.count()
+
+    def block(heads: int, size: int) -> torch.Tensor:
+        if next(calls) == 1:
+            raise MemoryError("no room for the second block")
+        return made(heads, size)
+
+    monkeypatch.setattr(pool, "_block", block)
+    with pytest.raises(MemoryError, match="no room"):
+        ask(engine, prompt_of(150, 1), 1).result(60)
+    check(model, prompt_of(150, 2), ask(engine, prompt_of(150, 2), 2).result(60))
 
 
 def test_publishing_a_state_dict_waits_for_requests_under_way(own_model: Any) -> None:
