@@ -142,6 +142,7 @@ class Learner:
         engine = self.__dict__.get("engine")
         if isinstance(engine, TransformersEngine) and not self._config.rollout.versions_behind:
             engine.free_cache()
+            _return_freed_memory()
 
     @property
     def _on_servers(self) -> bool:
@@ -244,6 +245,8 @@ class Learner:
 
 
 def _return_freed_memory() -> None:
-    """Give the update's memory back to the system. glibc keeps what is freed in small pieces."""
+    """Give what this process has freed back to the system. glibc keeps smaller pieces, and each
+    thread's for that thread.
+    """
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

@@ -154,6 +154,11 @@ class Rows:
         alike = (self.adapter == adapter) & (self.long == self._is_long(len(prompt)))
         return np.where(alike, np.minimum(first, self.known), 0)
 
+    def has_row_for(self, prompt: Array, adapter: int) -> bool:
+        """True if a row is empty, or idle with a conversation that the prompt continues."""
+        usable_R = np.minimum(self.prefixes(prompt, adapter), len(prompt) - 1)
+        return bool(((self.kind == IDLE) & (usable_R >= self.cached)).any())
+
     def _is_long(self, tokens: Any) -> Any:
         return tokens > self._switch if self._switch is not None else False
 
@@ -228,8 +233,8 @@ class Rows:
 
     def shrink(self) -> None:
         """Drop all contents, and free their memory."""
-        self.forget()
         self.pool.shrink()
+        self._state = {}
         self._new_state(self.pool.rows, self.pool.length)
 
     def arrange(self) -> None:

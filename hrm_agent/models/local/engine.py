@@ -20,7 +20,7 @@ which waits until no request is running.
 
 Limits: only attention may mix a model's tokens, and it has to be replaceable. Other models are
 refused at loading (`hrm_agent.models.local.attention_survey`). Memory reserved for a long
-conversation is not released.
+conversation is released by `free_cache` alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.attention_survey import survey
 from hrm_agent.models.local.blocked_weights import BlockedWeights
-from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
+from hrm_agent.models.local.cache_rows import FEEDING, Rows, StepInput
 from hrm_agent.models.local.captured_steps import CapturedSteps
 from hrm_agent.models.local.constrained_decoding import Schemas
 from hrm_agent.models.local.gathering import Gathering
@@ -194,14 +194,8 @@ class TransformersEngine:
         versions. `state_dict`: weights to copy (None: the shared model was changed in place). In
         both cases, the cache is dropped.
         """
-        if threading.current_thread() is self._loop:
-            raise RuntimeError("publish() waits for the engine's loop and cannot be called from it")
         done: Future[None] = Future()
-        with self._wake:
-            if self._closing:
-                raise self._closed()
-            self._publications.append((version, state_dict, done))
-            self._wake.notify()
+        self._hand_over(self._publications, (version, state_dict, done))
         done.result()
 
     def free_cache(self) -> None:
@@ -209,12 +203,18 @@ class TransformersEngine:
         cache stays.
         """
         done: Future[None] = Future()
+        self._hand_over(self._freeing, done)
+        done.result()
+
+    def _hand_over(self, queue: deque[Any], work: Any) -> None:
+        """Give the loop work whose end the caller waits for."""
+        if threading.current_thread() is self._loop:
+            raise RuntimeError("the engine's loop cannot wait for itself")
         with self._wake:
             if self._closing:
                 raise self._closed()
-            self._freeing.append(done)
+            queue.append(work)
             self._wake.notify()
-        done.result()
 
     def capabilities(self) -> Capabilities:
         """Capabilities of the model in this engine."""
@@ -270,13 +270,13 @@ class TransformersEngine:
             job = self._cancelled.popleft()
             for row in np.flatnonzero(self._rows.jobs == job):
                 self._release(int(row), job)
-        while self._freeing:
-            self._free_cache(self._freeing.popleft())
         if self._publications:
             if not self._rows.active:
                 self._publish_next()
         elif self._waiting:
             self._admit()
+        while self._freeing:
+            self._free_cache(self._freeing.popleft())
         self._rows.arrange()
         step = self._rows.plan()
         if step is not None:
@@ -405,6 +405,8 @@ class TransformersEngine:
     def _admit(self) -> None:
         """Give rows to as many waiting requests as fit, in order of arrival."""
         left: list[PendingRequest] = []
+        with self._wake:
+            longest = max(job.limit for job in self._waiting)
         try:
             while self._waiting:
                 job = self._waiting.popleft()
@@ -412,27 +414,29 @@ class TransformersEngine:
                 if job.future.cancelled():
                     left.pop()
                 elif not job.waits_for_prefix:
-                    if not self._make_room(job.limit, len(left) + len(self._waiting)):
+                    if not self._make_room(job, longest, len(left) + len(self._waiting)):
                         break
                     if self._place(job):
                         left.pop()
         finally:
             self._waiting.extendleft(reversed(left))
 
-    def _make_room(self, length: int, waiting: int) -> bool:
-        """Make room for a row of `length` tokens. If there are too few rows, there will be half as
-        many again, or enough for all `waiting` requests. Returns False if all rows that fit into
-        memory are busy.
+    def _make_room(self, job: PendingRequest, longest: int, waiting: int) -> bool:
+        """Make room for a request. `longest`: tokens of the longest of those that wait, for which
+        room is made at once if all `waiting` ones then fit. Without a row for the request, there
+        will be half as many again, or enough for all that wait. Returns False if all rows that fit
+        into memory are busy.
         """
         rows = self._rows
-        pool = self._rows.pool
+        pool = rows.pool
+        wanted = rows.active + waiting
+        length = longest if pool.rows_for(longest) >= wanted else job.limit
         allowed = pool.rows_for(length)
-        active = rows.active
-        if active >= allowed:
+        if rows.active >= allowed:
             return False
         count = min(pool.rows, allowed)
-        if count < allowed and not ((rows.kind == IDLE) & (rows.cached == 0)).any():
-            count = min(max(count + count // 2, active + waiting), allowed)
+        if count < allowed and not rows.has_row_for(job.prompt, job.adapter):
+            count = min(max(count + count // 2, wanted), allowed)
         if (count, pool.length_for(length)) != (pool.rows, pool.length):
             rows.arrange()
             rows.resize(count, pool.length_for(length))
@@ -480,10 +484,10 @@ class TransformersEngine:
         try:
             if not (self._rows.active or self._waiting):
                 self._rows.shrink()
-        except Exception as error:  # reported to the caller of `free_cache`
+        except BaseException as error:  # reported to the caller, and the loop starts afresh
             done.set_exception(error)
-        else:
-            done.set_result(None)
+            raise
+        done.set_result(None)
 
     def _start_afresh(self) -> None:
         """Empty the cache and free its memory. If even that fails (for example, because of a broken

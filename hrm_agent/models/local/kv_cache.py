@@ -6,7 +6,7 @@ is moved only when its conversation begins or ends. An idle row keeps its conten
 needed.
 
 Memory is limited in tokens (`rows * length`), so there are fewer rows while conversations are long.
-If a conversation does not fit, the length grows by half.
+If a conversation does not fit, the length grows by half, at least by 128.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ class KVPool:
         self._max_rows = max_rows
         self._max_tokens = max_bytes // shape.bytes_per_token
         self._max_length = max_length
-        self.rows, self.length = self._first_size()
         self.resized = 0
         """Number of changes of the size. Each gives all blocks other memory."""
-        self._blocks = [self._block(*each) for each in shape.vectors()]
+        self._by_index = shape.device.type != "cpu"
+        self._blocks: list[torch.Tensor] = []
         """Keys and values of each layer, alternately, each [rows, heads, length, head size]."""
+        self.shrink()
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """View of keys and values of one layer, [rows, heads, length, head size] each."""
+        """Keys and values of one layer, [rows, heads, length, head size] each."""
         return self._blocks[2 * index], self._blocks[2 * index + 1]
 
     def rows_for(self, length: int) -> int:
@@ -93,15 +94,15 @@ class KVPool:
         return max(1, min(self._max_rows, self._max_tokens // self.length_for(length)))
 
     def length_for(self, length: int) -> int:
-        """Length that the block needs for a row of `length` tokens. It grows by half."""
+        """Length that the blocks need for a row of `length` tokens."""
         fitting = self.length
         while fitting < length:
             fitting += max(_FIRST_LENGTH, fitting // 2 // _GRAIN * _GRAIN)
         return max(min(fitting, self._max_length), self.length)
 
     def resize(self, rows: int, length: int) -> None:
-        """Change the blocks' size, one after the other. Rows beyond `rows` are lost. After an error
-        only `shrink` may follow.
+        """Change the size block by block, so that only one exists twice. Rows beyond `rows` are
+        lost. After an error only `shrink` may follow.
         """
         if (rows, length) == (self.rows, self.length):
             return
@@ -113,13 +114,10 @@ class KVPool:
             self._blocks[index] = block
 
     def shrink(self) -> None:
-        """Free the memory of all rows but a few. Their contents are lost."""
-        if (self.rows, self.length) == self._first_size():
-            self.clear()
-            return
-        self._set_size(*self._first_size())
-        for index, shape in enumerate(self.shape.vectors()):
-            self._blocks[index] = self._block(*shape)
+        """Free the memory of all rows but a few. All contents are lost."""
+        self._blocks.clear()
+        self._set_size(min(_FIRST_ROWS, self._max_rows), min(_FIRST_LENGTH, self._max_length))
+        self._blocks.extend(self._block(*each) for each in self.shape.vectors())
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one row to another."""
@@ -129,9 +127,18 @@ class KVPool:
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move rows, each as (from, to, number of tokens). A row may be both source and target.
 
-        The rows are copied one by one, since a row's heads are contiguous memory. One indexed copy
-        of all rows would move single numbers.
+        On a CPU the rows are copied one by one, since a row's heads are contiguous memory. One
+        indexed copy of all rows would move single numbers. On a GPU each copy costs a launch, so
+        that one indexed copy is less.
         """
+        if not moves:
+            return
+        if self._by_index:
+            places = torch.tensor(moves, device=self.shape.device).T
+            longest = max(length for _, _, length in moves)
+            for block in self._blocks:
+                block[places[1], :, :longest] = block[places[0], :, :longest]
+            return
         for block in self._blocks:
             taken = [
                 (block[source, :, :length].clone(), target) for source, target, length in moves
@@ -145,9 +152,6 @@ class KVPool:
         """
         for block in self._blocks:
             block.zero_()
-
-    def _first_size(self) -> tuple[int, int]:
-        return min(_FIRST_ROWS, self._max_rows), min(_FIRST_LENGTH, self._max_length)
 
     def _set_size(self, rows: int, length: int) -> None:
         self.rows, self.length = rows, length

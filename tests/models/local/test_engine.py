@@ -22,6 +22,7 @@ from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local import cache_rows as rows
 from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.local.kv_cache import KVPool, KVShape, LayerKeys
 from hrm_agent.testing import block_until, tiny_network
 from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
@@ -388,11 +389,11 @@ def test_an_engine_that_cannot_recover_answers_everybody_and_closes(
         def failing(step: Any) -> torch.Tensor:
             raise failure
 
-        def forget() -> None:
+        def shrink() -> None:
             raise RuntimeError("device lost")
 
         monkeypatch.setattr(engine, "_forward", failing)
-        monkeypatch.setattr(engine._rows, "forget", forget)
+        monkeypatch.setattr(engine._rows, "shrink", shrink)
         futures = ask_until_refused(engine)
         assert futures[0].exception(60) is failure
         assert all(
@@ -429,6 +430,24 @@ def test_publishing_changes_weights_version_and_cache(own_model: Any) -> None:
         check(own_model, prompt, after)
 
 
+@contextlib.contextmanager
+def held_up(engine: TransformersEngine) -> Iterator[Future[Completion]]:
+    """A request that keeps the engine's loop in its first token until the block ends."""
+    reached, freed = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        reached.set()
+        freed.wait(60)
+
+    sampling = Sampling(seed=0, max_tokens=60)
+    slow = engine.submit(GenerationRequest(tuple(prompt_of(150, 0)), sampling, on_token=hold))
+    reached.wait(60)
+    try:
+        yield slow
+    finally:
+        freed.set()
+
+
 def test_the_memory_of_the_cache_can_be_freed(engine: TransformersEngine, model: Any) -> None:
     """Answers afterwards are the same, and an answer that is being sampled keeps its cache."""
     pool, first = engine._rows.pool, engine._rows.pool.rows * engine._rows.pool.length
@@ -444,22 +463,63 @@ def test_the_memory_of_the_cache_can_be_freed(engine: TransformersEngine, model:
     for prompt, after, was in zip(prompts, answers(), before, strict=True):
         assert after.token_ids == was.token_ids
         check(model, prompt, after)
-    freed = threading.Event()
-    slow = engine.submit(
-        GenerationRequest(
-            tuple(prompts[0]),
-            Sampling(seed=0, max_tokens=60),
-            on_token=lambda _: freed.wait(60),
-        )
-    )
     freeing = threading.Thread(target=engine.free_cache)
-    freeing.start()
-    freed.set()
+    with held_up(engine) as slow:
+        freeing.start()
+        block_until(lambda: engine._freeing)
     freeing.join(60)
     assert slow.result(60).token_ids[:12] == before[0].token_ids
     engine.close()
     with pytest.raises(ModelError, match="closed"):
         engine.free_cache()
+
+
+def test_the_loop_of_an_engine_does_not_wait_for_itself(engine: TransformersEngine) -> None:
+    asked: list[type[Exception]] = []
+
+    def call(_: object) -> None:
+        for waiting in (engine.free_cache, lambda: engine.publish(1)):
+            try:
+                waiting()
+            except RuntimeError as error:
+                asked.append(type(error))
+
+    sampling = Sampling(max_tokens=1)
+    engine.submit(GenerationRequest((5, 6), sampling, on_token=call)).result(60)
+    assert len(asked) == 2
+
+
+def test_the_cache_is_resized_once_for_all_that_wait(
+    engine: TransformersEngine, model: Any
+) -> None:
+    """Conversations that come back need no further row."""
+    pool = engine._rows.pool
+    prompts = [prompt_of(20 + 3 * i, i) for i in range(39)]
+    with held_up(engine):
+        before = pool.resized
+        futures = [ask(engine, p, i, max_tokens=20) for i, p in enumerate(prompts)]
+    first = [future.result(60) for future in futures]
+    assert (pool.resized, pool.rows) == (before + 1, 40)
+    for prompt, answer in zip(prompts, first, strict=True):
+        again = [*prompt, *answer.token_ids, 7, 8]
+        check(model, again, ask(engine, again, 1, max_tokens=4).result(60))
+    assert pool.resized == before + 1
+
+
+def test_rows_are_moved_alike_by_index_and_one_by_one() -> None:
+    layer = LayerKeys(heads=2, key_size=4, value_size=4)
+    shape = KVShape((layer, layer), torch.float32, torch.device("cpu"))
+    moved: list[list[torch.Tensor]] = []
+    for by_index in (False, True):
+        pool: Any = KVPool(shape, max_rows=8, max_length=16, max_bytes=1 << 20)
+        pool._by_index = by_index
+        for index, block in enumerate(pool._blocks):
+            block.copy_(torch.arange(block.numel()).reshape(block.shape) + index)
+        pool.move([])
+        pool.move([(0, 3, 16), (3, 0, 16), (5, 1, 16)])
+        moved.append(pool._blocks)
+    for one, other in zip(*moved, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_cache_that_cannot_grow_fails_its_requests_and_no_later_one(
