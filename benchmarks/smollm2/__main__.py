@@ -5,19 +5,22 @@ form alone, then GRPO-RoC in stages (`configs/smollm2-135m.toml`).
 
 FOLDER has GSM8K's `train.jsonl` and `test.jsonl`. For each seed the lessons are written, the cold
 start and the stages are trained, and the model before, after the cold start and after each stage is
-evaluated on held-out problems of four sources: all test rows of GSM8K, and `gsm_symbolic`,
-`chain_sum` and `basic_arithmetic` of reasoning-gym. Each answer token is the most probable one. A
-second table has the differences between the cold start and the end, problem by problem. Everything
-is kept in the folder, and what is there is not repeated: an interrupted benchmark is resumed by the
-same command. `--algorithm grpo`, with a folder of its own, is the comparison.
+evaluated on held-out problems: all test rows of GSM8K, and `gsm_symbolic`, `chain_sum` and
+`basic_arithmetic` of reasoning-gym. The templates of `gsm_symbolic`, with which the training works,
+were made from 85 test rows of GSM8K, so that these are counted apart. Each answer token is the most
+probable one. A second table has the differences between the cold start and the end, problem by
+problem.
 
-`transcripts.md` has the first three problems of GSM8K's test rows before and after, `failures.md`
-the first fifty that are wrong in the end. `--quick` takes a few steps and problems, which say
-nothing about the model.
+Everything is kept in the folder, and what is there is not repeated: an interrupted benchmark is
+resumed by the same command. `--algorithm grpo` in the same folder is the comparison, from the same
+cold starts. `transcripts.md` has the same three problems of GSM8K's test rows before and after,
+`failures.md` the first fifty that are wrong in the end. `--quick` takes a few steps and problems,
+which say nothing about the model, in the folder's `quick`.
 """
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +32,6 @@ from benchmarks.smollm2.commands import (
     cpu_seconds,
     evaluated,
     parser,
-    prepare,
     report,
     run,
 )
@@ -42,18 +44,19 @@ from hrm_agent.trajectory import Trajectory
 
 Row = dict[str, Any]
 CONFIG = Path(__file__).parents[2] / "configs" / "smollm2-135m.toml"
-GSM8K = "GSM8K test"
+GSM8K, TEMPLATE_ROWS = "GSM8K test", "GSM8K test, templates"
 SOURCES = {
     GSM8K: "benchmarks.smollm2.problems:gsm8k",
+    TEMPLATE_ROWS: "benchmarks.smollm2.problems:gsm8k?templates=true",
     "gsm_symbolic": "benchmarks.smollm2.problems:symbolic",
     "chain_sum": "reasoning_gym:chain_sum",
     "basic_arithmetic": "reasoning_gym:basic_arithmetic",
 }
 """Source of held-out problems -> its `--tasks`."""
-GSM8K_ROWS = 1319
-"""Rows of GSM8K's test set. So few are right that a sample of them would tell nothing."""
+ROWS = {GSM8K: 1234, TEMPLATE_ROWS: 85}
+"""Number of test rows. So few are right that a sample of them would tell nothing."""
 LESSONS, LESSON_STEPS = 384, 24
-QUICK_LESSONS = 32
+QUICK_LESSONS, QUICK_PROBLEMS = 32, 8
 BEFORE, STARTED = "before", "cold start"
 QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")
 
@@ -63,7 +66,7 @@ def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool)
     taught = lessons(seed, QUICK_LESSONS if quick else LESSONS)
     started = cold_start(folder / "cold-start", taught, seed, steps=LESSON_STEPS, quick=quick)
     stages = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["stages"]
-    trained = folder / "rl"
+    trained = folder / algorithm
     if not (trained / "model").exists():
         _train(trained, started, seed, stages, algorithm, quick)
     after = {
@@ -77,20 +80,19 @@ def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool)
         **after,
         last: trained / "model",
     }
-    places = {
-        # the policy before is the same for all seeds
-        point: (folder.parent if point == BEFORE else folder) / "held-out" / _folder(point)
-        for point in points
-    }
-    counts = dict.fromkeys(SOURCES, problems) | ({} if quick else {GSM8K: GSM8K_ROWS})
+    shared = {BEFORE: folder.parent, STARTED: folder}  # by all seeds, and by all algorithms
+    places = {point: shared.get(point, trained) / "held-out" / _folder(point) for point in points}
+    counts = dict.fromkeys(SOURCES, problems) | ({} if quick else ROWS)
     found: Row = {
         point: {
-            source: _evaluated(places[point] / _folder(source), policy, spec, counts[source])
+            source: _evaluated(
+                folder.parent, places[point] / _folder(source), policy, spec, counts[source]
+            )
             for source, spec in SOURCES.items()
         }
         for point, policy in points.items()
     }
-    _write_transcripts(folder, places)
+    _write_transcripts(trained, places)
     return {
         "seed": seed,
         "points": found,
@@ -103,7 +105,7 @@ def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool)
 
 
 def _folder(name: str) -> str:
-    return name.replace(" ", "-")
+    return name.replace(",", "").replace(" ", "-")
 
 
 def _difference(first: Path, second: Path) -> Row:
@@ -137,14 +139,17 @@ def _train(
     run(place.parents[1], "train", "rl", "--config", str(config), *flags, *reduced)
 
 
-def _evaluated(place: Path, policy: str | Path, spec: str, problems: int) -> Row:
-    """Facts of an evaluation with the limits of the last stage. `place`: its folder."""
+def _evaluated(folder: Path, place: Path, policy: str | Path, spec: str, problems: int) -> Row:
+    """Facts of an evaluation with the limits of the last stage. `folder`: with GSM8K, `place`: of
+    the evaluation.
+    """
     settings = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     last = settings["stages"][-1]
     limits = {"max_turns": last["turns"], "max_tokens": last["rollout_tokens"]}
     return evaluated(
         place,
         policy,
+        cwd=folder,
         tasks=spec,
         problems=problems,
         context={**settings["context"], **limits},
@@ -224,14 +229,30 @@ def differences(record: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _copy_gsm8k(folder: Path, gsm8k: Path) -> None:
+    for name in ("train.jsonl", "test.jsonl"):
+        if not (gsm8k / name).is_file():
+            raise SystemExit(f"{gsm8k} has no {name} of GSM8K. Name its folder: --gsm8k FOLDER")
+        copy = folder / "gsm8k" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not copy.exists():
+            shutil.copyfile(gsm8k / name, copy)
+
+
 def main() -> None:
     """Run the benchmark."""
     asked = parser(__doc__, folder="runs/smollm2", problems=256, counted="of each source but GSM8K")
+    asked.add_argument(
+        "--gsm8k", type=Path, required=True, help="folder with train.jsonl and test.jsonl"
+    )
     asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     asked.add_argument("--algorithm", choices=("grpo-roc", "grpo"), default="grpo-roc")
     options = asked.parse_args()
     folder: Path = options.folder.absolute()
-    prepare(folder, options.gsm8k)
+    if options.quick:
+        folder, options.problems = folder / "quick", QUICK_PROBLEMS
+    _copy_gsm8k(folder, options.gsm8k)
+    run(folder, "models", "get", POLICY)
     record: list[Row] = []
     for seed in options.seeds:
         place = folder / f"seed-{seed}"

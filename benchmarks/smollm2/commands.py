@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +16,12 @@ from hrm_agent.training.sft import Conversation
 from hrm_agent.training.small_policy.format_lessons import write_lessons
 
 __all__ = [
+    "HELD_OUT_SEED",
     "POLICY",
     "cold_start",
     "cpu_seconds",
     "evaluated",
     "parser",
-    "prepare",
     "report",
     "run",
 ]
@@ -59,9 +58,6 @@ def parser(doc: str | None, *, folder: str, problems: int, counted: str) -> argp
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument(
-        "--gsm8k", type=Path, required=True, help="folder with train.jsonl and test.jsonl"
-    )
     made.add_argument("--problems", type=int, default=problems, help=f"held-out problems {counted}")
     made.add_argument("--folder", type=Path, default=Path(folder))
     made.add_argument("--quick", action="store_true", help="a step each, which says nothing")
@@ -75,18 +71,6 @@ def report(table: str, record: Any, path: Path | None) -> None:
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def prepare(folder: Path, gsm8k: Path) -> None:
-    """Copy GSM8K into the folder, and fetch the policy."""
-    for name in ("train.jsonl", "test.jsonl"):
-        if not (gsm8k / name).is_file():
-            raise SystemExit(f"{gsm8k} has no {name} of GSM8K. Name its folder: --gsm8k FOLDER")
-        copy = folder / "gsm8k" / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if not copy.exists():
-            shutil.copyfile(gsm8k / name, copy)
-    run(folder, "models", "get", POLICY)
 
 
 def cold_start(
@@ -107,13 +91,15 @@ def evaluated(
     place: Path,
     policy: str | Path,
     *,
+    cwd: Path,
     tasks: str,
     problems: int,
     context: Mapping[str, Any],
     flags: Mapping[str, str],
+    seed: int = HELD_OUT_SEED,
 ) -> Row:
-    """Facts of an evaluation on held-out problems, which is made unless it is there. The most
-    probable token is taken each time. `place`: its folder, within one that was prepared.
+    """Facts of an evaluation on held-out problems, which is made in `place` unless it is there. The
+    most probable token is taken each time. Exits if another number of problems is there.
     """
     results = place / "results.json"
     if not results.exists():
@@ -121,14 +107,18 @@ def evaluated(
             "policy": f"{policy}?dtype=bfloat16",
             "tasks": tasks,
             "count": str(problems),
-            "seed": str(HELD_OUT_SEED),
+            "seed": str(seed),
             "temperature": "0",
             "out": str(place),
         }
         given = [word for pair in as_pairs(context) for word in ("--context", pair)]
-        cwd = next(folder for folder in place.parents if (folder / "gsm8k").is_dir())
         run(cwd, "eval", *_flags(common | dict(flags)), *given)
     found = json.loads(results.read_text(encoding="utf-8"))
+    if found["problems"] != problems:
+        raise SystemExit(
+            f"{place} has an evaluation of {found['problems']} problems, not of {problems}."
+            " Name another --folder, or delete it."
+        )
     return {fact: found[key] for fact, key in FACTS.items()}
 
 

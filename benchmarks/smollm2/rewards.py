@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 def steps_found(tool_calls: Sequence[ToolCall], task: TaskRef) -> float | None:
     """Share of the reference's results that calls of the tool returned, each call one number. The
-    last result, which is the answer, counts as all. Numbers of the problem itself do not count.
+    last result, which is the answer, counts as all. Other numbers of the problem do not count.
 
     None for a task without steps.
     """

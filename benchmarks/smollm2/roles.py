@@ -1,12 +1,13 @@
 """SmolLM2-135M-Instruct learns the four roles of the reasoning graph: a cold start of form alone,
 then GRPO-RoC (`configs/smollm2-135m-roles.toml`).
 
-    python -m benchmarks.smollm2.roles --gsm8k FOLDER [--seed 0] [--folder runs/smollm2-roles] [--json FILE]
+    python -m benchmarks.smollm2.roles [--seed 0] [--folder runs/smollm2-roles] [--json FILE]
 
 The training is made with one adapter for all roles, and with one adapter a role. The better one of
-both (by held-out accuracy) is trained again with each role frozen in turn: its answers are then
-context, and no token of them is trained on. Each is evaluated on the same held-out problems of
-`basic_arithmetic` and of `gsm_symbolic`, half of each. What is in the folder is not repeated.
+both, on problems that are used for this alone, is trained again with each role frozen in turn: its
+answers are then context, and no token of them is trained on. Each is evaluated on the same held-out
+problems of `basic_arithmetic` and of `gsm_symbolic`, half of each. What is in the folder is not
+repeated. `--quick` takes a step each, in the folder's `quick`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.smollm2.commands import (
+    HELD_OUT_SEED,
+    POLICY,
     cold_start,
     cpu_seconds,
     evaluated,
     parser,
-    prepare,
     report,
     run,
 )
@@ -37,6 +39,8 @@ SOURCES = {
 }
 LESSONS, LESSON_STEPS, QUICK_LESSONS = 640, 40, 32
 QUICK = ("--steps", "1", "--prompts-per-step", "2", "--group-size", "2")
+CHOICE_SEED = HELD_OUT_SEED + 1
+"""Seed of the problems by which the better training is chosen."""
 ONE, OWN = "one adapter", "an adapter a role"
 
 
@@ -56,9 +60,13 @@ def compared(folder: Path, seed: int, problems: int, *, quick: bool) -> Row:
             run(folder, "train", "rl", "--config", str(CONFIG), *common, *flags, *reduced)
         return {"cpu_seconds": cpu_seconds(place), **_evaluated(place, place / "model", problems)}
 
+    def chosen_by(point: str) -> float:
+        place = folder / point.replace(" ", "-")
+        return _accuracy(_evaluated(place, place / "model", problems // 2, CHOICE_SEED))
+
     before = _evaluated(folder / "before", started, problems)
     points: Row = {"cold start": before, ONE: trained(ONE), OWN: trained(OWN, *own)}
-    better = max((ONE, OWN), key=lambda point: _accuracy(points[point]))
+    better = max((ONE, OWN), key=chosen_by)
     for role in ROLES:
         others = [word for other in ROLES if other != role for word in ("--lora-roles", other)]
         kept = others if better == OWN else []
@@ -66,12 +74,13 @@ def compared(folder: Path, seed: int, problems: int, *, quick: bool) -> Row:
     return {"seed": seed, "better": better, "points": points}
 
 
-def _evaluated(place: Path, policy: Path, problems: int) -> Row:
+def _evaluated(place: Path, policy: Path, problems: int, seed: int = HELD_OUT_SEED) -> Row:
     settings = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     return {
         source: evaluated(
-            place / "held-out" / source,
+            place / ("held-out" if seed == HELD_OUT_SEED else "choice") / source,
             policy,
+            cwd=place.parent,
             tasks=spec,
             problems=problems // len(SOURCES),
             context=settings["context"],
@@ -80,6 +89,7 @@ def _evaluated(place: Path, policy: Path, problems: int) -> Row:
                 "rewards": settings["rewards"],
                 "max-tokens": str(settings["max_tokens"]),
             },
+            seed=seed,
         )
         for source, spec in SOURCES.items()
     }
@@ -114,7 +124,9 @@ def main() -> None:
     asked.add_argument("--seed", type=int, default=0)
     options = asked.parse_args()
     folder: Path = options.folder.absolute()
-    prepare(folder, options.gsm8k)
+    folder = folder / "quick" if options.quick else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    run(folder, "models", "get", POLICY)
     record = compared(folder, options.seed, options.problems, quick=options.quick)
     report(table(record), record, options.json)
 

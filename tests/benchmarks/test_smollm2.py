@@ -5,8 +5,11 @@ published files.
 from __future__ import annotations
 
 import json
+import random
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
@@ -32,6 +35,10 @@ from tests.support.training.builders import tool_call
 
 FENCED = {"tool_format": "fenced"}
 ROLES = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall("[a-z]+", text.lower()))
 
 
 def said(lesson: Conversation) -> list[str]:
@@ -125,6 +132,7 @@ def test_gsm8k_has_the_results_of_its_solutions(tmp_path: Path) -> None:
     found = {t.id: t for t in problems.gsm8k("eval", 0, folder=str(tmp_path))}
     assert len(found) == 3 and found["eval-1"].answer == "1000"
     assert found["eval-1"].metadata["steps"] == [2.0, 1002.0, 1000.0, 1000.0]
+    assert not problems.gsm8k("eval", 0, folder=str(tmp_path), templates=True)
     short = problems.gsm8k("train", 0, folder=str(tmp_path), most_steps=2)
     assert [task.id for task in short] == ["train-0"]
 
@@ -133,6 +141,30 @@ def test_training_problems_can_have_few_steps() -> None:
     few = problems.symbolic("train", 4, 30, most_steps=2)
     assert len(few) == 30 and all(len(task.metadata["steps"]) <= 3 for task in few)
     assert any(len(task.metadata["steps"]) > 3 for task in problems.symbolic("eval", 4, 30))
+
+
+@pytest.mark.shared_data
+def test_templates_were_made_of_the_test_rows_that_are_counted_apart(shared_data: Path) -> None:
+    """A row has nearly all words that are common to all problems of a template."""
+    import reasoning_gym
+    from reasoning_gym.arithmetic.gsm_symbolic.gsm_symbolic import tasks_ok
+
+    folder = str(shared_data / "gsm8k")
+    apart = problems.gsm8k("eval", 0, folder=folder, templates=True)
+    others = problems.gsm8k("eval", 0, folder=folder)
+    assert (len(apart), len(others)) == (85, 1234)
+    generators: Any = reasoning_gym.create_dataset("gsm_symbolic", seed=0, size=1)
+    for template in tasks_ok:
+        made = [
+            words_of(generators.generators[template](random.Random(i), 1.0)["question"])
+            for i in range(12)
+        ]
+        common = set.intersection(*made)
+        of_rows, of_others = (
+            max(len(common & words_of(task.prompt)) / len(common) for task in tasks)
+            for tasks in (apart, others)
+        )
+        assert of_rows > 0.7 and of_rows > of_others
 
 
 @pytest.mark.parametrize(
