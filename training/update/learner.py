@@ -139,10 +139,11 @@ class Learner:
         """Free the memory in which this process samples, so that the update can use it. While
         weights change under running rollouts, the cache is in use.
         """
-        engine = self.__dict__.get("engine")
-        if isinstance(engine, TransformersEngine) and not self._config.rollout.versions_behind:
-            engine.free_cache()
-            _return_freed_memory()
+        engine: Any = self.__dict__.get("engine")
+        if engine is None or self._on_servers or self._config.rollout.versions_behind:
+            return
+        engine.free_cache()
+        _return_freed_memory()
 
     @property
     def _on_servers(self) -> bool:
