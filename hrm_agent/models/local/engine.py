@@ -430,6 +430,7 @@ class TransformersEngine:
         rows = self._rows
         pool = rows.pool
         wanted = rows.active + waiting
+        longest = max(longest, job.limit)  # the job may have arrived since
         length = longest if pool.rows_for(longest) >= wanted else job.limit
         allowed = pool.rows_for(length)
         if rows.active >= allowed:

@@ -506,6 +506,23 @@ def test_the_cache_is_resized_once_for_all_that_wait(
     assert pool.resized == before + 1
 
 
+def test_a_longer_request_may_arrive_while_others_get_their_rows(
+    engine: TransformersEngine, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: Any = engine._place
+    longer = prompt_of(300, 1)
+    late: list[Future[Completion]] = []
+
+    def place(job: Any) -> bool:
+        if not late:
+            late.append(ask(engine, longer, 1))
+        return placed(job)
+
+    monkeypatch.setattr(engine, "_place", place)
+    check(model, prompt_of(20), ask(engine, prompt_of(20)).result(60))
+    check(model, longer, late[0].result(60))
+
+
 def test_rows_are_moved_alike_by_index_and_one_by_one() -> None:
     layer = LayerKeys(heads=2, key_size=4, value_size=4)
     shape = KVShape((layer, layer), torch.float32, torch.device("cpu"))
