@@ -48,7 +48,7 @@ class KVShape:
     dtype: torch.dtype
     """Number format of keys and values."""
     device: torch.device
-    """Device of the block."""
+    """Device of the blocks."""
 
     @property
     def bytes_per_token(self) -> int:

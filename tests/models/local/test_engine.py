@@ -532,8 +532,11 @@ def test_rows_are_moved_alike_by_index_and_one_by_one() -> None:
         pool._by_index = by_index
         for index, block in enumerate(pool._blocks):
             block.copy_(torch.arange(block.numel()).reshape(block.shape) + index)
+        was = [block.clone() for block in pool._blocks]
         pool.move([])
         pool.move([(0, 3, 16), (3, 0, 16), (5, 1, 16)])
+        for block, before in zip(pool._blocks, was, strict=True):
+            assert torch.equal(block[[3, 0, 1]], before[[0, 3, 5]])
         moved.append(pool._blocks)
     for one, other in zip(*moved, strict=True):
         assert torch.equal(one, other)
