@@ -60,6 +60,13 @@ QUICK_LESSONS, QUICK_PROBLEMS = 32, 8
 BEFORE, STARTED = "before", "cold start"
 QUICK_TRAINING = ("--prompts-per-step", "2", "--group-size", "2")
 
+ALGORITHMS = {
+    "grpo-roc": (),
+    # trains on as many rollouts, and samples no more than these (2: the option's default)
+    "grpo": ("--algorithm", "grpo", "--oversampling", "2"),
+}
+"""Flags of `train rl` by the name of `--algorithm`."""
+
 
 def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool) -> Row:
     """Train with one seed and evaluate each point. Returns the facts by point and source."""
@@ -134,7 +141,7 @@ def _train(
             text = text.replace(f"steps = {stage['steps']}\n", "steps = 1\n")
         config.write_text(text, encoding="utf-8")
     flags = ("--policy", str(policy), "--seed", str(seed), "--out", str(place))
-    flags += ("--algorithm", algorithm)
+    flags += ALGORITHMS[algorithm]
     reduced = QUICK_TRAINING if quick else ()
     run(place.parents[1], "train", "rl", "--config", str(config), *flags, *reduced)
 
@@ -246,7 +253,7 @@ def main() -> None:
         "--gsm8k", type=Path, required=True, help="folder with train.jsonl and test.jsonl"
     )
     asked.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    asked.add_argument("--algorithm", choices=("grpo-roc", "grpo"), default="grpo-roc")
+    asked.add_argument("--algorithm", choices=ALGORITHMS, default="grpo-roc")
     options = asked.parse_args()
     folder: Path = options.folder.absolute()
     if options.quick:

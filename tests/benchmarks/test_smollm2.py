@@ -15,11 +15,14 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from benchmarks.smollm2 import problems
+from benchmarks.smollm2.__main__ import ALGORITHMS
+from benchmarks.smollm2.__main__ import CONFIG as LOOP
 from benchmarks.smollm2.lessons import lessons
 from benchmarks.smollm2.rewards import steps_found
 from benchmarks.smollm2.role_lessons import FINAL_FORMAT, role_lessons
 from benchmarks.smollm2.roles import CONFIG
 from hrm_agent.answers.typed_reply import read_as
+from hrm_agent.cli.main import main
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.graphs.parts.prompts import SOLVER_PROMPT, loop_system_turn
 from hrm_agent.graphs.reasoning import CRITIC, PLANNER, SYNTHESIZER
@@ -43,6 +46,16 @@ def words_of(text: str) -> set[str]:
 
 def said(lesson: Conversation) -> list[str]:
     return [message.text for message in lesson.messages if isinstance(message, AIMessage)]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_algorithm_trains_on_as_many_rollouts(
+    algorithm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ALGORITHMS[algorithm]
+    assert main(["train", "rl", "--config", str(LOOP), *flags, "--dry-run"]) == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert (shown["select"]["algorithm"], shown["rollout"]["group_size"]) == (algorithm, 16)
 
 
 async def test_a_lesson_is_a_run(store: RunStore, environment: LocalEnvironment) -> None:
