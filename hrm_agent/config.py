@@ -13,12 +13,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from hrm_agent.basics.files import replacing
 from hrm_agent.errors import ConfigError, RunError, nearest
@@ -30,11 +32,14 @@ __all__ = [
     "CONFIG_FILE",
     "ONE_BY_ONE",
     "ON_RECORD",
+    "Choice",
     "ConfigPart",
+    "attribute_of",
     "build_config",
     "changed_keys",
     "compare_on_resume",
     "in_tables",
+    "is_own",
     "merge_values",
     "nested_model",
     "read_config_file",
@@ -60,6 +65,40 @@ is not read as another item.
 
 BY_MODEL = "by model"
 """Marks a key whose default depends on the model. It is None until the model is known."""
+
+
+def is_own(name: object) -> bool:
+    """True if a name is that of a user's function: `package.module:attribute` or
+    `./file.py:attribute`.
+    """
+    return isinstance(name, str) and ":" in name
+
+
+def attribute_of(name: str) -> str:
+    """Attribute in the name of a user's function (unchanged for a built-in name)."""
+    return name.rpartition(":")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Marks a key whose value is one of `names`, or the name of a user's function (`is_own`)."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def _known(self, value: str | None) -> str | None:
+        if value is None or value in self.names or is_own(value):
+            return value
+        raise PydanticCustomError(
+            "choice",
+            "Input should be {names} or a function as ./file.py:name",
+            {"names": ", ".join(map(repr, self.names))},
+        )
+
 
 Config = TypeVar("Config", bound=BaseModel)
 

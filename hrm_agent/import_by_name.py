@@ -18,13 +18,15 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.errors import ConfigError, HrmError, nearest
 from hrm_agent.trajectory import content_hash
 
 __all__ = [
     "LOCAL_NAMES",
     "NoFileError",
+    "attribute_by_name",
     "file_named",
     "import_by_name",
     "imported_files",
@@ -67,6 +69,39 @@ def import_by_name(name: str, folder: str) -> ModuleType:
     return (
         _import_file(Path(folder, name)) if name.endswith(".py") else importlib.import_module(name)
     )
+
+
+def attribute_by_name(spec: str, what: str, folder: str, also: str = "") -> tuple[Any, ModuleType]:
+    """Import what `package.module:attribute` or `./file.py:attribute` names. Returns it with its
+    module.
+
+    `what`: kind of thing, for errors. `folder`: the working directory of the command. `also`: other names
+    that may be written, for the hint. Raises `ConfigError` for whatever the module raises.
+    """
+    module_name, colon, attribute = spec.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(
+            f"{spec!r} names no {what}.",
+            f"Write package.module:attribute, ./file.py:attribute{also}.",
+        )
+    try:
+        module = import_by_name(module_name, folder)
+    except HrmError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        trial = (
+            f"python {module_name}"
+            if module_name.endswith(".py")
+            else f"python -c 'import {module_name}'"
+        )
+        raise ConfigError(
+            f"The {what} {spec!r} does not import: {type(error).__name__}: {error}.",
+            f"Try `{trial}` in {folder}.",
+        ) from error
+    if not hasattr(module, attribute):
+        public = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
+        raise ConfigError(f"{module_name} has no {attribute!r}.", f"It has {public}.")
+    return getattr(module, attribute), module
 
 
 def _import_file(path: Path) -> ModuleType:

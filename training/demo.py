@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from hrm_agent.basics.intervals import Estimate
+from hrm_agent.config import attribute_of
 from hrm_agent.runtime.episode import Episode, OnUpdate
 from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunSettings
 from hrm_agent.training.config.commands import CollectConfig, DemoConfig
@@ -102,7 +103,7 @@ async def demo(
     model = await train(training, folder, on_step=on_step)
     rows = read_metrics(folder / METRICS_FILE)
     after = await _evaluate(str(model), "after", config, folder, tell)
-    title = f"{training.select.algorithm}, {training.graph}, seed {training.seed}"
+    title = f"{attribute_of(training.select.algorithm)}, {training.graph}, seed {training.seed}"
     held_out = {0: _estimate(before), training.steps: _estimate(after)}
     plot_curves(rows, folder / "curves.png", title, held_out)
     task = TaskRef(id="demo", family="demo", prompt=config.problem)

@@ -39,7 +39,7 @@ from accelerate import Accelerator
 from hrm_agent.runtime.episode import refuse_other_roles
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.fitted import decided, fit
-from hrm_agent.training.config.parts import TrainingStage
+from hrm_agent.training.config.parts import TrainingStage, of_sequences
 from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.evaluation.step_metrics import roles_of_step, rollout_metrics
 from hrm_agent.training.keeper import Keeper
@@ -73,6 +73,7 @@ from hrm_agent.training.update.batch import (
 )
 from hrm_agent.training.update.difference_bound import refuse_difference
 from hrm_agent.training.update.learner import Learner
+from hrm_agent.training.update.trial import take_own_parts
 from hrm_agent.training.workers.pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
@@ -114,6 +115,7 @@ async def train(
         refuse_other_roles(config.adapter.lora_roles, "lora_roles", graph, options)
         refuse_other_roles(config.loss.frozen_roles, "frozen_roles", graph, options)
         config = with_bound(config)
+        take_own_parts(config, folder)
         learner = (
             Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
         )
@@ -432,7 +434,7 @@ def mini_batches(
         build_batches,
         rollouts,
         forward=forward,
-        whole_trajectories=loss.objective == "gspo",
+        whole_trajectories=of_sequences(loss.objective),
         roles=config.adapter.lora_roles,
     )
     parts = split_kept(overlays, config.optim.mini_batches, seed=config.seed)

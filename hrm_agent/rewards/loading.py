@@ -14,8 +14,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from hrm_agent.errors import ConfigError, HrmError
-from hrm_agent.import_by_name import import_by_name
+from hrm_agent.import_by_name import attribute_by_name
 from hrm_agent.rewards.comparison import answer_is
 from hrm_agent.rewards.rubric import Rubric, as_rubric
 from hrm_agent.trajectory import content_hash
@@ -23,7 +22,6 @@ from hrm_agent.trajectory import content_hash
 __all__ = ["load_rubric"]
 
 _ANSWER = "answer:"
-_WRITE = "Write package.module:attribute, ./file.py:attribute, or answer:last_number."
 
 
 def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
@@ -38,28 +36,10 @@ def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
             reader = comparison
             comparison = "exact"
         return Rubric([answer_is(reader, comparison)], name=spec), ""
-    module_name, colon, attribute = spec.rpartition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"{spec!r} names no rubric.", _WRITE)
-    folder = folder or str(Path.cwd())
-    try:
-        module = import_by_name(module_name, folder)
-    except HrmError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        trial = (
-            f"python {module_name}"
-            if module_name.endswith(".py")
-            else f"python -c 'import {module_name}'"
-        )
-        raise ConfigError(
-            f"The rubric {spec!r} does not import: {type(error).__name__}: {error}.",
-            f"Try `{trial}` in {folder}.",
-        ) from error
-    if not hasattr(module, attribute):
-        public = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
-        raise ConfigError(f"{module_name} has no {attribute!r}.", f"It has {public}.")
-    rubric = as_rubric(getattr(module, attribute), spec)
+    found, module = attribute_by_name(
+        spec, "rubric", folder or str(Path.cwd()), ", or answer:last_number"
+    )
+    rubric = as_rubric(found, spec)
     try:
         return rubric, content_hash(inspect.getsource(module))[:16]
     except (OSError, TypeError):

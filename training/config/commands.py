@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from hrm_agent.config import BY_MODEL, ON_RECORD, in_tables
+from hrm_agent.config import BY_MODEL, ON_RECORD, in_tables, is_own
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import (
     Durability,
@@ -37,6 +37,7 @@ from hrm_agent.training.config.parts import (
     StoreUrl,
     TrackSettings,
     TrainingStage,
+    of_sequences,
 )
 from hrm_agent.training.config.rules import (
     QUOTA_KEYS,
@@ -377,7 +378,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
                 "Leave weights_by out. If servers are on other hosts, name a folder that all hosts"
                 " see with weights_folder.",
             )
-        several = optim.mini_batches * optim.epochs > 1 or loss.objective == "gspo"
+        several = optim.mini_batches * optim.epochs > 1 or of_sequences(loss.objective)
         compared = loss.old_logprobs == "engine" or loss.correction != "none" or self.source
         if self.adapter.lora_dropout and (several or (compared and info.context != ON_RECORD)):
             raise ConfigError(
@@ -428,7 +429,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         loss = self.loss
         optim = self.optim
         keys = {**loss.model_dump(), **optim.model_dump(), "source": self.source}
-        if loss.objective == "clipped" or ratio_moves(keys):
+        if loss.objective == "clipped" or is_own(loss.objective) or ratio_moves(keys):
             return ""
         mean = loss.taken("aggregation")
         return (

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from hrm_agent.config import BY_MODEL, ONE_BY_ONE, ConfigPart
+from hrm_agent.config import BY_MODEL, ONE_BY_ONE, Choice, ConfigPart, is_own
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability
 
@@ -29,14 +29,12 @@ __all__ = [
     "OWN",
     "TRACK_KEYS",
     "AdapterPart",
-    "Aggregation",
     "CheckpointSettings",
     "EnginesPart",
     "EvaluationPart",
     "KeepPart",
     "LossPart",
     "ObjectiveDefaults",
-    "ObjectiveName",
     "OptimPart",
     "RolloutPart",
     "SelectPart",
@@ -45,10 +43,9 @@ __all__ = [
     "TrackerName",
     "TrainingStage",
     "Truncated",
+    "of_sequences",
+    "own_defaults",
 ]
-
-ObjectiveName = Literal["clipped", "cispo", "gspo"]
-Aggregation = Literal["token", "sequence", "constant"]
 
 
 class ObjectiveDefaults(NamedTuple):
@@ -58,21 +55,31 @@ class ObjectiveDefaults(NamedTuple):
     """Lower clip of the probability ratio, as a distance below 1 (None: no lower bound)."""
     clip_high: float
     """Upper clip of the probability ratio, as a distance above 1."""
-    aggregation: Aggregation
+    aggregation: str
     """Default aggregation of the losses."""
 
 
-OWN: dict[ObjectiveName, ObjectiveDefaults] = {
+OWN: dict[str, ObjectiveDefaults] = {
     "clipped": ObjectiveDefaults(0.2, 0.28, "token"),
     "cispo": ObjectiveDefaults(None, 4.0, "token"),
     "gspo": ObjectiveDefaults(3e-4, 4e-4, "sequence"),
 }
-"""Defaults by objective name, from the objective's paper.
+"""Defaults by objective name, from the objective's paper. A user's objective has those of clipped.
 
 clipped: the upper clip of DAPO (arXiv 2503.14476) and rStar2-Agent. gspo: arXiv 2507.18071, section
 5.1. cispo: MiniMax-M1 (arXiv 2506.13585) has no lower bound and gives no number for the upper;
 ScaleRL (arXiv 2510.13786) cuts the ratio at 5.
 """
+
+
+def own_defaults(objective: str) -> ObjectiveDefaults:
+    """Defaults of the objective with this name."""
+    return OWN.get(objective, OWN["clipped"])
+
+
+def of_sequences(objective: str) -> bool:
+    """True if the loss of a token may depend on the other tokens of its rollout."""
+    return objective == "gspo" or is_own(objective)
 
 
 TrackerName = Literal["tensorboard", "trackio", "wandb"]
@@ -188,11 +195,13 @@ class RolloutPart(ConfigPart):
 class SelectPart(ConfigPart):
     """Selection of the rollouts that are trained on."""
 
-    algorithm: Literal["grpo", "grpo-random", "grpo-roc", "grpo-roc-random"] = "grpo-roc"
+    algorithm: Annotated[str, Choice(("grpo", "grpo-random", "grpo-roc", "grpo-roc-random"))] = (
+        "grpo-roc"
+    )
     """Selection algorithm. grpo: all rollouts. grpo-random: G random ones. grpo-roc: G resampled on
     correct. grpo-roc-random: as many correct and wrong ones as grpo-roc takes, but at random.
     """
-    selection: Literal["inverse", "lowest"] = "inverse"
+    selection: Annotated[str, Choice(("inverse", "lowest"))] = "inverse"
     """Draw of positives by RoC. inverse: as in the paper. lowest: as in its released code."""
     min_positives: int = Field(default=2, ge=0)
     """Minimum number of positives that RoC keeps of a group, if the group has as many. At most half
@@ -206,7 +215,7 @@ class SelectPart(ConfigPart):
     """Constant added to a positive's penalty before it is inverted. The larger it is, the less the
     penalty matters to RoC's draw.
     """
-    penalties: Literal["whole", "by_role"] = "whole"
+    penalties: Annotated[str, Choice(("whole", "by_role"))] = "whole"
     """Scope of RoC's penalties. whole: all calls and turns of a rollout (paper). by_role: the calls
     and turns of each role (node that asked the model), then the mean over the roles that have
     tools, or that answer.
@@ -229,14 +238,14 @@ class SelectPart(ConfigPart):
 class LossPart(ConfigPart):
     """Training loss."""
 
-    advantages: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus"] = "grpo"
+    advantages: Annotated[str, Choice(("grpo", "dr_grpo", "rloo", "reinforce_plus_plus"))] = "grpo"
     """Advantage of a rollout: its reward less a baseline. grpo: the mean of its group, and divided
     by the group's deviation. dr_grpo: the mean alone. rloo: the mean of the other rollouts.
     reinforce_plus_plus: the mean, and divided by the deviation of the whole batch.
     """
     advantage_eps: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation of rewards that advantages are divided by."""
-    credit: Literal["whole_trajectory", "per_role", "even"] = "whole_trajectory"
+    credit: Annotated[str, Choice(("whole_trajectory", "per_role", "even"))] = "whole_trajectory"
     """Distribution of a rollout's advantage over its calls. whole_trajectory: all calls get the
     same. per_role: calls of one role that had the same prompt are compared with each other. even: a
     rollout of many tokens weighs as much as a rollout of few.
@@ -245,13 +254,13 @@ class LossPart(ConfigPart):
     """Role (node that asked the model), such as critique, whose calls are context and never trained
     on. Repeatable.
     """
-    objective: ObjectiveName = "clipped"
+    objective: Annotated[str, Choice(tuple(OWN))] = "clipped"
     """Loss of a token. clipped: the surrogate of PPO and GRPO. cispo: the log-prob times the
     clipped ratio, so that every token keeps its gradient. gspo: the surrogate with one ratio for a
     whole rollout. If each batch is trained on once, as by default, the ratio is 1, and all three
     have the same gradient.
     """
-    aggregation: Aggregation | None = None
+    aggregation: Annotated[str | None, Choice(("token", "sequence", "constant"))] = None
     """Aggregation of the losses. token: mean over all trained tokens (paper). sequence: mean over
     rollouts of the mean of their tokens. constant: mean over rollouts of the sum of their tokens,
     divided by `constant` (none: sequence for gspo, token for the others).
@@ -324,7 +333,7 @@ class LossPart(ConfigPart):
 
     def own(self, key: str) -> Any:
         """Default of the objective for a key (None if it has no default for the key)."""
-        return getattr(OWN[self.objective], key, None)
+        return getattr(own_defaults(self.objective), key, None)
 
 
 class EnginesPart(ConfigPart):

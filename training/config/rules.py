@@ -13,14 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
+from hrm_agent.config import is_own
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.config.parts import (
-    OWN,
     AdapterPart,
     EnginesPart,
     LossPart,
     OptimPart,
     RolloutPart,
+    own_defaults,
 )
 
 __all__ = [
@@ -123,12 +124,12 @@ UNIONS = (
         "here: the objective is {kind}",
     ),
     KeyUnion(
-        ratio_moves,
+        lambda keys: ratio_moves(keys) or is_own(keys["objective"]),
         {True: ("clip_low", "clip_high", "dual_clip")},
         "here: each batch is trained on once, so the ratio is 1 and nothing is clipped",
     ),
     KeyUnion(
-        lambda keys: keys["aggregation"] or OWN[keys["objective"]].aggregation,
+        lambda keys: keys["aggregation"] or own_defaults(keys["objective"]).aggregation,
         {"constant": ("constant",)},
         "here: the aggregation is {kind}",
     ),
@@ -210,8 +211,10 @@ def with_acting_keys(config: Config, *, on_record: bool) -> Config:
         kind = keys[union.kind] if isinstance(union.kind, str) else union.kind(keys)
         if union.keys.keys() <= {True, False}:
             kind = bool(kind)
+        if is_own(kind):  # a user's function is given all options
+            continue
         for key in sorted(listed - set(union.keys.get(kind, ()))):
-            own = getattr(OWN.get(keys.get("objective", "")), key, None)
+            own = getattr(own_defaults(keys.get("objective", "")), key, None)
             if keys[key] in (defaults[key], own):
                 continue
             if not on_record:

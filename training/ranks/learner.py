@@ -28,6 +28,7 @@ from hrm_agent.errors import RunError
 from hrm_agent.models import Engine
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.parts import of_sequences
 from hrm_agent.training.ranks.processes import Ranks
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.learner import OPTIMIZER_FILE, Learner
@@ -58,7 +59,8 @@ class RankLearner(Learner):
         super().__init__(config, ranks.accelerator, folder)
         if self._sharded and self._reference is not None:
             self._reference = self._shard(self._reference).eval().requires_grad_(False)
-        self._by_sequence = config.loss.objective == "gspo" or config.loss.correction == "sequence"
+        loss = config.loss
+        self._by_sequence = of_sequences(loss.objective) or loss.correction == "sequence"
 
     def _prepared(self, model: Any) -> tuple[Any, Any]:
         if not self._sharded:

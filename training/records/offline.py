@@ -49,6 +49,7 @@ from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.update.logprobs import sampled_and_recorded_logprobs
 from hrm_agent.training.update.objectives import LossOptions
+from hrm_agent.training.update.trial import take_own_parts
 from hrm_agent.trajectory import DropReason, Scoring, Trajectory
 
 __all__ = ["own_store", "train_on_record"]
@@ -76,6 +77,7 @@ async def train_on_record(
         open_store(own_store(config, folder)) as store,
         opened_runs(groups.sources, config.allowed_types) as runs,
     ):
+        take_own_parts(config, folder)
         groups.write(folder)
         if config.store is not None:
             with replacing(folder / STORE_POINTER) as part:

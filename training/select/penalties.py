@@ -72,10 +72,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from hrm_agent.answers.fenced_code import block_ids
 from hrm_agent.tools.python_tool import DIFFERS, LOST, NO_OUTPUT, python, python_stateless
@@ -86,12 +87,17 @@ from hrm_agent.trajectory import Call, RolePenalty, ToolCall, ToolStatus, Trajec
 from hrm_agent.trajectory.forest import conversations
 
 __all__ = [
+    "PENALTIES",
     "CountedCalls",
+    "Penalize",
+    "Penalties",
     "answer_tags",
     "asked_ids",
     "count_calls",
     "error_share",
     "mean_penalties",
+    "over_roles",
+    "over_whole",
     "penalty_error",
     "penalty_format",
     "policy_tool_calls",
@@ -447,3 +453,50 @@ def mean_penalties(roles: Iterable[RolePenalty]) -> tuple[float, float]:
     errors = [role.error for role in each if role.error is not None]
     formats = [role.format for role in each if role.format is not None]
     return fmean(errors) if errors else error_share(0, 0), fmean(formats) if formats else 1.0
+
+
+class Penalties(NamedTuple):
+    """Penalties of a rollout."""
+
+    error: float
+    """p_err."""
+    format: float
+    """p_format."""
+    by_role: Mapping[str, RolePenalty] = MappingProxyType({})
+    """Penalties by role, whose means are the two penalties (empty if they are over the whole
+    rollout).
+    """
+
+
+Penalize = Callable[[Trajectory], Penalties]
+"""Function of a rollout that returns its penalties."""
+
+
+def over_whole(trajectory: Trajectory) -> Penalties:
+    """Penalties over all calls and turns of a rollout (rStar2-Agent)."""
+    return _whole(trajectory, _counted(trajectory))
+
+
+def over_roles(trajectory: Trajectory) -> Penalties:
+    """Means of the penalties of a rollout's roles (those over the whole rollout if the policy
+    answered in fewer than two roles).
+    """
+    counted = _counted(trajectory)
+    by_role = role_penalties(trajectory, counted)
+    if not by_role:
+        return _whole(trajectory, counted)
+    return Penalties(*mean_penalties(by_role.values()), by_role)
+
+
+def _whole(trajectory: Trajectory, counted: CountedCalls) -> Penalties:
+    form = penalty_format(trajectory.own_calls, counted, trajectory.policy)
+    return Penalties(counted.error, form)
+
+
+def _counted(trajectory: Trajectory) -> CountedCalls:
+    problem = trajectory.task.prompt if trajectory.task else ""
+    return count_calls(policy_tool_calls(trajectory), problem)
+
+
+PENALTIES: dict[str, Penalize] = {"whole": over_whole, "by_role": over_roles}
+"""Penalties by the name that a user gives."""

@@ -57,12 +57,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, cast
 
-from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.errors import ConfigError
 from hrm_agent.training.config.parts import Truncated
+from hrm_agent.training.own_parts import OwnFunction, part_by_name
 from hrm_agent.training.rollout.eligibility import (
     Why,
     error_of,
@@ -71,12 +72,11 @@ from hrm_agent.training.rollout.eligibility import (
     too_small,
 )
 from hrm_agent.training.select.penalties import (
-    count_calls,
-    mean_penalties,
+    PENALTIES,
+    Penalize,
+    Penalties,
     penalty_error,
     penalty_format,
-    policy_tool_calls,
-    role_penalties,
 )
 from hrm_agent.trajectory import (
     DropReason,
@@ -90,6 +90,7 @@ from hrm_agent.trajectory import (
 
 __all__ = [
     "ALGORITHMS",
+    "SELECTIONS",
     "RocOptions",
     "SelectableRollout",
     "is_positive",
@@ -106,9 +107,10 @@ __all__ = [
 class RocOptions:
     """Options that the paper leaves open. Raises `ConfigError` for invalid values."""
 
-    selection: Literal["inverse", "lowest"] = "inverse"
-    """Choice of positives. inverse: a random draw weighted by inverse penalties (the paper).
-    lowest: the positives with the lowest penalties (the released code).
+    selection: str = "inverse"
+    """Choice of positives: one of `SELECTIONS`, or a user's function. inverse: a random draw
+    weighted by inverse penalties (the paper). lowest: the positives with the lowest penalties (the
+    released code).
     """
     min_negatives: int = 2
     """Minimum number of negatives to keep, if there are that many. Without it, a group of 31
@@ -120,9 +122,9 @@ class RocOptions:
     """Constant added to the penalty. With a small value, positives without penalty are drawn before
     all others.
     """
-    penalties: Literal["whole", "by_role"] = "whole"
-    """Scope of penalties: over all calls and turns (whole, the paper), or means over roles
-    (by_role, see `hrm_agent.training.select.penalties`).
+    penalties: str = "whole"
+    """Penalties: one of `PENALTIES`, or a user's function. whole: over all calls and turns (the
+    paper). by_role: means over roles (see `hrm_agent.training.select.penalties`).
     """
     truncated: Truncated = "wrong"
     """Treatment of rollouts that ended at a limit."""
@@ -187,12 +189,10 @@ def select(
     without advantages.
 
     `keep` is G. If fewer rollouts can take part, all of them are kept, unless they are less than
-    the share `min_group` of the group. `algorithm` is a key of `ALGORITHMS`.
+    the share `min_group` of the group. `algorithm` is one of `ALGORITHMS`, or names a
+    user's function.
     """
-    if algorithm not in ALGORITHMS:
-        hint = f"{nearest(algorithm, ALGORITHMS)} Algorithms: {', '.join(ALGORITHMS)}.".strip()
-        raise ConfigError(f"There is no algorithm {algorithm!r}.", hint)
-    chosen = ALGORITHMS[algorithm]
+    chosen = part_by_name("algorithm", algorithm, ALGORITHMS, _own_algorithm)
     if keep < 2:
         raise ConfigError(
             f"{keep} rollouts of a group are to be kept.",
@@ -261,7 +261,8 @@ def _keep_random(
 def _resample_on_correct(
     candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions
 ) -> Reasons:
-    return _resample(candidates, keep, rng, options, _SELECTIONS[options.selection])
+    draw = part_by_name("selection", options.selection, SELECTIONS, _own_draw)
+    return _resample(candidates, keep, rng, options, draw)
 
 
 def _resample_at_random(
@@ -303,6 +304,41 @@ ALGORITHMS: dict[str, Algorithm] = {
     "grpo-roc-random": _resample_at_random,
 }
 """Selection algorithms by the name that a user gives."""
+
+
+def _own_algorithm(own: OwnFunction) -> Algorithm:
+    def chosen(
+        candidates: Sequence[SelectableRollout],
+        keep: int,
+        rng: random.Random,
+        options: RocOptions,
+    ) -> Reasons:
+        found = own(candidates, keep, rng, options)
+        if isinstance(found, Mapping):
+            kept = {str(each): str(why) for each, why in cast("Reasons", found).items()}
+        else:
+            kept = dict.fromkeys(_ids(own, found), f"kept by {own.name}")
+        _require_among(own, kept, candidates)
+        return kept
+
+    return chosen
+
+
+def _ids(own: OwnFunction, found: Any) -> list[str]:
+    """Ids of the rollouts that a user's function returned."""
+    if not isinstance(found, Sequence) or not all(
+        isinstance(each, SelectableRollout) for each in cast("Sequence[Any]", found)
+    ):
+        raise own.wrong(f"returned {type(found).__name__}, not a list of the rollouts to keep")
+    return [each.trajectory.id for each in cast("Sequence[SelectableRollout]", found)]
+
+
+def _require_among(
+    own: OwnFunction, kept: Iterable[str], given: Sequence[SelectableRollout]
+) -> None:
+    unknown = set(kept) - {each.trajectory.id for each in given}
+    if unknown:
+        raise own.wrong(f"kept {min(unknown)}, which is no rollout that it was given")
 
 
 def quotas(
@@ -351,21 +387,37 @@ def _uniform(
     return rng.sample(positives, count)
 
 
-_SELECTIONS: Mapping[str, Draw] = {"inverse": _inverse, "lowest": _lowest}
+SELECTIONS: Mapping[str, Draw] = {"inverse": _inverse, "lowest": _lowest}
+"""Draws of positives by the name that a user gives."""
+
+
+def _own_draw(own: OwnFunction) -> Draw:
+    def draw(
+        positives: Sequence[SelectableRollout], count: int, rng: random.Random, eps: float
+    ) -> list[SelectableRollout]:
+        drawn = own(positives, count, rng, eps)
+        ids = _ids(own, drawn)
+        _require_among(own, ids, positives)
+        if len(set(ids)) != count or len(ids) != count:
+            raise own.wrong(f"drew {len(set(ids))} of {len(positives)} positives, not {count}")
+        return list(drawn)
+
+    return draw
+
+
+def _own_penalties(own: OwnFunction) -> Penalize:
+    def penalties(trajectory: Trajectory) -> Penalties:
+        error, form = own.items(own(trajectory), 2, f"trajectory {trajectory.id}")
+        of = f"trajectory {trajectory.id}"
+        return Penalties(own.number(error, of), own.number(form, of))
+
+    return penalties
 
 
 def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout:
-    counted = count_calls(
-        policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else ""
-    )
-    by_role = role_penalties(trajectory, counted) if options.penalties == "by_role" else {}
-    if by_role:
-        error, form = mean_penalties(by_role.values())
-    else:
-        error = counted.error
-        form = penalty_format(trajectory.own_calls, counted, trajectory.policy)
+    found = part_by_name("penalties", options.penalties, PENALTIES, _own_penalties)(trajectory)
     reward = reward_of(trajectory, options.truncated)
-    return SelectableRollout(trajectory, reward, outcome_of(trajectory), error, form, by_role)
+    return SelectableRollout(trajectory, reward, outcome_of(trajectory), *found)
 
 
 def _with_failures_last(group: Sequence[SelectableRollout]) -> dict[str, SelectableRollout]:
@@ -403,6 +455,8 @@ def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | 
     if len({c.reward for c in candidates}) == 1:
         said = f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"
         return DropReason.EQUAL_REWARDS, said
+    if not kept:
+        return DropReason.SMALL_GROUP, "group rejected: none of its rollouts was kept"
     rewards = {c.reward for c in candidates if c.trajectory.id in kept}
     if len(rewards) > 1:
         return None

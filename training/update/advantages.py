@@ -19,8 +19,10 @@ import statistics
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
-from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.training.own_parts import OwnFunction, part_by_name
 from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
 
 __all__ = [
@@ -142,18 +144,30 @@ ADVANTAGES: dict[str, Estimator] = {
 
 
 def estimator_by_name(name: str) -> Estimator:
-    """Return the estimator `name`. Raises `ConfigError` for a name that is not in `ADVANTAGES`."""
-    if name not in ADVANTAGES:
-        hint = f"{nearest(name, ADVANTAGES)} Advantages: {', '.join(ADVANTAGES)}.".strip()
-        raise ConfigError(f"There are no advantages {name!r}.", hint)
-    return ADVANTAGES[name]
+    """Return the estimator `name`: one of `ADVANTAGES`, or a user's function. Raises `ConfigError`."""
+    return part_by_name("advantages", name, ADVANTAGES, _own_estimator)
+
+
+def _own_estimator(own: OwnFunction) -> Estimator:
+    def estimate(reward_by_group: Sequence[Sequence[float]], eps: float) -> list[list[float]]:
+        found = own(reward_by_group, eps)
+        groups = own.items(found, len(reward_by_group), f"{len(reward_by_group)} groups")
+        return [
+            [
+                own.number(each, f"a reward of the group {[*reward_G]}")
+                for each in own.items(group, len(reward_G), f"the group {[*reward_G]}")
+            ]
+            for group, reward_G in zip(groups, reward_by_group, strict=True)
+        ]
+
+    return estimate
 
 
 def by_group(overlays: Iterable[Overlay], name: str = "grpo", eps: float = 1e-6) -> list[Overlay]:
     """Overlays in their given order, in which the kept ones have an advantage. Groups are
     distinguished by `group_id`.
 
-    `name` is a key of `ADVANTAGES`. `eps` is added to standard deviations before a division by
+    `name` is as for `estimator_by_name`. `eps` is added to standard deviations before a division by
     them.
     """
     estimate = estimator_by_name(name)
@@ -303,40 +317,55 @@ id.
 A call that is not in the mapping is not trained on.
 """
 
-CREDITS = ("whole_trajectory", "per_role", "even")
-"""Names of credits that a user may give."""
+CREDITS: dict[str, Callable[[Estimator, float], Credit]] = {
+    "whole_trajectory": lambda estimate, eps: whole_trajectory,
+    "per_role": lambda estimate, eps: partial(per_role, estimate=estimate, eps=eps),
+    "even": lambda estimate, eps: whole_trajectory,  # `credit_by_name` divides by the lengths
+}
+"""Functions (estimator, eps) -> credit, by the name that a user gives."""
 
 
 def credit_by_name(
     name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()
 ) -> Credit:
-    """Return the credit `name`, under which calls of the roles `frozen` have no weight.
+    """Return the credit `name`, one of `CREDITS` or a user's function, under which calls of the
+    roles `frozen` have no weight.
 
     `per_role` compares siblings by the estimator `advantages` with `eps`. Raises `ConfigError` for
     an unknown name.
     """
-    if name not in CREDITS:
-        hint = f"{nearest(name, CREDITS)} Credits: {', '.join(CREDITS)}.".strip()
-        raise ConfigError(f"There is no credit {name!r}.", hint)
-    estimate = estimator_by_name(advantages)
+    make = part_by_name("credit", name, CREDITS, _own_credit)
+    weigh = make(estimator_by_name(advantages), eps)
     if name == "whole_trajectory" and not frozen:
         return whole_trajectory
 
     def credit(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
-        if name == "per_role":
-            weights = per_role(trajectories, overlays, estimate, eps)
-        else:
-            weights = whole_trajectory(trajectories, overlays)
         free = {
             call.id
             for each in trajectories
             for call in each.own_calls
             if call.identity.role not in frozen
         }
-        weights = {call_id: weight for call_id, weight in weights.items() if call_id in free}
+        given = weigh(trajectories, overlays)
+        weights = {call_id: weight for call_id, weight in given.items() if call_id in free}
         return even(trajectories, weights) if name == "even" else weights
 
     return credit
+
+
+def _own_credit(own: OwnFunction) -> Callable[[Estimator, float], Credit]:
+    def credit(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
+        found = own(trajectories, overlays)
+        if not isinstance(found, Mapping):
+            raise own.wrong(f"returned {type(found).__name__}, not weights by call id")
+        weights = cast("Mapping[Any, Any]", found)
+        known = {call.id for each in trajectories for call in each.own_calls}
+        for each in weights:
+            if each not in known:
+                raise own.wrong(f"has a weight for {each!r}, which is no call of these rollouts")
+        return {each: own.number(weight, f"call {each}") for each, weight in weights.items()}
+
+    return lambda estimate, eps: credit
 
 
 def credited(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from hrm_agent.training.update.difference_bound import difference_bound
 from hrm_agent.training.update.gradients import SkippedSteps
 from hrm_agent.training.update.logprobs.packed import usable_forward
 from hrm_agent.training.update.model_mode import as_it_answers
-from hrm_agent.training.update.objectives import LossOptions
+from hrm_agent.training.update.objectives import LossOptions, loss_options
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.update.optimizers import make_adamw
 from hrm_agent.training.update.schedule import dropout_seed
@@ -206,8 +205,7 @@ class Learner:
     ) -> LossOptions:
         """Loss options for the batches of a step."""
         del batches
-        taken = {each.name: self._config.loss.taken(each.name) for each in fields(LossOptions)}
-        return LossOptions(**{name: value for name, value in taken.items() if value is not None})
+        return loss_options(self._config.loss)
 
     def begin_optimizer_afresh(self) -> None:
         """Reset the optimiser's means of past gradients."""

@@ -11,37 +11,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, assert_never
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hrm_agent.config import is_own
 from hrm_agent.errors import ConfigError
+from hrm_agent.training.config.parts import LossPart
+from hrm_agent.training.own_parts import OwnFunction, part_by_name
 
 __all__ = [
+    "AGGREGATIONS",
     "LARGEST",
     "OBJECTIVES",
+    "Aggregation",
     "Correction",
     "Counts",
     "LossOptions",
     "Objective",
     "PerToken",
     "TrainedTokens",
-    "aggregate",
+    "aggregation_by_name",
     "cispo",
     "clipped",
     "clipped_surrogate",
+    "constant_sum",
     "corrections",
     "gspo",
     "k3",
+    "loss_options",
     "means",
     "merge_metrics",
     "mismatch",
+    "objective_by_name",
     "policy_loss",
+    "sequence_mean",
     "sum_by_sequence",
     "surrogate",
+    "token_mean",
 ]
 
 
@@ -49,15 +59,15 @@ __all__ = [
 class LossOptions:
     """Options of the loss. Raises `ConfigError` for values that are invalid or have no effect."""
 
-    objective: Literal["clipped", "cispo", "gspo"] = "clipped"
-    """Loss of a token. clipped: PPO's surrogate as in GRPO and DAPO. cispo: the log-prob weighted
-    by the clipped ratio, so that no token loses its gradient. gspo: the surrogate with one ratio
-    for a whole rollout.
+    objective: str = "clipped"
+    """Loss of a token: one of `OBJECTIVES`, or a user's function. clipped: PPO's surrogate as in
+    GRPO and DAPO. cispo: the log-prob weighted by the clipped ratio, so that no token loses its
+    gradient. gspo: the surrogate with one ratio for a whole rollout.
     """
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Aggregation of the losses. token: mean over all trained tokens (DAPO). sequence: mean over
-    rollouts of the mean of their tokens (GRPO, GSPO). constant: mean over rollouts of the sum of
-    their tokens over `constant` (Dr. GRPO).
+    aggregation: str = "token"
+    """Aggregation of the losses: one of `AGGREGATIONS`, or a user's function. token: mean over all
+    trained tokens (DAPO). sequence: mean over rollouts of the mean of their tokens (GRPO, GSPO).
+    constant: mean over rollouts of the sum of their tokens over `constant` (Dr. GRPO).
     """
     constant: float = 256.0
     """Number of tokens by which the sum of a rollout is divided. Used only by the aggregation
@@ -112,7 +122,8 @@ class LossOptions:
                 f"max_staleness is {self.max_staleness}.",
                 "Take 0 or more, or none to train on all tokens.",
             )
-        if self.dual_clip is not None and (self.objective != "clipped" or self.dual_clip <= 1):
+        bounded = self.objective == "clipped" or is_own(self.objective)
+        if self.dual_clip is not None and (not bounded or self.dual_clip <= 1):
             raise ConfigError(
                 f"dual_clip is {self.dual_clip} and the objective is {self.objective}.",
                 "Take a number above 1, with the objective clipped.",
@@ -123,6 +134,12 @@ class LossOptions:
                 " the engine's log-probs.",
                 "Take old_logprobs = trainer, or correction = none.",
             )
+
+
+def loss_options(loss: LossPart) -> LossOptions:
+    """Options of the loss from its table of the configuration."""
+    taken = {each.name: loss.taken(each.name) for each in fields(LossOptions)}
+    return LossOptions(**{name: value for name, value in taken.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,28 +348,82 @@ def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     return surrogate(ratios_K, tokens.weights_K, options.clip_low, options.clip_high)
 
 
-def aggregate(loss_K: Tensor, lengths_K: Tensor, counts: Counts, options: LossOptions) -> Tensor:
-    """Aggregate the losses of tokens to one number.
+def token_mean(
+    loss_K: Tensor, tokens: TrainedTokens, counts: Counts, options: LossOptions
+) -> Tensor:
+    """Mean over all trained tokens: 1 / N * sum over tokens (DAPO)."""
+    del tokens, options
+    return loss_K.sum() / counts.tokens
 
-        token        1 / N * sum over tokens
-        sequence     1 / M * sum over rollouts of 1 / n_i * sum over the n_i tokens of rollout i
-        constant     1 / M * sum over rollouts of 1 / C   * sum over tokens
 
-    N and M are the numbers of trained tokens and rollouts in the **whole** batch of an optimiser
-    step, over all micro-batches and ranks. They are given by `counts`, since with a mean over each
-    micro-batch the weight of a token would depend on the tokens batched with it.
-
-    Returns this micro-batch's share of the loss.
+def sequence_mean(
+    loss_K: Tensor, tokens: TrainedTokens, counts: Counts, options: LossOptions
+) -> Tensor:
+    """Mean over rollouts of the mean of their tokens: 1 / M * sum over rollouts of 1 / n_i * sum
+    over the n_i tokens of rollout i (GRPO, GSPO).
     """
-    match options.aggregation:
-        case "token":
-            return loss_K.sum() / counts.tokens
-        case "sequence":
-            return (loss_K / lengths_K).sum() / counts.sequences
-        case "constant":
-            return loss_K.sum() / (counts.sequences * options.constant)
-        case _:
-            assert_never(options.aggregation)
+    del options
+    return (loss_K / tokens.lengths_K).sum() / counts.sequences
+
+
+def constant_sum(
+    loss_K: Tensor, tokens: TrainedTokens, counts: Counts, options: LossOptions
+) -> Tensor:
+    """Mean over rollouts of the sum of their tokens over a constant: 1 / M * sum over rollouts of
+    1 / C * sum over tokens (Dr. GRPO).
+    """
+    del tokens
+    return loss_K.sum() / (counts.sequences * options.constant)
+
+
+Aggregation = Callable[[Tensor, TrainedTokens, Counts, LossOptions], Tensor]
+"""Function (loss of each token, trained tokens, counts, options) -> this micro-batch's share of the
+loss.
+
+N and M in `counts` are the numbers of trained tokens and rollouts in the **whole** batch of an
+optimiser step, over all micro-batches and ranks: with a mean over each micro-batch the weight of a
+token would depend on the tokens batched with it.
+"""
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token": token_mean,
+    "sequence": sequence_mean,
+    "constant": constant_sum,
+}
+"""Aggregations by the name that a user gives."""
+
+
+def aggregation_by_name(name: str) -> Aggregation:
+    """Return the aggregation `name`: one of `AGGREGATIONS`, or a user's function. Raises
+    `ConfigError`.
+    """
+    return part_by_name("aggregation", name, AGGREGATIONS, _own_aggregation)
+
+
+def _own_aggregation(own: OwnFunction) -> Aggregation:
+    def aggregate(
+        loss_K: Tensor, tokens: TrainedTokens, counts: Counts, options: LossOptions
+    ) -> Tensor:
+        if not len(loss_K):
+            return loss_K.sum()
+        return _losses(own, own(loss_K, tokens, counts, options), loss_K, ())
+
+    return aggregate
+
+
+def _losses(own: OwnFunction, found: Any, given_K: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Losses that a user's function returned, if they are finite, have a gradient where the given
+    values have one, and are of this shape.
+    """
+    if not isinstance(found, Tensor):
+        raise own.wrong(f"returned {type(found).__name__}, not a tensor of shape {shape}")
+    if found.shape != shape:
+        raise own.wrong(f"returned a tensor of shape {tuple(found.shape)}, not {shape}")
+    if bool(given_K.isfinite().all()) and not bool(found.isfinite().all()):
+        raise own.wrong("returned a loss that is not finite")
+    if given_K.requires_grad and not found.requires_grad:
+        raise own.wrong("returned a loss without a gradient")
+    return found
 
 
 def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
@@ -440,6 +511,29 @@ OBJECTIVES: dict[str, Objective] = {"clipped": clipped, "cispo": cispo, "gspo": 
 """Objectives by the name that a user gives."""
 
 
+def objective_by_name(name: str) -> Objective:
+    """Return the objective `name`: one of `OBJECTIVES`, or a user's function, which may return the
+    losses alone. Raises `ConfigError`.
+    """
+    return part_by_name("objective", name, OBJECTIVES, _own_objective)
+
+
+def _own_objective(own: OwnFunction) -> Objective:
+    def objective(tokens: TrainedTokens, options: LossOptions) -> PerToken:
+        given_K = tokens.logprobs_K
+        if not len(given_K):
+            return clipped(tokens, options)
+        found = own(tokens, options)
+        if not isinstance(found, PerToken):
+            ratios_K = (given_K - tokens.old_logprobs_K).exp().detach()
+            unclipped_K = torch.zeros_like(ratios_K, dtype=torch.bool)
+            found = PerToken(found, ratios_K, unclipped_K, unclipped_K)
+        _losses(own, found.loss_K, given_K, tuple(given_K.shape))
+        return found
+
+    return objective
+
+
 def policy_loss(
     tokens: TrainedTokens, counts: Counts, options: LossOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -447,7 +541,7 @@ def policy_loss(
 
     `kl_reference` is nan without a reference policy.
     """
-    found = OBJECTIVES[options.objective](tokens, options)
+    found = objective_by_name(options.objective)(tokens, options)
     loss_K = found.loss_K
     if tokens.corrections_K is not None:
         loss_K = loss_K * tokens.corrections_K
@@ -456,6 +550,6 @@ def policy_loss(
         divergence_K = k3(tokens.logprobs_K, tokens.reference_logprobs_K)
         loss_K = loss_K + options.kl_coef * divergence_K
         divergence = divergence_K.detach().sum() / counts.tokens
-    loss = aggregate(loss_K, tokens.lengths_K, counts, options)
+    loss = aggregation_by_name(options.aggregation)(loss_K, tokens, counts, options)
     by_token = means(found, tokens.logprobs_K, tokens.old_logprobs_K, counts.tokens)
     return loss, {"loss": loss.detach(), **by_token, "kl_reference": divergence}

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from hrm_agent.errors import ConfigError, ModelError
+from hrm_agent.training.config.parts import of_sequences
 from hrm_agent.training.metrics import NOT_FINITE
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.gradients import clip, kept_on_rank, step_if_finite
@@ -392,7 +393,7 @@ def _optimizer_step(
     """Take an optimiser step. `first`: no step was taken since the old log-probs were fixed."""
     log_ratios: Sequence[Tensor | None] = [None] * len(fixed)
     own = first and update.loss.old_logprobs == "trainer"
-    if update.loss.objective == "gspo" and agreed.split and not own:
+    if of_sequences(update.loss.objective) and agreed.split and not own:
         log_ratios = sequence_log_ratios(
             lambda batch: token_logprobs(update.model, batch), fixed, update.loss
         )

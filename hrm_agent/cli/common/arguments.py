@@ -26,6 +26,7 @@ from hrm_agent.cli.main import fitted
 from hrm_agent.config import (
     BY_MODEL,
     ONE_BY_ONE,
+    Choice,
     ConfigPart,
     build_config,
     merge_values,
@@ -223,6 +224,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
         return {"action": "append", "metavar": "VALUE"}
     if get_origin(annotation) in (list, tuple):
         return {"nargs": "+", "metavar": "VALUE"}
+    for choice in (each for each in field.metadata if isinstance(each, Choice)):
+        return {"metavar": "|".join((*choice.names, "FILE:NAME"))}
     return {"metavar": _metavar(annotation)}
 
 

@@ -21,6 +21,7 @@ from hrm_agent.cli.main import command_list, fitted
 from hrm_agent.cli.training.by_model import fitted_rl, fitted_sft, say_chosen, shown_rl, shown_sft
 from hrm_agent.config import (
     CONFIG_FILE,
+    attribute_of,
     build_config,
     compare_on_resume,
     read_config_file,
@@ -194,7 +195,7 @@ def _rl(words: list[str]) -> int:
         and getattr(arguments, "config:steps") is None
         and "steps" not in in_file
     )
-    folder = run_folder(arguments.out, config.select.algorithm)
+    folder = run_folder(arguments.out, attribute_of(config.select.algorithm))
     reinforce(config, folder, Output(as_json=arguments.json), one_pass=one_pass)
     return 0
 
@@ -230,6 +231,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     from hrm_agent.runtime.execution.loading import load_graph, refuse_other_roles
     from hrm_agent.training.grpo import train
     from hrm_agent.training.trackers import require_trackers, tracking
+    from hrm_agent.training.update.trial import try_own_parts
 
     if config.same_as_clipped:
         remark(config.same_as_clipped)
@@ -240,6 +242,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     config, choice = fitted_rl(config, folder)
     if config.rewards is not None:
         load_rubric(config.rewards)
+    try_own_parts(config)
     said: list[str] = []
     learn: Callable[..., Coroutine[Any, Any, Path]] = train
     if config.source:
@@ -266,7 +269,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
                 for line in said:
                     output.say(line)
                 with (
-                    progress(config.select.algorithm, config.steps) as advance,
+                    progress(attribute_of(config.select.algorithm), config.steps) as advance,
                     _withdrawn(folder, is_new=is_new),
                 ):
                     asyncio.run(learn(config, folder, on_step=_shown(config, advance)))
@@ -338,7 +341,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
         return ""
     from hrm_agent.training.plots.plots import plot_curves
 
-    title = f"{config.select.algorithm}, {config.graph}, seed {config.seed}"
+    title = f"{attribute_of(config.select.algorithm)}, {config.graph}, seed {config.seed}"
     plot_curves(rows, folder / "curves.png", title, problems=config.evaluation.eval_problems)
     return f", drawn in {folder / 'curves.png'}"
 

@@ -197,7 +197,7 @@ def test_what_was_credited_stands_in_the_overlay_unless_it_follows_from_the_adva
 
 def test_names_are_looked_up() -> None:
     assert credit_by_name("whole_trajectory") is whole_trajectory
-    with pytest.raises(ConfigError, match=r"no credit 'per_rol'.*per_role"):
+    with pytest.raises(ConfigError, match=r"'per_rol' is no choice of credit.*per_role"):
         credit_by_name("per_rol")
-    with pytest.raises(ConfigError, match="no advantages"):
+    with pytest.raises(ConfigError, match="no choice of advantages"):
         credit_by_name("per_role", advantages="gae")
