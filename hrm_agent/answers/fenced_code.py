@@ -12,12 +12,14 @@ The text is read in one pass: it comes from a model and may be of any size.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from hrm_agent.answers.final_answer import HIDDEN_TAGS
 
-__all__ = ["MAX_BLOCKS", "FencedBlock", "block_ids", "python_blocks"]
+__all__ = ["MAX_BLOCKS", "FencedBlock", "asked_ids", "block_ids", "python_blocks"]
 
 MAX_BLOCKS = 8
 """Maximum number of blocks of one message that are run. One more block is returned, as refused."""
@@ -52,6 +54,17 @@ def block_ids(call_id: str) -> tuple[str, ...]:
     blocks.
     """
     return tuple(f"{call_id[:16]}-block{number}" for number in range(1, MAX_BLOCKS + 2))
+
+
+def asked_ids(call_id: str, response: Mapping[str, Any]) -> list[str]:
+    """`tool_call_id` of each tool call for which a model call asked with its answer. They include
+    the ids that fenced blocks in the text would have.
+    """
+    made = [
+        *(response.get("tool_calls") or ()),
+        *(response.get("invalid_tool_calls") or ()),
+    ]
+    return [*(str(each.get("id")) for each in made), *block_ids(call_id)]
 
 
 def python_blocks(text: str) -> list[FencedBlock]:

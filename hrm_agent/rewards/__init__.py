@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hrm_agent.rewards.by_call import judged_by, readable, tool_outcomes
     from hrm_agent.rewards.code_tests import passes_tests
     from hrm_agent.rewards.comparison import answer_is, comparison_of
     from hrm_agent.rewards.judge import judged, ranked
@@ -26,11 +27,14 @@ __all__ = [
     "answer_is",
     "comparison_of",
     "judged",
+    "judged_by",
     "load_rubric",
     "opened_scorer",
     "passes_tests",
     "ranked",
+    "readable",
     "reader_of",
+    "tool_outcomes",
 ]
 
 _HOMES = {
@@ -42,11 +46,14 @@ _HOMES = {
     "answer_is": "comparison",
     "comparison_of": "comparison",
     "judged": "judge",
+    "judged_by": "by_call",
     "load_rubric": "loading",
     "opened_scorer": "scoring",
     "passes_tests": "code_tests",
     "ranked": "judge",
+    "readable": "by_call",
     "reader_of": "readers",
+    "tool_outcomes": "by_call",
 }
 
 

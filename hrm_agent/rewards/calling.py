@@ -58,7 +58,7 @@ async def scores_of(
     for rollout in rollouts:
         began = time.monotonic()
         given = await _outcome_of(reward, rollout, (rollout,))
-        scores.append(_score(rubric, reward, given, time.monotonic() - began))
+        scores.append(_score(rubric, reward, given, time.monotonic() - began, rollout))
     return scores
 
 
@@ -84,13 +84,16 @@ async def _group_scores(
             f" trajectories; {said}"
         )
         return [fault_score(reward, RewardFault.RAISED, reason, seconds) for _ in group]
-    return [_score(rubric, reward, by_id[id_], seconds) for id_ in ids]
+    return [_score(rubric, reward, by_id[each.trajectory.id], seconds, each) for each in group]
 
 
-def _score(rubric: Rubric, reward: Reward, given: Any, seconds: float) -> RewardScore:
+def _score(
+    rubric: Rubric, reward: Reward, given: Any, seconds: float, rollout: Rollout
+) -> RewardScore:
     if isinstance(given, RewardScore):
         return given
-    return as_score(reward, given, decides=reward.name == rubric.outcome, seconds=seconds)
+    decides = reward.name == rubric.outcome
+    return as_score(reward, given, rollout.trajectory, decides=decides, seconds=seconds)
 
 
 async def _outcome_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> Any:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.rewards.rubric import GROUP, STATE, Reward, Rubric, Scored
@@ -52,12 +52,16 @@ def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> 
     return {name: given[name] for name in reward.wants}
 
 
-def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0) -> RewardScore:
+def as_score(
+    reward: Reward, given: Any, trajectory: Trajectory, *, decides: bool, seconds: float = 0.0
+) -> RewardScore:
     """Score for a function's value. `decides`: the reward is the rubric's outcome.
 
     Raises `ConfigError` for a value that is not a number. Such a function is wrong for every input,
     so this is no fault of a single rollout.
     """
+    if isinstance(given, (Mapping, list, tuple)):
+        given = Scored(None, calls=cast("Mapping[str, float]", given))
     scored = given if isinstance(given, Scored) else Scored(given)
     fault = None
     reason = storable(scored.reason)
@@ -77,15 +81,48 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
         fault = RewardFault.OUT_OF_RANGE
         reason = f"the outcome lies in [0, 1], it returned {number:g}"
         number = None
+    by_call, wrong = _by_call(reward, scored.calls, trajectory)
+    if wrong and fault is None:
+        fault = RewardFault.RAISED
+        reason = wrong
     return RewardScore(
         name=reward.name,
-        value=number,
+        value=number if fault is None else None,
+        by_call=by_call if fault is None else {},
         weight=reward.weight,
         fault=fault,
         reason=reason,
         seconds=seconds,
         judge_calls=scored.judge_calls,
     )
+
+
+def _by_call(
+    reward: Reward, given: Mapping[str, float] | Sequence[float], trajectory: Trajectory
+) -> tuple[dict[str, float], str]:
+    """Values of single calls by the call's id, and what is wrong with them (empty if nothing)."""
+    turns = [call.id for call in trajectory.own_calls]
+    if isinstance(given, Mapping):
+        by_id = dict(given)
+    elif len(given) in (0, len(turns)):
+        by_id = dict(zip(turns, given, strict=len(given) > 0))
+    else:
+        return {}, f"it returned {len(given)} values for {len(turns)} model calls"
+    known = {*turns, *(call.id for call in trajectory.own_tool_calls)}
+    found: dict[str, float] = {}
+    for id_, value in by_id.items():
+        if not hasattr(value, "__float__"):
+            raise ConfigError(
+                f"The reward {reward.name!r} returned {repr(value)[:80]} for a call, a"
+                f" {type(value).__name__}.",
+                "Return numbers by the id of a model call or tool call, or a list of numbers.",
+            )
+        if id_ not in known:
+            return {}, f"it returned a value for {str(id_)[:80]!r}, which is no call of this run"
+        if not math.isfinite(number := float(value) + 0.0):  # -0.0 is 0
+            return {}, f"it returned {number} for call {id_}"
+        found[id_] = number
+    return found, ""
 
 
 def scoring_of(

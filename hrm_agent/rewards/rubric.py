@@ -13,7 +13,9 @@ A reward function gets the parameters that it names:
 | `group` | the trajectories of all rollouts of the task, for a reward that compares them |
 
 A reward function may be async. It returns a number, a bool, None (no opinion: left out of the sum),
-or a `Scored` with a reason. A function with the parameter `group` is called once for all rollouts
+or a `Scored` with a reason. It may score single calls instead of the run, or beside it (`Scored`):
+by a mapping from the id of a model call or tool call to a number, or by a list with a number for
+each of the run's own model calls, in their order. A function with the parameter `group` is called once for all rollouts
 of a task, and returns a mapping from trajectory id to such a value. A list is not accepted, since a
 wrong order would credit the wrong rollouts.
 
@@ -24,7 +26,7 @@ typed faults (`RewardFault`). The rollout then has no reward, and is neither rig
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +54,10 @@ class Scored:
     """Reason for the value, for people to read."""
     judge_calls: tuple[JudgeCall, ...] = ()
     """Requests to a judge that the value is based on."""
+    calls: Mapping[str, float] | Sequence[float] = ()
+    """Values of single calls: by id of a model call or tool call, or for each of the run's own model
+    calls, in their order.
+    """
 
 
 @dataclass(frozen=True)

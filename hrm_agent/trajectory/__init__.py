@@ -14,6 +14,7 @@ from hrm_agent.trajectory.ids import (
 from hrm_agent.trajectory.journal import CheckpointLineage, Journal, MemoryJournal
 from hrm_agent.trajectory.judgements import (
     FEEDBACK,
+    NO_REWARDS,
     Feedback,
     JudgeCall,
     Overlay,
@@ -49,6 +50,7 @@ from hrm_agent.trajectory.schema import (
 __all__ = [
     "FEEDBACK",
     "NOT_RECORDED",
+    "NO_REWARDS",
     "SCHEMA_VERSION",
     "TASK_INPUTS",
     "BranchReason",

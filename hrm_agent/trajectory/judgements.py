@@ -5,6 +5,8 @@ They are overlays: keyed by the judge, stored beside the record and never in it.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sized
 from typing import Any
 
 from pydantic import Field
@@ -12,10 +14,21 @@ from pydantic import Field
 from hrm_agent.trajectory.enums import DropReason, RewardFault, Verdict
 from hrm_agent.trajectory.record import Record
 
-__all__ = ["FEEDBACK", "Feedback", "JudgeCall", "Overlay", "RewardScore", "RolePenalty", "Scoring"]
+__all__ = [
+    "FEEDBACK",
+    "NO_REWARDS",
+    "Feedback",
+    "JudgeCall",
+    "Overlay",
+    "RewardScore",
+    "RolePenalty",
+    "Scoring",
+]
 
 FEEDBACK = "feedback"
 """Name of the rubric that holds the users' feedback on a run."""
+NO_REWARDS: dict[str, Any] = {"rewards": {}, "rewards_by_call": {}}
+"""Fields of a `Trajectory` without rewards."""
 
 
 class RolePenalty(Record):
@@ -98,18 +111,24 @@ class JudgeCall(Record):
     """Wall-clock time of the request, in seconds."""
 
 
+def _is_empty(value: Sized) -> bool:
+    return not value
+
+
 class RewardScore(Record):
     """Score of one trajectory by one reward function."""
 
     name: str
     """Name of the reward within its rubric."""
     value: float | None = None
-    """Finite value (None if the function failed, see `fault`, or abstained)."""
+    """Finite value (None if the function failed, see `fault`, abstained, or scored calls alone)."""
+    by_call: dict[str, float] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Value of single model calls and tool calls, by the call's id."""
     weight: float = 1.0
     """Weight in the sum; 0 for a reward that is only reported."""
     fault: RewardFault | None = None
-    """Reason why there is no value (None if there is a value, or if the function abstained by
-    returning None).
+    """Reason why there is no value (None if there is a value, or if the function gave none to the
+    run).
     """
     reason: str = ""
     """Explanation by the judge, or description of the failure."""
@@ -171,6 +190,25 @@ class Scoring(Record):
             return {}
         named = {score.name: score.value for score in self.scores if score.value is not None}
         return {**named, "correct": self.outcome, "reward": self.total}
+
+    @property
+    def rewards_by_call(self) -> dict[str, dict[str, float]]:
+        """Rewards of single calls, in the form of `Trajectory.rewards_by_call`; empty if the
+        trajectory has no reward.
+        """
+        named = {score.name: score.by_call for score in self.scores if score.by_call}
+        if not named or not self.rewards:
+            return {}
+        summed: defaultdict[str, float] = defaultdict(float)
+        for score in self.scores:
+            for id_, value in score.by_call.items():
+                summed[id_] += score.weight * value
+        return {**named, "reward": dict(summed)}
+
+    @property
+    def as_rewards(self) -> dict[str, Any]:
+        """Fields of a `Trajectory` that has these rewards."""
+        return {"rewards": self.rewards, "rewards_by_call": self.rewards_by_call}
 
     @property
     def fault(self) -> str:

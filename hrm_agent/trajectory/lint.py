@@ -443,10 +443,19 @@ def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("reward-range")
 def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
-    """Rewards are finite, and the outcome (`correct`) is in [0, 1]."""
+    """Rewards are finite, and the outcome (`correct`) is in [0, 1]. Rewards of single calls belong
+    to calls of this run.
+    """
     for name, value in trajectory.rewards.items():
         if not math.isfinite(value) or (name == "correct" and not 0 <= value <= 1):
             yield trajectory.id, f"the reward {name!r} is {value}"
+    own = {call.id for call in (*trajectory.own_calls, *trajectory.own_tool_calls)}
+    for name, by_call in trajectory.rewards_by_call.items():
+        for id_, value in by_call.items():
+            if not math.isfinite(value):
+                yield id_, f"the reward {name!r} is {value}"
+            elif id_ not in own:
+                yield id_, f"the reward {name!r} belongs to no call of this run"
 
 
 # Checks of tools

@@ -15,7 +15,7 @@ All records are frozen. Alignment, units and the meaning of `None` are given und
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -77,7 +77,7 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-def _is_empty(value: tuple[object, ...]) -> bool:
+def _is_empty(value: Sized) -> bool:
     return not value
 
 
@@ -394,6 +394,10 @@ class Trajectory(Record):
     """Rewards by name, scored by the run that made this trajectory; empty until it is scored.
     `correct`, from 0 to 1, is the outcome; `reward` is the weighted sum if a rubric has several
     parts. Later scores are kept as a `Scoring`.
+    """
+    rewards_by_call: dict[str, dict[str, float]] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Rewards of single calls beside those of the run: name -> id of a model call or tool call ->
+    value. `reward` is the weighted sum.
     """
     turns: tuple[Turn, ...] = ()
     """Turns after the first, whose prompt is the task's; empty for a run of one turn."""

@@ -5,6 +5,7 @@ the code of a tool call.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -30,6 +31,7 @@ __all__ = [
     "models_of",
     "parts_of",
     "penalty_lines",
+    "rewarded",
     "score_text",
     "scoring_text",
     "text_of",
@@ -308,6 +310,15 @@ def penalty_lines(overlay: Overlay) -> Iterator[str]:
         yield f"{role}: {error}{form}"
 
 
+def rewarded(trajectory: Trajectory) -> dict[str, str]:
+    """Rewards of single calls in words, by the call's id: `tool_outcomes -1`."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name, by_call in trajectory.rewards_by_call.items():
+        for id_, value in by_call.items() if name != "reward" else ():
+            found[id_].append(f"{name} {value:g}")
+    return {id_: ", ".join(each) for id_, each in found.items()}
+
+
 def credited(trajectory: Trajectory, overlays: Iterable[Overlay]) -> dict[str, str]:
     """Credit of each call in words, by id; empty if its run gave all calls the same credit."""
     return {
@@ -331,6 +342,9 @@ def scoring_text(scoring: Scoring) -> str:
 def score_text(score: RewardScore) -> str:
     """Score of one reward with its reason."""
     value = "no opinion" if score.value is None else f"{score.value:g}"
+    if score.by_call:
+        of_calls = f"{sum(score.by_call.values()):g} over {len(score.by_call)} calls"
+        value = of_calls if score.value is None else f"{value}, {of_calls}"
     said = value if score.fault is None else f"fault ({score.fault.value})"
     weight = "" if score.weight == 1 else f", weight {score.weight:g}"
     return f"{score.name} {said}{weight}" + (f": {score.reason}" if score.reason else "")

@@ -156,7 +156,7 @@ def test_the_pages_algorithms_by_hand() -> None:
 
 
 FAULTS = [
-    ("advantages(rewards, eps)", "[1.0]", "returned 1 items for 2 groups"),
+    ("advantages(rewards, eps)", "[1.0]", "returned 1 items for 3 groups"),
     (
         "advantages(rewards, eps)",
         "[[1.0] for _ in rewards]",

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hrm_agent.answers.fenced_code import asked_ids
 from hrm_agent.errors import ModelError
 from hrm_agent.training.analysis.weights import Sampler
-from hrm_agent.training.select.penalties import asked_ids
 from hrm_agent.training.update.batch import ForwardName, Row, micro_batches
 from hrm_agent.training.update.logprobs.entropies import token_entropies
 from hrm_agent.trajectory import Call, LogprobKind, ToolStatus, Trajectory
@@ -133,7 +133,7 @@ def responses_before(
     the call continues.
     """
     before = by_id.get(call.parent or call.branch_of or "")
-    asked = set(asked_ids(before)) if before is not None else set[str]()
+    asked = set(asked_ids(before.id, before.response)) if before is not None else set[str]()
     return tuple(
         tool.status for tool in trajectory.tool_calls if tool.tool_call_id in asked and tool.status
     )

@@ -245,10 +245,23 @@ class LossPart(ConfigPart):
     """
     advantage_eps: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation of rewards that advantages are divided by."""
-    credit: Annotated[str, Choice(("whole_trajectory", "per_role", "even"))] = "whole_trajectory"
+    credit: Annotated[str, Choice(("whole_trajectory", "per_role", "per_turn", "even"))] = (
+        "whole_trajectory"
+    )
     """Distribution of a rollout's advantage over its calls. whole_trajectory: all calls get the
-    same. per_role: calls of one role that had the same prompt are compared with each other. even: a
-    rollout of many tokens weighs as much as a rollout of few.
+    same. per_role: calls of one role that had the same prompt are compared with each other.
+    per_turn: rewards of single calls are added. even: a rollout of many tokens weighs as much as a
+    rollout of few.
+    """
+    turn_weight: float = Field(default=1.0, gt=0)
+    """Weight of the advantages of single calls, beside 1 for that of the rollout."""
+    turn_discount: float = Field(default=1.0, ge=0, le=1)
+    """Discount of a later call's reward for each call in between: a call is worth its own reward
+    and the discounted rewards of the calls after it.
+    """
+    turn_baseline: Literal["position", "anchor"] = "position"
+    """Calls of a group that a call is compared with. position: those of the same role at the same
+    place in their rollouts. anchor: those of the same role that saw the same tokens.
     """
     frozen_roles: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
     """Role (node that asked the model), such as critique, whose calls are context and never trained

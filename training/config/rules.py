@@ -115,6 +115,11 @@ UNIONS = (
         "here: {kind} divides by no deviation",
     ),
     KeyUnion(
+        "credit",
+        {"per_turn": ("turn_weight", "turn_discount", "turn_baseline")},
+        "here: the credit is {kind}",
+    ),
+    KeyUnion(
         "objective",
         {
             "clipped": ("clip_low", "clip_high", "dual_clip"),

@@ -251,6 +251,9 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
         for name, value in trajectory.rewards.items():
             if name != "correct":  # the metrics have it as rollout/correct
                 given[name].append(value)
+        for name, by_call in trajectory.rewards_by_call.items():
+            if name not in trajectory.rewards:  # a reward of single calls alone
+                given[name].append(math.fsum(by_call.values()))
     return {
         **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
         "rollout/count": float(len(rollouts)),

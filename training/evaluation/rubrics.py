@@ -21,7 +21,7 @@ from hrm_agent.training.evaluation.compare import with_width
 from hrm_agent.training.evaluation.samples import Problem
 from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.training.select.roc import is_positive, outcome_of
-from hrm_agent.trajectory import FEEDBACK, RunStatus, Scoring, Trajectory, content_hash
+from hrm_agent.trajectory import FEEDBACK, NO_REWARDS, RunStatus, Scoring, Trajectory, content_hash
 
 __all__ = [
     "RECORDED",
@@ -162,10 +162,10 @@ def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajec
     """
     scoring = scorings.get(trajectory.id)
     if scoring is not None and scoring.rewards:
-        return trajectory.model_copy(update={"rewards": scoring.rewards})
+        return trajectory.model_copy(update=scoring.as_rewards)
     if trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED):
         return None
-    return trajectory.model_copy(update={"rewards": {}})
+    return trajectory.model_copy(update=NO_REWARDS)
 
 
 def reward_means(

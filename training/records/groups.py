@@ -73,6 +73,8 @@ class RecordedGroups(BaseModel):
     """Trajectory id -> rewards that replace the recorded ones, if scores were named (None: the
     recorded rewards are used).
     """
+    by_call: dict[str, dict[str, dict[str, float]]] = {}
+    """Trajectory id -> rewards of single calls that belong to `rewards`."""
     left_out: dict[str, int] = {}
     """Reason -> number of trajectories left out."""
     context: dict[str, int] = {}
@@ -104,7 +106,7 @@ class RecordedGroups(BaseModel):
         """Return the trajectory with the rewards that the training learns from."""
         if self.rewards is None:
             return trajectory
-        return trajectory.model_copy(update={"rewards": self.rewards.get(trajectory.id, {})})
+        return _with_rewards(trajectory, self.rewards, self.by_call)
 
     def write(self, folder: Path) -> None:
         """Write the groups to a run's folder."""
@@ -127,6 +129,19 @@ class RecordedGroups(BaseModel):
         first += f"{steps} steps are" if steps != 1 else "1 step is"
         first += f" {steps / a_pass:g} pass{'es' * (steps != a_pass)}."
         return [first, *_told(self.left_out, self.context, self.idle)]
+
+
+def _with_rewards(
+    trajectory: Trajectory,
+    rewards: Mapping[str, dict[str, float]],
+    by_call: Mapping[str, dict[str, dict[str, float]]],
+) -> Trajectory:
+    """Return the trajectory with the given rewards of its id, or without any."""
+    own = {
+        "rewards": rewards.get(trajectory.id, {}),
+        "rewards_by_call": by_call.get(trajectory.id, {}),
+    }
+    return trajectory.model_copy(update=own)
 
 
 def kept_groups(folder: Path) -> RecordedGroups | None:
@@ -196,6 +211,7 @@ class _Selection:
         self._context = Counter[str]()
         self._idle = Counter[str]()
         self._rewards: dict[str, dict[str, float]] = {}
+        self._by_call: dict[str, dict[str, dict[str, float]]] = {}
         self._seen: dict[str, dict[str, float]] = {}
         """Group id -> start time of each of its rollouts."""
         self._calls = 0
@@ -209,6 +225,7 @@ class _Selection:
             sources=self._config.source,
             groups=tuple(groups),
             rewards=self._rewards if self._config.by else None,
+            by_call=self._by_call,
             left_out=self._left_out,
             context=self._context,
             idle=self._idle,
@@ -233,8 +250,10 @@ class _Selection:
             scorings = runs.scorings(self._config.by, headers)
             for header in headers:
                 scored = scored_by(header, scorings)
-                if scored is not None and scored.rewards:
-                    self._rewards.setdefault(header.id, scored.rewards)
+                if scored is not None and scored.rewards and header.id not in self._rewards:
+                    self._rewards[header.id] = scored.rewards
+                    if scored.rewards_by_call:
+                        self._by_call[header.id] = scored.rewards_by_call
         steps = _steps(runs, headers)
         grouped = self._grouped(headers, steps)
         for (run_id, group_id), members in grouped.items():
@@ -306,10 +325,7 @@ class _Selection:
             return None
         rollouts = list(whole.values())
         if self._config.by:
-            rollouts = [
-                each.model_copy(update={"rewards": self._rewards.get(each.id, {})})
-                for each in rollouts
-            ]
+            rollouts = [_with_rewards(each, self._rewards, self._by_call) for each in rollouts]
         self._look_at(rollouts)
         return kept
 

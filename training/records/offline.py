@@ -50,7 +50,7 @@ from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.update.logprobs import sampled_and_recorded_logprobs
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.trial import take_own_parts
-from hrm_agent.trajectory import DropReason, Scoring, Trajectory
+from hrm_agent.trajectory import NO_REWARDS, DropReason, Scoring, Trajectory
 
 __all__ = ["own_store", "train_on_record"]
 
@@ -202,7 +202,7 @@ class _Rescoring:
     async def score(self, attempts: Sequence[Attempts]) -> list[Attempts]:
         last: dict[str, list[Trajectory]] = {}
         for each in attempts:
-            bare = each[-1].model_copy(update={"rewards": {}})
+            bare = each[-1].model_copy(update=NO_REWARDS)
             fault = fault_of(bare)
             if fault is None or fault[0] is DropReason.NOT_SCORED:
                 last.setdefault(bare.group_id, []).append(bare)
@@ -214,8 +214,8 @@ class _Rescoring:
         scored: list[Attempts] = []
         for *earlier, last_attempt in attempts:
             scoring = self._standing.get(last_attempt.id)
-            rewards = scoring.rewards if scoring is not None else {}
-            scored.append((*earlier, last_attempt.model_copy(update={"rewards": rewards})))
+            rewards = scoring.as_rewards if scoring is not None else NO_REWARDS
+            scored.append((*earlier, last_attempt.model_copy(update=rewards)))
         return scored
 
     async def _group(self, group: Sequence[Trajectory]) -> list[Scoring]:

@@ -107,8 +107,7 @@ async def scored(
         if trajectory.id in looked_at:
             scoring = known[trajectory.id]
             failed = {"error": f"{REWARD_FAULT}{scoring.fault}"} if scoring.fault else {}
-            update = {"rewards": scoring.rewards, **failed}
-            result.append(trajectory.model_copy(update=update))
+            result.append(trajectory.model_copy(update={**scoring.as_rewards, **failed}))
         else:
             result.append(trajectory)
     return result

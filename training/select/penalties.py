@@ -78,7 +78,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hrm_agent.answers.fenced_code import block_ids
+from hrm_agent.answers.fenced_code import asked_ids, block_ids
 from hrm_agent.tools.python_tool import DIFFERS, LOST, NO_OUTPUT, python, python_stateless
 from hrm_agent.training.select.code_facts import CodeFacts, code_facts
 from hrm_agent.training.select.novelty import Known
@@ -92,7 +92,6 @@ __all__ = [
     "Penalize",
     "Penalties",
     "answer_tags",
-    "asked_ids",
     "count_calls",
     "error_share",
     "mean_penalties",
@@ -185,20 +184,9 @@ def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
     """
     asked: dict[bool, set[str]] = {True: set(), False: set()}
     for call in trajectory.own_calls:
-        asked[call.model == trajectory.policy].update(asked_ids(call))
+        asked[call.model == trajectory.policy].update(asked_ids(call.id, call.response))
     others = asked[False] - asked[True]
     return [call for call in trajectory.own_tool_calls if call.tool_call_id not in others]
-
-
-def asked_ids(call: Call) -> list[str]:
-    """`tool_call_id` of each tool call for which a model call asked. It includes the ids that
-    fenced blocks in the text would have.
-    """
-    made = [
-        *(call.response.get("tool_calls") or ()),
-        *(call.response.get("invalid_tool_calls") or ()),
-    ]
-    return [*(str(each.get("id")) for each in made), *block_ids(call.id)]
 
 
 def penalty_format(
@@ -414,7 +402,9 @@ def role_penalties(
     tools = policy_tool_calls(trajectory)
     problem = trajectory.task.prompt if trajectory.task else ""
     counted = count_calls(tools, problem) if counted is None else counted
-    asked_by = {id_: call.identity.role for call in calls for id_ in asked_ids(call)}
+    asked_by = {
+        id_: call.identity.role for call in calls for id_ in asked_ids(call.id, call.response)
+    }
 
     def by_role(made: Iterable[ToolCall]) -> Counter[str]:
         return Counter(asked_by.get(tool.tool_call_id) or tool.identity.role for tool in made)

@@ -128,6 +128,8 @@ class RocOptions:
     """
     truncated: Truncated = "wrong"
     """Treatment of rollouts that ended at a limit."""
+    by_call: bool = False
+    """True if a group whose rewards are equal teaches something by different rewards of its calls."""
 
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
@@ -205,7 +207,9 @@ def select(
     task = group[0].task if group else None
     rng = random.Random(derive_seed(seed, "select", step, task and task.family, task and task.id))
     kept = chosen(candidates, keep, rng, options)
-    rejection = too_small(len(candidates), len(group), min_group) or _rejection(candidates, kept)
+    rejection = too_small(len(candidates), len(group), min_group) or _rejection(
+        candidates, kept, options
+    )
     return [_judge(judged[trajectory.id], kept, rejection, run_id, step) for trajectory in group]
 
 
@@ -438,7 +442,9 @@ def _with_failures_last(group: Sequence[SelectableRollout]) -> dict[str, Selecta
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | None:
+def _rejection(
+    candidates: Sequence[SelectableRollout], kept: Reasons, options: RocOptions
+) -> Why | None:
     """Reason why the whole group teaches nothing (None if it teaches something)."""
     if not candidates:
         return DropReason.SMALL_GROUP, "group rejected: no rollout of it can take part"
@@ -452,11 +458,17 @@ def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | 
             f" {error_of(candidates[0].trajectory, place=True)}"
         )
         return DropReason.RUN_FAILED, said
+    if not kept:
+        return DropReason.SMALL_GROUP, "group rejected: none of its rollouts was kept"
+    if options.by_call and any(
+        any(c.trajectory.rewards_by_call.get("reward", {}).values())
+        for c in candidates
+        if c.trajectory.id in kept
+    ):
+        return None
     if len({c.reward for c in candidates}) == 1:
         said = f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"
         return DropReason.EQUAL_REWARDS, said
-    if not kept:
-        return DropReason.SMALL_GROUP, "group rejected: none of its rollouts was kept"
     rewards = {c.reward for c in candidates if c.trajectory.id in kept}
     if len(rewards) > 1:
         return None

@@ -27,7 +27,7 @@ from hrm_agent.training.select.diagnosis import (
     totals_of,
 )
 from hrm_agent.training.select.roc import RocOptions, select
-from hrm_agent.training.update.advantages import by_group, credit_by_name, credited
+from hrm_agent.training.update.advantages import TurnOptions, by_group, credit_by_name, credited
 from hrm_agent.training.update.batch import NoGradient, no_gradient
 from hrm_agent.training.update.optimizer_step import ALL_STALE, NOTHING_TO_TRAIN
 from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict
@@ -89,6 +89,7 @@ def judge_group(
         eps=config.select.penalty_eps,
         penalties=config.select.penalties,
         truncated=config.select.truncated,
+        by_call=config.loss.credit == "per_turn",
     )
 
     def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:
@@ -201,7 +202,11 @@ def credited_overlays(
     loss = config.loss
     overlays = by_group([*judged, *beside], loss.advantages, loss.advantage_eps)[: len(judged)]
     credit = credit_by_name(
-        loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles
+        loss.credit,
+        advantages=loss.advantages,
+        eps=loss.advantage_eps,
+        frozen=loss.frozen_roles,
+        turns=TurnOptions(loss.turn_weight, loss.turn_discount, loss.turn_baseline),
     )
     return credited(rollouts, overlays, credit)
 

@@ -17,11 +17,13 @@ import hashlib
 import math
 import statistics
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+from hrm_agent.answers.fenced_code import asked_ids
 from hrm_agent.training.own_parts import OwnFunction, part_by_name
 from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
 
@@ -30,6 +32,7 @@ __all__ = [
     "CREDITS",
     "Credit",
     "Estimator",
+    "TurnOptions",
     "advantage_of",
     "as_recorded",
     "by_group",
@@ -43,6 +46,7 @@ __all__ = [
     "grpo",
     "normalised",
     "per_role",
+    "per_turn",
     "reinforce_plus_plus",
     "rloo",
     "whole_trajectory",
@@ -215,10 +219,24 @@ def advantage_of(overlay: Overlay) -> float:
     return overlay.advantage
 
 
-_Place = tuple[str, str, bytes]
-"""Key that siblings have in common: (group, role, digest of the tokens that the first call of a
-stretch saw).
+_Place = tuple[str, str, bytes | int]
+"""Key that siblings have in common: (group, role, digest of the tokens that a call saw or its
+place).
 """
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """Options of the credit `per_turn`."""
+
+    weight: float = 1.0
+    """Weight of the calls' advantages, beside 1 for the rollout's."""
+    discount: float = 1.0
+    """Discount of a later call's reward, for each call in between."""
+    baseline: Literal["position", "anchor"] = "position"
+    """Calls that a call is compared with: those at the same place, or those that saw the same
+    tokens.
+    """
 
 
 def per_role(
@@ -256,6 +274,77 @@ def per_role(
     return weights
 
 
+def per_turn(
+    trajectories: Sequence[Trajectory],
+    overlays: Sequence[Overlay],
+    estimate: Estimator,
+    eps: float,
+    options: TurnOptions,
+) -> dict[str, float]:
+    """Credit that adds the advantage of each call by the rewards of single calls to the advantage
+    of its rollout.
+
+        G_t = r_t + discount * G_(t+1),      weight of call t = A + options.weight * A_t
+
+    r_t is the reward of the policy's t-th call in its rollout (`Trajectory.rewards_by_call`), with
+    those of the tool calls that it asked for. A_t is the advantage of G_t among siblings in the
+    group: calls of the same role at the same place of their rollouts, or those that saw the same
+    tokens (GiGPO's anchor states, Feng et al., arXiv 2505.10978, which computes G_t from the
+    outcome, too). A call without a sibling has A_t 0.
+
+    Returns the weights by call id. If all rewards of single calls are zero, they are those of
+    `whole_trajectory`.
+    """
+    siblings: dict[_Place, list[tuple[str, float]]] = defaultdict(list)
+    for trajectory, overlay in zip(trajectories, overlays, strict=True):
+        returns = _returns(trajectory, options.discount)
+        seen: Counter[str] = Counter()
+        for call in (call for call in trajectory.policy_calls if call.id in returns):
+            role = call.identity.role
+            place = seen[role] if options.baseline == "position" else _context_of(trajectory, call)
+            seen[role] += 1
+            siblings[overlay.group_id, role, place].append((call.id, returns[call.id]))
+    compared = [calls for calls in siblings.values() if len(calls) > 1]
+    advantages = estimate([[value for _, value in calls] for calls in compared], eps)
+    weights = whole_trajectory(trajectories, overlays)
+    for calls, among in zip(compared, advantages, strict=True):
+        for (id_, _), advantage in zip(calls, among, strict=True):
+            weights[id_] += options.weight * advantage
+    return weights
+
+
+def _returns(trajectory: Trajectory, discount: float) -> dict[str, float]:
+    """Discounted sum of the rewards of each call of the policy and of those after it."""
+    calls = trajectory.policy_calls
+    worth = dict.fromkeys((call.id for call in calls), 0.0)
+    asked = {id_: call.id for call in calls for id_ in asked_ids(call.id, call.response)}
+    tools = {call.id: call for call in trajectory.own_tool_calls}
+    for id_, value in trajectory.rewards_by_call.get("reward", {}).items():
+        tool = tools.get(id_)
+        owner = id_ if tool is None else asked.get(tool.tool_call_id)
+        if owner in worth:  # another model's calls are not trained
+            worth[owner] += value
+    following = 0.0
+    for call in reversed(calls):
+        following = worth[call.id] + discount * following
+        worth[call.id] = following
+    return worth
+
+
+def _context_of(trajectory: Trajectory, call: Call) -> bytes:
+    """Digest of all tokens that a call saw, from the root to its first sampled token."""
+    by_id = {each.id: each for each in trajectory.calls}
+    prompt = call.mask.index(True) if True in call.mask else len(call.mask)
+    parts = [call.token_ids[:prompt]]
+    before = call
+    while before.parent is not None:
+        before = by_id[before.parent]
+        parts.append(before.token_ids)
+    context = array("q", [token for part in reversed(parts) for token in part])
+    # a step may have thousands of calls with thousands of tokens each: only digests are kept
+    return hashlib.sha256(context.tobytes()).digest()
+
+
 def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
     """Calls of a run that have tokens and were not inherited, each as (role, digest of the tokens
     that the first call of its stretch saw, call).
@@ -268,16 +357,7 @@ def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
         while first.parent in own and by_id[first.parent].identity.role == call.identity.role:
             first = by_id[first.parent]
         if first.id not in seen:
-            # collect all tokens from the root to the first token that the call sampled
-            prompt = first.mask.index(True) if True in first.mask else len(first.mask)
-            parts = [first.token_ids[:prompt]]
-            before = first
-            while before.parent is not None:
-                before = by_id[before.parent]
-                parts.append(before.token_ids)
-            context = array("q", [token for part in reversed(parts) for token in part])
-            # keep a digest only: a step may have thousands of calls with thousands of tokens each
-            seen[first.id] = hashlib.sha256(context.tobytes()).digest()
+            seen[first.id] = _context_of(trajectory, first)
         yield call.identity.role, seen[first.id], call
 
 
@@ -317,25 +397,36 @@ id.
 A call that is not in the mapping is not trained on.
 """
 
-CREDITS: dict[str, Callable[[Estimator, float], Credit]] = {
-    "whole_trajectory": lambda estimate, eps: whole_trajectory,
-    "per_role": lambda estimate, eps: partial(per_role, estimate=estimate, eps=eps),
-    "even": lambda estimate, eps: whole_trajectory,  # `credit_by_name` divides by the lengths
+_MakeCredit = Callable[[Estimator, float, TurnOptions], Credit]
+
+CREDITS: dict[str, _MakeCredit] = {
+    "whole_trajectory": lambda estimate, eps, turns: whole_trajectory,
+    "per_role": lambda estimate, eps, turns: partial(per_role, estimate=estimate, eps=eps),
+    "per_turn": lambda estimate, eps, turns: partial(
+        per_turn, estimate=estimate, eps=eps, options=turns
+    ),
+    # `credit_by_name` divides by the lengths
+    "even": lambda estimate, eps, turns: whole_trajectory,
 }
-"""Functions (estimator, eps) -> credit, by the name that a user gives."""
+"""Functions (estimator, eps, options of turns) -> credit, by the name that a user gives."""
 
 
 def credit_by_name(
-    name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()
+    name: str,
+    *,
+    advantages: str = "grpo",
+    eps: float = 1e-6,
+    frozen: Collection[str] = (),
+    turns: TurnOptions | None = None,
 ) -> Credit:
     """Return the credit `name`, one of `CREDITS` or a user's function, under which calls of the
     roles `frozen` have no weight.
 
-    `per_role` compares siblings by the estimator `advantages` with `eps`. Raises `ConfigError` for
+    `per_role` and `per_turn` compare siblings by the estimator `advantages` with `eps`. Raises `ConfigError` for
     an unknown name.
     """
     make = part_by_name("credit", name, CREDITS, _own_credit)
-    weigh = make(estimator_by_name(advantages), eps)
+    weigh = make(estimator_by_name(advantages), eps, turns or TurnOptions())
     if name == "whole_trajectory" and not frozen:
         return whole_trajectory
 
@@ -353,7 +444,7 @@ def credit_by_name(
     return credit
 
 
-def _own_credit(own: OwnFunction) -> Callable[[Estimator, float], Credit]:
+def _own_credit(own: OwnFunction) -> _MakeCredit:
     def credit(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
         found = own(trajectories, overlays)
         if not isinstance(found, Mapping):
@@ -365,7 +456,7 @@ def _own_credit(own: OwnFunction) -> Callable[[Estimator, float], Credit]:
                 raise own.wrong(f"has a weight for {each!r}, which is no call of these rollouts")
         return {each: own.number(weight, f"call {each}") for each, weight in weights.items()}
 
-    return lambda estimate, eps: credit
+    return lambda estimate, eps, turns: credit
 
 
 def credited(

@@ -418,11 +418,12 @@ def _losses(own: OwnFunction, found: Any, given_K: Tensor, shape: tuple[int, ...
     if not isinstance(found, Tensor):
         raise own.wrong(f"returned {type(found).__name__}, not a tensor of shape {shape}")
     if found.shape != shape:
-        raise own.wrong(f"returned a tensor of shape {tuple(found.shape)}, not {shape}")
+        each = "a loss for each token" if shape else "one number"
+        raise own.wrong(f"returned a tensor of shape {tuple(found.shape)}, not {shape}, {each}")
     if bool(given_K.isfinite().all()) and not bool(found.isfinite().all()):
         raise own.wrong("returned a loss that is not finite")
     if given_K.requires_grad and not found.requires_grad:
-        raise own.wrong("returned a loss without a gradient")
+        raise own.wrong("returned a loss without a gradient: it does not depend on logprobs_K")
     return found
 
 

@@ -23,7 +23,7 @@ from hrm_agent.training.update.objectives import (
 
 __all__ = ["take_own_parts", "try_own_parts"]
 
-_REWARDS = ((1.0, 0.0, 0.0, 0.25), (0.0, 1.0))
+_REWARDS = ((1.0, 0.0, 0.0, 0.25), (0.0, 1.0), (0.5, 0.5))
 
 
 def take_own_parts(config: GrpoConfig, folder: Path) -> None:
@@ -56,4 +56,4 @@ def try_own_parts(config: GrpoConfig) -> None:
             sequences_K=torch.tensor([0, 0, 0, 1, 1]),
             lengths_K=torch.tensor([3.0, 3.0, 3.0, 2.0, 2.0]),
         )
-        policy_loss(tokens, Counts(5, 2), loss_options(config.loss))
+        policy_loss(tokens, Counts(5.0, 2.0), loss_options(config.loss))

@@ -24,6 +24,7 @@ from hrm_agent.trajectory.words import (
     in_order,
     judged,
     penalty_lines,
+    rewarded,
     score_text,
     scoring_text,
 )
@@ -182,6 +183,7 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
     output.say()
     numbers = {turn.id: number for number, turn in enumerate(trajectory.turns, start=2)}
     credit = credited(trajectory, verdicts)
+    rewards = rewarded(trajectory)
     for record in in_order(trajectory):
         if isinstance(record, Turn):
             output.say(f"turn {numbers[record.id]}: {record.prompt}\n", style="bold magenta")
@@ -189,8 +191,8 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
         (first, style), *rest = (
             call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
         )
-        given = f", {credit[record.id]}" if record.id in credit else ""
-        output.say(first + given, style=style)
+        given = [each[record.id] for each in (rewards, credit) if record.id in each]
+        output.say(", ".join((first, *given)), style=style)
         for line, style in rest:
             output.say(line, style=style)
         output.say()

@@ -291,7 +291,8 @@ def reopened(record: Trajectory) -> Trajectory:
         "answer": None,
         "error": None,
     }
-    return record.model_copy(update={**again, "ended_at": None, "rewards": {}})
+    again |= {"ended_at": None, "rewards": {}, "rewards_by_call": {}}
+    return record.model_copy(update=again)
 
 
 def close_tool_calls(journal: Journal, record: Trajectory) -> None:

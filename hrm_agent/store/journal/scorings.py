@@ -66,7 +66,7 @@ class Scorings:
             return
         header = HEADERS.opened(self._cipher, (id_,), row[0])
         if not header.rewards:
-            scored = header.model_copy(update={"rewards": scoring.rewards})
+            scored = header.model_copy(update=scoring.as_rewards)
             sealed = HEADERS.sealed(self._cipher, scored, id_)
             cursor.execute("UPDATE trajectories SET record = ? WHERE id = ?", (sealed, id_))
 

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.select.roc import select
+from hrm_agent.training.select.roc import RocOptions, select
 from hrm_agent.training.update.advantages import (
+    ADVANTAGES,
     CREDITS,
+    TurnOptions,
     by_group,
     credit_by_name,
     credited,
@@ -23,7 +25,7 @@ from hrm_agent.training.update.batch import build_batches, kept_rows
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from hrm_agent.trajectory import Call, ForkRef, Overlay, Trajectory, Verdict
-from tests.support.training.builders import place, sampled_call, tiny_model, trajectory
+from tests.support.training.builders import place, sampled_call, tiny_model, tool_call, trajectory
 
 
 def of_role(
@@ -141,6 +143,104 @@ def gradient(
     descent = torch.optim.SGD(model.parameters(), lr=1.0)
     policy_update(model, descent, batches, loss=options, optim=OptimOptions(max_grad_norm=1e9))
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}
+
+
+def turns(index: int, reward: float, worth: Sequence[float]) -> Trajectory:
+    """A solver with a call for each of `worth`, of which the first saw the same tokens as in all
+    rollouts.
+    """
+    calls = list[Call]()
+    for turn in range(len(worth)):
+        parent = calls[-1].id if calls else None
+        tokens = [5 + turn, 20 + index, 30 + turn]
+        calls.append(of_role("solve", f"turn-{index}-{turn}", tokens, 1, parent))
+    by_call = {call.id: value for call, value in zip(calls, worth, strict=True) if value}
+    return trajectory(
+        index, reward, calls=tuple(calls), rewards_by_call={"own": by_call, "reward": by_call}
+    )
+
+
+UNEQUAL = [turns(0, 1.0, [0.0, -1.0, 0.0]), turns(1, 0.0, [0.5]), turns(2, 0.0, [-0.5, 1.0])]
+"""Three rollouts of three, one and two turns."""
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        # returns at discount 1/2: (-1/2, -1, 0), (1/2), (0, 1); the means by place are 0
+        ("position", [[-0.5, -1.0, 0.0], [0.5], [0.0, 1.0]]),
+        # second calls saw different answers, and have no sibling
+        ("anchor", [[-0.5, 0.0, 0.0], [0.5], [0.0, 0.0]]),
+    ],
+)
+def test_credit_per_turn_equals_a_computation_by_hand(
+    baseline: str, expected: list[list[float]]
+) -> None:
+    overlays = kept(UNEQUAL, "dr_grpo")
+    options = TurnOptions(weight=3.0, discount=0.5, baseline=baseline)  # type: ignore[arg-type]
+    credit = credit_by_name("per_turn", advantages="dr_grpo", turns=options)
+    outcome = [2 / 3, -1 / 3, -1 / 3]
+    by_hand = {
+        call.id: whole + 3.0 * turn
+        for each, whole, of_turns in zip(UNEQUAL, outcome, expected, strict=True)
+        for call, turn in zip(each.own_calls, of_turns, strict=True)
+    }
+    assert credit(UNEQUAL, overlays) == pytest.approx(by_hand)
+
+    model = tiny_model().double()
+    loss = torch.zeros((), dtype=torch.float64)
+    for each in UNEQUAL:
+        tokens = [token for call in each.own_calls for token in call.token_ids]
+        sampled = [flag for call in each.own_calls for flag in call.mask]
+        weights = [by_hand[call.id] for call in each.own_calls for _ in call.mask]
+        logprobs = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        for i in range(1, len(tokens)):
+            if sampled[i]:
+                loss = loss - weights[i] * logprobs[i - 1, tokens[i]] / 12
+    loss.backward()
+    found = gradient(UNEQUAL, credited(UNEQUAL, overlays, credit))
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(
+            found[name].double(), parameter.grad, rtol=1e-4, atol=1e-6, msg=name
+        )
+
+
+@pytest.mark.parametrize("advantages", ADVANTAGES)
+def test_without_rewards_of_calls_the_update_is_that_of_the_outcome_bit_for_bit(
+    advantages: str,
+) -> None:
+    bare = [each.model_copy(update={"rewards_by_call": {}}) for each in UNEQUAL]
+    overlays = kept(bare, advantages)
+    credit = credit_by_name("per_turn", advantages=advantages)
+    found = gradient(bare, credited(bare, overlays, credit))
+    for name, expected in gradient(bare, overlays).items():
+        assert torch.equal(found[name], expected), name
+
+
+def test_a_tool_call_is_worth_to_the_call_that_asked_for_it() -> None:
+    asked = {"tool_calls": [{"id": "t-1", "name": "python", "args": {}}]}
+    first, second = turns(0, 1.0, [0.0, 0.0]).own_calls
+    calls = (first.model_copy(update={"response": {**first.response, **asked}}), second)
+    by_call = {"reward": {"t-1": -1.0, second.id: 0.25}}
+    whole = trajectory(0, 1.0, calls=calls, tool_calls=(tool_call("t-1"),), rewards_by_call=by_call)
+    other = turns(1, 0.0, [0.0, 0.0])
+    overlays = kept([whole, other], "dr_grpo")
+    weights = credit_by_name("per_turn", advantages="dr_grpo")([whole, other], overlays)
+    assert [weights[call.id] for call in calls] == [0.5 - 0.75 / 2, 0.5 + 0.25 / 2]
+
+
+def test_equal_outcomes_are_kept_where_the_rewards_of_calls_differ() -> None:
+    group = [each.model_copy(update={"rewards": {"correct": 1.0}}) for each in UNEQUAL]
+    bare = [each.model_copy(update={"rewards_by_call": {}}) for each in group]
+    for rollouts, by_call, verdict in (
+        (group, True, Verdict.KEPT),
+        (group, False, Verdict.GROUP_REJECTED),
+        (bare, True, Verdict.GROUP_REJECTED),
+    ):
+        options = RocOptions(by_call=by_call)
+        judged = select(rollouts, 3, "grpo", seed=0, options=options)
+        assert {o.verdict for o in judged} == {verdict}
 
 
 def test_even_credit_under_a_mean_over_tokens_is_the_mean_over_rollouts() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hrm_agent.store import RunStore
 from hrm_agent.store.browse.messages import NewMessages, new_messages
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn, Verdict
-from hrm_agent.trajectory.words import failed_text, parts_of, text_of, thoughts_of
+from hrm_agent.trajectory.words import failed_text, parts_of, rewarded, text_of, thoughts_of
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.trajectory.threads import (
@@ -67,6 +67,7 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
     overlays = overlays_on(store, header, found.damaged)
     asked = calls_asked(found)
     turns = {turn.id: turn for turn in header.turns}
+    rewards = rewarded(header)
     rows: list[dict[str, Any]] = []
     for number, item in chosen:
         mark = item.mark
@@ -82,6 +83,7 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
             "started_at": foreign(item.at),
             "seconds": None,
             "inherited": bool(mark and mark.thread_id != header.thread_id),
+            "rewards": short(rewards[item.id]) if item.id in rewards else None,
         }
         if item.id in turns and item.kind == "turn":
             row |= _turn(turns[item.id], header)

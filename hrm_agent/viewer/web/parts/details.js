@@ -111,6 +111,7 @@
         ["time", seconds(item.seconds)],
         ["queued", item.queue_seconds >= 0.001 ? seconds(item.queue_seconds) : null],
         ["ended by", item.finish_reason],
+        ["rewards", item.rewards ? html`<${Text} of=${item.rewards} />` : null],
         ["weight in the loss", item.credit == null ? null : number(item.credit)],
         ["new context", item.parent ? null : BRANCHES[item.branch_reason]],
         ["not trained", item.why_untrainable],
@@ -147,6 +148,7 @@
         ["session", item.session],
         ["attempt", item.attempt > 1 ? item.attempt : null],
         ["gave another result", (item.changed_cells || []).length ? `cells ${item.changed_cells.join(", ")}` : null],
+        ["rewards", item.rewards ? html`<${Text} of=${item.rewards} />` : null],
         ["same as", item.repeated_of ? "an earlier call: not counted again" : null],
       ]} />
       ${refused.length ? html`<p class="warning"><strong>Refused:</strong> ${refused.map(([name, times]) =>
