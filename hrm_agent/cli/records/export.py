@@ -24,7 +24,7 @@ from hrm_agent.trajectory.formats.shared.rows import write_rows
 
 __all__ = ["run"]
 
-_MESSAGES = ("atif", "chat", "verifiers", "verl")
+_MESSAGES = ("atif", "chat", "preference", "verifiers", "verl")
 """Names of formats that hold messages."""
 _WHOLE = ("jsonl", "parquet")
 """Names of formats that hold whole trajectories."""

@@ -4,8 +4,8 @@ Two formats hold whole trajectories and are read back as equal ones: `jsonl`, on
 as published, and `parquet`, for many. The others belong to other programs. `trl` and `verifiers`
 carry tokens, masks, log-probs and rewards, which a trainer needs, and only these are read back.
 `atif` carries everything except the messages from which tokens were rendered; documents of other
-agents are read, too. `chat` carries messages only, `verl` tasks and `otel` spans; these three are
-not read back. Logs of `inspect` are only read. docs/formats.md lists what each format keeps.
+agents are read, too. `chat` and `preference` carry messages only, `verl` tasks and `otel` spans;
+these four are not read back. Logs of `inspect` are only read. docs/formats.md lists what each format keeps.
 
 A file appears under its name only when it is complete. Trajectories are read and written one at a
 time.
@@ -32,6 +32,7 @@ from hrm_agent.trajectory.formats.native import (
     write_parquet,
 )
 from hrm_agent.trajectory.formats.otel.file import otel_rows
+from hrm_agent.trajectory.formats.preference import write_preference
 from hrm_agent.trajectory.formats.shared.json_documents import documents
 from hrm_agent.trajectory.formats.shared.messages import RequestHints
 from hrm_agent.trajectory.formats.shared.rows import Report, RowMaker, write_rows
@@ -106,6 +107,13 @@ FORMATS: dict[str, Format] = {
         rows=lambda known, least, roles: chat_rows(known, least_reward=least, roles=roles),
         keys=frozenset({"messages"}),
     ),
+    "preference": Format(
+        "a better and a worse answer to one prompt, of the best and the worst rollout of a group:"
+        " `prompt`, `chosen`, `rejected`, as TRL's preference trainers read conversations",
+        "nothing: a pair is not a run",
+        write=write_preference,
+        keys=frozenset({"chosen", "rejected"}),
+    ),
     "trl": Format(
         "one path of the message forest, with the keys of TRL's `rollout_func`: `prompt_ids`,"
         " `completion_ids`, `logprobs`, `env_mask`; beside them `reward` and what names the run",
@@ -150,7 +158,7 @@ FORMATS: dict[str, Format] = {
     ),
 }
 """Format by name."""
-_NO_RUNS = {"chat": "conversations", "otel": "spans", "verl": "tasks"}
+_NO_RUNS = {"chat": "conversations", "otel": "spans", "preference": "pairs", "verl": "tasks"}
 """Contents of the formats that cannot be read back."""
 
 
