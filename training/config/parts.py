@@ -147,6 +147,13 @@ class RolloutPart(ConfigPart):
     """Size of the pool from which tasks are drawn, pass after pass (none: all tasks of a finite
     family, or new tasks without end of an infinite one; paper: 42K).
     """
+    draw: Literal["order", "learnability"] = "order"
+    """Draw of tasks. order: each of the pool once, then again in another order. learnability: at
+    random, in proportion to p(1 - p), where p is a problem's share of right rollouts as far as it
+    is known.
+    """
+    draw_decay: float = Field(default=0.5, ge=0, le=1)
+    """Weight of a problem's earlier rollouts in p after each further group (1: all count alike)."""
     refill: int = Field(default=0, ge=0)
     """Maximum number of further prompts that a step may draw to replace groups that teach nothing
     (0: none; paper: none).

@@ -69,7 +69,7 @@ UNIONS = (
         {
             False: (
                 *("engine", "stages", "refill", "engine_difference_limit"),
-                *("mastered_after", "eval_every"),
+                *("mastered_after", "eval_every", "draw"),
             )
         },
         "with --from: no problem is drawn, and nothing is sampled",
@@ -91,6 +91,7 @@ UNIONS = (
         {"file": ("weights_folder",), "collective": ("weights_address",)},
         "here: weights_by is {kind}",
     ),
+    KeyUnion("draw", {"learnability": ("draw_decay",)}, "here: tasks are drawn in order, not by p"),
     KeyUnion(
         "algorithm",
         dict.fromkeys(("grpo-random", "grpo-roc", "grpo-roc-random"), ("oversampling",)),

@@ -3,14 +3,16 @@ the run ends.
 
 A stage is a sequence of steps with the same tasks, lengths and learning rate. The paper's recipe
 has three stages. A run without stages is a single stage. The seed decides the order of a stage's
-tasks (`hrm_agent.training.tasks.training_order`). `RunProgress` records how much of the order was
-drawn, which problems have left the pool because the policy masters them, and all other state on
-which decisions depend. It is part of each checkpoint. A step changes it only by the results of its
-rollouts, so a step that is repeated from the rollouts on record leads to the same state.
+tasks (`hrm_agent.training.tasks.training_order`), and with the results so far each draw by
+learnability. `RunProgress` records how much of the order was drawn, which problems have left the
+pool because the policy masters them, and all other state on which decisions depend. It is part of
+each checkpoint. A step changes it only by the results of its rollouts, so a step that is repeated
+from the rollouts on record leads to the same state.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from hrm_agent.training.tasks import Task, load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
 from hrm_agent.training.update.schedule import Schedule
+from hrm_agent.trajectory import derive_seed
 
 __all__ = [
     "BegunStep",
@@ -65,6 +68,12 @@ class RunProgress(BaseModel):
     """Problem -> number of consecutive groups in which all rollouts were right."""
     mastered: list[str] = []
     """Problems that have left the pool, by `key_of`."""
+    results: dict[str, tuple[float, float]] = {}
+    """Problem -> numbers of right and wrong rollouts, earlier ones discounted, if tasks are drawn by
+    learnability.
+    """
+    drawn: list[int] = []
+    """Positions drawn by learnability since the last step that was taken."""
     best_correct: float = -1.0
     """Largest share of right rollouts in a step of this stage."""
     since_best: int = 0
@@ -120,6 +129,8 @@ class TaskSource:
         self._folder = folder
         self._order: list[Task] = []
         self._order_of: tuple[Any, ...] = ()
+        self._places: dict[str, int] = {}
+        self._places_of: tuple[Any, ...] = ()
 
     def goes_on(self, step: int) -> bool:
         """True if the run has a step `step`. If this step is of the next stage, the
@@ -222,10 +233,15 @@ class TaskSource:
 
     def drawn(self, family: str, task_id: str) -> Task | None:
         """Task of the stage's order among those drawn so far (None if there is no such task)."""
+        if self.config.rollout.draw == "learnability":
+            place = self._first_places().get(key_of(family, task_id))
+            return None if place is None else self._task(place)
         places = (self._task(place) for place in reversed(range(self.progress.cursor)))
         return next((task for task in places if (task.family, task.id) == (family, task_id)), None)
 
     def _next_place(self) -> int | None:
+        if self.config.rollout.draw == "learnability":
+            return self._learnable_place()
         progress = self.progress
         passed = 0
         mastered = set(progress.mastered)
@@ -236,6 +252,52 @@ class TaskSource:
                 return progress.cursor - 1
             passed += 1
         return None
+
+    def _learnable_place(self) -> int | None:
+        """Position of a task drawn by learnability, of the family that the order has next (of any
+        family if this one has no problem left).
+
+        A problem is drawn only once until a step is taken, if there are others.
+        """
+        progress = self.progress
+        number = progress.cursor
+        places = self._first_places()
+        progress.cursor += 1
+        mastered = set(progress.mastered)
+        left = [place for key, place in places.items() if key not in mastered]
+        fresh = [place for place in left if place not in progress.drawn] or left
+        family = self._task(number).family
+        able = [place for place in fresh if self._order[place].family == family] or fresh
+        if not able:
+            return None
+        rng = random.Random(derive_seed(self._config.seed, "learnability", progress.stage, number))
+        weights = [self._learnability(self._order[place]) for place in able]
+        (place,) = rng.choices(able, weights)
+        progress.drawn = [*progress.drawn, place]
+        return place
+
+    def _first_places(self) -> dict[str, int]:
+        """First position of each problem of the pool in the stage's order."""
+        if self._places_of != self._wanted:
+            self._extend()
+            found: dict[str, int] = {}
+            for place, task in enumerate(self._order[: _places(self._config, self.config)]):
+                found.setdefault(key_of(task.family, task.id), place)
+            self._places = found
+            self._places_of = self._wanted
+        return self._places
+
+    def _learnability(self, task: Task) -> float:
+        """Expected p(1 - p) of a problem with r right and w wrong rollouts, if p had no preferred
+        value before:
+
+            a b / ((a + b) (a + b + 1)),     a = r + 1, b = w + 1
+
+        It is 1/6 for a problem without rollouts, at most 1/4, and never 0.
+        """
+        right, wrong = self.progress.results.get(key_of(task.family, task.id), (0.0, 0.0))
+        a, b = right + 1, wrong + 1
+        return a * b / ((a + b) * (a + b + 1))
 
     def _task(self, place: int) -> Task:
         if place >= len(self._order) or self._order_of != self._wanted:
@@ -254,6 +316,15 @@ class TaskSource:
         `groups`: correctness of the rollouts, by problem. `correct`: share of right rollouts.
         """
         progress = self.progress
+        if self.config.rollout.draw == "learnability":
+            progress.drawn = []
+            decay = self.config.rollout.draw_decay
+            results = dict(progress.results)
+            for problem, right in groups.items():
+                before = results.get(problem, (0.0, 0.0))
+                wrong = len(right) - sum(right)
+                results[problem] = (decay * before[0] + sum(right), decay * before[1] + wrong)
+            progress.results = results
         after = self.config.select.mastered_after
         if after:
             counts = dict(progress.in_a_row)

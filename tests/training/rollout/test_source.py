@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,55 @@ def test_problems_that_are_mastered_leave_and_an_empty_pool_ends_the_run(tmp_pat
     assert plan is not None and {key_of(task.family, task.id) for task in plan.tasks} == {pool[-1]}
     source.leave_out(pool)
     assert source.plan(7) is None
+
+
+LEARNABLE = GrpoConfig.of(
+    steps=60, prompts_per_step=4, group_size=8, problems=30, draw="learnability"
+)
+
+
+def learnable(tmp_path: Path, *, resumed: bool = False) -> tuple[list[list[str]], TaskSource]:
+    """Steps on a pool of which a third is always right, a third never, and a third half the time."""
+    source = TaskSource(LEARNABLE, tmp_path)
+    pool = [key_of(task.family, task.id) for task in source.pool()]
+    steps: list[list[str]] = []
+    for step in range(60):
+        plan = source.plan(step)
+        assert plan is not None
+        keys = [key_of(task.family, task.id) for task in plan.tasks]
+        steps.append(keys)
+        right = [[True] * 8, [False] * 8, [True, False] * 4]
+        source.take_in({key: right[pool.index(key) % 3] for key in keys}, 0.5)
+        if resumed:
+            kept = RunProgress.model_validate_json(source.progress.model_dump_json())
+            source = TaskSource(LEARNABLE, tmp_path, kept)
+    return steps, source
+
+
+def test_what_can_be_learnt_is_drawn_most_and_the_rest_still_now_and_then(tmp_path: Path) -> None:
+    steps, source = learnable(tmp_path)
+    assert all(len(set(keys)) == 4 for keys in steps), "a step draws a problem once"
+    pool = [key_of(task.family, task.id) for task in source.pool()]
+    drawn = Counter(pool.index(key) % 3 for keys in steps[20:] for key in keys)
+    assert drawn[2] > 0.55 * drawn.total() and min(drawn[0], drawn[1]) > 0
+    assert learnable(tmp_path, resumed=True)[0] == steps, "the state is all that is needed"
+    family, name = steps[0][0].rsplit("/", 1)
+    assert (task := source.drawn(family, name)) is not None and task.id == name
+
+
+def test_shares_of_a_mixture_hold_and_a_mastered_problem_is_not_drawn(tmp_path: Path) -> None:
+    mixture = "mix:3*word_problems,1*reasoning_gym:chain_sum"
+    config = GrpoConfig.of(steps=10, prompts_per_step=4, tasks=mixture, draw="learnability")
+    source = TaskSource(config, tmp_path)
+    found = [plan for step in range(10) if (plan := source.plan(step)) is not None]
+    assert [sum("chain_sum" in task.family for task in plan.tasks) for plan in found] == [1] * 10
+    pool = [key_of(task.family, task.id) for task in source.pool()]
+    source.leave_out(pool[1:])
+    assert source.next_task() == source.pool()[0]
+    source.leave_out(pool)
+    assert source.next_task() is None
+    with pytest.raises(ConfigError, match="draw_decay has no effect"):
+        GrpoConfig.of(draw_decay=0.9)
 
 
 def test_a_stage_without_problems_gives_way_to_the_next(
