@@ -303,6 +303,17 @@ class LossPart(ConfigPart):
     """Coefficient of the divergence from the starting policy (0: no such term, as in the paper, and
     no reference model in memory).
     """
+    teacher: str | None = None
+    """Policy that teaches: a model with the same vocabulary, or an earlier checkpoint. The log of
+    its probability over the policy's is added to the weight of each sampled token (none: no
+    teacher).
+    """
+    teacher_coef: float = Field(default=1.0, gt=0)
+    """Coefficient of the teacher's part in a token's weight."""
+    outcome_coef: float = Field(default=1.0, ge=0)
+    """Coefficient of the outcome's part in a token's weight, beside a teacher (0: the teacher alone
+    teaches).
+    """
     old_logprobs: Literal["trainer", "engine"] = "trainer"
     """Denominator of the ratio. trainer: log-probs that the trainer computes before the first
     optimiser step. engine: log-probs recorded when the tokens were sampled. With --from and without

@@ -140,6 +140,12 @@ UNIONS = (
         "here: the aggregation is {kind}",
     ),
     KeyUnion(
+        "teacher",
+        {True: ("teacher_coef", "outcome_coef")},
+        "here: there is no teacher",
+        "Name one with teacher.",
+    ),
+    KeyUnion(
         "old_logprobs",
         {"trainer": ("correction",)},
         "here: with old_logprobs engine the ratio already has the engine's log-probs",

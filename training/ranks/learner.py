@@ -59,6 +59,8 @@ class RankLearner(Learner):
         super().__init__(config, ranks.accelerator, folder)
         if self._sharded and self._reference is not None:
             self._reference = self._shard(self._reference).eval().requires_grad_(False)
+        if self._sharded and self._teacher is not None:
+            self._teacher = self._shard(self._teacher).eval().requires_grad_(False)
         loss = config.loss
         self._by_sequence = of_sequences(loss.objective) or loss.correction == "sequence"
 

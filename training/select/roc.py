@@ -130,6 +130,8 @@ class RocOptions:
     """Treatment of rollouts that ended at a limit."""
     by_call: bool = False
     """True if a group whose rewards are equal teaches something by different rewards of its calls."""
+    taught: bool = False
+    """True if each rollout teaches something, whatever the rewards, since there is a teacher."""
 
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
@@ -460,6 +462,8 @@ def _rejection(
         return DropReason.RUN_FAILED, said
     if not kept:
         return DropReason.SMALL_GROUP, "group rejected: none of its rollouts was kept"
+    if options.taught:
+        return None
     if options.by_call and any(
         any(c.trajectory.rewards_by_call.get("reward", {}).values())
         for c in candidates

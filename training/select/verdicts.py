@@ -90,6 +90,7 @@ def judge_group(
         penalties=config.select.penalties,
         truncated=config.select.truncated,
         by_call=config.loss.credit == "per_turn",
+        taught=config.loss.teacher is not None,
     )
 
     def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:

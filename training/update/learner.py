@@ -84,6 +84,8 @@ class Learner:
         """
         self._folder = folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
+        teacher = config.loss.teacher
+        self._teacher = None if teacher is None else self._policy.teacher(teacher)
 
     def _prepared(self, model: Any) -> tuple[Any, Any]:
         """Model and optimiser, prepared by the accelerator."""
@@ -192,6 +194,7 @@ class Learner:
                 ),
                 accelerator=self.accelerator,
                 reference=self._reference,
+                teacher=self._teacher,
                 version=self.version,
             )
         _return_freed_memory()

@@ -51,6 +51,7 @@ __all__ = [
     "sequence_mean",
     "sum_by_sequence",
     "surrogate",
+    "taught",
     "token_mean",
 ]
 
@@ -83,6 +84,10 @@ class LossOptions:
     """Maximum loss of a token with a negative weight, as a multiple of |weight| (None: unbounded).
     Used only by the objective "clipped".
     """
+    teacher_coef: float = 1.0
+    """Coefficient of the teacher's part in a token's weight, if there is a teacher."""
+    outcome_coef: float = 1.0
+    """Coefficient of the outcome's part in a token's weight, if there is a teacher."""
     kl_coef: float = 0.0
     """Coefficient of the divergence from the starting policy (k3, per token). 0 leaves the term
     out, and no reference model is held in memory.
@@ -164,6 +169,8 @@ class TrainedTokens:
     """Factors of the loss that correct for the distribution that sampled the tokens (None: 1)."""
     reference_logprobs_K: Float[Tensor, " K"] | None = None
     """Log-probs of the reference policy (None if there is none)."""
+    teacher_logprobs_K: Float[Tensor, " K"] | None = None
+    """Log-probs of the teacher (None if there is none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +448,21 @@ def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
     return log_ratio_K.exp() - 1 - log_ratio_K
 
 
+def taught(
+    weights_K: Tensor, old_logprobs_K: Tensor, teacher_logprobs_K: Tensor, options: LossOptions
+) -> Tensor:
+    """Weights of tokens with a teacher: on-policy distillation (Agarwal et al., arXiv 2306.13649).
+
+        w = outcome_coef * w_outcome + teacher_coef * (log pi_teacher - log pi_old)
+
+    The policy samples the tokens, so that the mean of log pi_old - log pi_teacher estimates
+    KL(policy, teacher), and the gradient of the surrogate with these weights is that of its
+    negative, where each token's own term alone counts (no later ones).
+    """
+    apart_K = (teacher_logprobs_K - old_logprobs_K).detach()
+    return options.outcome_coef * weights_K + options.teacher_coef * apart_K
+
+
 class Correction(NamedTuple):
     """Importance correction of each token."""
 
@@ -540,7 +562,7 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of this micro-batch, as a share of the batch's loss, and metrics for `merge_metrics`.
 
-    `kl_reference` is nan without a reference policy.
+    `kl_reference` is nan without a reference policy, `kl_teacher` without a teacher.
     """
     found = objective_by_name(options.objective)(tokens, options)
     loss_K = found.loss_K
@@ -551,6 +573,15 @@ def policy_loss(
         divergence_K = k3(tokens.logprobs_K, tokens.reference_logprobs_K)
         loss_K = loss_K + options.kl_coef * divergence_K
         divergence = divergence_K.detach().sum() / counts.tokens
+    taught_by = loss_K.new_tensor(math.nan)
+    if tokens.teacher_logprobs_K is not None:
+        apart_K = tokens.old_logprobs_K - tokens.teacher_logprobs_K
+        taught_by = apart_K.detach().sum() / counts.tokens
     loss = aggregation_by_name(options.aggregation)(loss_K, tokens, counts, options)
     by_token = means(found, tokens.logprobs_K, tokens.old_logprobs_K, counts.tokens)
-    return loss, {"loss": loss.detach(), **by_token, "kl_reference": divergence}
+    return loss, {
+        "loss": loss.detach(),
+        **by_token,
+        "kl_reference": divergence,
+        "kl_teacher": taught_by,
+    }

@@ -58,6 +58,7 @@ from hrm_agent.training.update.objectives import (
     mismatch,
     policy_loss,
     sum_by_sequence,
+    taught,
 )
 from hrm_agent.training.update.reductions import (
     Agreed,
@@ -150,6 +151,8 @@ class FixedInputs:
     """Factors of the loss that correct for the distribution that sampled the tokens."""
     reference_logprobs_K: Tensor | None = None
     """Log-probs of the reference policy (None if the loss has none)."""
+    teacher_logprobs_K: Tensor | None = None
+    """Log-probs of the teacher (None if there is none)."""
 
     def complete(self, logprobs_K: Tensor, options: LossOptions) -> Tensor:
         """Set missing fields from `logprobs_K`, which are under the weights before the first step.
@@ -171,6 +174,7 @@ def fix_inputs(
     batches: Sequence[MicroBatch],
     options: LossOptions,
     *,
+    teacher: nn.Module | None = None,
     first: bool,
     split: bool,
 ) -> list[FixedInputs]:
@@ -191,6 +195,8 @@ def fix_inputs(
                 )
             if reference is not None:
                 each.reference_logprobs_K = token_logprobs(reference, each.batch)
+            if teacher is not None:
+                each.teacher_logprobs_K = token_logprobs(teacher, each.batch)
     if by_sequence:
         sizes = [each.batch.trained_tokens for each in found]
         old = torch.cat([each.old_logprobs_K for each in found if each.old_logprobs_K is not None])
@@ -251,6 +257,7 @@ _MEANS = (
     "clip_fraction_high",
     "kl_k3",
     "kl_reference",
+    "kl_teacher",
     "entropy_estimate",
     LARGEST,
     *_MISMATCH,
@@ -294,6 +301,7 @@ def policy_update(
     optim: OptimOptions | None = None,
     accelerator: Accelerator | None = None,
     reference: nn.Module | None = None,
+    teacher: nn.Module | None = None,
     version: int | None = None,
 ) -> dict[str, Any]:
     """Train on `batches` (this rank's share), and return metrics over all ranks.
@@ -301,8 +309,8 @@ def policy_update(
     `batches` are the micro-batches of one optimiser step, or a list of such sequences for several
     steps, as many on every rank. Metrics of several steps are means over the steps, weighted by
     their tokens. With an accelerator, `model` and `optimizer` are those returned by its `prepare`.
-    `reference` is the policy for `kl_coef`, on the model's device. `version` is the policy version
-    of the weights, from which staleness is counted.
+    `reference` is the policy for `kl_coef`, and `teacher` that of `taught`, on the model's device.
+    `version` is the policy version of the weights, from which staleness is counted.
 
     Returns the metrics of `policy_loss` and `mismatch`, and these: `effective_sample_size`,
     `trained_tokens`, `micro_batches` (of the rank with most), `optimizer_steps` that were taken,
@@ -346,6 +354,7 @@ def policy_update(
                 reference if update.loss.kl_coef else None,
                 part,
                 update.loss,
+                teacher=teacher,
                 first=index == 0,
                 split=a.split,
             )
@@ -431,15 +440,20 @@ def _loss(
     batch = fixed.batch
     counts = agreed.counts
     logprobs_K, comparable_K = sampled_and_recorded_logprobs(update.model, batch)
+    old_K = fixed.complete(logprobs_K, update.loss)
+    weights_K = batch.weights_K
+    if fixed.teacher_logprobs_K is not None:
+        weights_K = taught(weights_K, old_K, fixed.teacher_logprobs_K, update.loss)
     tokens = TrainedTokens(
         logprobs_K=logprobs_K,
-        old_logprobs_K=fixed.complete(logprobs_K, update.loss),
-        weights_K=batch.weights_K,
+        old_logprobs_K=old_K,
+        weights_K=weights_K,
         sequences_K=batch.sequences_K,
         lengths_K=batch.lengths_K,
         sequence_log_ratios_K=log_ratios_K,
         corrections_K=None if fixed.correction is None else fixed.correction.weights_K,
         reference_logprobs_K=fixed.reference_logprobs_K,
+        teacher_logprobs_K=fixed.teacher_logprobs_K,
     )
     loss, metrics = policy_loss(tokens, counts, update.loss)
     before_K = comparable_K if first else fixed.recorded_at_K
