@@ -48,6 +48,7 @@ from hrm_agent.training.ranks.learner import follow, led
 from hrm_agent.training.ranks.processes import several_ranks
 from hrm_agent.training.ranks.rollouts import opened_ranks
 from hrm_agent.training.rollout.ahead import StepsUnderWay, with_bound
+from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.groups import Collector
 from hrm_agent.training.rollout.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
 from hrm_agent.training.rollout.scoring import Score, scoring_by
@@ -248,7 +249,10 @@ class TrainingRun(ABC):
             | rollout_metrics(rollouts, overlays)
             | _pool_metrics(plan, rollouts, found)
         )
-        self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
+        sound = [each for each in rollouts if fault_of(each) is None]
+        self.source.take_in(
+            _right_by_problem(rollouts), found["rollout/correct"], _right_by_problem(sound)
+        )
         with phases("evaluation"):
             evaluated = await self.evaluated(config)
         found |= {"rollout/cut_off": float(settled.cut_off), **carried.metrics}

@@ -6,8 +6,8 @@ parts: advantages and credit in `hrm_agent.training.update.advantages`, objectiv
 `hrm_agent.training.update.objectives`, selection and penalties in `hrm_agent.training.select.roc`. The
 page docs/algorithms.md has all of them.
 
-A run stores the SHA-256 of the files, and is not resumed with others: half of it made with one
-function and half with another would match neither. (Modules that a file imports are not compared.)
+A run stores the SHA-256 of the files, and is not resumed with others, since its steps would be of two
+algorithms. (Modules that a file imports are not compared.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from hrm_agent.import_by_name import attribute_by_name
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 
-__all__ = ["OWN_PARTS_FILE", "OwnFunction", "keep_own_parts", "own_parts", "part_by_name"]
+__all__ = [
+    "OWN_PARTS_FILE",
+    "OwnFunction",
+    "digests_of",
+    "keep_own_parts",
+    "own_parts",
+    "part_by_name",
+    "refuse_other_parts",
+]
 
 OWN_PARTS_FILE = "own-parts.json"
 """File in the run's folder with the SHA-256 of each user's function's file, by key."""
@@ -41,7 +49,7 @@ _PARAMETERS = {
     "objective": ("tokens", "options"),
     "aggregation": ("loss_K", "tokens", "counts", "options"),
 }
-"""Keys whose value may be a user's function, and what it is called with, by position."""
+"""Keys whose value may be a user's function, with the function's arguments, by position."""
 _PAGE = "docs/algorithms.md has what it is given and what it returns."
 
 Part = TypeVar("Part")
@@ -89,11 +97,11 @@ class OwnFunction:
             raise self.wrong(f"raised {type(error).__name__}: {error}{at}") from error
 
     def wrong(self, what: str) -> ConfigError:
-        """Error that says what the function did."""
+        """Error of this function. `what`: its fault, as the end of a sentence."""
         return ConfigError(f"{self.key} = {self.name} {what}.", _PAGE)
 
     def number(self, value: Any, of: str) -> float:
-        """Finite number that the function returned. `of`: what it is the number of."""
+        """Finite number that the function returned for the thing `of`."""
         try:
             found = float(value)
         except (TypeError, ValueError):
@@ -103,7 +111,7 @@ class OwnFunction:
         return found
 
     def items(self, value: Any, count: int, of: str) -> list[Any]:
-        """List of `count` items that the function returned. `of`: what they are items of."""
+        """List of `count` items that the function returned for the thing `of`."""
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise self.wrong(f"returned {type(value).__name__} for {of}, not a list")
         found = list(cast("Iterable[Any]", value))
@@ -137,23 +145,35 @@ def own_parts(config: GrpoConfig) -> dict[str, str]:
     return {key: values[key] for key in _PARAMETERS if is_own(values[key])}
 
 
+def digests_of(config: GrpoConfig) -> dict[str, str]:
+    """SHA-256 of the file of each user's function in a configuration, by key."""
+    return {key: _digest(key, name) for key, name in own_parts(config).items()}
+
+
+def refuse_other_parts(config: GrpoConfig, digests: Mapping[str, str], whose: str) -> None:
+    """Raise `RunError` if a user's function has another file here than `digests` say. `whose`:
+    place of these digests, for the message.
+    """
+    found = digests_of(config)
+    for key, name in own_parts(config).items():
+        if digests.get(key) != found[key]:
+            raise RunError(
+                f"{name.rpartition(':')[0]} ({key}) differs from the file {whose}, and the steps"
+                " would be of two algorithms.",
+                "Put the same file there, or begin a new run with another --out.",
+            )
+
+
 def keep_own_parts(config: GrpoConfig, folder: Path) -> None:
     """Store the digests of the user's functions in the folder of a run that has taken no step yet.
 
     Raises `RunError` if steps of the run in `folder` were taken with other files.
     """
-    digests = {key: _digest(key, name) for key, name in own_parts(config).items()}
     path = folder / OWN_PARTS_FILE
     if path.exists() and read_metrics(folder / METRICS_FILE):
         began: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        for key, name in own_parts(config).items():
-            if began.get(key) != digests[key]:
-                raise RunError(
-                    f"{name.rpartition(':')[0]} ({key}) has changed since the run in {folder} took its"
-                    " first step, and its steps would be of two algorithms.",
-                    "Put the file back as it was, or begin a new run with another --out.",
-                )
-    elif digests:
+        refuse_other_parts(config, began, f"with which the run in {folder} began")
+    elif digests := digests_of(config):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """Rewards of single calls: tool outcomes, answers that can be read, and the judgement of a later call.
 
-A fault is worth -1 and everything else 0, so that a call more never pays.
+A fault is worth -1 and everything else 0, so that an additional call never raises the return.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def judged_by(
 ) -> Callable[[Sequence[Call]], dict[str, float]]:
     """Reward function: the judgement of a later call, such as a critic's.
 
-    Each call of the role `judge` gives its judgement to the calls of the role `of` since the previous
-    one. `worth` reads the judgement from the text of the judge's answer (None: no opinion).
+    Each call of the role `judge` gives its judgement to the calls of the role `of` since the
+    previous one. `worth` reads the judgement from the text of the judge's answer (None: no
+    opinion). A judge that is trained on the same rewards learns to please: freeze its role.
     """
 
     def judged_by(calls: Sequence[Call]) -> dict[str, float]:

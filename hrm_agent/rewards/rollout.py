@@ -60,7 +60,7 @@ def as_score(
     Raises `ConfigError` for a value that is not a number. Such a function is wrong for every input,
     so this is no fault of a single rollout.
     """
-    if isinstance(given, (Mapping, list, tuple)):
+    if isinstance(given, (Mapping, list)):
         given = Scored(None, calls=cast("Mapping[str, float]", given))
     scored = given if isinstance(given, Scored) else Scored(given)
     fault = None
@@ -81,7 +81,7 @@ def as_score(
         fault = RewardFault.OUT_OF_RANGE
         reason = f"the outcome lies in [0, 1], it returned {number:g}"
         number = None
-    by_call, wrong = _by_call(reward, scored.calls, trajectory)
+    by_call, wrong = _by_call(reward, scored.calls or (), trajectory)
     if wrong and fault is None:
         fault = RewardFault.RAISED
         reason = wrong
@@ -104,6 +104,8 @@ def _by_call(
     turns = [call.id for call in trajectory.own_calls]
     if isinstance(given, Mapping):
         by_id = dict(given)
+    elif not isinstance(given, (list, tuple)):
+        raise _no_values(reward, given)
     elif len(given) in (0, len(turns)):
         by_id = dict(zip(turns, given, strict=len(given) > 0))
     else:
@@ -111,18 +113,24 @@ def _by_call(
     known = {*turns, *(call.id for call in trajectory.own_tool_calls)}
     found: dict[str, float] = {}
     for id_, value in by_id.items():
-        if not hasattr(value, "__float__"):
-            raise ConfigError(
-                f"The reward {reward.name!r} returned {repr(value)[:80]} for a call, a"
-                f" {type(value).__name__}.",
-                "Return numbers by the id of a model call or tool call, or a list of numbers.",
-            )
+        try:
+            number = float(value) + 0.0  # -0.0 is 0
+        except (TypeError, ValueError):
+            raise _no_values(reward, value) from None
         if id_ not in known:
             return {}, f"it returned a value for {str(id_)[:80]!r}, which is no call of this run"
-        if not math.isfinite(number := float(value) + 0.0):  # -0.0 is 0
+        if not math.isfinite(number):
             return {}, f"it returned {number} for call {id_}"
         found[id_] = number
     return found, ""
+
+
+def _no_values(reward: Reward, given: Any) -> ConfigError:
+    return ConfigError(
+        f"The reward {reward.name!r} returned {repr(given)[:80]} for calls, a"
+        f" {type(given).__name__}.",
+        "Return numbers by the id of a model call or tool call, or a list of numbers.",
+    )
 
 
 def scoring_of(

@@ -94,8 +94,13 @@ async def test_values_for_other_calls_are_a_fault(given: Any, why: str) -> None:
 
 
 async def test_a_value_that_is_no_number_is_an_error_of_the_function() -> None:
-    with pytest.raises(ConfigError, match="'own' returned 'good' for a call, a str"):
+    with pytest.raises(ConfigError, match="'own' returned 'good' for calls, a str"):
         await scored(lambda calls: ["good", 1], run())
+    with pytest.raises(ConfigError, match=r"'own' returned <generator.* for calls, a generator"):
+        await scored(lambda calls: Scored(1.0, calls=(1 for _ in calls)), run())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'own' returned \(0.5, 0.5\), a tuple"):
+        await scored(lambda calls: (0.5, 0.5), run())
+    assert (await scored(lambda calls: Scored(1.0, calls=None), run())).total == 2.0  # type: ignore[arg-type]
 
 
 def test_an_export_keeps_them_and_lint_knows_the_calls(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from pathlib import Path
@@ -14,7 +13,12 @@ import torch
 from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.training.config.commands import GrpoConfig
-from hrm_agent.training.own_parts import OWN_PARTS_FILE, keep_own_parts
+from hrm_agent.training.own_parts import (
+    OWN_PARTS_FILE,
+    digests_of,
+    keep_own_parts,
+    refuse_other_parts,
+)
 from hrm_agent.training.select.verdicts import credited_overlays, judge
 from hrm_agent.training.update.advantages import ADVANTAGES, whole_trajectory
 from hrm_agent.training.update.objectives import (
@@ -26,7 +30,7 @@ from hrm_agent.training.update.objectives import (
     policy_loss,
 )
 from hrm_agent.training.update.trial import try_own_parts
-from hrm_agent.trajectory import Verdict
+from hrm_agent.trajectory import RunStatus, Verdict
 from tests.test_docs import PROJECT, blocks
 from tests.training.test_composition import GROUPS, WHOLE
 
@@ -123,7 +127,7 @@ def test_the_built_in_parts_as_own_ones_give_the_same() -> None:
     assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
 
 
-def test_the_pages_algorithms_by_hand() -> None:
+def test_algorithms_of_the_page_equal_a_computation_by_hand() -> None:
     (block,) = [each for each in blocks(PROJECT / "docs/algorithms.md") if each.file == "mine.py"]
     Path("mine.py").write_text(block.code)
     config = GrpoConfig.of(advantages="./mine.py:maxrl", objective="./mine.py:dppo")
@@ -190,6 +194,7 @@ FAULTS = [
     ("selection(positives, *others)", "positives[:1] * 2", "drew 1 of 4 positives, not 2"),
     ("penalties(trajectory)", "1.0", "returned float for trajectory"),
     ("penalties(trajectory)", "1.0, None", "returned NoneType for trajectory"),
+    ("penalties(trajectory)", "1.0, -2", "and a penalty is 0 or more"),
     ("credit(trajectories, overlays)", "[1.0]", "returned list, not weights by call id"),
     ("credit(trajectories, overlays)", "{'c9': 1.0}", "a weight for 'c9', which is no call"),
     (
@@ -236,6 +241,47 @@ def test_a_selection_that_keeps_nothing_rejects_the_group() -> None:
     }
 
 
+def test_functions_are_called_for_groups_alone_and_for_rollouts_without_a_fault() -> None:
+    code = """
+def algorithm(candidates, keep, rng, options):
+    return rng.sample(candidates, keep)
+
+
+def penalties(trajectory):
+    return len(trajectory.own_tool_calls) / len(trajectory.own_calls), 0.0
+"""
+    config = own(code, "algorithm")
+    aborted = GROUPS[0][0].model_copy(
+        update={"id": "first", "status": RunStatus.ABORTED, "calls": (), "tool_calls": ()}
+    )
+    with_second = [(aborted, GROUPS[0][0]), *((each,) for each in GROUPS[0][1:])]
+    overlays = judge(with_second, 0, "run", config)
+    assert sum(o.verdict is Verdict.KEPT for o in overlays) == 4
+    assert [o.trajectory_id for o in overlays if o.trajectory_id == "first"] == ["first"]
+    lost = [each.model_copy(update={"status": RunStatus.ABORTED}) for each in GROUPS[0]]
+    assert not any(
+        o.verdict is Verdict.KEPT for o in judge([(each,) for each in lost], 0, "run", config)
+    )
+    judge(with_second, 0, "run", own(code, "penalties"))
+
+
+def test_an_objective_may_use_what_its_options_promise() -> None:
+    code = """
+def objective(tokens, options):
+    return -tokens.weights_K * tokens.logprobs_K + tokens.reference_logprobs_K
+"""
+    try_own_parts(own(code, "objective", kl_coef=0.1))
+    with pytest.raises(ConfigError, match="TypeError: unsupported operand"):
+        try_own_parts(own(code, "objective"))
+
+
+def test_files_of_other_ranks_are_compared() -> None:
+    config = own(SAME, "advantages")
+    refuse_other_parts(config, digests_of(config), "of rank 0")
+    with pytest.raises(RunError, match=r"mine\.py \(advantages\) differs from the file of rank 0"):
+        refuse_other_parts(config, {"advantages": "0" * 64}, "of rank 0")
+
+
 def test_own_options_reach_own_functions_and_built_in_names_are_still_checked() -> None:
     own(SAME, "objective", clip_low=0.1, dual_clip=3.0, constant=7.0, aggregation="constant")
     own(SAME, "aggregation", constant=7.0)
@@ -256,7 +302,9 @@ def test_a_run_is_not_resumed_with_a_changed_file(folder: Path) -> None:
     (folder / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
     keep_own_parts(config, folder / "run")
     Path("mine.py").write_text(SAME)
-    with pytest.raises(RunError, match=r"^\./mine\.py \(advantages\) has changed since the run in"):
+    with pytest.raises(
+        RunError, match=r"^\./mine\.py \(advantages\) differs from the file with which"
+    ):
         keep_own_parts(config, folder / "run")
     keep_own_parts(GrpoConfig(), folder / "other")
     assert not (folder / "other").exists()
@@ -268,4 +316,3 @@ def test_draws_depend_on_the_seed_alone() -> None:
     random.seed(5)
     assert judged(own(code, "algorithm")) == first
     assert sum(o.verdict is Verdict.KEPT for o in first) <= 4 * len(GROUPS)
-    assert all(math.isfinite(o.reward) for o in first)

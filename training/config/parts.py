@@ -149,8 +149,8 @@ class RolloutPart(ConfigPart):
     """
     draw: Literal["order", "learnability"] = "order"
     """Draw of tasks. order: each of the pool once, then again in another order. learnability: at
-    random, in proportion to p(1 - p), where p is a problem's share of right rollouts as far as it
-    is known.
+    random from the pool (`problems`, else the first shuffle_block tasks), in proportion to
+    p(1 - p), where p is a problem's share of right rollouts as far as it is known.
     """
     draw_decay: float = Field(default=0.5, ge=0, le=1)
     """Weight of a problem's earlier rollouts in p after each further group (1: all count alike)."""

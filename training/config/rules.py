@@ -223,7 +223,7 @@ def with_acting_keys(config: Config, *, on_record: bool) -> Config:
         kind = keys[union.kind] if isinstance(union.kind, str) else union.kind(keys)
         if union.keys.keys() <= {True, False}:
             kind = bool(kind)
-        if is_own(kind):  # a user's function is given all options
+        if is_own(kind) and union.kind != "credit":  # a user's function is given all options
             continue
         for key in sorted(listed - set(union.keys.get(kind, ()))):
             own = getattr(own_defaults(keys.get("objective", "")), key, None)

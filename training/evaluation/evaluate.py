@@ -251,9 +251,11 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
         for name, value in trajectory.rewards.items():
             if name != "correct":  # the metrics have it as rollout/correct
                 given[name].append(value)
-        for name, by_call in trajectory.rewards_by_call.items():
-            if name not in trajectory.rewards:  # a reward of single calls alone
-                given[name].append(math.fsum(by_call.values()))
+    of_calls = {name for t in rollouts for name in t.rewards_by_call} - given.keys() - {"reward"}
+    for name in of_calls:  # rewards of single calls alone
+        given[name] = [
+            math.fsum(t.rewards_by_call.get(name, {}).values()) for t in rollouts if t.rewards
+        ]
     return {
         **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
         "rollout/count": float(len(rollouts)),

@@ -29,6 +29,7 @@ from hrm_agent.models import Engine
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.parts import of_sequences
+from hrm_agent.training.own_parts import digests_of, refuse_other_parts
 from hrm_agent.training.ranks.processes import Ranks
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.learner import OPTIMIZER_FILE, Learner
@@ -167,7 +168,8 @@ _OVER = "over"
 
 def led(ranks: Ranks, config: GrpoConfig, folder: Path) -> RankLearner:
     """Build the learner of rank 0, and order the others to build theirs."""
-    ranks.order("begin", lambda _: (config,))
+    digests = digests_of(config)
+    ranks.order("begin", lambda _: (config, digests))
     return RankLearner(config, ranks, folder)
 
 
@@ -186,7 +188,9 @@ async def follow(ranks: Ranks) -> None:
         while True:
             kind, *rest = await orders.get()
             if kind == "begin":
-                learner = RankLearner(rest[0], ranks)
+                config, digests = rest
+                refuse_other_parts(config, digests, "of rank 0")
+                learner = RankLearner(config, ranks)
             elif kind == "end":
                 break
             elif kind == _OVER:

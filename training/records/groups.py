@@ -28,6 +28,7 @@ from hrm_agent.training.records.runs import RecordedRuns, TokenReader, is_same_s
 from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT, fault_of
 from hrm_agent.training.rollout.rollout import Attempts
 from hrm_agent.training.select.roc import reward_of
+from hrm_agent.training.update.advantages import turn_options, turns_differ
 from hrm_agent.training.update.batch import NoGradient, no_gradient
 from hrm_agent.trajectory import RunStatus, Trajectory, derive_seed, step_in_name
 
@@ -350,11 +351,16 @@ class _Selection:
         elif not able:
             by = f" by {self._config.by}" if self._config.by else ""
             self._idle[f"none of their rollouts has a reward{by}"] += 1
-        elif (
-            self._config.rewards is None
-            and len({reward_of(each, self._config.select.truncated) for each in able}) == 1
-        ):
+        elif self._config.rewards is None and not self._teaches(able):
             self._idle["their rewards are equal"] += 1
+
+    def _teaches(self, able: Sequence[Trajectory]) -> bool:
+        """True if rollouts of one group may get different weights."""
+        loss = self._config.loss
+        if len({reward_of(each, self._config.select.truncated) for each in able}) > 1:
+            return True
+        by_turn = loss.credit == "per_turn" and turns_differ(able, turn_options(loss))
+        return by_turn or loss.teacher is not None
 
 
 def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[str, int]]:

@@ -72,7 +72,7 @@ class RunProgress(BaseModel):
     """Problem -> numbers of right and wrong rollouts, earlier ones discounted, if tasks are drawn by
     learnability.
     """
-    drawn: list[int] = []
+    drawn_places: list[int] = []
     """Positions drawn by learnability since the last step that was taken."""
     best_correct: float = -1.0
     """Largest share of right rollouts in a step of this stage."""
@@ -263,33 +263,34 @@ class TaskSource:
         number = progress.cursor
         places = self._first_places()
         progress.cursor += 1
-        mastered = set(progress.mastered)
+        mastered, drawn = set(progress.mastered), set(progress.drawn_places)
         left = [place for key, place in places.items() if key not in mastered]
-        fresh = [place for place in left if place not in progress.drawn] or left
+        fresh = [place for place in left if place not in drawn] or left
         family = self._task(number).family
         able = [place for place in fresh if self._order[place].family == family] or fresh
         if not able:
             return None
         rng = random.Random(derive_seed(self._config.seed, "learnability", progress.stage, number))
-        weights = [self._learnability(self._order[place]) for place in able]
-        (place,) = rng.choices(able, weights)
-        progress.drawn = [*progress.drawn, place]
+        (place,) = rng.choices(able, [self._learnability(self._order[each]) for each in able])
+        progress.drawn_places = [*progress.drawn_places, place]
         return place
 
     def _first_places(self) -> dict[str, int]:
-        """First position of each problem of the pool in the stage's order."""
+        """First position of each problem of the pool in the stage's order. The pool does not depend
+        on the number of steps, so that a run can be prolonged.
+        """
         if self._places_of != self._wanted:
-            self._extend()
+            size = _pool_size(self.config)
+            self._task(size - 1)
             found: dict[str, int] = {}
-            for place, task in enumerate(self._order[: _places(self._config, self.config)]):
+            for place, task in enumerate(self._order[:size]):
                 found.setdefault(key_of(task.family, task.id), place)
             self._places = found
             self._places_of = self._wanted
         return self._places
 
     def _learnability(self, task: Task) -> float:
-        """Expected p(1 - p) of a problem with r right and w wrong rollouts, if p had no preferred
-        value before:
+        """Expected p(1 - p) of a problem with r right and w wrong rollouts, with a uniform prior of p:
 
             a b / ((a + b) (a + b + 1)),     a = r + 1, b = w + 1
 
@@ -301,26 +302,34 @@ class TaskSource:
 
     def _task(self, place: int) -> Task:
         if place >= len(self._order) or self._order_of != self._wanted:
-            self._extend()
+            self._extend(place + 1)
         return self._order[place]
 
     def pool(self) -> list[Task]:
         """Problems of the stage's pool, without repeats, at most as many as the run would draw."""
+        if self.config.rollout.draw == "learnability":
+            return [self._task(place) for place in self._first_places().values()]
         self._extend()
         most = _places(self._config, self.config)
         return list({key_of(task.family, task.id): task for task in self._order[:most]}.values())
 
-    def take_in(self, groups: Mapping[str, list[bool]], correct: float) -> None:
+    def take_in(
+        self,
+        groups: Mapping[str, list[bool]],
+        correct: float,
+        sound: Mapping[str, list[bool]] | None = None,
+    ) -> None:
         """Record the results of a step.
 
         `groups`: correctness of the rollouts, by problem. `correct`: share of right rollouts.
+        `sound`: `groups` without rollouts lost to a fault of a machine (None: there were none).
         """
         progress = self.progress
         if self.config.rollout.draw == "learnability":
-            progress.drawn = []
+            progress.drawn_places = []
             decay = self.config.rollout.draw_decay
             results = dict(progress.results)
-            for problem, right in groups.items():
+            for problem, right in (groups if sound is None else sound).items():
                 before = results.get(problem, (0.0, 0.0))
                 wrong = len(right) - sum(right)
                 results[problem] = (decay * before[0] + sum(right), decay * before[1] + wrong)
@@ -374,10 +383,13 @@ class TaskSource:
         config = self.config
         return config.tasks, config.rollout.problems
 
-    def _extend(self) -> None:
-        """Extend the order. The longer order begins with the shorter one."""
+    def _extend(self, least: int = 0) -> None:
+        """Extend the order to `least` positions or more. The longer order begins with the shorter
+        one.
+        """
         of_run = _places(self._config, self.config)
-        count = max(of_run, self.progress.cursor + of_run if len(self._order) >= of_run else 0)
+        grown = self.progress.cursor + of_run if len(self._order) >= of_run else 0
+        count = max(of_run, grown, least)
         self._order_of = self._wanted
         self._order = _tasks(self.config, self._folder, count)
 
@@ -420,6 +432,8 @@ def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
         staged = at_stage(config, number)
         # a problem that has left the pool is skipped once
         most = _places(config, staged) * (2 if leave else 1)
+        if staged.rollout.draw == "learnability":
+            most = max(most, _pool_size(staged))
         tasks = _tasks(staged, folder, most)
         if config.evaluation.eval_every:
             tasks = [*tasks, *held_out(staged, folder)]
@@ -433,6 +447,11 @@ def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
     return load_tasks(
         config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder)
     )
+
+
+def _pool_size(staged: GrpoConfig) -> int:
+    """Number of positions of the order from which tasks are drawn by learnability."""
+    return staged.rollout.problems or staged.rollout.shuffle_block
 
 
 def _places(config: GrpoConfig, staged: GrpoConfig) -> int:

@@ -78,6 +78,7 @@ from hrm_agent.training.select.penalties import (
     penalty_error,
     penalty_format,
 )
+from hrm_agent.training.update.advantages import TurnOptions, turns_differ
 from hrm_agent.trajectory import (
     DropReason,
     Overlay,
@@ -128,10 +129,10 @@ class RocOptions:
     """
     truncated: Truncated = "wrong"
     """Treatment of rollouts that ended at a limit."""
-    by_call: bool = False
-    """True if a group whose rewards are equal teaches something by different rewards of its calls."""
+    turns: TurnOptions | None = None
+    """Options by which rewards of single calls are trained on (None: they are not)."""
     taught: bool = False
-    """True if each rollout teaches something, whatever the rewards, since there is a teacher."""
+    """True if there is a teacher, so that rollouts with equal rewards teach something, too."""
 
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
@@ -208,7 +209,7 @@ def select(
     candidates = [judged[trajectory.id] for trajectory in ordered if fault_of(trajectory) is None]
     task = group[0].task if group else None
     rng = random.Random(derive_seed(seed, "select", step, task and task.family, task and task.id))
-    kept = chosen(candidates, keep, rng, options)
+    kept = chosen(candidates, keep, rng, options) if candidates else {}
     rejection = too_small(len(candidates), len(group), min_group) or _rejection(
         candidates, kept, options
     )
@@ -413,15 +414,18 @@ def _own_draw(own: OwnFunction) -> Draw:
 
 def _own_penalties(own: OwnFunction) -> Penalize:
     def penalties(trajectory: Trajectory) -> Penalties:
-        error, form = own.items(own(trajectory), 2, f"trajectory {trajectory.id}")
         of = f"trajectory {trajectory.id}"
-        return Penalties(own.number(error, of), own.number(form, of))
+        error, form = (own.number(each, of) for each in own.items(own(trajectory), 2, of))
+        if min(error, form) < 0:
+            raise own.wrong(f"returned {min(error, form):g} for {of}, and a penalty is 0 or more")
+        return Penalties(error, form)
 
     return penalties
 
 
 def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout:
-    found = part_by_name("penalties", options.penalties, PENALTIES, _own_penalties)(trajectory)
+    name = options.penalties if fault_of(trajectory) is None else "whole"
+    found = part_by_name("penalties", name, PENALTIES, _own_penalties)(trajectory)
     reward = reward_of(trajectory, options.truncated)
     return SelectableRollout(trajectory, reward, outcome_of(trajectory), *found)
 
@@ -462,13 +466,8 @@ def _rejection(
         return DropReason.RUN_FAILED, said
     if not kept:
         return DropReason.SMALL_GROUP, "group rejected: none of its rollouts was kept"
-    if options.taught:
-        return None
-    if options.by_call and any(
-        any(c.trajectory.rewards_by_call.get("reward", {}).values())
-        for c in candidates
-        if c.trajectory.id in kept
-    ):
+    learnt_from = [c.trajectory for c in candidates if c.trajectory.id in kept]
+    if options.taught or (options.turns is not None and turns_differ(learnt_from, options.turns)):
         return None
     if len({c.reward for c in candidates}) == 1:
         said = f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"

@@ -27,7 +27,7 @@ from hrm_agent.training.select.diagnosis import (
     totals_of,
 )
 from hrm_agent.training.select.roc import RocOptions, select
-from hrm_agent.training.update.advantages import TurnOptions, by_group, credit_by_name, credited
+from hrm_agent.training.update.advantages import by_group, credit_by_name, credited, turn_options
 from hrm_agent.training.update.batch import NoGradient, no_gradient
 from hrm_agent.training.update.optimizer_step import ALL_STALE, NOTHING_TO_TRAIN
 from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict
@@ -89,15 +89,19 @@ def judge_group(
         eps=config.select.penalty_eps,
         penalties=config.select.penalties,
         truncated=config.select.truncated,
-        by_call=config.loss.credit == "per_turn",
+        turns=turn_options(config.loss) if config.loss.credit == "per_turn" else None,
         taught=config.loss.teacher is not None,
     )
 
-    def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:
+    def selected(
+        trajectories: Sequence[Trajectory],
+        min_group: float = 0.0,
+        algorithm: str = "grpo",  # for the verdict of a single rollout
+    ) -> list[Overlay]:
         return select(
             trajectories,
             config.rollout.group_size,
-            config.select.algorithm,
+            algorithm,
             seed=config.seed,
             run_id=run_id,
             step=step,
@@ -111,7 +115,8 @@ def judge_group(
         if (why := _why_left_out(attempts[-1], step, config))
     }
     last = [attempts[-1] for attempts in group if attempts[-1].id not in out]
-    judged = _without_gradient(last, selected(last, config.select.min_group)) if last else []
+    of_group = selected(last, config.select.min_group, config.select.algorithm) if last else []
+    judged = _without_gradient(last, of_group) if last else []
     judged += [
         selected([each[-1]])[0].model_copy(
             update={"verdict": Verdict.DROPPED, "drop_reason": reason, "reason": why}
@@ -207,7 +212,7 @@ def credited_overlays(
         advantages=loss.advantages,
         eps=loss.advantage_eps,
         frozen=loss.frozen_roles,
-        turns=TurnOptions(loss.turn_weight, loss.turn_discount, loss.turn_baseline),
+        turns=turn_options(loss),
     )
     return credited(rollouts, overlays, credit)
 

@@ -24,8 +24,10 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from hrm_agent.answers.fenced_code import asked_ids
+from hrm_agent.config import is_own
+from hrm_agent.training.config.parts import LossPart
 from hrm_agent.training.own_parts import OwnFunction, part_by_name
-from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import Call, Overlay, RunStatus, Trajectory, Verdict
 
 __all__ = [
     "ADVANTAGES",
@@ -49,6 +51,8 @@ __all__ = [
     "per_turn",
     "reinforce_plus_plus",
     "rloo",
+    "turn_options",
+    "turns_differ",
     "whole_trajectory",
 ]
 
@@ -274,6 +278,11 @@ def per_role(
     return weights
 
 
+def turn_options(loss: LossPart) -> TurnOptions:
+    """Options of the credit `per_turn` in a configuration."""
+    return TurnOptions(loss.turn_weight, loss.turn_discount, loss.turn_baseline)
+
+
 def per_turn(
     trajectories: Sequence[Trajectory],
     overlays: Sequence[Overlay],
@@ -290,27 +299,48 @@ def per_turn(
     those of the tool calls that it asked for. A_t is the advantage of G_t among siblings in the
     group: calls of the same role at the same place of their rollouts, or those that saw the same
     tokens (GiGPO's anchor states, Feng et al., arXiv 2505.10978, which computes G_t from the
-    outcome, too). A call without a sibling has A_t 0.
+    outcome, too). A call without a sibling has A_t 0. In a rollout that the policy made fail, which
+    no rubric scores, each call has the lowest G_t of its siblings.
 
     Returns the weights by call id. If all rewards of single calls are zero, they are those of
     `whole_trajectory`.
     """
-    siblings: dict[_Place, list[tuple[str, float]]] = defaultdict(list)
-    for trajectory, overlay in zip(trajectories, overlays, strict=True):
-        returns = _returns(trajectory, options.discount)
-        seen: Counter[str] = Counter()
-        for call in (call for call in trajectory.policy_calls if call.id in returns):
-            role = call.identity.role
-            place = seen[role] if options.baseline == "position" else _context_of(trajectory, call)
-            seen[role] += 1
-            siblings[overlay.group_id, role, place].append((call.id, returns[call.id]))
-    compared = [calls for calls in siblings.values() if len(calls) > 1]
+    compared = _compared(trajectories, options)
     advantages = estimate([[value for _, value in calls] for calls in compared], eps)
     weights = whole_trajectory(trajectories, overlays)
     for calls, among in zip(compared, advantages, strict=True):
         for (id_, _), advantage in zip(calls, among, strict=True):
             weights[id_] += options.weight * advantage
     return weights
+
+
+def turns_differ(trajectories: Sequence[Trajectory], options: TurnOptions) -> bool:
+    """True if the credit `per_turn` gives some call another weight than its siblings."""
+    compared = _compared(trajectories, options)
+    return any(len({value for _, value in calls}) > 1 for calls in compared)
+
+
+def _compared(
+    trajectories: Sequence[Trajectory], options: TurnOptions
+) -> list[list[tuple[str, float]]]:
+    """Siblings that are compared, each as (call id, G_t)."""
+    siblings: dict[_Place, list[tuple[str, float | None]]] = defaultdict(list)
+    for trajectory in trajectories:
+        failed = trajectory.status is RunStatus.FAILED
+        returns = _returns(trajectory, options.discount)
+        seen: Counter[str] = Counter()
+        for call in trajectory.policy_calls:
+            role = call.identity.role
+            place = seen[role] if options.baseline == "position" else _context_of(trajectory, call)
+            seen[role] += 1
+            value = None if failed else returns[call.id]
+            siblings[trajectory.group_id, role, place].append((call.id, value))
+    found: list[list[tuple[str, float]]] = []
+    for calls in siblings.values():
+        lowest = min((value for _, value in calls if value is not None), default=0.0)
+        if len(calls) > 1:
+            found.append([(id_, lowest if value is None else value) for id_, value in calls])
+    return found
 
 
 def _returns(trajectory: Trajectory, discount: float) -> dict[str, float]:
@@ -426,7 +456,9 @@ def credit_by_name(
     an unknown name.
     """
     make = part_by_name("credit", name, CREDITS, _own_credit)
-    weigh = make(estimator_by_name(advantages), eps, turns or TurnOptions())
+    # a user's advantages are for rewards of rollouts, and sums of calls' rewards may be negative
+    compare = "grpo" if name == "per_turn" and is_own(advantages) else advantages
+    weigh = make(estimator_by_name(compare), eps, turns or TurnOptions())
     if name == "whole_trajectory" and not frozen:
         return whole_trajectory
 

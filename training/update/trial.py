@@ -39,8 +39,8 @@ def take_own_parts(config: GrpoConfig, folder: Path) -> None:
 def try_own_parts(config: GrpoConfig) -> None:
     """Import the user's functions in a configuration, and call those that take numbers.
 
-    Raises `ConfigError` if one does not import, raises an exception, or returns something else than
-    its signature says.
+    Raises `ConfigError` if one does not import, raises an exception, or returns another thing than
+    docs/algorithms.md has.
     """
     named = own_parts(config)
     for key, name in named.items():
@@ -48,6 +48,7 @@ def try_own_parts(config: GrpoConfig) -> None:
     if "advantages" in named:
         estimator_by_name(named["advantages"])(_REWARDS, config.loss.advantage_eps)
     if named.keys() & {"objective", "aggregation"}:
+        other_K = torch.tensor([-0.6, -1.8, -0.2, -0.9, -0.4])
         logprobs_K = torch.tensor([-0.5, -2.0, -0.1, -1.0, -0.3], requires_grad=True)
         tokens = TrainedTokens(
             logprobs_K=logprobs_K,
@@ -55,5 +56,7 @@ def try_own_parts(config: GrpoConfig) -> None:
             weights_K=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]),
             sequences_K=torch.tensor([0, 0, 0, 1, 1]),
             lengths_K=torch.tensor([3.0, 3.0, 3.0, 2.0, 2.0]),
+            reference_logprobs_K=other_K if config.loss.kl_coef else None,
+            teacher_logprobs_K=other_K if config.loss.teacher else None,
         )
         policy_loss(tokens, Counts(5.0, 2.0), loss_options(config.loss))

@@ -1,18 +1,20 @@
 """Pairs of answers to one prompt, the better and the worse: `{"prompt": [...], "chosen": [...],
 "rejected": [...]}`, as TRL's DPO, KTO and reward trainers read conversations.
 
-A group of rollouts gives a pair for each role: the first conversation of the role in the rollout with
-the highest reward, and in the one with the lowest (of equal ones the first). `prompt` is what both
-conversations begin with, `chosen` and `rejected` begin with the first answer that differs, and
-contain all that followed, tool results included. Beside them are `tools`, `role`, `reason`, the
-rewards, and the ids of group and runs. A role whose conversations differ before an answer gives no
-pair: its prompts are not the same. Only completed runs that were scored are compared; conversations are
-those of `chat`, without its weights.
+A group of rollouts gives a pair for each role, of the rollout with the highest reward and the one
+with the lowest (of equal ones the first). Of the role's conversations in the two, those are taken
+that begin alike for longest. `prompt` is what both begin with, `chosen` and `rejected` begin with
+the first answer that differs, and contain all that followed, tool results included. Beside them are
+`tools`, `role`, `reason`, the rewards, and the ids of group and runs. A role whose conversations
+differ before an answer gives no pair: its prompts are not the same. Only completed runs that were
+scored are compared. Conversations are those of `chat`; one with an answer that `chat` gives weight
+0 behind the prompt gives no pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +29,15 @@ __all__ = ["write_preference"]
 class _Run(NamedTuple):
     reward: float
     id: str
-    by_role: dict[str, Row]
-    """First conversation of each role."""
+    by_role: dict[str, list[Row]]
+    """Conversations of each role."""
 
 
 class _Ends(NamedTuple):
     best: _Run
     worst: _Run
+    rollouts: int
+    """Number of rollouts of the group."""
 
 
 def write_preference(trajectories: Iterable[Trajectory], path: Path, known: RequestHints) -> Report:
@@ -50,11 +54,12 @@ def write_preference(trajectories: Iterable[Trajectory], path: Path, known: Requ
             continue
         ends = groups.get(trajectory.group_id)
         groups[trajectory.group_id] = (
-            _Ends(run, run)
+            _Ends(run, run, 1)
             if ends is None
             else _Ends(
                 run if run.reward > ends.best.reward else ends.best,
                 run if run.reward < ends.worst.reward else ends.worst,
+                ends.rollouts + 1,
             )
         )
     pairs = [each for group, ends in groups.items() for each in _pairs(group, ends)]
@@ -75,46 +80,63 @@ def _read(
     if trajectory.status is RunStatus.COMPLETED and not trajectory.group_id:
         report.left_out["the run is of no group: there is nothing to compare it with"] += 1
         return None
-    by_role: dict[str, Row] = {}
+    by_role: dict[str, list[Row]] = {}
     for row in rows:
         if isinstance(row, Skipped):
             report.left_out[row.reason] += 1
         elif isinstance(row, dict):
-            by_role.setdefault(row["role"], row)
+            by_role.setdefault(row["role"], []).append(row)
     return _Run(trajectory.reward, trajectory.id, by_role) if by_role else None
 
 
 def _pairs(group: str, ends: _Ends) -> Iterator[Row | Skipped]:
-    best, worst = ends
+    best, worst = ends.best, ends.worst
     if best.reward == worst.reward:
-        yield Skipped("the rewards of the group are equal")
+        alone = "the run is alone in its group" if ends.rollouts == 1 else ""
+        yield Skipped(alone or "the rewards of the group are equal")
         return
     for role in [name for name in best.by_role if name in worst.by_role]:
-        chosen, rejected = (_messages(run.by_role[role]) for run in ends)
-        tools = best.by_role[role].get("tools")
-        shared = next(
-            (n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]),
-            min(len(chosen), len(rejected)),
-        )
-        follow = [each[shared]["role"] for each in (chosen, rejected) if len(each) > shared]
-        if chosen == rejected:
-            yield Skipped("the best and the worst of the group say the same")
-        elif follow != ["assistant", "assistant"] or tools != worst.by_role[role].get("tools"):
-            yield Skipped("the best and the worst of the group had different prompts")
-        else:
-            yield {
-                "prompt": chosen[:shared],
-                "chosen": chosen[shared:],
-                "rejected": rejected[shared:],
-                **({"tools": tools} if tools else {}),
-                "role": role,
-                "reason": f"reward {best.reward:g} against {worst.reward:g}",
-                "chosen_reward": best.reward,
-                "rejected_reward": worst.reward,
-                "group_id": group,
-                "chosen_id": best.id,
-                "rejected_id": worst.id,
-            }
+        found = [
+            _pair(chosen, rejected)
+            for chosen, rejected in product(best.by_role[role], worst.by_role[role])
+        ]
+        pairs = [each for each in found if isinstance(each, dict)]
+        if not pairs:
+            yield next(each for each in found if isinstance(each, Skipped))
+            continue
+        yield {
+            **max(pairs, key=lambda pair: len(pair["prompt"])),
+            "role": role,
+            "reason": f"reward {best.reward:g} against {worst.reward:g}",
+            "chosen_reward": best.reward,
+            "rejected_reward": worst.reward,
+            "group_id": group,
+            "chosen_id": best.id,
+            "rejected_id": worst.id,
+        }
+
+
+def _pair(first: Row, second: Row) -> Row | Skipped:
+    """Two conversations from the first answer that differs on."""
+    chosen, rejected = _messages(first), _messages(second)
+    shared = next(
+        (n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]),
+        min(len(chosen), len(rejected)),
+    )
+    if chosen == rejected:
+        return Skipped("the best and the worst of the group say the same")
+    follow = [each[shared]["role"] for each in (chosen, rejected) if len(each) > shared]
+    if follow != ["assistant", "assistant"] or first.get("tools") != second.get("tools"):
+        return Skipped("the best and the worst of the group had different prompts")
+    if any("weight" in each for row in (first, second) for each in row["messages"][shared:]):
+        return Skipped("an answer of the pair was cut off, or is not the role's own")
+    tools = {"tools": first["tools"]} if first.get("tools") else {}
+    return {
+        "prompt": chosen[:shared],
+        "chosen": chosen[shared:],
+        "rejected": rejected[shared:],
+        **tools,
+    }
 
 
 def _messages(conversation: Row) -> list[Row]:

@@ -163,7 +163,9 @@ def test_what_can_be_learnt_is_drawn_most_and_the_rest_still_now_and_then(tmp_pa
 
 def test_shares_of_a_mixture_hold_and_a_mastered_problem_is_not_drawn(tmp_path: Path) -> None:
     mixture = "mix:3*word_problems,1*reasoning_gym:chain_sum"
-    config = GrpoConfig.of(steps=10, prompts_per_step=4, tasks=mixture, draw="learnability")
+    config = GrpoConfig.of(
+        steps=10, prompts_per_step=4, tasks=mixture, draw="learnability", shuffle_block=40
+    )
     source = TaskSource(config, tmp_path)
     found = [plan for step in range(10) if (plan := source.plan(step)) is not None]
     assert [sum("chain_sum" in task.family for task in plan.tasks) for plan in found] == [1] * 10
@@ -172,6 +174,12 @@ def test_shares_of_a_mixture_hold_and_a_mastered_problem_is_not_drawn(tmp_path: 
     assert source.next_task() == source.pool()[0]
     source.leave_out(pool)
     assert source.next_task() is None
+    longer = TaskSource(config.but(steps=90), tmp_path)
+    again = [plan for step in range(3) if (plan := longer.plan(step)) is not None]
+    assert [*map(ids, again)] == [*map(ids, found[:3])], "a run can be prolonged"
+    lost = {key_of(found[0].tasks[0].family, found[0].tasks[0].id): [False] * 8}
+    longer.take_in(lost, 0.0, {})
+    assert longer.progress.results == {}, "a fault of a machine says nothing on a problem"
     with pytest.raises(ConfigError, match="draw_decay has no effect"):
         GrpoConfig.of(draw_decay=0.9)
 

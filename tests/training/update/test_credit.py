@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from hrm_agent.training.update.advantages import (
 from hrm_agent.training.update.batch import build_batches, kept_rows
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
-from hrm_agent.trajectory import Call, ForkRef, Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import Call, ForkRef, Overlay, RunStatus, Trajectory, Verdict
 from tests.support.training.builders import place, sampled_call, tiny_model, tool_call, trajectory
 
 
@@ -218,7 +219,7 @@ def test_without_rewards_of_calls_the_update_is_that_of_the_outcome_bit_for_bit(
         assert torch.equal(found[name], expected), name
 
 
-def test_a_tool_call_is_worth_to_the_call_that_asked_for_it() -> None:
+def test_the_reward_of_a_tool_call_is_that_of_the_call_that_asked_for_it() -> None:
     asked = {"tool_calls": [{"id": "t-1", "name": "python", "args": {}}]}
     first, second = turns(0, 1.0, [0.0, 0.0]).own_calls
     calls = (first.model_copy(update={"response": {**first.response, **asked}}), second)
@@ -233,14 +234,47 @@ def test_a_tool_call_is_worth_to_the_call_that_asked_for_it() -> None:
 def test_equal_outcomes_are_kept_where_the_rewards_of_calls_differ() -> None:
     group = [each.model_copy(update={"rewards": {"correct": 1.0}}) for each in UNEQUAL]
     bare = [each.model_copy(update={"rewards_by_call": {}}) for each in group]
-    for rollouts, by_call, verdict in (
-        (group, True, Verdict.KEPT),
-        (group, False, Verdict.GROUP_REJECTED),
-        (bare, True, Verdict.GROUP_REJECTED),
+    alike = [turns(index, 1.0, [-1.0]) for index in range(3)]
+    for rollouts, by_turn, verdict in (
+        (group, TurnOptions(), Verdict.KEPT),
+        (group, None, Verdict.GROUP_REJECTED),
+        (bare, TurnOptions(), Verdict.GROUP_REJECTED),
+        (alike, TurnOptions(), Verdict.GROUP_REJECTED),
     ):
-        options = RocOptions(by_call=by_call)
+        options = RocOptions(turns=by_turn)
         judged = select(rollouts, 3, "grpo", seed=0, options=options)
         assert {o.verdict for o in judged} == {verdict}
+
+
+def test_a_rollout_that_the_policy_made_fail_has_the_lowest_return_at_each_place() -> None:
+    failed = turns(3, 0.0, [0.0, 0.0]).model_copy(
+        update={"status": RunStatus.FAILED, "rewards": {}, "rewards_by_call": {}}
+    )
+    group = [*UNEQUAL, failed]
+    overlays = by_group(
+        [
+            overlay.model_copy(update={"verdict": Verdict.KEPT, "reward": 0.0})
+            for overlay in select(group, 4, "grpo", seed=0)
+        ],
+        "dr_grpo",
+    )
+    weights = credit_by_name("per_turn", advantages="dr_grpo")(group, overlays)
+    for turn in range(2):
+        others = [each.own_calls[turn] for each in UNEQUAL if len(each.own_calls) > turn]
+        lowest = min(weights[call.id] for call in others)
+        assert weights[failed.own_calls[turn].id] == pytest.approx(lowest)
+
+
+def test_own_advantages_are_for_rewards_of_rollouts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "def own(rewards, eps):\n    assert min(map(min, rewards)) >= 0\n    return rewards"
+    Path("mine.py").write_text(code)
+    overlays = kept(UNEQUAL, "./mine.py:own")
+    own = credit_by_name("per_turn", advantages="./mine.py:own")(UNEQUAL, overlays)
+    usual = credit_by_name("per_turn", advantages="grpo")(UNEQUAL, overlays)
+    assert own == usual
 
 
 def test_even_credit_under_a_mean_over_tokens_is_the_mean_over_rollouts() -> None:

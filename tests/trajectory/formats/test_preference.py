@@ -22,8 +22,8 @@ def rollout(name: str, reward: float | None, *answers: AIMessage, **changes: Any
     calls = list[Any]()
     for number, answer in enumerate(answers):
         calls.append(said(f"{name}-{number}", sent, answer, asked=sent))
-        asked = {"tool_call_id": call["id"] for call in answer.tool_calls}
-        sent = [*sent, answer, RESULT.model_copy(update=asked)]
+        asked = answer.tool_calls[0]["id"] if answer.tool_calls else ""
+        sent = [*sent, answer, RESULT.model_copy(update={"tool_call_id": asked})]
     facts: dict[str, Any] = {"id": name, "group_id": "group", **changes}
     facts["rewards"] = {} if reward is None else {"correct": reward}
     return run(*calls, **facts)
