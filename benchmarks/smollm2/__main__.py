@@ -13,9 +13,10 @@ problem.
 
 Everything is kept in the folder, and what is there is not repeated: an interrupted benchmark is
 resumed by the same command. `--algorithm grpo` in the same folder is the comparison, from the same
-cold starts. `transcripts.md` has the same three problems of GSM8K's test rows before and after,
-`failures.md` the first fifty that are wrong in the end. `--quick` takes a few steps and problems,
-which say nothing about the model, in the folder's `quick`.
+cold starts; with both done the second table compares their ends. `transcripts.md` has the same
+three problems of GSM8K's test rows before and after, `failures.md` the first fifty that are wrong
+in the end. `--quick` takes a few steps and problems, which say nothing about the model, in the
+folder's `quick`.
 """
 
 from __future__ import annotations
@@ -100,12 +101,20 @@ def of_seed(folder: Path, seed: int, problems: int, algorithm: str, quick: bool)
         for point, policy in points.items()
     }
     _write_transcripts(trained, places)
+    others = {
+        name: folder / name / "held-out" / _folder(last) for name in ALGORITHMS if name != algorithm
+    }
+    compared = {STARTED: places[STARTED]} | others
     return {
         "seed": seed,
         "points": found,
         "differences": {
-            source: _difference(*(places[point] / _folder(source) for point in (STARTED, last)))
-            for source in SOURCES
+            name: {
+                source: _difference(place / _folder(source), places[last] / _folder(source))
+                for source in SOURCES
+            }
+            for name, place in compared.items()
+            if all((place / _folder(source)).exists() for source in SOURCES)
         },
         "cpu_seconds": cpu_seconds(trained),
     }
@@ -222,17 +231,21 @@ def table(record: Sequence[Row]) -> str:
 
 
 def differences(record: Sequence[Row]) -> str:
-    """Markdown table of the differences between the cold start and the end."""
+    """Markdown table of the differences between the end and the cold start, and between the ends of
+    two algorithms where the folder has both.
+    """
     lines = [
-        "| seed | source | problems | change of accuracy | now right | now wrong | p |",
-        "|---|---|---|---|---|---|---|",
+        "| seed | from | source | problems | change of accuracy | now right | now wrong | p |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in record:
-        for source, one in row["differences"].items():
-            low, high = one["interval"]
-            change = f"{one['change']:+.3f} ({low:+.3f} to {high:+.3f})"
-            cells = (row["seed"], source, one["problems"], change, one["better"], one["worse"])
-            lines.append(f"| {' | '.join(map(str, cells))} | {one['p']:.2g} |")
+        for name, by_source in row["differences"].items():
+            for source, one in by_source.items():
+                low, high = one["interval"]
+                change = f"{one['change']:+.3f} ({low:+.3f} to {high:+.3f})"
+                facts = (one["problems"], change, one["better"], one["worse"])
+                cells = (row["seed"], name, source, *facts)
+                lines.append(f"| {' | '.join(map(str, cells))} | {one['p']:.2g} |")
     return "\n".join(lines)
 
 
