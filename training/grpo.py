@@ -41,7 +41,11 @@ from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.fitted import decided, fit
 from hrm_agent.training.config.parts import TrainingStage, of_sequences
 from hrm_agent.training.evaluation.evaluate import group_metrics
-from hrm_agent.training.evaluation.step_metrics import roles_of_step, rollout_metrics
+from hrm_agent.training.evaluation.step_metrics import (
+    families_of_step,
+    roles_of_step,
+    rollout_metrics,
+)
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.metrics import Phases, Row
 from hrm_agent.training.ranks.learner import follow, led
@@ -270,6 +274,7 @@ class TrainingRun(ABC):
             **row,
             "select/mastered": mastered,
             "roles": roles_of_step(everyone, verdicts),
+            "families": families_of_step(rollouts, overlays),
             **phases.seconds(),
         }
 

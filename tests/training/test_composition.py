@@ -11,6 +11,7 @@ import torch
 
 from hrm_agent.errors import ModelError
 from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.evaluation.step_metrics import families_of_step
 from hrm_agent.training.grpo import mini_batches
 from hrm_agent.training.select.roc import ALGORITHMS, select
 from hrm_agent.training.select.verdicts import credited_overlays
@@ -125,3 +126,19 @@ def test_a_part_of_a_batch_without_a_token_to_train_is_passed_over_and_a_whole_o
         ModelError, match=r"None of the 8 kept .* the roles of its calls are frozen"
     ):
         parts(("plan", "solve"))
+
+
+def test_a_step_of_several_families_has_a_row_for_each() -> None:
+    other = [
+        each.model_copy(update={"task": each.task.model_copy(update={"family": "other"})})
+        for each in GROUPS[1]
+    ]
+    both = [*GROUPS[0], *other]
+    overlays = [o for group in (GROUPS[0], other) for o in select(group, 4, "grpo-roc", seed=3)]
+    found = families_of_step(both, overlays)
+    facts = {"rollouts": 8.0, "correct": 0.5, "reward": 0.5, "kept": 0.5}
+    assert {family: {name: row[name] for name in facts} for family, row in found.items()} == {
+        GROUPS[0][0].task.family: facts,
+        "other": facts,
+    }
+    assert families_of_step(GROUPS[0], overlays) == {}

@@ -9,12 +9,13 @@ from typing import Any
 
 from hrm_agent.training.evaluation.roles import role_counts
 from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.training.update.advantages import as_recorded
 from hrm_agent.training.update.batch import no_gradient
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import training_roots
 
-__all__ = ["roles_of_step", "rollout_metrics"]
+__all__ = ["families_of_step", "roles_of_step", "rollout_metrics"]
 
 
 def rollout_metrics(
@@ -95,6 +96,31 @@ def roles_of_step(
             "advantage": signed[role] / max(1.0, trained[role]),
         }
         for role, found in counts.items()
+    }
+
+
+def families_of_step(
+    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]
+) -> dict[str, dict[str, float]]:
+    """Metrics by family of tasks (empty if the rollouts are of one family): rollouts, share of right
+    ones, mean reward as the selection judged it, sampled tokens per rollout, and share of rollouts
+    that are trained on.
+    """
+    judged = {overlay.trajectory_id: overlay for overlay in overlays}
+    by_family: dict[str, list[Trajectory]] = defaultdict(list)
+    for each in rollouts:
+        by_family[each.task.family].append(each)
+    if len(by_family) < 2:
+        return {}
+    return {
+        family: {
+            "rollouts": float(len(found)),
+            "correct": _mean([float(is_positive(outcome_of(each))) for each in found]),
+            "reward": _mean([judged[each.id].reward for each in found]),
+            "tokens": _mean([each.sampled_tokens for each in found]),
+            "kept": _mean([float(judged[each.id].verdict is Verdict.KEPT) for each in found]),
+        }
+        for family, found in sorted(by_family.items())
     }
 
 
