@@ -84,6 +84,7 @@ class Choice:
     """Marks a key whose value is one of `names`, or the name of a user's function (`is_own`)."""
 
     names: tuple[str, ...]
+    """Built-in names."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -64,6 +64,7 @@ class OwnFunction:
     name: str
     """Name in the configuration."""
     function: Callable[..., Any]
+    """Imported function."""
 
     @classmethod
     def load(cls, key: str, name: str) -> OwnFunction:
