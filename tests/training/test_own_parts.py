@@ -52,7 +52,8 @@ def selection(positives, count, rng, eps):
 
 
 def penalties(trajectory):
-    return over_whole(trajectory)[:2]
+    found = over_whole(trajectory)
+    return found if trajectory.sample_index % 2 else (found.error, found.format)
 
 
 def advantages(rewards, eps):

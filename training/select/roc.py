@@ -415,7 +415,10 @@ def _own_draw(own: OwnFunction) -> Draw:
 def _own_penalties(own: OwnFunction) -> Penalize:
     def penalties(trajectory: Trajectory) -> Penalties:
         of = f"trajectory {trajectory.id}"
-        error, form = (own.number(each, of) for each in own.items(own(trajectory), 2, of))
+        found = own(trajectory)
+        if isinstance(found, Penalties):
+            return found
+        error, form = (own.number(each, of) for each in own.items(found, 2, of))
         if min(error, form) < 0:
             raise own.wrong(f"returned {min(error, form):g} for {of}, and a penalty is 0 or more")
         return Penalties(error, form)
