@@ -177,7 +177,8 @@ async def floor(store: RunStore, rubric: Rubric, name: str, wanted: int) -> int:
             for part in rubric.parts
         ]
         scores = [
-            as_score(part, value, decides=part.name == rubric.outcome) for part, value in given
+            as_score(part, value, rollout.trajectory, decides=part.name == rubric.outcome)
+            for part, value in given
         ]
         scorings.append(scoring_of(scorer.rubric, code, header, scores))
     store.scorings.write(scorings)
