@@ -3,11 +3,11 @@
 
 The signature of each part, and the check of what a user's function returns, are beside the built-in
 parts: advantages and credit in `hrm_agent.training.update.advantages`, objective and aggregation in
-`hrm_agent.training.update.objectives`, selection and penalties in `hrm_agent.training.select.roc`. The
-page docs/algorithms.md has all of them.
+`hrm_agent.training.update.objectives`, selection and penalties in `hrm_agent.training.select.roc`.
+docs/algorithms.md lists all of them.
 
-A run stores the SHA-256 of the files, and is not resumed with others, since its steps would be of two
-algorithms. (Modules that a file imports are not compared.)
+A run stores the SHA-256 of the files. It is not resumed with changed files, since its steps would
+be of two algorithms. (Modules that a file imports are not compared.)
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def part_by_name(
     if name not in built_in:
         near = nearest(name, built_in)
         raise ConfigError(
-            f"{name!r} is no choice of {key}.",
+            f"{name!r} is an unknown value of {key}.",
             f"{near} Choices: {', '.join(built_in)}, or a function as ./file.py:name.".strip(),
         )
     return built_in[name]

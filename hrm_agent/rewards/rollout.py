@@ -118,7 +118,7 @@ def _by_call(
         except (TypeError, ValueError):
             raise _no_values(reward, value) from None
         if id_ not in known:
-            return {}, f"it returned a value for {str(id_)[:80]!r}, which is no call of this run"
+            return {}, f"it returned a value for the unknown call {str(id_)[:80]!r}"
         if not math.isfinite(number):
             return {}, f"it returned {number} for call {id_}"
         found[id_] = number

@@ -121,15 +121,13 @@ class RewardScore(Record):
     name: str
     """Name of the reward within its rubric."""
     value: float | None = None
-    """Finite value (None if the function failed, see `fault`, abstained, or scored calls alone)."""
+    """Finite value (None if the function failed, abstained, or scored single calls only)."""
     by_call: dict[str, float] = Field(default_factory=dict, exclude_if=_is_empty)
     """Value of single model calls and tool calls, by the call's id."""
     weight: float = 1.0
     """Weight in the sum; 0 for a reward that is only reported."""
     fault: RewardFault | None = None
-    """Reason why there is no value (None if there is a value, or if the function gave none to the
-    run).
-    """
+    """Failure of the function (None if it did not fail)."""
     reason: str = ""
     """Explanation by the judge, or description of the failure."""
     seconds: float = 0.0

@@ -82,7 +82,7 @@ async def test_values_by_call_are_named_weighted_and_beside_the_run(store: RunSt
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"call-9": 1.0}, "it returned a value for 'call-9', which is no call of this run"),
+        ({"call-9": 1.0}, "it returned a value for the unknown call 'call-9'"),
         ([1.0], "it returned 1 values for 2 model calls"),
         ([1.0, math.inf], "it returned inf for call"),
     ],

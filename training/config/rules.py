@@ -142,7 +142,7 @@ UNIONS = (
     KeyUnion(
         "teacher",
         {True: ("teacher_coef", "outcome_coef")},
-        "here: there is no teacher",
+        "here: teacher is not set",
         "Name one with teacher.",
     ),
     KeyUnion(

@@ -345,7 +345,7 @@ def _require_among(
 ) -> None:
     unknown = set(kept) - {each.trajectory.id for each in given}
     if unknown:
-        raise own.wrong(f"kept {min(unknown)}, which is no rollout that it was given")
+        raise own.wrong(f"returned the unknown rollout {min(unknown)}")
 
 
 def quotas(

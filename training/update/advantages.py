@@ -485,7 +485,7 @@ def _own_credit(own: OwnFunction) -> _MakeCredit:
         known = {call.id for each in trajectories for call in each.own_calls}
         for each in weights:
             if each not in known:
-                raise own.wrong(f"has a weight for {each!r}, which is no call of these rollouts")
+                raise own.wrong(f"returned a weight for the unknown call {each!r}")
         return {each: own.number(weight, f"call {each}") for each, weight in weights.items()}
 
     return lambda estimate, eps, turns: credit

@@ -170,7 +170,7 @@ class TrainedTokens:
     reference_logprobs_K: Float[Tensor, " K"] | None = None
     """Log-probs of the reference policy (None if there is none)."""
     teacher_logprobs_K: Float[Tensor, " K"] | None = None
-    """Log-probs of the teacher (None if there is none)."""
+    """Log-probs of the teacher (None without a teacher)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class FixedInputs:
     reference_logprobs_K: Tensor | None = None
     """Log-probs of the reference policy (None if the loss has none)."""
     teacher_logprobs_K: Tensor | None = None
-    """Log-probs of the teacher (None if there is none)."""
+    """Log-probs of the teacher (None without a teacher)."""
 
     def complete(self, logprobs_K: Tensor, options: LossOptions) -> Tensor:
         """Set missing fields from `logprobs_K`, which are under the weights before the first step.

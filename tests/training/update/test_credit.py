@@ -147,8 +147,8 @@ def gradient(
 
 
 def turns(index: int, reward: float, worth: Sequence[float]) -> Trajectory:
-    """A solver with a call for each of `worth`, of which the first saw the same tokens as in all
-    rollouts.
+    """Rollout of a solver with a call for each number of `worth`. The first call sees the same tokens
+    in all rollouts.
     """
     calls = list[Call]()
     for turn in range(len(worth)):
@@ -331,7 +331,7 @@ def test_what_was_credited_stands_in_the_overlay_unless_it_follows_from_the_adva
 
 def test_names_are_looked_up() -> None:
     assert credit_by_name("whole_trajectory") is whole_trajectory
-    with pytest.raises(ConfigError, match=r"'per_rol' is no choice of credit.*per_role"):
+    with pytest.raises(ConfigError, match=r"'per_rol' is an unknown value of credit.*per_role"):
         credit_by_name("per_rol")
-    with pytest.raises(ConfigError, match="no choice of advantages"):
+    with pytest.raises(ConfigError, match="is an unknown value of advantages"):
         credit_by_name("per_role", advantages="gae")

@@ -114,5 +114,5 @@ def test_nothing_and_a_single_rollout_have_no_advantage(name: str) -> None:
 
 
 def test_an_unknown_name_is_told_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'rlo' is no choice of advantages.*rloo"):
+    with pytest.raises(ConfigError, match=r"'rlo' is an unknown value of advantages.*rloo"):
         by_group([], "rlo")

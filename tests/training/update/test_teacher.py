@@ -99,6 +99,6 @@ def test_another_vocabulary_is_refused_with_a_token_that_differs(tmp_path: Path)
 
 
 def test_coefficients_need_a_teacher() -> None:
-    with pytest.raises(ConfigError, match="teacher_coef has no effect here: there is no teacher"):
+    with pytest.raises(ConfigError, match="teacher_coef has no effect here: teacher is not set"):
         GrpoConfig.of(teacher_coef=0.5)
     assert GrpoConfig.of(teacher="builtin:trained", outcome_coef=0.0).loss.outcome_coef == 0
