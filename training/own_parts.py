@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from hrm_agent.basics.files import replacing
 from hrm_agent.config import is_own
 from hrm_agent.errors import ConfigError, HrmError, RunError, nearest, place_of
@@ -172,12 +174,22 @@ def keep_own_parts(config: GrpoConfig, folder: Path) -> None:
     """
     path = folder / OWN_PARTS_FILE
     if path.exists() and read_metrics(folder / METRICS_FILE):
-        began: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        refuse_other_parts(config, began, f"with which the run in {folder} began")
+        refuse_other_parts(config, _read(path), f"with which the run in {folder} began")
     elif digests := digests_of(config):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Stored digests. Raises `RunError` if they cannot be read."""
+    try:
+        return TypeAdapter(dict[str, str]).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise RunError(
+            f"{path} cannot be read, so the functions with which the run began are unknown.",
+            "Restore the file, or begin a new run with another --out.",
+        ) from error
 
 
 def _digest(key: str, name: str) -> str:

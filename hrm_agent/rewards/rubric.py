@@ -16,8 +16,8 @@ A reward function may be async. It returns a number, a bool, None (no opinion: l
 or a `Scored` with a reason. It may score single calls instead of the run, or beside it (`Scored`):
 by a mapping from the id of a model call or tool call to a number, or by a list with a number for
 each of the run's own model calls, in their order. A function with the parameter `group` is called
-once for all rollouts of a task, and returns a mapping from trajectory id to such a value. A list is
-not accepted, since a wrong order would credit the wrong rollouts.
+once for all rollouts of a task, and returns a mapping from trajectory id to such a value. A list of
+the rollouts' values is not accepted, since a wrong order would credit the wrong rollouts.
 
 An exception, a value that is not finite and a call that takes longer than `timeout_seconds` are
 typed faults (`RewardFault`). The rollout then has no reward, and is neither right nor wrong.

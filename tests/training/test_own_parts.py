@@ -300,6 +300,9 @@ def test_a_run_is_not_resumed_with_a_changed_file(folder: Path) -> None:
         RunError, match=r"^\./mine\.py \(advantages\) differs from the file with which"
     ):
         keep_own_parts(config, folder / "run")
+    (folder / "run" / OWN_PARTS_FILE).write_text('{"advantages": ')
+    with pytest.raises(RunError, match=r"own-parts\.json cannot be read"):
+        keep_own_parts(config, folder / "run")
     keep_own_parts(GrpoConfig(), folder / "other")
     assert not (folder / "other").exists()
 
