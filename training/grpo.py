@@ -43,6 +43,7 @@ from hrm_agent.training.config.parts import TrainingStage, of_sequences
 from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.evaluation.step_metrics import (
     families_of_step,
+    fork_metrics,
     roles_of_step,
     rollout_metrics,
 )
@@ -247,15 +248,18 @@ class TrainingRun(ABC):
             )
         with phases("update"):
             update = await self.updated(batches, plan.rate)
-        found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
+        # a fork is no sample of the policy on a task: its beginning was chosen
+        whole = [each for each in rollouts if each.forked_from is None]
+        found = group_metrics(whole, overlays) | selection_metrics(attempts, overlays)
         found |= (
             left_out(rollouts, overlays)
-            | rollout_metrics(rollouts, overlays)
+            | rollout_metrics(whole, overlays)
             | _pool_metrics(plan, rollouts, found)
+            | fork_metrics(rollouts)
         )
-        sound = [each for each in rollouts if fault_of(each) is None]
+        sound = [each for each in whole if fault_of(each) is None]
         self.source.take_in(
-            _right_by_problem(rollouts), found["rollout/correct"], _right_by_problem(sound)
+            _right_by_problem(whole), found["rollout/correct"], _right_by_problem(sound)
         )
         with phases("evaluation"):
             evaluated = await self.evaluated(config)
@@ -274,7 +278,7 @@ class TrainingRun(ABC):
             **row,
             "select/mastered": mastered,
             "roles": roles_of_step(everyone, verdicts),
-            "families": families_of_step(rollouts, overlays),
+            "families": families_of_step(whole, overlays),
             **phases.seconds(),
         }
 

@@ -136,6 +136,10 @@ class Episode:
     """
     verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = None
     """Verifier of the whole run, in place of `verify`."""
+    forked_from: ForkRef | None = None
+    """Moment of another run of this task in the same store, in its first turn, from which a new
+    thread begins (None: it begins with the task).
+    """
 
     @property
     def graph_name(self) -> str:
@@ -160,9 +164,7 @@ class Episode:
     def trajectory_id(self) -> str:
         return content_hash("trajectory", self.thread_id)[:16]
 
-    def begun(
-        self, policy: str, policy_version: int = 0, forked_from: ForkRef | None = None
-    ) -> Trajectory:
+    def begun(self, policy: str, policy_version: int = 0) -> Trajectory:
         """Trajectory of the episode before it has run. It starts now."""
         return Trajectory(
             id=self.trajectory_id,
@@ -174,7 +176,7 @@ class Episode:
             graph=self.graph_name,
             policy=policy,
             policy_version=policy_version,
-            forked_from=forked_from,
+            forked_from=self.forked_from,
             started_at=time.time(),
         )
 
@@ -343,7 +345,11 @@ class EpisodeRunner:
             record = (
                 None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
             )
-            memory = await self._memory(graph, episode, new=lease.new)
+            new = lease.new
+            if record is None and episode.forked_from is not None:
+                record = self._branched_off(episode, episode.forked_from)
+                new = False
+            memory = await self._memory(graph, episode, new=new)
             if record is None:
                 first()  # reports a task that does not fit the input before anything is written
             configurable: Mapping[str, Any] = episode.task.metadata.get(CONFIGURABLE, {})
@@ -484,6 +490,20 @@ class EpisodeRunner:
                 active.close()
                 if not isinstance(lease.error, LeaseLostError):
                     await end_sessions(active, self.environment)
+
+    def _branched_off(self, episode: Episode, at: ForkRef) -> Trajectory:
+        """Record an episode that begins with the lineage of another run."""
+        origin = self.store.journal.find_trajectory(at.trajectory_id, requests=False)
+        if origin is None:
+            raise RunError(
+                f"Thread {episode.thread_id!r} begins in trajectory {at.trajectory_id!r}, which is"
+                f" not in {self.store.url}.",
+                "Fork a run of the same store.",
+            )
+        # a process that was killed here may have copied the lineage already
+        self.store.checkpointer.delete_thread(episode.thread_id)
+        self.store.fork_thread(origin.thread_id, episode.thread_id, at.checkpoint_id)
+        return self.begin(episode)
 
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""

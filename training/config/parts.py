@@ -252,13 +252,23 @@ class LossPart(ConfigPart):
     """
     advantage_eps: float = Field(default=1e-6, gt=0)
     """Constant added to the standard deviation of rewards that advantages are divided by."""
-    credit: Annotated[str, Choice(("whole_trajectory", "per_role", "per_turn", "even"))] = (
-        "whole_trajectory"
-    )
+    credit: Annotated[
+        str, Choice(("whole_trajectory", "per_role", "per_turn", "forks", "even"))
+    ] = "whole_trajectory"
     """Distribution of a rollout's advantage over its calls. whole_trajectory: all calls get the
     same. per_role: calls of one role that had the same prompt are compared with each other.
-    per_turn: rewards of single calls are added. even: a rollout of many tokens weighs as much as a
-    rollout of few.
+    per_turn: rewards of single calls are added. forks: a call gets the difference that it made to
+    the mean outcome, by rollouts that begin in the middle of others. even: a rollout of many tokens
+    weighs as much as a rollout of few.
+    """
+    fork_share: float = Field(default=0.5, gt=0, lt=1)
+    """Share of a prompt's rollouts that begin in the middle of its other rollouts."""
+    forks_of_moment: int = Field(default=2, ge=1)
+    """Number of rollouts that begin at one moment."""
+    fork_at: Literal["any", "failed_call", "uncertain"] = "any"
+    """Moments at which rollouts begin, each before a step that asks the model. any: drawn at
+    random. failed_call: first those before a tool call that failed by the policy's fault.
+    uncertain: first those whose step sampled tokens of the lowest mean log-probability.
     """
     turn_weight: float = Field(default=1.0, gt=0)
     """Weight of the advantages of single calls, beside 1 for that of the rollout."""

@@ -21,6 +21,7 @@ from hrm_agent.training.config.parts import (
     LossPart,
     OptimPart,
     RolloutPart,
+    SelectPart,
     own_defaults,
 )
 
@@ -30,6 +31,7 @@ __all__ = [
     "KeyUnion",
     "ratio_moves",
     "refuse_uncorrected",
+    "refuse_with_forks",
     "refuse_with_ranks",
     "with_acting_keys",
     "with_values",
@@ -117,7 +119,10 @@ UNIONS = (
     ),
     KeyUnion(
         "credit",
-        {"per_turn": ("turn_weight", "turn_discount", "turn_baseline")},
+        {
+            "per_turn": ("turn_weight", "turn_discount", "turn_baseline"),
+            "forks": ("fork_share", "forks_of_moment", "fork_at"),
+        },
         "here: the credit is {kind}",
     ),
     KeyUnion(
@@ -273,6 +278,35 @@ def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> No
             " nothing.",
             f"Set it above {1 / samples:g}.",
         )
+
+
+def refuse_with_forks(
+    rollout: RolloutPart, select: SelectPart, loss: LossPart, samples: int
+) -> None:
+    """Raise `ConfigError` for settings that the credit `forks` does not support, with `samples`
+    rollouts of a prompt.
+    """
+    for unfit, what, hint in (
+        (
+            select.algorithm != "grpo",
+            f"algorithm = {select.algorithm}",
+            "Take algorithm = grpo: a moment is valued by all rollouts that went on from it.",
+        ),
+        (
+            loss.advantages not in ("grpo", "dr_grpo"),
+            f"advantages = {loss.advantages}",
+            "Take advantages = dr_grpo or grpo.",
+        ),
+        (rollout.group_quorum < 1, "group_quorum", "Leave it out."),
+        (
+            rollout.versions_behind > 0,
+            "versions_behind",
+            "Leave it out: forks have the weights of their origin.",
+        ),
+        (samples < 3, f"{samples} rollouts of a prompt", "Take a group_size of 3 or more."),
+    ):
+        if loss.credit == "forks" and unfit:
+            raise ConfigError(f"credit = forks does not go with {what}.", hint)
 
 
 def refuse_with_ranks(

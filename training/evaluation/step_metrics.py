@@ -15,7 +15,7 @@ from hrm_agent.training.update.batch import no_gradient
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import training_roots
 
-__all__ = ["families_of_step", "roles_of_step", "rollout_metrics"]
+__all__ = ["families_of_step", "fork_metrics", "roles_of_step", "rollout_metrics"]
 
 
 def rollout_metrics(
@@ -96,6 +96,20 @@ def roles_of_step(
             "advantage": signed[role] / max(1.0, trained[role]),
         }
         for role, found in counts.items()
+    }
+
+
+def fork_metrics(rollouts: Sequence[Trajectory]) -> dict[str, float]:
+    """Number of rollouts that begin in the middle of others, share of right ones among them, and
+    sampled tokens per fork (empty without forks).
+    """
+    forks = [each for each in rollouts if each.forked_from is not None]
+    if not forks:
+        return {}
+    return {
+        "forks/count": float(len(forks)),
+        "forks/correct": _mean([float(is_positive(outcome_of(each))) for each in forks]),
+        "forks/sampled_tokens": _mean([each.sampled_tokens for each in forks]),
     }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.rollout.forks import fork_count, forked_episodes
 from hrm_agent.training.rollout.rollout import (
     Attempts,
     RunsEpisodes,
@@ -150,6 +151,11 @@ class Collector:
                     leases.enter_context(leases_of(episodes, self._runner, self._workers))
                 if step is None:
                     attempts = await run_group(episodes, self._attempt)
+                elif forks := fork_count(len(episodes), config.loss):
+                    attempts = await run_group(episodes[:-forks], self._attempt)
+                    whole = [each[-1] for each in attempts]
+                    forked = forked_episodes(episodes[-forks:], whole, config.loss)
+                    attempts += await run_group(forked, self._attempt)
                 else:
                     options = config.rollout
                     attempts = await self._stragglers.run_group(

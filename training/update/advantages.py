@@ -44,6 +44,7 @@ __all__ = [
     "dr_grpo",
     "estimator_by_name",
     "even",
+    "forks",
     "group_advantages",
     "grpo",
     "normalised",
@@ -391,6 +392,78 @@ def _stretches(trajectory: Trajectory) -> Iterator[tuple[str, bytes, Call]]:
         yield call.identity.role, seen[first.id], call
 
 
+def forks(
+    trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], *, divides: bool, eps: float
+) -> dict[str, float]:
+    """Credit that gives a call the difference that it made to the expected reward, by rollouts that
+    begin in the middle of others (forks).
+
+    The value of a moment is the mean reward of all that went on from it: of its forks, and of the
+    rollout that they left, by the value of its next moment. The value of a prompt is the mean over
+    the values of its rollouts that begin with the task. A call gets the value of the moment after
+    it less that of the moment before it. The last moment of a rollout is worth its reward.
+
+        V(m_k) = mean of V(m_(k+1)) and of the rewards of the forks of m_k
+        weight of a call between m_k and m_(k+1) = V(m_(k+1)) - V(m_k)
+
+    So the weights along a rollout sum to its reward less the value of the prompt. VinePPO
+    (Kazemnejad et al., arXiv 2410.01679) values each step by forks that are not trained on. Here
+    they are, with their reward less the value of the moment at which they begin.
+
+    `divides`: the weights are divided by the unbiased deviation of the rewards of the group plus
+    `eps`, as in `grpo`. Returns the weights by call id. Without forks, they are those of
+    `whole_trajectory`.
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, overlay in enumerate(overlays):
+        groups[overlay.group_id].append(index)
+    weights: dict[str, float] = {}
+    for indices in groups.values():
+        reward_G = [overlays[i].reward for i in indices]
+        scale = 1.0
+        if divides:
+            scale = (statistics.stdev(reward_G) if len(reward_G) > 1 else 0.0) + eps
+        group = [(trajectories[i], overlays[i].reward) for i in indices]
+        weights |= {id_: value / scale for id_, value in _by_forks(group).items()}
+    return weights
+
+
+def _by_forks(group: Sequence[tuple[Trajectory, float]]) -> dict[str, float]:
+    """Differences of values by call id, for the rollouts of a group with their rewards."""
+    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    inherited: dict[str, set[str]] = {}
+    begun = [(each, reward) for each, reward in group if each.forked_from is None]
+    left = [(each, reward, each.forked_from) for each, reward in group if each.forked_from]
+    for each, reward, at in left:
+        rewards[at.trajectory_id][at.checkpoint_id].append(reward)
+        own = {call.id for call in each.own_calls}
+        inherited[at.checkpoint_id] = {call.id for call in each.calls} - own
+    moment_value: dict[str, float] = {}
+    worth: dict[str, float] = {}
+    for each, reward in begun:
+        value = reward
+        last_first = sorted(rewards[each.id], key=lambda at: -len(inherited[at]))
+        for at in last_first:
+            value = statistics.fmean([value, *rewards[each.id][at]])
+            moment_value[at] = value
+        worth[each.id] = value
+    whole = statistics.fmean(worth.values()) if worth else 0.0
+    found: dict[str, float] = {}
+    for each, reward in begun:
+        moments = sorted(rewards[each.id], key=lambda at: len(inherited[at]))
+        values = [whole, *(moment_value[at] for at in moments), reward]
+        for call in each.own_calls:
+            passed = sum(call.id not in inherited[at] for at in moments)
+            found[call.id] = values[passed + 1] - values[passed]
+    for each, reward, at in left:
+        # the rollout that a fork left may be out of the group
+        value = moment_value.get(at.checkpoint_id)
+        if value is None:
+            value = statistics.fmean(rewards[at.trajectory_id][at.checkpoint_id])
+        found |= dict.fromkeys((call.id for call in each.own_calls), reward - value)
+    return found
+
+
 def even(
     trajectories: Sequence[Trajectory], weight_by_call: Mapping[str, float]
 ) -> dict[str, float]:
@@ -435,6 +508,7 @@ CREDITS: dict[str, _MakeCredit] = {
     "per_turn": lambda estimate, eps, turns: partial(
         per_turn, estimate=estimate, eps=eps, options=turns
     ),
+    "forks": lambda estimate, eps, turns: partial(forks, divides=estimate is grpo, eps=eps),
     # `credit_by_name` divides by the lengths
     "even": lambda estimate, eps, turns: whole_trajectory,
 }

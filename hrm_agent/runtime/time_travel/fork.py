@@ -124,6 +124,7 @@ def fork(
     context = (options.context or {}) if context is None else context
     group = name or _free_name(store, found.thread_id)
     origin = found.trajectory or _unrecorded(found, moment)
+    left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
     episodes = [
         Episode(
             task=task or _with_configurable(origin.task, options.configurable),
@@ -135,6 +136,7 @@ def fork(
             seed=None if seed is None else derive_seed(seed, "sibling", thread_id),
             context=context,
             verify=verify,
+            forked_from=left,
         )
         for index, thread_id in enumerate(
             [group] if count == 1 else [f"{group}/{i}" for i in range(count)]
@@ -152,16 +154,13 @@ def fork(
             found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()
         )
     }
-    left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
     for episode in episodes:
         if keep is not None:
             keep(episode)
         store.fork_thread(found.thread_id, episode.thread_id, moment.checkpoint_id)
         if compiled is not None:
             write_edit(compiled, episode.thread_id, found, moment, values, wanted.as_node, at_work)
-        store.journal.write_trajectory(
-            episode.begun(origin.policy, forked_from=left).model_copy(update=changes)
-        )
+        store.journal.write_trajectory(episode.begun(origin.policy).model_copy(update=changes))
     return episodes
 
 
