@@ -50,6 +50,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
         "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
+        "blame": "say which step lost a run, by forks of its moments",
         "rescore": (
             "score stored runs by a rubric, beside the scores that they have; compare two rubrics"
         ),

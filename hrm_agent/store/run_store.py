@@ -344,15 +344,14 @@ def file_of(where: str) -> Path | None:
 
 
 def own_run(where: str) -> str | None:
-    """Id of the run in a folder, if other runs share its store (None: the whole store is meant).
+    """Id of the run in a folder, whose store may hold forks and other runs, too (None: the whole
+    store is meant, as for a path that is not the folder of a run).
 
-    Raises `RunError` if the folder's `run_id` is missing or empty.
+    Raises `RunError` if the folder's `run_id` is missing or empty, although the store is elsewhere.
     """
     folder = Path(where)
-    if not (folder / STORE_POINTER).is_file():
-        return None
-    name = read_whole(folder / "run_id")
-    if name is None:
+    name = read_whole(folder / "run_id") if folder.is_dir() else None
+    if name is None and (folder / STORE_POINTER).is_file():
         raise RunError(
             f"{folder / 'run_id'} is missing or empty, so that it is not known which run of the"
             " store is meant.",
