@@ -16,6 +16,7 @@ from typing import Any
 from hrm_agent.training.metrics import read_metrics
 
 __all__ = [
+    "continued",
     "cpu_seconds",
     "evaluated",
     "fine_tuned",
@@ -31,6 +32,13 @@ Row = dict[str, Any]
 def trained(folder: Path, *flags: str) -> Path:
     """Train a model in `folder` by `hrm-agent train rl` with these flags and return its path."""
     if not (folder / "model").exists():
+        _run(folder, "train", "rl", *flags)
+    return folder / "model"
+
+
+def continued(folder: Path, steps: int, *flags: str) -> Path:
+    """Train as `trained` does, or go on with the run in `folder` to `steps` steps."""
+    if not (folder / "model").exists() or len(rows_of(folder)) < steps:
         _run(folder, "train", "rl", *flags)
     return folder / "model"
 
