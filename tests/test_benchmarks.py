@@ -25,8 +25,10 @@ BENCHMARKS = sorted(
     - {"viewer_picture", "smollm2"}
 )
 QUICK = {
+    "algorithms": "--quick --seeds 1 --problems 2 --jobs 1 --only learnability",
     "anyones_agents": "--quick",
     "arc_policy": "--lessons 2 --steps 1 --count 2",
+    "blame": "--runs 2 --forks 1",
     "chunking": "--quick --megabytes 0.1 --fuzz 100",
     "demo": "--problems 8 --repeats 1",
     "distillation": "--runs 2 --problems 2 --student-steps 2 --steps 1",

@@ -151,7 +151,11 @@ def learnability(folder: Path, seed: int, problems: int, quick: bool) -> list[Ro
     found: list[Row] = []
     for way in ("order", "learnability"):
         place = folder / f"pool-{way}-{seed}"
-        fewer = {**QUICK, "eval-every": "1", "eval-problems": "3", "shuffle-block": "6"} if quick else {}
+        fewer = (
+            {**QUICK, "eval-every": "1", "eval-problems": "3", "shuffle-block": "6"}
+            if quick
+            else {}
+        )
         keys = {**POOL, **fewer, "policy": str(start), "draw": way, "seed": str(seed)}
         trained(place, *_flags(keys))
         rows = rows_of(place)
