@@ -58,6 +58,7 @@ QUICK = {
 }
 """Options that make each benchmark short. Its figures are not checked."""
 LONGEST = {
+    "algorithms",
     "distillation",
     "engine_share",
     "environment",

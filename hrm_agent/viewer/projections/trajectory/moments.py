@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import StoreError
@@ -87,11 +88,12 @@ def moments(
                 "parent": link.parent,
                 "problem": "It cannot be read.",
             }
+        forks = hanging.get(link.id, ())
         branches = [
             {"trajectory": fork.id, "thread": fork.thread_id, "status": fork.status.value}
-            for fork in hanging.get(link.id, ())
+            for fork in forks
         ]
-        rows.append({**row, "position": number, "branches": branches})
+        rows.append({**row, "position": number, "branches": branches, "value": _value(forks)})
     following = after + limit
     return {
         "thread": thread_id,
@@ -102,6 +104,17 @@ def moments(
         "total": len(links),
         "damaged": damaged.data(),
     }
+
+
+def _value(forks: Sequence[Trajectory]) -> dict[str, float] | None:
+    """Mean outcome of the forks of a moment, with Wilson's 95 % interval (None if none was judged)."""
+    outcomes = [fork.outcome for fork in forks if "correct" in fork.rewards]
+    if not outcomes:
+        return None
+    from hrm_agent.basics.intervals import wilson_interval
+
+    low, high = wilson_interval(sum(outcomes), len(outcomes))
+    return {"mean": fmean(outcomes), "low": low, "high": high, "forks": len(outcomes)}
 
 
 def moments_at(

@@ -73,6 +73,8 @@
 
   const wordsOf = (moment) => (moment.nodes && moment.nodes.length ? [...new Set(moment.nodes)].join(", ") : moment.source);
 
+  const valueTold = ({ low, high, forks }) => `mean outcome of ${forks} forks from here, 95 % ${low.toFixed(2)} to ${high.toFixed(2)}`;
+
   /* Slider at `position` of `total`. onMove is called with the new position. */
   function Slider({ moment, position, total, onMove }) {
     const { Text } = hrm.ui;
@@ -89,6 +91,7 @@
       <p class="moment-told"><strong>${position + 1}</strong><span class="muted">/${total}</span>
         ${moment ? html` after <strong><${Text} of=${wordsOf(moment)} /></strong>
           <span class="muted moment-next"><${Text} of=${then} /></span>
+          ${moment.value ? html` <span class="num" title=${valueTold(moment.value)}>value ${moment.value.mean.toFixed(2)}</span>` : null}
           ${moment.interrupts && moment.interrupts.length ? html` <span class="warning">waits for a person</span>` : null}` : " …"}</p>
     </div>`;
   }
