@@ -68,6 +68,7 @@ from hrm_agent.training.update.reductions import (
     over_ranks,
     sum_over_ranks,
 )
+from hrm_agent.training.update.teachers import Teacher
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -174,7 +175,7 @@ def fix_inputs(
     batches: Sequence[MicroBatch],
     options: LossOptions,
     *,
-    teacher: nn.Module | None = None,
+    teacher: Teacher | None = None,
     first: bool,
     split: bool,
 ) -> list[FixedInputs]:
@@ -196,7 +197,7 @@ def fix_inputs(
             if reference is not None:
                 each.reference_logprobs_K = token_logprobs(reference, each.batch)
             if teacher is not None:
-                each.teacher_logprobs_K = token_logprobs(teacher, each.batch)
+                each.teacher_logprobs_K = teacher(each.batch)
     if by_sequence:
         sizes = [each.batch.trained_tokens for each in found]
         old = torch.cat([each.old_logprobs_K for each in found if each.old_logprobs_K is not None])
@@ -301,7 +302,7 @@ def policy_update(
     optim: OptimOptions | None = None,
     accelerator: Accelerator | None = None,
     reference: nn.Module | None = None,
-    teacher: nn.Module | None = None,
+    teacher: Teacher | None = None,
     version: int | None = None,
 ) -> dict[str, Any]:
     """Train on `batches` (this rank's share), and return metrics over all ranks.
@@ -309,7 +310,7 @@ def policy_update(
     `batches` are the micro-batches of one optimiser step, or a list of such sequences for several
     steps, as many on every rank. Metrics of several steps are means over the steps, weighted by
     their tokens. With an accelerator, `model` and `optimizer` are those returned by its `prepare`.
-    `reference` is the policy for `kl_coef`, and `teacher` that of `taught`, on the model's device.
+    `reference` is the policy for `kl_coef`, on the model's device, and `teacher` that of `taught`.
     `version` is the policy version of the weights, from which staleness is counted.
 
     Returns the metrics of `policy_loss` and `mismatch`, and these: `effective_sample_size`,

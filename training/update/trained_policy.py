@@ -23,6 +23,7 @@ from hrm_agent.training.checkpoints import save_policy
 from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.update.adapters import Adapter, AdaptersByRole
 from hrm_agent.training.update.gradients import weights_not_finite
+from hrm_agent.training.update.teachers import Teacher, open_teacher
 
 __all__ = ["TrainedPolicy", "copy_of_trained"]
 
@@ -105,16 +106,9 @@ class TrainedPolicy:
         model, _ = load_for_answers(model_folder(self.name), self.options)
         return model.eval().requires_grad_(False)
 
-    def teacher(self, name: str) -> nn.Module:
-        """Model that teaches this policy. Raises `ModelError` if it has no weights here or another
-        vocabulary.
-        """
-        folder = model_folder(name)
-        whole = on_its_base(parse_model(name))
-        options = replace(whole.options, dtype=self.options.dtype, device=self.options.device)
-        model, tokenizer = load_for_answers(folder, options, whole.codec)
-        _refuse_other_vocabulary(name, tokenizer, self.name, self.tokenizer)
-        return model.eval().requires_grad_(False)
+    def teacher(self, name: str) -> Teacher:
+        """Model that teaches this policy. Raises `ModelError` as `open_teacher` does."""
+        return open_teacher(name, self.name, self.tokenizer, self.options)
 
     def recompute_activations(self) -> None:
         """Keep only each layer's inputs for the backward pass, which computes the layer again."""
@@ -127,24 +121,6 @@ class TrainedPolicy:
         # transformers gave it a new name, and warns of the old one
         enable = getattr(model, "activation_checkpointing_enable", None)
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-def _refuse_other_vocabulary(teacher: str, theirs: Any, name: str, ours: Any) -> None:
-    """Raise `ModelError` if a token has another number for the teacher."""
-    known: dict[str, int] = ours.get_vocab()
-    taught: dict[str, int] = theirs.get_vocab()
-    for token in sorted(known.keys() | taught.keys(), key=lambda each: known.get(each, -1)):
-        if known.get(token) != taught.get(token):
-            numbers = " and ".join(
-                f"{vocabulary[token]} of {whose!r}"
-                for vocabulary, whose in ((known, name), (taught, teacher))
-                if token in vocabulary
-            )
-            raise ModelError(
-                f"{teacher!r} cannot teach {name!r}: their vocabularies differ. The text {token!r} is"
-                f" token {numbers}" + ("." if token in known.keys() & taught.keys() else " alone."),
-                "Take a teacher of the same family, whose tokenizer is the same.",
-            )
 
 
 def _refuse_not_finite(model: Any, name: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +28,12 @@ from hrm_agent.models.vllm.engine import VllmEngine
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.store import RunStore
 from hrm_agent.testing import block_until
+from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.rollout.rollout import group_episodes, rollout
+from hrm_agent.training.select.roc import select
 from hrm_agent.training.tasks import load_tasks
+from hrm_agent.training.update.batch import build_batches
+from hrm_agent.training.update.trained_policy import TrainedPolicy
 from hrm_agent.trajectory import (
     Call,
     FinishReason,
@@ -37,6 +42,7 @@ from hrm_agent.trajectory import (
     RunStatus,
     Sampling,
     Trajectory,
+    Verdict,
     recording,
 )
 from hrm_agent.trajectory.lint import lint
@@ -118,6 +124,7 @@ async def test_runs_on_a_server(
     await check_an_answer_is_held_to_a_schema_and_streamed(engine, store)
     await asyncio.to_thread(check_seeds_temperatures_streams_and_stops, engine, model)
     await asyncio.to_thread(check_a_cancelled_request_leaves_the_server, server, engine)
+    await check_a_teacher_on_a_server_equals_one_in_this_process(server, engine, store, environment)
     python = find_python()
     assert python is not None
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -168,6 +175,25 @@ def ask(engine: Any, seed: int, **more: Any) -> Future[Completion]:
     return engine.submit(
         GenerationRequest(tuple(prompt), Sampling(seed=seed, **{"max_tokens": 64, **more}), **parts)
     )
+
+
+async def check_a_teacher_on_a_server_equals_one_in_this_process(
+    server: VllmServer, engine: VllmEngine, store: RunStore, environment: LocalEnvironment
+) -> None:
+    student = TrainedPolicy.load(
+        "builtin:cold-start", AdapterPart(), dtype="float32", device="cpu", seed=0
+    )
+    rollouts = await run(engine, store, environment, "tool_loop")
+    overlays = [
+        each.model_copy(update={"verdict": Verdict.KEPT, "advantage": 1.0})
+        for each in select(rollouts, len(rollouts), "grpo", seed=0)
+    ]
+    on_server = student.teacher(f"vllm:{server.url}")
+    here = student.teacher(POLICY)
+    for batch in build_batches(rollouts, overlays, token_budget=512, forward="tree"):
+        raw = replace(batch, temperatures_K=torch.ones_like(batch.temperatures_K))
+        theirs = await asyncio.to_thread(on_server, raw)
+        torch.testing.assert_close(theirs, here(raw), rtol=0, atol=1e-4)
 
 
 def check_seeds_temperatures_streams_and_stops(engine: VllmEngine, model: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.select.roc import RocOptions, select
 from hrm_agent.training.update.advantages import by_group
-from hrm_agent.training.update.batch import build_batches
+from hrm_agent.training.update.batch import ForwardName, build_batches
+from hrm_agent.training.update.logprobs import token_logprobs
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
+from hrm_agent.training.update.teachers import ServerTeacher
 from hrm_agent.training.update.trained_policy import TrainedPolicy
 from hrm_agent.trajectory import Verdict
 from tests.support.training.builders import sampled_call, tiny_model, trajectory
@@ -46,7 +50,7 @@ def test_the_gradient_equals_a_computation_in_double_precision(
         build_batches(RUNS, overlays, token_budget=64),
         loss=LossOptions(teacher_coef=teacher_coef, outcome_coef=outcome_coef),
         optim=OptimOptions(max_grad_norm=1e9),
-        teacher=teacher,
+        teacher=partial(token_logprobs, teacher),
     )
 
     double, double_teacher = tiny_model().double(), tiny_model(1).double()
@@ -89,13 +93,42 @@ def test_another_vocabulary_is_refused_with_a_token_that_differs(tmp_path: Path)
     policy = TrainedPolicy.load(
         "builtin:cold-start", AdapterPart(), dtype="float32", device="cpu", seed=0
     )
-    assert policy.teacher("builtin:trained").training is False
+    assert callable(policy.teacher("builtin:trained"))
     with pytest.raises(
         ModelError, match=r"vocabularies differ\. The text '<more>' is token \d+ of"
     ):
         policy.teacher(str(tmp_path))
     with pytest.raises(ModelError, match="names a provider, whose weights are not here"):
         policy.teacher("openai:gpt-5")
+
+
+@pytest.mark.parametrize("forward", ["padded", "packed", "tree"])
+def test_a_server_is_asked_for_whole_sequences_and_answers_as_a_model_here(
+    forward: ForwardName,
+) -> None:
+    model = tiny_model(1)
+    asked: list[list[int]] = []
+
+    def logprobs(token_ids: list[int]) -> list[float]:
+        asked.append(token_ids)
+        given = log_probs(model, token_ids).detach()
+        return [float(given[i - 1, token]) for i, token in enumerate(token_ids) if i]
+
+    overlays = by_group(select(RUNS, 2, "grpo", seed=0))
+    batches = build_batches(RUNS, overlays, token_budget=64, forward=forward)
+    teacher = ServerTeacher(logprobs, "vllm:there")
+    for batch in batches:
+        torch.testing.assert_close(
+            teacher(batch), token_logprobs(model, batch).detach(), rtol=0, atol=1e-5
+        )
+    sequences = [list(tokens) for tokens in asked]
+    assert sequences and all(
+        not any(each != other and other[: len(each)] == each for other in sequences)
+        for each in sequences
+    ), "no sequence is asked for as the beginning of another one"
+    warm = replace(batches[0], temperatures_K=batches[0].temperatures_K * 0.5)
+    with pytest.raises(ModelError, match=r"the policy samples at 0\.5"):
+        teacher(warm)
 
 
 def test_coefficients_need_a_teacher() -> None:
