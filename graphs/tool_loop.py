@@ -1,6 +1,8 @@
 """Tool loop: reason, call the Python tool, read the result, answer.
 
     START -> reason -> tools -> reason -> ... -> END
+                          |       ^
+                          +> compact     when the conversation has become long (`Budget.compact_at`)
 
 The loop ends when the policy answers without a tool call, or when a budget is used up;
 `stop_reason` names the cause. If a program reads the answer (as that of a solver), an unreadable
@@ -31,6 +33,7 @@ from langgraph.runtime import Runtime
 from typing_extensions import TypedDict
 
 from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
+from hrm_agent.graphs.parts.compaction import SUMMARY, compacted, is_due, summary_request
 from hrm_agent.graphs.parts.loop import (
     ToolFormat,
     calls_tools,
@@ -48,7 +51,7 @@ __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
 _SENT_BACK = "-unread"
 """Suffix of the id of the human message by which the loop sends an answer back."""
-_OWN = (_SENT_BACK, RESULTS)
+_OWN = (_SENT_BACK, RESULTS, SUMMARY)
 """Suffixes of the ids of human messages that the loop writes, not a person."""
 
 
@@ -80,10 +83,14 @@ class Budget:
     """
     session_variables: bool = False
     """Begin the session with the state's `variables`, and name them in the system turn."""
+    compact_at: int | None = None
+    """Tokens that an answer has read and written from which on the model summarises the conversation
+    and goes on from the summary (None: never). The summary counts as an answer.
+    """
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for an invalid limit or tool format."""
-        refuse_limits(self, max_turns=1, max_tokens=1, max_seconds=0.0, max_cost=0.0)
+        refuse_limits(self, max_turns=1, max_tokens=1, max_seconds=0.0, max_cost=0.0, compact_at=1)
         refuse_tool_format(self.tool_format)
 
 
@@ -117,19 +124,21 @@ def build_tool_loop(
         )
         return "" if complaint is None or sent_back else complaint(last_answer(messages).text)
 
-    async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
-        budget = runtime.context or Budget()
-        turn = _newest_turn(state["messages"])
-        left = budget.max_tokens - sampled_tokens(turn)
+    async def ask(state: LoopState, budget: Budget, *more: HumanMessage) -> AIMessage:
+        left = budget.max_tokens - sampled_tokens(_newest_turn(state["messages"]))
         model = policy(model=budget.model, temperature=budget.temperature, budget=left)
         fenced = budget.tool_format == "fenced"
         system = SystemMessage(
             loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget))
         )
-        answer = await (model if fenced else model.bind_tools([python])).ainvoke(
-            [system, *state["messages"]]
+        return await (model if fenced else model.bind_tools([python])).ainvoke(
+            [system, *compacted(state["messages"], _OWN), *more]
         )
-        turn = [*turn, answer]
+
+    async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
+        budget = runtime.context or Budget()
+        answer = await ask(state, budget)
+        turn = [*_newest_turn(state["messages"]), answer]
         stop = loop_stop(turn, budget, final=not _asks(answer, budget) and not unread(turn))
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
@@ -140,6 +149,13 @@ def build_tool_loop(
         if budget.tool_format == "fenced":
             return {"messages": [await run_fenced_blocks(answer, tool, get_config())]}
         return {"messages": await run_tool_calls(answer, [tool], get_config())}
+
+    async def compact(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
+        budget = runtime.context or Budget()
+        request = summary_request(state["messages"])
+        summary = await ask(state, budget, request)
+        stop = loop_stop([*_newest_turn(state["messages"]), summary], budget, final=False)
+        return {"messages": [request, summary], "stop_reason": stop and stop.value}
 
     def remind(state: LoopState) -> dict[str, Any]:
         turn = _newest_turn(state["messages"])
@@ -155,7 +171,9 @@ def build_tool_loop(
     builder.add_conditional_edges(
         "reason", _after_reason, ["tools", END, *(["remind"] if complaint else [])]
     )
-    builder.add_edge("tools", "reason")
+    builder.add_node("compact", compact)
+    builder.add_conditional_edges("tools", _after_tools, ["compact", "reason"])
+    builder.add_conditional_edges("compact", _after_compact, ["reason", END])
     return builder.compile()
 
 
@@ -165,6 +183,15 @@ async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
     return (
         "tools" if _asks(last_answer(state["messages"]), runtime.context or Budget()) else "remind"
     )
+
+
+async def _after_tools(state: LoopState, runtime: Runtime[Budget]) -> str:
+    limit = (runtime.context or Budget()).compact_at
+    return "compact" if is_due(_newest_turn(state["messages"]), limit) else "reason"
+
+
+async def _after_compact(state: LoopState) -> str:
+    return END if state.get("stop_reason") else "reason"
 
 
 def _variables(state: LoopState, budget: Budget) -> dict[str, Any]:

@@ -298,13 +298,13 @@ def refuse_limits(given: Any, **least: float) -> None:
     """Raise `ConfigError` for a limit that is not a number, or is below its minimum in `least`. If
     the minimum is an int, the limit must be a whole number.
 
-    `max_cost` may be None. Prices are checked, too.
+    `max_cost` and `compact_at` may be None. Prices are checked, too.
     """
     for name, lowest in least.items():
         value = getattr(given, name)
         whole = isinstance(lowest, int)
         if not (_is_number(value, whole) and value >= lowest) and not (
-            name == "max_cost" and value is None
+            name in ("max_cost", "compact_at") and value is None
         ):
             kind = "a whole number" if whole else "a number"
             raise ConfigError(f"{name} is {value!r}.", f"Give {kind} of {lowest:g} or more.")

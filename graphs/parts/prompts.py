@@ -17,6 +17,8 @@ __all__ = [
     "RESEARCH_PLANNER_PROMPT",
     "SEARCHER_PROMPT",
     "SOLVER_PROMPT",
+    "SUMMARY_NOTE",
+    "SUMMARY_PROMPT",
     "SUPPORT_PROMPT",
     "SYNTHESIZER_PROMPT",
     "TOOL_LOOP_PROMPT",
@@ -38,6 +40,15 @@ TOOL_LOOP_PROMPT = (
     "Then give the final answer as <answer>\\boxed{...}</answer>."
 )
 """System turn of the tool loop."""
+
+SUMMARY_PROMPT = (
+    "This conversation is about to be cut. Summarise it for yourself: results so far, what failed,"
+    " variables of the python session, and what is to be done next. Do not call a tool."
+)
+"""User turn that asks for a summary of a conversation."""
+
+SUMMARY_NOTE = "The conversation so far was cut. Your summary of it:"
+"""Line before a summary, in the person's message."""
 
 PLANNER_PROMPT = (
     "You are the planner. Split the problem into subgoals that python can solve. Answer with JSON"
