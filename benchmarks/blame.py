@@ -32,7 +32,6 @@ from hrm_agent.basics.intervals import wilson_interval
 from hrm_agent.graphs.reasoning.plan import FAILED
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.runtime.settings import RolloutSettings
-from hrm_agent.runtime.time_travel.decisions import decisions
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.runtime.time_travel.history import History
 from hrm_agent.store import RunStore
@@ -43,6 +42,7 @@ from hrm_agent.training.rollout.scoring import scoring_by
 from hrm_agent.training.small_policy.traces import wrong_number
 from hrm_agent.training.tasks import load_tasks, verifier_of
 from hrm_agent.trajectory import Trajectory, derive_seed
+from hrm_agent.trajectory.decisions import decisions
 
 Row = dict[str, Any]
 POLICY = "builtin:trained"
@@ -147,12 +147,15 @@ def expected(each: Trajectory) -> str:
     return before[-1]
 
 
+def indices(store: RunStore, each: Trajectory) -> dict[str, str]:
+    """Index of each moment of a run by its checkpoint."""
+    found = history(store, each.thread_id, branches=False, values=False)
+    return {moment.checkpoint_id: moment.index for moment in found.lineage()}
+
+
 def ranked(store: RunStore, found: Blame, each: Trajectory) -> int:
     """Rank of the changed step among the falls of value, from 1."""
-    moments = {
-        m.checkpoint_id: m.index for m in history(store, each.thread_id, values=False).moments
-    }
-    index = moments[expected(each)]
+    index = indices(store, each)[expected(each)]
     falls = sorted(zip(found.differences, (m.index for m in found.moments), strict=True))
     return next(rank for rank, (_, at) in enumerate(falls, 1) if at == index)
 
@@ -171,7 +174,7 @@ async def measured(folder: Path, runs: int, forks: int, seed: int) -> Row:
         blamed = [
             BlamedRun(
                 each,
-                history(runner.store, each.thread_id, branches=False, values=False),
+                indices(runner.store, each),
                 {},
                 verifier_of(each.task, runner.store.folder),
             )

@@ -33,7 +33,14 @@ from langgraph.runtime import Runtime
 from typing_extensions import TypedDict
 
 from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
-from hrm_agent.graphs.parts.compaction import SUMMARY, compacted, is_due, summary_request
+from hrm_agent.graphs.parts.compaction import (
+    SUMMARY,
+    as_summary,
+    compacted,
+    is_due,
+    summary_request,
+    with_request,
+)
 from hrm_agent.graphs.parts.loop import (
     ToolFormat,
     calls_tools,
@@ -124,15 +131,18 @@ def build_tool_loop(
         )
         return "" if complaint is None or sent_back else complaint(last_answer(messages).text)
 
-    async def ask(state: LoopState, budget: Budget, *more: HumanMessage) -> AIMessage:
+    async def ask(
+        state: LoopState, budget: Budget, request: HumanMessage | None = None
+    ) -> AIMessage:
         left = budget.max_tokens - sampled_tokens(_newest_turn(state["messages"]))
         model = policy(model=budget.model, temperature=budget.temperature, budget=left)
         fenced = budget.tool_format == "fenced"
         system = SystemMessage(
             loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget))
         )
+        sent = compacted(state["messages"], _OWN)
         return await (model if fenced else model.bind_tools([python])).ainvoke(
-            [system, *compacted(state["messages"], _OWN), *more]
+            [system, *(sent if request is None else with_request(sent, request))]
         )
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
@@ -153,7 +163,7 @@ def build_tool_loop(
     async def compact(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
         request = summary_request(state["messages"])
-        summary = await ask(state, budget, request)
+        summary = as_summary(await ask(state, budget, request))
         stop = loop_stop([*_newest_turn(state["messages"]), summary], budget, final=False)
         return {"messages": [request, summary], "stop_reason": stop and stop.value}
 
@@ -186,8 +196,11 @@ async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
 
 
 async def _after_tools(state: LoopState, runtime: Runtime[Budget]) -> str:
-    limit = (runtime.context or Budget()).compact_at
-    return "compact" if is_due(_newest_turn(state["messages"]), limit) else "reason"
+    budget = runtime.context or Budget()
+    answers = sum(isinstance(each, AIMessage) for each in _newest_turn(state["messages"]))
+    # a summary that nobody may answer to is none
+    goes_on = answers + 2 <= budget.max_turns
+    return "compact" if goes_on and is_due(state["messages"], budget.compact_at) else "reason"
 
 
 async def _after_compact(state: LoopState) -> str:

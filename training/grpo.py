@@ -141,6 +141,7 @@ async def train(
             config,
             runner.store,
             carry_over=config.rollout.carry_over,
+            forks=config.loss.credit == "forks",
             keeps_truncated=config.select.truncated == "keep_reward",
         )
         score = await stack.enter_async_context(scoring)
@@ -250,7 +251,10 @@ class TrainingRun(ABC):
             update = await self.updated(batches, plan.rate)
         # a fork is no sample of the policy on a task: its beginning was chosen
         whole = [each for each in rollouts if each.forked_from is None]
-        found = group_metrics(whole, overlays) | selection_metrics(attempts, overlays)
+        forked = {each.id for each in rollouts if each.forked_from is not None}
+        begun = [each for each in attempts if each[-1].id not in forked]
+        of_whole = [each for each in overlays if each.trajectory_id not in forked]
+        found = group_metrics(whole, of_whole) | selection_metrics(begun, of_whole)
         found |= (
             left_out(rollouts, overlays)
             | rollout_metrics(whole, overlays)

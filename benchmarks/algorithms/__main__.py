@@ -22,12 +22,13 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 from benchmarks.algorithms.lessons import FAMILIES, lessons
 from benchmarks.learning.runs import continued, cpu_seconds, evaluated, fine_tuned, rows_of, trained
-from hrm_agent.basics.intervals import mean_interval
+from hrm_agent.basics.intervals import Estimate, mean_interval
 from hrm_agent.training.small_policy.format_lessons import write_lessons
 
 Row = dict[str, Any]
@@ -102,7 +103,9 @@ def credit(folder: Path, seed: int, problems: int, quick: bool) -> list[Row]:
             str(problems),
         )
         shares = {
-            role: [rows[0]["roles"][role]["weight_share"], rows[-1]["roles"][role]["weight_share"]]
+            role: [
+                row["roles"].get(role, {}).get("weight_share", 0.0) for row in (rows[0], rows[-1])
+            ]
             for role in rows[0]["roles"]
         }
         found.append(
@@ -220,11 +223,16 @@ def differences(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
                 "way": row["way"],
                 "sampled_tokens": sum(rows[number]["sampled_tokens"] for rows in by_seed)
                 // len(by_seed),
-                "correct": [mean.value, mean.low, mean.high],
-                "difference": [difference.value, difference.low, difference.high],
+                "correct": _interval(mean),
+                "difference": _interval(difference),
             }
         )
     return found
+
+
+def _interval(found: Estimate) -> list[float | None]:
+    """Mean, lower and upper end (None for an end that a single seed leaves open)."""
+    return [None if isnan(each) else each for each in (found.value, found.low, found.high)]
 
 
 def main() -> None:

@@ -43,6 +43,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "fork": "branch off from a checkpoint of a thread, once or as a group",
         "replay": "replay stored runs from their recorded answers, with the graphs as they are now",
         "diff": "compare two threads, or two checkpoints",
+        "blame": "say which step lost a run, by forks of its moments",
     },
     "training": {
         "demo": "train a tiny policy end to end, and compare before and after",
@@ -50,7 +51,6 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
         "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
-        "blame": "say which step lost a run, by forks of its moments",
         "rescore": (
             "score stored runs by a rubric, beside the scores that they have; compare two rubrics"
         ),

@@ -10,7 +10,14 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.parts.compaction import SUMMARY, compacted, is_due, summary_request
+from hrm_agent.graphs.parts.compaction import (
+    SUMMARY,
+    as_summary,
+    compacted,
+    is_due,
+    summary_request,
+    with_request,
+)
 from hrm_agent.graphs.parts.prompts import SUMMARY_NOTE, SUMMARY_PROMPT, TOOL_LOOP_PROMPT
 from hrm_agent.graphs.tool_loop import Budget
 from hrm_agent.models.scripted import ScriptedEngine
@@ -103,12 +110,32 @@ async def test_both_sides_of_the_break_are_one_rollout_of_two_sequences(
     assert (await replay_async(store, "thread")).equal
 
 
-async def test_a_summary_counts_as_an_answer_of_the_budget(
-    store: RunStore, environment: LocalEnvironment
+@pytest.mark.parametrize(("turns", "nodes"), [(3, ["reason"]), (4, ["compact", "reason"])])
+async def test_a_summary_counts_as_an_answer_and_is_not_the_last_one(
+    turns: int, nodes: list[str], store: RunStore, environment: LocalEnvironment
 ) -> None:
-    trajectory = await run(SCRIPT, store, environment, compact_at=1, max_turns=3)
-    assert trajectory.stop_reason is StopReason.MAX_TURNS
-    assert [c.identity.node for c in trajectory.calls] == ["reason", "reason", "compact"]
+    trajectory = await run(SCRIPT, store, environment, compact_at=1, max_turns=turns)
+    assert trajectory.stop_reason is (StopReason.MAX_TURNS if turns == 4 else StopReason.ANSWER)
+    assert [c.identity.node for c in trajectory.calls] == ["reason", "reason", *nodes]
+
+
+def test_an_empty_summary_leaves_nothing_out_and_images_stay() -> None:
+    messages = conversation("one", "two")
+    asked = [*messages, summary_request(messages), AIMessage("", id="s")]
+    assert compacted([*asked, AIMessage("three", id="a3")])[:-1] == messages
+    assert compacted([AIMessage("alone", id="a"), *asked[-2:]]) == [AIMessage("alone", id="a")]
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    messages[0] = HumanMessage([{"type": "text", "text": "task"}, picture], id="h")
+    told = compacted([*messages, summary_request(messages), AIMessage("so far", id="s")])[0]
+    assert told.content[1] == picture and "so far" in str(told.content[2])
+
+
+def test_a_summary_calls_no_tool_and_is_asked_for_in_the_persons_last_message() -> None:
+    called = AIMessage("s", id="s", tool_calls=[{"name": "python", "args": {}, "id": "t"}])
+    assert as_summary(called).tool_calls == [] and as_summary(called).id == "s"
+    request = summary_request(conversation("one"))
+    (last,) = with_request([HumanMessage("results", id="r")], request)
+    assert last.text == f"results\n\n{SUMMARY_PROMPT}"
 
 
 def test_an_invalid_limit_is_refused() -> None:

@@ -8,29 +8,30 @@ run is worth its outcome.
     value of a moment            mean outcome of its forks, with Wilson's interval
     difference made by a step    value of the moment after it, less that of the moment before it
 
-A difference includes the luck of its forks, so that a small one says little. The values are those
-under the policy that samples the forks. Forks are recorded beside the run, as a run of their own
-(`RUN/blame`), so that a repeated or resumed call reads them back.
+A difference includes the luck of its forks. A fall is *clear* if the intervals of both values do
+not overlap. The values are those under the policy that samples the forks. Forks are recorded beside
+the run, as a run of their own (`RUN/blame`), so that a repeated or resumed call reads them back.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from math import isnan
 from statistics import fmean
 from typing import Any
 
 from hrm_agent.basics.intervals import wilson_interval
+from hrm_agent.errors import RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
-from hrm_agent.runtime.time_travel.decisions import Decision, decisions
-from hrm_agent.runtime.time_travel.history import History
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.scoring import Score
 from hrm_agent.training.select.roc import outcome_of
 from hrm_agent.trajectory import ForkRef, Trajectory, content_hash, derive_seed
+from hrm_agent.trajectory.decisions import Decision, decisions
 
-__all__ = ["Blame", "BlamedRun", "MomentValue", "blame", "blame_run_id"]
+__all__ = ["Blame", "BlamedRun", "Fall", "MomentValue", "blame", "blame_run_id"]
 
 Verifier = Callable[[str], float | Mapping[str, float]]
 
@@ -54,6 +55,18 @@ class MomentValue:
 
 
 @dataclass(frozen=True, slots=True)
+class Fall:
+    """Difference made by one decision, below 0."""
+
+    moment: MomentValue
+    """Moment before the decision."""
+    after: float
+    """Value of the next moment that has one, or the outcome of the run."""
+    clear: bool
+    """True if the intervals before and after do not overlap."""
+
+
+@dataclass(frozen=True, slots=True)
 class Blame:
     """Values along one run."""
 
@@ -63,22 +76,35 @@ class Blame:
     """Outcome of the run."""
     moments: tuple[MomentValue, ...]
     """Values before each decision, in order."""
+    not_judged: Mapping[str, int]
+    """Reason -> number of forks that could not be judged."""
 
     @property
     def differences(self) -> list[float]:
-        """Difference that each decision made, in the order of `moments`."""
-        values = [*(moment.value for moment in self.moments), self.outcome]
-        return [after - before for before, after in pairwise(values)]
+        """Difference that each decision made, in the order of `moments`. A moment without a value
+        gives nan, and the difference before it reaches to the next value.
+        """
+        found = list[float]()
+        following = self.outcome
+        for moment in reversed(self.moments):
+            found.append(following - moment.value)
+            following = following if isnan(moment.value) else moment.value
+        return found[::-1]
 
     @property
-    def lost_at(self) -> MomentValue | None:
-        """Moment before the decision with the largest fall (None if the value never falls)."""
+    def lost_at(self) -> Fall | None:
+        """Largest fall (None if the value never falls)."""
         falls = [
             (difference, number)
             for number, difference in enumerate(self.differences)
             if difference < 0
         ]
-        return self.moments[min(falls)[1]] if falls else None
+        if not falls:
+            return None
+        difference, number = min(falls)
+        before = self.moments[number]
+        later = [each.high for each in self.moments[number + 1 :] if not isnan(each.value)]
+        return Fall(before, before.value + difference, clear=[*later, self.outcome][0] < before.low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +112,20 @@ class BlamedRun:
     """Run to value, with what its forks need."""
 
     trajectory: Trajectory
-    """Recorded run of one turn, which has ended."""
-    history: History
-    """Its moments."""
+    """Recorded run of one turn, which has ended and was judged."""
+    moments: Mapping[str, str]
+    """Index of each moment on the lineage of the run, by its checkpoint."""
     context: Mapping[str, Any]
     """LangGraph's run context of the run."""
-    verify: Verifier | None
+    verify: Verifier | None = None
     """Verifier of the final text (None: a rubric scores the forks)."""
     verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = None
     """Verifier of the whole run, in place of `verify`."""
 
     @property
     def decisions(self) -> list[Decision]:
-        """Decisions on the lineage of the newest moment."""
-        known = {moment.checkpoint_id for moment in self.history.lineage()}
-        return [each for each in decisions(self.trajectory) if each.checkpoint_id in known]
+        """Decisions at moments of the lineage."""
+        return [each for each in decisions(self.trajectory) if each.checkpoint_id in self.moments]
 
 
 def blame_run_id(run_id: str) -> str:
@@ -122,8 +147,8 @@ async def blame(
     """Values along each of the `runs`, in their order.
 
     `forks`: number of forks of each moment. `key`: facts on which the outcome of a fork depends
-    beside the policy, such as the sampling parameters; forks on record under another key or policy
-    are not used.
+    beside the name of the policy: its weights, the sampling parameters, the rubric. Forks on record
+    under another key are not used. Raises `RunError` if no fork can be judged.
     """
     named = content_hash("blame", runner.policy, key, str(seed))[:8]
     episodes = [
@@ -134,40 +159,45 @@ async def blame(
     ]
     ended = await runner.run_all(episodes, concurrency=concurrency, on_done=on_done)
     scored = [each[-1] for each in await score([(each,) for each in ended])]
-    outcomes: dict[str, list[float]] = {}
+    outcomes: dict[str, list[float]] = {each.group_id: [] for each in scored}
+    faults: dict[str, Counter[str]] = {each.group_id: Counter() for each in scored}
     for each in scored:
-        found = outcomes.setdefault(each.group_id, [])
-        if fault_of(each) is None:
-            found.append(outcome_of(each))
-    return [
-        Blame(
-            run.trajectory.thread_id,
-            outcome_of(run.trajectory),
-            tuple(
-                _value(run, decision, outcomes[_group(run, decision, named)])
-                for decision in run.decisions
-            ),
+        fault = fault_of(each)
+        if fault is None:
+            outcomes[each.group_id].append(outcome_of(each))
+        else:
+            faults[each.group_id][fault[1]] += 1
+    if not any(outcomes.values()):
+        every = sum(faults.values(), Counter[str]())
+        why = every.most_common(1)[0][0] if every else "there was none"
+        raise RunError(
+            f"None of {len(scored)} forks could be judged: {why}",
+            f"`hrm-agent history --store {runner.store.url}` lists them.",
         )
-        for run in runs
-    ]
+    found = list[Blame]()
+    for run in runs:
+        groups = [_group(run, decision, named) for decision in run.decisions]
+        values = [
+            _value(run, decision, outcomes[group])
+            for decision, group in zip(run.decisions, groups, strict=True)
+        ]
+        lost = sum((faults[group] for group in groups), Counter[str]())
+        found.append(
+            Blame(run.trajectory.thread_id, outcome_of(run.trajectory), tuple(values), lost)
+        )
+    return found
 
 
 def _value(run: BlamedRun, decision: Decision, outcomes: Sequence[float]) -> MomentValue:
     low, high = wilson_interval(sum(outcomes), len(outcomes))
     value = fmean(outcomes) if outcomes else float("nan")
-    return MomentValue(_index(run, decision), decision.nodes, value, low, high, forks=len(outcomes))
-
-
-def _index(run: BlamedRun, decision: Decision) -> str:
-    return next(
-        moment.index
-        for moment in run.history.moments
-        if moment.checkpoint_id == decision.checkpoint_id
-    )
+    index = run.moments[decision.checkpoint_id]
+    return MomentValue(index, decision.nodes, value, low, high, forks=len(outcomes))
 
 
 def _group(run: BlamedRun, decision: Decision, named: str) -> str:
-    return f"{run.trajectory.thread_id}/blame-{named}/{_index(run, decision)}"
+    index = run.moments[decision.checkpoint_id]
+    return f"{run.trajectory.thread_id}/blame-{named}/{index}"
 
 
 def _fork(run: BlamedRun, decision: Decision, index: int, seed: int, named: str) -> Episode:

@@ -42,6 +42,7 @@ from hrm_agent.training.config.parts import (
 from hrm_agent.training.config.rules import (
     QUOTA_KEYS,
     ratio_moves,
+    refuse_teacher,
     refuse_uncorrected,
     refuse_with_forks,
     refuse_with_ranks,
@@ -394,7 +395,9 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     @model_validator(mode="after")
     def _older_weights_sample(self) -> Self:
         refuse_uncorrected(self.rollout, self.loss, self.samples)
-        refuse_with_forks(self.rollout, self.select, self.loss, self.samples)
+        if not self.source:
+            refuse_with_forks(self.rollout, self.select, self.loss, self.samples)
+        refuse_teacher(self.loss, self.engines, self.temperature)
         if self.by and self.rewards is not None:
             raise ConfigError(
                 "Both by and rewards were named.", "Take scores on record (by) or new (rewards)."

@@ -314,7 +314,8 @@ class LossPart(ConfigPart):
     no reference model in memory).
     """
     teacher: str | None = None
-    """Policy that teaches: a model with the same vocabulary, or an earlier checkpoint. The log of
+    """Policy that teaches: a model with the same vocabulary, an earlier checkpoint, or vllm:URL for
+    a server (at temperature 1). The log of
     its probability over the policy's is added to the weight of each sampled token (none: no
     teacher).
     """

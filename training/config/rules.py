@@ -30,6 +30,7 @@ __all__ = [
     "UNIONS",
     "KeyUnion",
     "ratio_moves",
+    "refuse_teacher",
     "refuse_uncorrected",
     "refuse_with_forks",
     "refuse_with_ranks",
@@ -72,6 +73,7 @@ UNIONS = (
             False: (
                 *("engine", "stages", "refill", "engine_difference_limit"),
                 *("mastered_after", "eval_every", "draw"),
+                *("fork_share", "forks_of_moment", "fork_at"),
             )
         },
         "with --from: no problem is drawn, and nothing is sampled",
@@ -280,12 +282,31 @@ def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> No
         )
 
 
+def refuse_teacher(loss: LossPart, engines: EnginesPart, temperature: float) -> None:
+    """Raise `ConfigError` for a teacher on a vLLM server that cannot teach this policy."""
+    teacher = loss.teacher or ""
+    if not teacher.startswith("vllm:"):
+        return
+    if temperature != 1:
+        raise ConfigError(
+            f"teacher = {teacher} does not go with temperature = {temperature:g}: a server returns"
+            " log-probs at temperature 1.",
+            "Sample at temperature 1, or take a teacher of this machine.",
+        )
+    if teacher.partition("?")[0] in {each.partition("?")[0] for each in engines.servers}:
+        raise ConfigError(
+            f"{teacher} is to teach, and is one of the servers that get the trained weights.",
+            "Take another server for the teacher.",
+        )
+
+
 def refuse_with_forks(
     rollout: RolloutPart, select: SelectPart, loss: LossPart, samples: int
 ) -> None:
     """Raise `ConfigError` for settings that the credit `forks` does not support, with `samples`
     rollouts of a prompt.
     """
+    forks = round(loss.fork_share * samples)
     for unfit, what, hint in (
         (
             select.algorithm != "grpo",
@@ -303,7 +324,21 @@ def refuse_with_forks(
             "versions_behind",
             "Leave it out: forks have the weights of their origin.",
         ),
-        (samples < 3, f"{samples} rollouts of a prompt", "Take a group_size of 3 or more."),
+        (
+            rollout.share_memory,
+            "share_memory",
+            "Leave it out: a fork has the memory of its moment.",
+        ),
+        (
+            forks > samples - 2,
+            f"fork_share = {loss.fork_share:g} of {samples} rollouts of a prompt",
+            "At least two begin with the task: take a larger group_size, or a smaller fork_share.",
+        ),
+        (
+            loss.forks_of_moment > max(forks, 2),
+            f"forks_of_moment = {loss.forks_of_moment}, where a prompt has {forks} forks",
+            "Take a smaller one, or a larger group_size.",
+        ),
     ):
         if loss.credit == "forks" and unfit:
             raise ConfigError(f"credit = forks does not go with {what}.", hint)

@@ -209,6 +209,7 @@ class _Selection:
         self._runs = runs
         self._tokens = tokens
         self._left_out = Counter[str]()
+        self._forks = 0
         self._context = Counter[str]()
         self._idle = Counter[str]()
         self._rewards: dict[str, dict[str, float]] = {}
@@ -231,6 +232,11 @@ class _Selection:
             context=self._context,
             idle=self._idle,
         )
+        if self._config.loss.credit == "forks" and not self._forks:
+            raise TaskError(
+                f"credit = forks learns from forks, and {', '.join(found.sources)} has none.",
+                "Take another credit, or the folder of a training with credit = forks.",
+            )
         if groups and self._calls and sum(found.idle.values()) < len(groups):
             return found
         where = ", ".join(found.sources)
@@ -247,6 +253,7 @@ class _Selection:
         left_out = dict[str, int]()
         headers = runs.headers(left_out)
         self._left_out.update(left_out)
+        self._forks += sum(header.forked_from is not None for header in headers)
         if self._config.by:
             scorings = runs.scorings(self._config.by, headers)
             for header in headers:

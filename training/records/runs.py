@@ -69,7 +69,11 @@ class _StoredRuns:
         where: tuple[str, tuple[str, ...]] = (
             ("1 = 1", ()) if own is None else ("run_id = ?", (own,))
         )
-        return self._journal.headers(*where, on_damage)
+        headers = self._journal.headers(*where, on_damage)
+        kept = [each for each in headers if each.run_id.rpartition("/")[2] != "blame"]
+        if len(kept) < len(headers):
+            left_out["value a moment (`hrm-agent blame`)"] = len(headers) - len(kept)
+        return kept
 
     def whole(self, trajectory_id: str, *, requests: bool) -> Trajectory:
         found = next(iter(self._journal.headers("id = ?", (trajectory_id,))), None)

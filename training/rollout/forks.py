@@ -20,15 +20,12 @@ from typing import NamedTuple
 
 from hrm_agent.answers.fenced_code import asked_ids
 from hrm_agent.runtime.episode import Episode
-from hrm_agent.runtime.time_travel.decisions import Decision, decisions
-from hrm_agent.training.config.parts import LossPart
+from hrm_agent.training.config.parts import LossPart, Truncated
 from hrm_agent.training.rollout.eligibility import fault_of
-from hrm_agent.trajectory import DropReason, ForkRef, Trajectory, derive_seed
+from hrm_agent.trajectory import DropReason, ForkRef, RunStatus, Trajectory, derive_seed
+from hrm_agent.trajectory.decisions import Decision, decisions
 
 __all__ = ["fork_count", "forked_episodes"]
-
-_LEAST_WHOLE = 2
-"""Rollouts of a prompt that begin with the task, at least."""
 
 
 class _Moment(NamedTuple):
@@ -40,14 +37,17 @@ def fork_count(samples: int, loss: LossPart) -> int:
     """Number of the `samples` rollouts of a prompt that are forks of the others."""
     if loss.credit != "forks":
         return 0
-    return min(max(1, round(loss.fork_share * samples)), max(0, samples - _LEAST_WHOLE))
+    return max(1, round(loss.fork_share * samples))
 
 
 def forked_episodes(
-    episodes: Sequence[Episode], rollouts: Sequence[Trajectory], loss: LossPart
+    episodes: Sequence[Episode],
+    rollouts: Sequence[Trajectory],
+    loss: LossPart,
+    truncated: Truncated = "wrong",
 ) -> list[Episode]:
     """Episodes in their order, each of which begins at a moment of one of the `rollouts` of the
-    same prompt.
+    same prompt. `truncated`: the run's setting, by which truncated ones may be left out.
     """
     if not episodes:
         return []
@@ -55,7 +55,7 @@ def forked_episodes(
     moments = [
         _Moment(rollout, decision)
         for rollout in rollouts
-        if _is_sound(rollout)
+        if _takes_part(rollout, truncated)
         for decision in decisions(rollout)[1:]
     ]
     rng.shuffle(moments)
@@ -77,8 +77,10 @@ def forked_episodes(
     ]
 
 
-def _is_sound(rollout: Trajectory) -> bool:
+def _takes_part(rollout: Trajectory, truncated: Truncated) -> bool:
     """True if a rollout can be judged. A rubric scores it only after its whole group has ended."""
+    if truncated == "leave_out" and rollout.status is RunStatus.TRUNCATED:
+        return False
     fault = fault_of(rollout)
     return fault is None or fault[0] is DropReason.NOT_SCORED
 

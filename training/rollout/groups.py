@@ -154,7 +154,9 @@ class Collector:
                 elif forks := fork_count(len(episodes), config.loss):
                     attempts = await run_group(episodes[:-forks], self._attempt)
                     whole = [each[-1] for each in attempts]
-                    forked = forked_episodes(episodes[-forks:], whole, config.loss)
+                    forked = forked_episodes(
+                        episodes[-forks:], whole, config.loss, config.select.truncated
+                    )
                     attempts += await run_group(forked, self._attempt)
                 else:
                     options = config.rollout

@@ -25,6 +25,8 @@ __all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 
 REWARD_FAULT = "the rubric failed: "
 """Prefix of the error of a rollout without a reward."""
+_OF_OWN_CALLS = {"calls", "tool_calls", "trajectory", "group"}
+"""Arguments of a reward that a fork has for its end alone."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
 """Function that takes the attempts of each rollout, and returns them in the same order with rewards
 in the last attempt of each rollout.
@@ -42,7 +44,12 @@ class _Settings(Protocol):
 
 @asynccontextmanager
 async def scoring_by(
-    settings: _Settings, store: RunStore, *, carry_over: bool = False, keeps_truncated: bool = False
+    settings: _Settings,
+    store: RunStore,
+    *,
+    carry_over: bool = False,
+    forks: bool = False,
+    keeps_truncated: bool = False,
 ) -> AsyncGenerator[Score]:
     """Yield the function that scores rollouts by the run's rubric. Without a rubric, rollouts keep
     the rewards of their task's verifier.
@@ -50,7 +57,7 @@ async def scoring_by(
     `keeps_truncated`: True if a truncated rollout gets the outcome that the rubric gives it, not 0.
 
     Raises `ConfigError` if rollouts are carried over, but the rubric compares the rollouts of a
-    group.
+    group, and if some of them are compared with `forks`, of which the rubric sees the end alone.
     """
     if settings.rewards is None:
 
@@ -72,6 +79,13 @@ async def scoring_by(
                 f"carry_over does not go with {settings.rewards}, which compares the rollouts of a"
                 " group: a rollout that is carried over ends after the others were compared.",
                 "Leave carry_over out, or take rewards that do not compare rollouts.",
+            )
+
+        if forks and (unfit := sorted(scorer.rubric.wants & _OF_OWN_CALLS)):
+            raise ConfigError(
+                f"credit = forks does not go with {settings.rewards}, whose rewards read"
+                f" {', '.join(unfit)}: for a fork these are only what came after its moment.",
+                "Take rewards of the text, the task or the state.",
             )
 
         async def score(attempts: Sequence[Attempts]) -> list[Attempts]:

@@ -226,8 +226,8 @@ def _hinted() -> Any:
         return {"messages": [SystemMessage("Check it.", id="hint")]} if last.type == "tool" else {}
 
     builder = loop.builder.__class__(LoopState, context_schema=Budget)
-    builder.nodes, builder.branches = dict(loop.builder.nodes), loop.builder.branches
-    builder.edges = {edge for edge in loop.builder.edges if edge != ("tools", "reason")}
+    builder.nodes, builder.edges = dict(loop.builder.nodes), set(loop.builder.edges)
+    builder.branches.update({k: v for k, v in loop.builder.branches.items() if k != "tools"})
     return (
         builder.add_node("hint", hint)
         .add_edge("tools", "hint")

@@ -27,7 +27,7 @@ from hrm_agent.store.browse.state import (
 )
 from hrm_agent.store.values.damage import DAMAGED, in_a_line
 from hrm_agent.store.values.plain_reader import SentTask, ShownMessage, StoredQuestion, Unread
-from hrm_agent.trajectory import Call, ToolCall, Trajectory
+from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory
 from hrm_agent.trajectory.words import text_of, thoughts_of
 from hrm_agent.viewer.json_text import (
     SHOWN,
@@ -106,15 +106,28 @@ def moments(
     }
 
 
-def _value(forks: Sequence[Trajectory]) -> dict[str, float] | None:
-    """Mean outcome of the forks of a moment, with Wilson's 95 % interval (None if none was judged)."""
-    outcomes = [fork.outcome for fork in forks if "correct" in fork.rewards]
-    if not outcomes:
+def _value(forks: Sequence[Trajectory]) -> dict[str, Any] | None:
+    """Value of a moment by its newest group of forks that `hrm-agent blame` made, with Wilson's 95 %
+    interval (None without such forks, or if none was judged).
+    """
+    made = [fork for fork in forks if fork.run_id.rpartition("/")[2] == "blame"]
+    newest = max(made, key=lambda fork: fork.started_at, default=None)
+    ended = (RunStatus.COMPLETED, RunStatus.TRUNCATED)
+    outcomes = [
+        0.0 if fork.status is RunStatus.TRUNCATED else fork.outcome
+        for fork in made
+        if newest is not None
+        and fork.group_id == newest.group_id
+        and fork.status in ended
+        and "correct" in fork.rewards
+    ]
+    if newest is None or not outcomes:
         return None
     from hrm_agent.basics.intervals import wilson_interval
 
     low, high = wilson_interval(sum(outcomes), len(outcomes))
-    return {"mean": fmean(outcomes), "low": low, "high": high, "forks": len(outcomes)}
+    told = {"mean": fmean(outcomes), "low": low, "high": high, "forks": len(outcomes)}
+    return {**told, "policy": newest.policy}
 
 
 def moments_at(

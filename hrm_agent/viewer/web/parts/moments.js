@@ -73,7 +73,7 @@
 
   const wordsOf = (moment) => (moment.nodes && moment.nodes.length ? [...new Set(moment.nodes)].join(", ") : moment.source);
 
-  const valueTold = ({ low, high, forks }) => `mean outcome of ${forks} forks from here, 95 % ${low.toFixed(2)} to ${high.toFixed(2)}`;
+  const valueTold = ({ low, high, forks, policy }) => `mean outcome of ${forks} fork${forks === 1 ? "" : "s"} by ${policy}, 95 % ${low.toFixed(2)} to ${high.toFixed(2)}`;
 
   /* Slider at `position` of `total`. onMove is called with the new position. */
   function Slider({ moment, position, total, onMove }) {

@@ -4,10 +4,13 @@ refuses.
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.runtime.time_travel.fork import history
 from hrm_agent.store import open_store
 from hrm_agent.viewer.places import Place
@@ -41,6 +44,20 @@ def wrong(hrm: Command) -> str:
     )
     assert done.code == 0, done.err
     return "wrong"
+
+
+RUBRICS = """
+from hrm_agent.rewards import Reward, Rubric
+
+def right(text):
+    return 1.0
+
+def best(group):
+    return {each.id: 1.0 for each in group}
+
+always = Rubric([Reward(right, name="correct")])
+by_group = Rubric([Reward(best, name="correct")])
+"""
 
 
 def calls_in(folder: str) -> int:
@@ -87,7 +104,13 @@ def test_the_step_that_was_made_wrong_is_named_and_its_forks_are_read_back(
             "At temperature 0 all forks of a moment are equal",
         ),
         (["run", "wrong", "--forks", "0"], "--forks 0 is below 1."),
-        (["run", "alone"], "The task of alone has no verifier"),
+        (["run", "alone"], "Thread 'alone' cannot be judged: it has no reward"),
+        (["run", "wrong", "--graph", "tool_loop"], "--graph is no option of blame"),
+        (["run", "wrong", "--context", "max_rounds=1"], "--context is no option of blame"),
+        (
+            ["run", "wrong", "--rewards", "./r.py:by_group"],
+            "The outcome of ./r.py:by_group reads group",
+        ),
         (["nowhere"], "nowhere"),
     ],
 )
@@ -95,6 +118,7 @@ def test_what_cannot_be_blamed_is_refused_in_one_sentence(
     hrm: Command, wrong: str, words: list[str], said: str
 ) -> None:
     del wrong
+    Path("r.py").write_text(RUBRICS)
     assert hrm("run", "What is 2 + 2?", "--thread", "alone", "--store", "run").code == 0
     done = hrm("blame", *words)
     assert (done.code, done.out) == (2, "")
@@ -121,3 +145,41 @@ def test_a_run_of_a_training_needs_the_policy_that_goes_on(hrm: Command, tmp_pat
         0,
         1,
     )
+
+
+def test_another_rubric_scores_the_run_and_its_forks_and_stores_nothing_on_the_run(
+    hrm: Command, wrong: str
+) -> None:
+    Path("r.py").write_text(RUBRICS)
+    done = hrm("blame", "run", wrong, "--forks", "1", "--rewards", "./r.py:always", "--json")
+    (run,) = done.json["runs"]
+    assert (done.code, run["outcome"], run["lost_at"]) == (1, 1.0, None)
+    with open_store("run", create=False) as store:
+        assert store.journal.trajectory(wrong).rewards == {"correct": 0.0}
+
+
+def test_other_weights_under_the_same_name_sample_their_own_forks(hrm: Command, wrong: str) -> None:
+    folder = shutil.copytree(model_folder("builtin:trained"), "policy")
+    words = ("blame", "run", wrong, "--forks", "1", "--policy", "./policy", "--json")
+    assert hrm(*words).code in (0, 1)
+    before = calls_in("run")
+    assert hrm(*words).code in (0, 1) and calls_in("run") == before
+    weights = Path(folder) / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    assert hrm(*words).code in (0, 1) and calls_in("run") > before
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused(hrm: Command) -> None:
+    assert hrm(*COLLECT).code == 0
+    with open_store("run", create=False) as store:
+        store.checkpointer.prune([ORIGIN])
+    done = hrm("blame", "run", ORIGIN)
+    assert done.code == 2 and "were deleted" in done.err
+
+
+def test_the_rubric_of_a_run_in_a_shared_store_is_its_own(hrm: Command) -> None:
+    Path("r.py").write_text(RUBRICS.replace("return 1.0", "return 0.0"))
+    words = (*COLLECT[:-1], "own", "--rewards", "./r.py:always", "--store", "shared.db")
+    assert hrm(*words).code == 0
+    (run,) = hrm("blame", "own", "--forks", "1", "--json").json["runs"]
+    assert {each["value"] for each in run["moments"]} == {0.0} and run["lost_at"] is None
