@@ -135,3 +135,17 @@ def test_coefficients_need_a_teacher() -> None:
     with pytest.raises(ConfigError, match="teacher_coef has no effect here: teacher is not set"):
         GrpoConfig.of(teacher_coef=0.5)
     assert GrpoConfig.of(teacher="builtin:trained", outcome_coef=0.0).loss.outcome_coef == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"temperature": 0.5}, "does not go with temperature = 0.5"),
+        ({"engine": "vllm", "servers": ("vllm:http://x/v1",)}, "is one of the servers"),
+    ],
+)
+def test_a_server_that_cannot_teach_is_refused_before_anything_is_sampled(
+    keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        GrpoConfig.of(teacher="vllm:http://x/v1?timeout=5", **keys)
