@@ -18,6 +18,7 @@ from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.cli.runs.run import RunConfig, known_config
 from hrm_agent.config import CONFIG_FILE
 from hrm_agent.errors import ConfigError, HrmError, RunError, nearest
+from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.rewards import load_rubric, opened_scorer
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
@@ -35,13 +36,22 @@ from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.trajectory import DropReason, RunStatus, Trajectory
 from hrm_agent.trajectory.decisions import decisions
 
-__all__ = ["run"]
+__all__ = ["BlameConfig", "run"]
 
 _USUAL = ("policy", "temperature", "max-tokens", "environment", "seed")
 _OF_THE_RUN = ("graph", "context", "configurable", "answer_path", "mode", "n", "width", "otel")
 """Options of `run` that a fork has from the run that it leaves."""
 _ONLY_ITS_END = {"calls", "tool_calls", "trajectory", "group"}
 """Arguments of a reward that mean something else for a fork, whose own calls are only its last."""
+
+
+class BlameConfig(RunConfig):
+    """Options of the forks: those of their runs, unless flags name others."""
+
+    policy: str = DEFAULT_POLICY
+    """Policy that samples the forks; by default that of the runs."""
+    seed: int | None = 0
+    """Base of the seeds of the forks: equal commands read back equal forks."""
 
 
 def run(words: list[str]) -> int:
@@ -64,7 +74,7 @@ def run(words: list[str]) -> int:
         help="rubric that scores the runs and their forks [that of the run]",
     )
     parser.add_argument("--concurrency", type=int, default=64, help="forks at a time [64]")
-    add_config(parser, RunConfig, _USUAL)
+    add_config(parser, BlameConfig, _USUAL)
     arguments = parser.read(words)
     for name in ("forks", "most", "concurrency"):
         if getattr(arguments, name) < 1:
@@ -154,7 +164,7 @@ def _named(store: RunStore, name: str, *, anew: bool) -> Trajectory:
 
 def _config(
     store: RunStore, chosen: Sequence[Trajectory], arguments: argparse.Namespace
-) -> RunConfig:
+) -> BlameConfig:
     """Options of the forks: those of the runs, which must have the same, with the flags."""
     options = [known_config(store, each) for each in chosen]
     own = ("seed", "context", "configurable")
@@ -167,7 +177,7 @@ def _config(
                     f" {chosen[0].thread_id} with {value}.",
                     "Name threads that were run alike.",
                 )
-    config = config_from(arguments, RunConfig, "run", shared)
+    config = config_from(arguments, BlameConfig, "run", shared)
     trained = [each for each in chosen if each.policy_version]
     if trained and not vars(arguments)["config:policy"]:
         raise ConfigError(
@@ -203,7 +213,7 @@ def _rubric(
 async def _blamed(
     store: RunStore,
     chosen: Sequence[Trajectory],
-    config: RunConfig,
+    config: BlameConfig,
     arguments: argparse.Namespace,
 ) -> list[Blame]:
     rewards = _rubric(store, chosen, arguments)
@@ -269,7 +279,7 @@ def _weights(policy: str) -> str:
 
 
 async def _scored_anew(
-    store: RunStore, runs: Sequence[BlamedRun], rewards: str, config: RunConfig
+    store: RunStore, runs: Sequence[BlamedRun], rewards: str, config: BlameConfig
 ) -> list[BlamedRun]:
     """Runs with the outcome that the rubric gives them now. Nothing is stored."""
     where = {
