@@ -21,11 +21,11 @@ from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.rollout import Attempts
 from hrm_agent.trajectory import DropReason, RunStatus, Scoring, Trajectory
 
-__all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
+__all__ = ["OF_OWN_CALLS", "REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 
 REWARD_FAULT = "the rubric failed: "
 """Prefix of the error of a rollout without a reward."""
-_OF_OWN_CALLS = {"calls", "tool_calls", "trajectory", "group"}
+OF_OWN_CALLS = {"calls", "tool_calls", "trajectory", "group"}
 """Arguments of a reward that a fork has for its end alone."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
 """Function that takes the attempts of each rollout, and returns them in the same order with rewards
@@ -81,7 +81,7 @@ async def scoring_by(
                 "Leave carry_over out, or take rewards that do not compare rollouts.",
             )
 
-        if forks and (unfit := sorted(scorer.rubric.wants & _OF_OWN_CALLS)):
+        if forks and (unfit := sorted(scorer.rubric.wants & OF_OWN_CALLS)):
             raise ConfigError(
                 f"credit = forks does not go with {settings.rewards}, whose rewards read"
                 f" {', '.join(unfit)}: for a fork these are only what came after its moment.",

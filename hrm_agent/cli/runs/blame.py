@@ -30,7 +30,7 @@ from hrm_agent.store.run_store import own_run
 from hrm_agent.training.analysis.blame import Blame, BlamedRun, Fall, blame, blame_run_id
 from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.rollout.eligibility import fault_of
-from hrm_agent.training.rollout.scoring import rollouts_of, scoring_by
+from hrm_agent.training.rollout.scoring import OF_OWN_CALLS, rollouts_of, scoring_by
 from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.trajectory import DropReason, RunStatus, Trajectory
@@ -41,8 +41,6 @@ __all__ = ["BlameConfig", "run"]
 _USUAL = ("policy", "temperature", "max-tokens", "environment", "seed")
 _OF_THE_RUN = ("graph", "context", "configurable", "answer_path", "mode", "n", "width", "otel")
 """Options of `run` that a fork has from the run that it leaves."""
-_ONLY_ITS_END = {"calls", "tool_calls", "trajectory", "group"}
-"""Arguments of a reward that mean something else for a fork, whose own calls are only its last."""
 
 
 class BlameConfig(RunConfig):
@@ -220,7 +218,7 @@ async def _blamed(
     if rewards is not None:
         rubric, _ = load_rubric(rewards)
         outcome = next(part for part in rubric.parts if part.name == rubric.outcome)
-        if unfit := sorted(outcome.wants & _ONLY_ITS_END):
+        if unfit := sorted(outcome.wants & OF_OWN_CALLS):
             raise ConfigError(
                 f"The outcome of {rewards} reads {', '.join(unfit)}, which for a fork are only"
                 " those after its moment.",
