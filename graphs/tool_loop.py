@@ -198,7 +198,7 @@ async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
 async def _after_tools(state: LoopState, runtime: Runtime[Budget]) -> str:
     budget = runtime.context or Budget()
     answers = sum(isinstance(each, AIMessage) for each in _newest_turn(state["messages"]))
-    # a summary that nobody may answer to is none
+    # the budget needs room for the summary and for an answer after it
     goes_on = answers + 2 <= budget.max_turns
     return "compact" if goes_on and is_due(state["messages"], budget.compact_at) else "reason"
 

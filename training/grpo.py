@@ -249,7 +249,7 @@ class TrainingRun(ABC):
             )
         with phases("update"):
             update = await self.updated(batches, plan.rate)
-        # a fork is no sample of the policy on a task: its beginning was chosen
+        # forks would bias the accuracy, since their beginnings were chosen
         whole = [each for each in rollouts if each.forked_from is None]
         forked = {each.id for each in rollouts if each.forked_from is not None}
         begun = [each for each in attempts if each[-1].id not in forked]

@@ -107,7 +107,7 @@ def _joined(message: AnyMessage, text: str) -> HumanMessage:
 
 
 def _last_request(messages: Sequence[AnyMessage]) -> int:
-    """Index of the newest request for a summary (-1 if there is none)."""
+    """Index of the newest request for a summary (-1 without one)."""
     return next(
         (
             number

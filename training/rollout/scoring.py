@@ -26,7 +26,7 @@ __all__ = ["OF_OWN_CALLS", "REWARD_FAULT", "Score", "rollouts_of", "scored", "sc
 REWARD_FAULT = "the rubric failed: "
 """Prefix of the error of a rollout without a reward."""
 OF_OWN_CALLS = {"calls", "tool_calls", "trajectory", "group"}
-"""Arguments of a reward that a fork has for its end alone."""
+"""Parameters of a reward that, for a fork, cover only what came after its moment."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
 """Function that takes the attempts of each rollout, and returns them in the same order with rewards
 in the last attempt of each rollout.
@@ -56,8 +56,10 @@ async def scoring_by(
 
     `keeps_truncated`: True if a truncated rollout gets the outcome that the rubric gives it, not 0.
 
+    `forks`: True if some rollouts begin in the middle of others.
+
     Raises `ConfigError` if rollouts are carried over, but the rubric compares the rollouts of a
-    group, and if some of them are compared with `forks`, of which the rubric sees the end alone.
+    group. Also raises it for forks if a reward reads calls: a fork's own calls are only its last.
     """
     if settings.rewards is None:
 

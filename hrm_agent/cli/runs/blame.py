@@ -39,8 +39,8 @@ from hrm_agent.trajectory.decisions import decisions
 __all__ = ["BlameConfig", "run"]
 
 _USUAL = ("policy", "temperature", "max-tokens", "environment", "seed")
-_OF_THE_RUN = ("graph", "context", "configurable", "answer_path", "mode", "n", "width", "otel")
-"""Options of `run` that a fork has from the run that it leaves."""
+_OF_THE_RUN = ("graph", "context", "configurable", "answer_path", "mode", "n", "width")
+"""Options that a fork inherits from its run."""
 
 
 class BlameConfig(RunConfig):
@@ -82,8 +82,8 @@ def run(words: list[str]) -> int:
     for name in _OF_THE_RUN:
         if vars(arguments)[f"config:{name}"]:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is no option of blame: forks go on with the graph and"
-                " the options that the run had.",
+                f"blame does not take --{name.replace('_', '-')}: forks continue with the graph and"
+                " the options of their run.",
                 "Leave it out. `hrm-agent fork` makes forks with other options.",
             )
     output = Output(as_json=arguments.json)
@@ -130,7 +130,7 @@ def _named(store: RunStore, name: str, *, anew: bool) -> Trajectory:
     if found is None:
         known = [each.thread_id for each in store.threads()]
         raise RunError(
-            f"There is no thread {name!r} in {store.url}. {nearest(name, known)}".strip(),
+            f"Thread {name!r} is missing in {store.url}. {nearest(name, known)}".strip(),
             f"`hrm-agent history --store {store.url}` lists what there is.",
         )
     if is_choice(found.graph):

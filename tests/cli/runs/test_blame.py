@@ -97,7 +97,7 @@ def test_the_step_that_was_made_wrong_is_named_and_its_forks_are_read_back(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "wrnog"], "There is no thread 'wrnog'"),
+        (["run", "wrong-name"], "Thread 'wrong-name' is missing"),
         (["run"], "No run in run was judged and is wrong."),
         (
             ["run", "wrong", "--temperature", "0"],
@@ -105,8 +105,8 @@ def test_the_step_that_was_made_wrong_is_named_and_its_forks_are_read_back(
         ),
         (["run", "wrong", "--forks", "0"], "--forks 0 is below 1."),
         (["run", "alone"], "Thread 'alone' cannot be judged: it has no reward"),
-        (["run", "wrong", "--graph", "tool_loop"], "--graph is no option of blame"),
-        (["run", "wrong", "--context", "max_rounds=1"], "--context is no option of blame"),
+        (["run", "wrong", "--graph", "tool_loop"], "blame does not take --graph"),
+        (["run", "wrong", "--context", "max_rounds=1"], "blame does not take --context"),
         (
             ["run", "wrong", "--rewards", "./r.py:by_group"],
             "The outcome of ./r.py:by_group reads group",

@@ -175,7 +175,9 @@ def test_moments_are_chosen_by_the_record_and_the_seed_alone() -> None:
     first = forked_episodes(episodes, origins, uncertain)[0].forked_from
     assert first is not None and first.checkpoint_id == "t1@2"
     lone = [placed(run(0, 0.0, calls=1))]
-    assert forked_episodes(episodes, lone, loss) == episodes, "there is no moment to fork"
+    assert forked_episodes(episodes, lone, loss) == episodes, (
+        "a run with a single decision is not forked"
+    )
 
 
 def placed(origin: Trajectory) -> Trajectory:
