@@ -1,4 +1,5 @@
-"""Decisions of a run: the steps of its graph in which a model was asked.
+"""Decisions of a run: the steps of its graph in which a model was asked, and the forks by which
+`hrm-agent blame` values the moments before them.
 
 A run can be forked before each decision, at the checkpoint from which the step began. Decisions
 follow from the record alone, so that no checkpoint is read to find them.
@@ -12,7 +13,9 @@ from dataclasses import dataclass, field
 from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory import Call, Trajectory
 
-__all__ = ["Decision", "decisions"]
+__all__ = ["Decision", "blame_run_id", "decisions", "made_by_blame"]
+
+_BLAME = "blame"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,14 @@ def decisions(trajectory: Trajectory) -> list[Decision]:
         if start := call.identity.step:
             found.setdefault(start, Decision(start)).calls.append(call)
     return list(found.values())
+
+
+def blame_run_id(run_id: str) -> str:
+    """Id of the run under which the forks of a run's moments are recorded."""
+    return f"{run_id}/{_BLAME}" if run_id else _BLAME
+
+
+def made_by_blame(trajectory: Trajectory) -> bool:
+    """True for a fork that values a moment. A person's run may be called `blame`, too."""
+    named = trajectory.run_id == _BLAME or trajectory.run_id.endswith(f"/{_BLAME}")
+    return named and trajectory.forked_from is not None

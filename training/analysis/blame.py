@@ -29,9 +29,9 @@ from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.scoring import Score
 from hrm_agent.training.select.roc import outcome_of
 from hrm_agent.trajectory import ForkRef, Trajectory, content_hash, derive_seed
-from hrm_agent.trajectory.decisions import Decision, decisions
+from hrm_agent.trajectory.decisions import Decision, blame_run_id, decisions
 
-__all__ = ["Blame", "BlamedRun", "Fall", "MomentValue", "blame", "blame_run_id"]
+__all__ = ["Blame", "BlamedRun", "Fall", "MomentValue", "blame"]
 
 Verifier = Callable[[str], float | Mapping[str, float]]
 
@@ -126,11 +126,6 @@ class BlamedRun:
     def decisions(self) -> list[Decision]:
         """Decisions at moments of the lineage."""
         return [each for each in decisions(self.trajectory) if each.checkpoint_id in self.moments]
-
-
-def blame_run_id(run_id: str) -> str:
-    """Id of the run under which the forks of a run are recorded."""
-    return f"{run_id}/blame" if run_id else "blame"
 
 
 async def blame(

@@ -22,6 +22,7 @@ from hrm_agent.store.run_store import file_of, own_run
 from hrm_agent.training.evaluation.rubrics import scorings_named
 from hrm_agent.training.update.batch import no_gradient
 from hrm_agent.trajectory import Call, LogprobKind, Scoring, Trajectory
+from hrm_agent.trajectory.decisions import made_by_blame
 
 __all__ = ["RecordedRuns", "TokenReader", "is_same_store", "opened_runs"]
 
@@ -70,7 +71,7 @@ class _StoredRuns:
             ("1 = 1", ()) if own is None else ("run_id = ?", (own,))
         )
         headers = self._journal.headers(*where, on_damage)
-        kept = [each for each in headers if each.run_id.rpartition("/")[2] != "blame"]
+        kept = [each for each in headers if not made_by_blame(each)]
         if len(kept) < len(headers):
             left_out["value a moment (`hrm-agent blame`)"] = len(headers) - len(kept)
         return kept

@@ -27,14 +27,14 @@ from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.time_travel.fork import history
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
-from hrm_agent.training.analysis.blame import Blame, BlamedRun, Fall, blame, blame_run_id
+from hrm_agent.training.analysis.blame import Blame, BlamedRun, Fall, blame
 from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.scoring import OF_OWN_CALLS, rollouts_of, scoring_by
 from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.trajectory import DropReason, RunStatus, Trajectory
-from hrm_agent.trajectory.decisions import decisions
+from hrm_agent.trajectory.decisions import blame_run_id, decisions
 
 __all__ = ["BlameConfig", "run"]
 

@@ -183,3 +183,15 @@ def test_the_rubric_of_a_run_in_a_shared_store_is_its_own(hrm: Command) -> None:
     assert hrm(*words).code == 0
     (run,) = hrm("blame", "own", "--forks", "1", "--json").json["runs"]
     assert {each["value"] for each in run["moments"]} == {0.0} and run["lost_at"] is None
+
+
+def test_a_training_on_the_store_leaves_out_forks_of_blame_and_not_a_run_of_that_name(
+    hrm: Command, wrong: str
+) -> None:
+    assert hrm("blame", "run", wrong, "--forks", "2").code == 0
+    done = hrm("train", "rl", "--from", "run/store.db", "--out", "learnt")
+    assert "value a moment (`hrm-agent blame`)" in done.err
+    words = ("collect", "--count", "2", "--samples", "4", "--seed", "1", "--out", "blame")
+    assert hrm(*words).code == 0
+    told = hrm("train", "rl", "--from", "blame", "--out", "learnt-too").err
+    assert "value a moment" not in told

@@ -28,6 +28,7 @@ from hrm_agent.store.browse.state import (
 from hrm_agent.store.values.damage import DAMAGED, in_a_line
 from hrm_agent.store.values.plain_reader import SentTask, ShownMessage, StoredQuestion, Unread
 from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory
+from hrm_agent.trajectory.decisions import made_by_blame
 from hrm_agent.trajectory.words import text_of, thoughts_of
 from hrm_agent.viewer.json_text import (
     SHOWN,
@@ -110,7 +111,7 @@ def _value(forks: Sequence[Trajectory]) -> dict[str, Any] | None:
     """Value of a moment by its newest group of forks that `hrm-agent blame` made, with Wilson's 95 %
     interval (None without such forks, or if none was judged).
     """
-    made = [fork for fork in forks if fork.run_id.rpartition("/")[2] == "blame"]
+    made = [fork for fork in forks if made_by_blame(fork)]
     newest = max(made, key=lambda fork: fork.started_at, default=None)
     ended = (RunStatus.COMPLETED, RunStatus.TRUNCATED)
     outcomes = [
