@@ -11,6 +11,7 @@
     ├── RetrievalError         documents cannot be indexed, or an index cannot be opened, read or written
     ├── RunError               a run directory is missing, incomplete or belongs to another configuration
     └── StoreError             the run store cannot be opened, read or written
+        ├── StoreChangedError  another process wrote to the store during a read: read again
         ├── StoreVersionError  the store was written by a newer schema version
         ├── StoreDamagedError  pages of the store's file cannot be read
         ├── StoreFullError     the disk is full; what was committed before is intact
@@ -42,6 +43,7 @@ __all__ = [
     "QueueFullError",
     "RetrievalError",
     "RunError",
+    "StoreChangedError",
     "StoreDamagedError",
     "StoreError",
     "StoreFullError",
@@ -114,6 +116,12 @@ class RunError(HrmError):
 
 class StoreError(HrmError):
     """The run store cannot be opened, read or written."""
+
+
+class StoreChangedError(StoreError):
+    """Another process has written to the store while it was being read, so that what was read may
+    be a mixture. A second read is sound.
+    """
 
 
 class StoreVersionError(StoreError):

@@ -20,12 +20,12 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreError, nearest, to_install
 from hrm_agent.viewer.json_text import NotThere, json_text
-from hrm_agent.viewer.places import NoPlaceError, Place, Places
+from hrm_agent.viewer.places import NoPlaceError, Places
 from hrm_agent.viewer.projections import ENDPOINTS, PLACE, Endpoint
 
 try:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WEB", "EnvironmentServer", "Viewer", "viewing"]
 
-T = TypeVar("T")
 WEB = Path(__file__).parent / "web"
 _PREFIX = "/api/v1/"
 _FILES = "file"
@@ -174,7 +173,7 @@ class Viewer:
                 f"Add {PLACE}=ID. `GET /api/v1/about` lists the ids.",
             )
         place = self._places.get(query[PLACE])
-        found = _of_one_moment(place, lambda: endpoint.function(place, **values))
+        found = place.read(lambda: endpoint.function(place, **values))
         return found | self._live() if name == "environment" else found
 
     def _live(self) -> dict[str, Any]:
@@ -226,20 +225,6 @@ class Viewer:
     async def drain(self) -> None:
         """End all event streams."""
         self.events.end()
-
-
-def _of_one_moment(place: Place, make: Callable[[], T]) -> T:
-    """Result of `make`, computed from one snapshot of the place. If it fails, it is tried once
-    more, since a writer may have interfered.
-    """
-    try:
-        with place.moment():
-            return make()
-    except (NotThere, NoPlaceError):
-        raise
-    except StoreError:
-        with place.moment():
-            return make()
 
 
 def _refuse_values(request: web.Request) -> None:

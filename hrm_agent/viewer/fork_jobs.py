@@ -121,16 +121,16 @@ class ForkJobs:
         """Plan of a fork. Raises `ConfigError` for an invalid edit, and `NotThere` for a missing
         checkpoint.
         """
-        return fork_plan(place, _only(request, "thread", "checkpoint", "edit"))
+        given = _only(request, "thread", "checkpoint", "edit")
+        return place.read(lambda: fork_plan(place, given))
 
     def fork(self, place: Place, request: Request) -> dict[str, Any]:
         """Start a planned fork. Raises `RunError` if the plan has changed, so that its digest
         differs.
         """
         given = _only(request, "thread", "checkpoint", "edit", "digest", "count")
-        planned = fork_plan(
-            place, {name: given[name] for name in given if name not in ("digest", "count")}
-        )
+        asked = {name: given[name] for name in given if name not in ("digest", "count")}
+        planned = place.read(lambda: fork_plan(place, asked))
         if _name(given.get("digest")) != planned["digest"]:
             raise RunError(
                 "The fork differs from its plan.",

@@ -9,21 +9,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from hrm_agent.basics.unicode import replace_surrogates
-from hrm_agent.errors import HrmError, StoreError, nearest
+from hrm_agent.errors import HrmError, StoreChangedError, StoreError, nearest
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.database.read_only import ReadOnlyDatabase
 from hrm_agent.store.database.sqlite_read_only import change_mark_of, is_run_store
 from hrm_agent.store.run_store import file_of, shown_url
+from hrm_agent.viewer.json_text import NotThere
 from hrm_agent.viewer.run_files import config_of
 
 __all__ = ["NoPlaceError", "Place", "Places", "is_run_folder"]
 
+T = TypeVar("T")
 _OF_TRAINING = ("config.toml", "metrics.jsonl", STORE_POINTER)
 _STORE = "store.db"
 _NO_STORE = "train sft"
@@ -34,6 +37,8 @@ _SECONDS_BETWEEN_TRIES = 2.0
 """Minimum seconds until opening a place is tried again after a failure, unless its file changes
 before.
 """
+_READS = 6
+"""Maximum reads of an answer while other processes write to the place."""
 
 
 class NoPlaceError(StoreError):
@@ -73,6 +78,8 @@ class Place:
                 raise self._failed[2].with_traceback(None)
             try:
                 self._store = self._opened()
+            except StoreChangedError:
+                raise
             except HrmError as error:
                 # an unreachable server must not delay every request
                 now = time.monotonic()
@@ -107,6 +114,24 @@ class Place:
             return
         with database.read():
             yield
+
+    def read(self, make: Callable[[], T]) -> T:
+        """Result of `make`, computed from one snapshot of the place. It is computed again while
+        another process interferes, and once more after any other failure of the store.
+        """
+        for left in reversed(range(_READS)):
+            try:
+                with self.moment():
+                    return make()
+            except (NotThere, NoPlaceError):
+                raise
+            except StoreChangedError:
+                if not left:
+                    raise
+            except StoreError:
+                break
+        with self.moment():
+            return make()
 
     def mark(self) -> Hashable:
         """Value that changes whenever the place has changed, or may have changed."""

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from hrm_agent.errors import HrmError
+from hrm_agent.errors import HrmError, StoreChangedError
 from hrm_agent.store import STORE_POINTER, open_store
 from hrm_agent.viewer import places as module
+from hrm_agent.viewer.json_text import NotThere
 from hrm_agent.viewer.places import NoPlaceError, Place, Places
 from hrm_agent.viewer.projections.run.curves import metrics
 from hrm_agent.viewer.projections.runs import runs
@@ -263,3 +265,44 @@ def test_one_moment_is_read_inside_a_block(
             "postgresql://"
         )
         place.close()
+
+
+def test_an_answer_is_read_again_while_other_processes_write(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    make(path)
+    (place,) = Places([str(path)]).all()
+    read: list[int] = []
+    numbers = count()
+
+    def answer(disturbances: int) -> int:
+        known = len(place.store().threads())
+        read.append(known)
+        if len(read) <= disturbances:
+            with open_store(path) as other:  # closed within the read, with its log
+                name = f"later {next(numbers)}"
+                other.journal.write_trajectory(
+                    make_trajectory().model_copy(update={"id": name, "thread_id": name})
+                )
+        return known
+
+    assert place.read(lambda: answer(3)) == read[0] + 3
+    assert len(read) == 4
+    read.clear()
+    with pytest.raises(StoreChangedError, match=r"written to while it was being read\. Read it"):
+        place.read(lambda: answer(1000))
+    place.close()
+
+
+def test_a_missing_thing_is_looked_for_once(tmp_path: Path) -> None:
+    make(tmp_path / "store.db")
+    (place,) = Places([str(tmp_path / "store.db")]).all()
+    looked: list[str] = []
+
+    def answer() -> None:
+        looked.append("once")
+        raise NotThere("There is no call 'x'.")
+
+    with pytest.raises(NotThere):
+        place.read(answer)
+    assert looked == ["once"]
+    place.close()

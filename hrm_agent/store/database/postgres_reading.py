@@ -20,7 +20,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError, to_install
+from hrm_agent.errors import (
+    StoreChangedError,
+    StoreError,
+    StoreFullError,
+    StoreVersionError,
+    to_install,
+)
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.database.database import Database
 from hrm_agent.store.database.leases import LEASE_SECONDS
@@ -351,7 +357,7 @@ class _Moment:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             for asked, given, answer in self._asked:
                 if sum_of(connection.cursor().execute(asked, given)) != answer:
-                    raise StoreError(
+                    raise StoreChangedError(
                         f"The connection to {self._database.url} was lost in the middle of a read,"
                         " and the rows that had been read by then have changed since.",
                         "Read it again.",

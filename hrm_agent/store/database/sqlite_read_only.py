@@ -10,8 +10,8 @@ move its log into the file, and a copy of the file alone lacks the log's rows. S
   instead (`keeps_connections`).
 * If the log is missing or empty, the file is opened as immutable, without locks and without files
   beside it. A writer that starts meanwhile writes to a new log, which this reader does not read.
-  If the log is moved into the file during the read, the result may be a mixture, and `StoreError`
-  is raised.
+  If the log is moved into the file during the read, the result may be a mixture, and
+  `StoreChangedError` is raised.
 * If the log has rows, the files exist already, since a writer is running or was killed. The file is
   opened with `mode=ro`. The first connection after a crash rebuilds the log's index, in `-shm`.
 
@@ -29,7 +29,7 @@ from collections.abc import Generator, Hashable
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import StoreChangedError, StoreError
 from hrm_agent.store.database.cursors import Cursor
 from hrm_agent.store.database.read_only import ReadOnlyDatabase
 from hrm_agent.store.database.sqlite_file import SQLITE_TYPES, SqliteFile, missing_tables
@@ -163,8 +163,8 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
         except sqlite3.Error as error:
             raise self.store_error(error) from error
 
-    def _changed(self) -> StoreError:
-        return StoreError(
+    def _changed(self) -> StoreChangedError:
+        return StoreChangedError(
             f"The store {self._file} was written to while it was being read.", "Read it again."
         )
 

@@ -54,10 +54,12 @@ def runs(places: Sequence[Place]) -> dict[str, Any]:
     problems: list[dict[str, Any]] = []
     for place in places:
         try:
-            with place.moment():
-                found += place_runs(place)
-                if count := count_bare_threads(place.store()):
-                    bare.append({"place": place.id, "threads": count})
+            own, count = place.read(
+                lambda place=place: (place_runs(place), count_bare_threads(place.store()))
+            )
+            found += own
+            if count:
+                bare.append({"place": place.id, "threads": count})
         except HrmError as error:
             problems.append({"place": place.id, "message": error.message, "hint": error.hint})
         except DAMAGED as error:  # a forged row or file of one place must not hide other places
