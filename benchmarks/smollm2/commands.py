@@ -97,6 +97,7 @@ def evaluated(
     context: Mapping[str, Any],
     flags: Mapping[str, str],
     seed: int = HELD_OUT_SEED,
+    dtype: str = "bfloat16",
 ) -> Row:
     """Facts of an evaluation on held-out problems, which is made in `place` unless it is there. The
     most probable token is taken each time. Exits if another number of problems is there.
@@ -104,7 +105,7 @@ def evaluated(
     results = place / "results.json"
     if not results.exists():
         common = {
-            "policy": f"{policy}?dtype=bfloat16",
+            "policy": f"{policy}?dtype={dtype}",
             "tasks": tasks,
             "count": str(problems),
             "seed": str(seed),

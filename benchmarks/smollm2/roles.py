@@ -1,24 +1,26 @@
 """SmolLM2-135M-Instruct learns the four roles of the reasoning graph: a cold start of form alone,
 then GRPO-RoC (`configs/smollm2-135m-roles.toml`).
 
-    python -m benchmarks.smollm2.roles [--seed 0] [--folder runs/smollm2-roles] [--json FILE]
+    python -m benchmarks.smollm2.roles [--seed 0] [--dtype float32] [--folder runs/smollm2-roles] [--json FILE]
 
 The training is made with one adapter for all roles, and with one adapter a role. The better one of
-both, on problems that are used for this alone, is trained again with each role frozen in turn: its
-answers are then context, and no token of them is trained on. Each is evaluated on the same held-out
-problems of `basic_arithmetic` and of `gsm_symbolic`, half of each. What is in the folder is not
-repeated. `--quick` takes a step each, in the folder's `quick`.
+both, by the rollouts of its last steps, is trained again with each role frozen in turn: its answers
+are then context, and no token of them is trained on. Each is evaluated on the same held-out problems
+of `basic_arithmetic` and of `gsm_symbolic`, half of each. Up to `--jobs` trainings run in parallel, of
+one thread each. What is in the folder is not repeated. `--quick` takes a step each, in the folder's
+`quick`.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning.runs import rows_of
 from benchmarks.smollm2.commands import (
-    HELD_OUT_SEED,
     POLICY,
     cold_start,
     cpu_seconds,
@@ -39,12 +41,12 @@ SOURCES = {
 }
 LESSONS, LESSON_STEPS, QUICK_LESSONS = 640, 40, 32
 QUICK = ("--steps", "1", "--prompts-per-step", "2", "--group-size", "2")
-CHOICE_SEED = HELD_OUT_SEED + 1
-"""Seed of the problems by which the better training is chosen."""
+LAST_STEPS = 4
+"""Steps at the end of a training whose rollouts choose the better one."""
 ONE, OWN = "one adapter", "an adapter a role"
 
 
-def compared(folder: Path, seed: int, problems: int, *, quick: bool) -> Row:
+def compared(folder: Path, seed: int, problems: int, dtype: str, jobs: int, *, quick: bool) -> Row:
     """Facts of each point by source: the cold start, both trainings, and each frozen role.
     `problems`: held-out problems of all sources.
     """
@@ -56,29 +58,37 @@ def compared(folder: Path, seed: int, problems: int, *, quick: bool) -> Row:
         place = folder / point.replace(" ", "-")
         if not (place / "model").exists():
             common = ("--policy", str(started), "--seed", str(seed), "--out", str(place))
-            reduced = QUICK if quick else ()
-            run(folder, "train", "rl", "--config", str(CONFIG), *common, *flags, *reduced)
-        return {"cpu_seconds": cpu_seconds(place), **_evaluated(place, place / "model", problems)}
+            reduced = (*common, "--dtype", dtype, *(QUICK if quick else ()))
+            run(folder, "train", "rl", "--config", str(CONFIG), *flags, *reduced)
+        last = rows_of(place)[-LAST_STEPS:]
+        return {
+            "cpu_seconds": cpu_seconds(place),
+            "correct_at_the_end": sum(row["rollout/correct"] for row in last) / len(last),
+            **_evaluated(place, place / "model", problems, dtype),
+        }
 
-    def chosen_by(point: str) -> float:
-        place = folder / point.replace(" ", "-")
-        return _accuracy(_evaluated(place, place / "model", problems // 2, CHOICE_SEED))
+    points: Row = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        before = pool.submit(_evaluated, folder / "before", started, problems, dtype)
+        shared = pool.submit(trained, ONE)
+        separate = pool.submit(trained, OWN, *own)
+        points |= {"cold start": before.result(), ONE: shared.result(), OWN: separate.result()}
+        better = max((ONE, OWN), key=lambda point: points[point]["correct_at_the_end"])
+        frozen: Row = {}
+        for role in ROLES:
+            others = [word for other in ROLES if other != role for word in ("--lora-roles", other)]
+            kept = others if better == OWN else []
+            point = f"{role} frozen"
+            frozen[point] = pool.submit(trained, point, *kept, "--frozen-roles", role)
+        points |= {point: made.result() for point, made in frozen.items()}
+    return {"seed": seed, "dtype": dtype, "better": better, "points": points}
 
-    before = _evaluated(folder / "before", started, problems)
-    points: Row = {"cold start": before, ONE: trained(ONE), OWN: trained(OWN, *own)}
-    better = max((ONE, OWN), key=chosen_by)
-    for role in ROLES:
-        others = [word for other in ROLES if other != role for word in ("--lora-roles", other)]
-        kept = others if better == OWN else []
-        points[f"{role} frozen"] = trained(f"{role} frozen", *kept, "--frozen-roles", role)
-    return {"seed": seed, "better": better, "points": points}
 
-
-def _evaluated(place: Path, policy: Path, problems: int, seed: int = HELD_OUT_SEED) -> Row:
+def _evaluated(place: Path, policy: Path, problems: int, dtype: str) -> Row:
     settings = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     return {
         source: evaluated(
-            place / ("held-out" if seed == HELD_OUT_SEED else "choice") / source,
+            place / "held-out" / source,
             policy,
             cwd=place.parent,
             tasks=spec,
@@ -89,7 +99,7 @@ def _evaluated(place: Path, policy: Path, problems: int, seed: int = HELD_OUT_SE
                 "rewards": settings["rewards"],
                 "max-tokens": str(settings["max_tokens"]),
             },
-            seed=seed,
+            dtype=dtype,
         )
         for source, spec in SOURCES.items()
     }
@@ -122,12 +132,23 @@ def main() -> None:
     """Run the benchmark."""
     asked = parser(__doc__, folder="runs/smollm2-roles", problems=128, counted="in all")
     asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--jobs", type=int, default=2, help="trainings in parallel")
+    asked.add_argument(
+        "--dtype", default="bfloat16", help="number format of weights: bfloat16 or float32"
+    )
     options = asked.parse_args()
     folder: Path = options.folder.absolute()
     folder = folder / "quick" if options.quick else folder
     folder.mkdir(parents=True, exist_ok=True)
     run(folder, "models", "get", POLICY)
-    record = compared(folder, options.seed, options.problems, quick=options.quick)
+    record = compared(
+        folder,
+        options.seed,
+        options.problems,
+        options.dtype,
+        options.jobs,
+        quick=options.quick,
+    )
     report(table(record), record, options.json)
 
 

@@ -37,6 +37,7 @@ from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import roles_on_record
 from hrm_agent.models.cached.downloads import reach_hub
 from hrm_agent.models.codec.opening import load_tokenizer, open_codec
+from hrm_agent.models.loading.slow_formats import tell_of_slow_format
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.role_adapters import put_adapters, read_adapter
 from hrm_agent.models.model_string import CodecOptions, LoadOptions
@@ -133,12 +134,14 @@ def load_pretrained(
     """
     model, tokenizer = _read(path_or_name, {"dtype": dtype}, codec)
     try:
-        return model.to(device).eval(), tokenizer
+        model = model.to(device).eval()
     except Exception as error:  # the device is missing or full
         raise ModelError(
             f"The model {path_or_name!r} cannot be put on {device!r}: {error}",
             "Leave device out, or write cpu.",
         ) from error
+    tell_of_slow_format(model)
+    return model, tokenizer
 
 
 def load_engine(

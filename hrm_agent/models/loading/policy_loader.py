@@ -180,7 +180,7 @@ def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
         why = f"{asked.scheme!r} names a provider, whose weights are not here"
         hint = _TRAINABLE
         if asked.scheme == "vllm":
-            why = "the server has loaded its weights, and a trainer has to load them itself itself"
+            why = "the server has loaded its weights, and a trainer has to load them itself"
             hint = (
                 f"Name its weights by --policy, and the server by --engine vllm --servers '{name}'."
             )
