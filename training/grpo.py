@@ -56,7 +56,7 @@ from hrm_agent.training.rollout.ahead import StepsUnderWay, with_bound
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.groups import Collector
 from hrm_agent.training.rollout.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
-from hrm_agent.training.rollout.scoring import Score, scoring_by
+from hrm_agent.training.rollout.scoring import Score, scoring_by_family
 from hrm_agent.training.rollout.source import StepPlan, TaskSource, held_out, key_of, tasks_of_run
 from hrm_agent.training.select.carry_over import Carried, CarryOver
 from hrm_agent.training.select.roc import is_positive, outcome_of
@@ -72,6 +72,7 @@ from hrm_agent.training.tasks import Task
 from hrm_agent.training.tasks.sources import keep_sources
 from hrm_agent.training.update.batch import (
     ForwardName,
+    Lesson,
     MicroBatch,
     build_batches,
     left_out,
@@ -116,10 +117,10 @@ async def train(
             await follow(ranks)
             return folder / "model"
         refuse_unsendable(config.processes, config)
-        graph = config.graph
+        graphs = config.graphs
         options = config.configurable
-        refuse_other_roles(config.adapter.lora_roles, "lora_roles", graph, options)
-        refuse_other_roles(config.loss.frozen_roles, "frozen_roles", graph, options)
+        refuse_other_roles(config.adapter.lora_roles, "lora_roles", graphs, options)
+        refuse_other_roles(config.loss.frozen_roles, "frozen_roles", graphs, options)
         config = with_bound(config)
         take_own_parts(config, folder)
         learner = (
@@ -137,7 +138,7 @@ async def train(
             allow=config.allowed_types,
         )
         runner = await stack.enter_async_context(recording)
-        scoring = scoring_by(
+        scoring = scoring_by_family(
             config,
             runner.store,
             carry_over=config.rollout.carry_over,
@@ -246,6 +247,7 @@ class TrainingRun(ABC):
                 config,
                 forward=learner.forward,
                 ranks=learner.accelerator.num_processes,
+                lesson=learner.teachers.lesson if learner.teachers is not None else None,
             )
         with phases("update"):
             update = await self.updated(batches, plan.rate)
@@ -438,6 +440,7 @@ def mini_batches(
     *,
     forward: ForwardName,
     ranks: int = 1,
+    lesson: Lesson | None = None,
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each optimiser step of a batch (an empty list for a step without trained
     tokens).
@@ -453,6 +456,7 @@ def mini_batches(
         forward=forward,
         whole_trajectories=of_sequences(loss.objective),
         roles=config.adapter.lora_roles,
+        lesson=lesson,
     )
     parts = split_kept(overlays, config.optim.mini_batches, seed=config.seed)
     budget = decided(loss.micro_batch_tokens, "micro_batch_tokens")

@@ -29,6 +29,7 @@ from hrm_agent.training.config.parts import (
     CheckpointSettings,
     EnginesPart,
     EvaluationPart,
+    FamilyPart,
     KeepPart,
     LossPart,
     OptimPart,
@@ -42,6 +43,7 @@ from hrm_agent.training.config.parts import (
 from hrm_agent.training.config.rules import (
     QUOTA_KEYS,
     ratio_moves,
+    refuse_families,
     refuse_teacher,
     refuse_uncorrected,
     refuse_with_forks,
@@ -316,6 +318,10 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     """Stages of the training, in order. `steps` is the sum of their steps. Stages can only be given
     in a file, as [[stages]].
     """
+    families: tuple[FamilyPart, ...] = ()
+    """Families of tasks with settings of their own. They can only be given in a file, as
+    [[families]].
+    """
 
     @classmethod
     def of(cls, **keys: Any) -> Self:
@@ -397,7 +403,10 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         refuse_uncorrected(self.rollout, self.loss, self.samples)
         if not self.source:
             refuse_with_forks(self.rollout, self.select, self.loss, self.samples)
-        refuse_teacher(self.loss, self.engines, self.temperature)
+        refuse_teacher(
+            self.loss, self.families, self.engines, self.temperature, self.optim.sharding
+        )
+        refuse_families(self.families, self.select, self.loss, on_record=bool(self.source))
         if self.by and self.rewards is not None:
             raise ConfigError(
                 "Both by and rewards were named.", "Take scores on record (by) or new (rewards)."
@@ -415,6 +424,33 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
                 f"steps = {self.steps}, but the stages have {total} together.", "Leave steps out."
             )
         return self.model_copy(update={"steps": total})
+
+    def of_family(self, family: str) -> Self:
+        """Configuration with the settings of one family of tasks."""
+        own = next((each for each in self.families if each.name == family), None)
+        if own is None:
+            return self
+        select = {"algorithm": own.algorithm or self.select.algorithm}
+        return self.model_copy(
+            update={
+                "graph": own.graph or self.graph,
+                "context": {**self.context, **own.context},
+                "rewards": own.rewards or self.rewards,
+                "select": self.select.model_copy(update=select),
+            }
+        )
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """Graphs of all families, without repeats, the training's own first."""
+        own = [each.graph for each in self.families if each.graph is not None]
+        return tuple(dict.fromkeys((self.graph, *own)))
+
+    @property
+    def rubrics(self) -> tuple[str, ...]:
+        """Rubrics of all families, without repeats, the training's own first if it has one."""
+        named = (self.rewards, *(each.rewards for each in self.families))
+        return tuple(dict.fromkeys(each for each in named if each is not None))
 
     @property
     def tasks_of_stages(self) -> tuple[str, ...]:

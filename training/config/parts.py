@@ -32,6 +32,7 @@ __all__ = [
     "CheckpointSettings",
     "EnginesPart",
     "EvaluationPart",
+    "FamilyPart",
     "KeepPart",
     "LossPart",
     "ObjectiveDefaults",
@@ -315,9 +316,12 @@ class LossPart(ConfigPart):
     """
     teacher: str | None = None
     """Policy that teaches: a model with the same vocabulary, an earlier checkpoint, or vllm:URL for
-    a server (at temperature 1). The log of
-    its probability over the policy's is added to the weight of each sampled token (none: no
-    teacher).
+    a server (at temperature 1). The log of its probability over the policy's is added to the weight
+    of each sampled token (none: no teacher).
+    """
+    teacher_prompt: str | None = None
+    """Text that teachers read after the first message of the user, with {answer} in the place of
+    the task's reference answer (none: they read what the policy read).
     """
     teacher_coef: float = Field(default=1.0, gt=0)
     """Coefficient of the teacher's part in a token's weight."""
@@ -588,6 +592,27 @@ class EvaluationPart(ConfigPart):
     """Number of consecutive evaluations without a new best after which the run ends (0: the run
     takes all its steps).
     """
+
+
+class FamilyPart(BaseModel):
+    """Settings of one family of tasks, in place of those of the whole training. A value of None is
+    that of the whole training.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """Family of the tasks, as it stands on record and in the metrics by family."""
+    graph: str | None = None
+    """Graph that runs the tasks."""
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Further options of the graph, which override those of the whole training."""
+    rewards: str | None = None
+    """Rubric that scores the rollouts."""
+    algorithm: Literal["grpo", "grpo-random", "grpo-roc", "grpo-roc-random"] | None = None
+    """Selection algorithm."""
+    teacher: str | None = None
+    """Policy that teaches. The training needs a teacher for its other families, too."""
 
 
 class TrainingStage(BaseModel):

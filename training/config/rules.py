@@ -7,17 +7,19 @@ effect in a kind that does not name it, and is refused in a configuration of tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from hrm_agent.config import is_own
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.training.config.parts import (
     AdapterPart,
     EnginesPart,
+    FamilyPart,
     LossPart,
     OptimPart,
     RolloutPart,
@@ -30,6 +32,8 @@ __all__ = [
     "UNIONS",
     "KeyUnion",
     "ratio_moves",
+    "refuse_families",
+    "refuse_other_families",
     "refuse_teacher",
     "refuse_uncorrected",
     "refuse_with_forks",
@@ -148,7 +152,7 @@ UNIONS = (
     ),
     KeyUnion(
         "teacher",
-        {True: ("teacher_coef", "outcome_coef")},
+        {True: ("teacher_coef", "outcome_coef", "teacher_prompt")},
         "here: teacher is not set",
         "Name one with teacher.",
     ),
@@ -218,10 +222,10 @@ def with_acting_keys(config: Config, *, on_record: bool) -> Config:
         if isinstance(value, BaseModel):
             fields = type(value).model_fields
             keys |= {key: getattr(value, key) for key in fields}
-            defaults |= {key: inner.default for key, inner in fields.items()}
+            defaults |= {key: _default(inner) for key, inner in fields.items()}
         else:
             keys[name] = value
-            defaults[name] = field.default
+            defaults[name] = _default(field)
     idle: dict[str, Any] = {}
     for union in UNIONS:
         listed = keys.keys() & set(chain.from_iterable(union.keys.values()))
@@ -239,13 +243,19 @@ def with_acting_keys(config: Config, *, on_record: bool) -> Config:
             if not on_record:
                 usual = own if defaults[key] is None else defaults[key]
                 left = (
-                    "Leave it out." if usual in (None, (), "") else f"Leave it out, or at {usual}."
+                    "Leave it out."
+                    if usual in (None, (), "", {})
+                    else f"Leave it out, or at {usual}."
                 )
                 raise ConfigError(
                     f"{key} has no effect {union.why.format(kind=kind)}.", union.hint or left
                 )
             keys[key] = idle[key] = defaults[key]
     return with_values(config, idle)
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True, validated_data={})
 
 
 def with_values(config: Config, values: Keys) -> Config:
@@ -282,22 +292,79 @@ def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> No
         )
 
 
-def refuse_teacher(loss: LossPart, engines: EnginesPart, temperature: float) -> None:
-    """Raise `ConfigError` for a teacher on a vLLM server that cannot teach this policy."""
-    teacher = loss.teacher or ""
-    if not teacher.startswith("vllm:"):
-        return
-    if temperature != 1:
+def refuse_teacher(
+    loss: LossPart,
+    families: Sequence[FamilyPart],
+    engines: EnginesPart,
+    temperature: float,
+    sharding: str,
+) -> None:
+    """Raise `ConfigError` for teachers that cannot teach this policy."""
+    named = [each.teacher for each in families if each.teacher is not None]
+    if named and loss.teacher is None:
         raise ConfigError(
-            f"teacher = {teacher} does not go with temperature = {temperature:g}: a server returns"
-            " log-probs at temperature 1.",
-            "Sample at temperature 1, or take a teacher of this machine.",
+            f"{named[0]} is to teach one family, but teacher is not set for the others.",
+            "Name one with teacher.",
         )
-    if teacher.partition("?")[0] in {each.partition("?")[0] for each in engines.servers}:
+    if loss.teacher_prompt is not None and "{answer}" not in loss.teacher_prompt:
         raise ConfigError(
-            f"{teacher} is to teach, and is one of the servers that get the trained weights.",
-            "Take another server for the teacher.",
+            f"teacher_prompt = {loss.teacher_prompt!r} does not have {{answer}} in it.",
+            "Write {answer} where the reference answer of the task is to stand.",
         )
+    names = {loss.teacher or "", *named}
+    if sharding == "fsdp2" and len({each for each in names if not each.startswith("vllm:")}) > 1:
+        raise ConfigError(
+            "sharding = fsdp2 does not go with several teachers of this machine, since all ranks"
+            " have to ask the same one at a time.",
+            "Take one teacher, servers (vllm:URL), or sharding ddp.",
+        )
+    for teacher in (each for each in sorted(names) if each.startswith("vllm:")):
+        if temperature != 1:
+            raise ConfigError(
+                f"teacher = {teacher} does not go with temperature = {temperature:g}: a server"
+                " returns log-probs at temperature 1.",
+                "Sample at temperature 1, or take a teacher of this machine.",
+            )
+        if teacher.partition("?")[0] in {each.partition("?")[0] for each in engines.servers}:
+            raise ConfigError(
+                f"{teacher} is to teach, and is one of the servers that get the trained weights.",
+                "Take another server for the teacher.",
+            )
+
+
+def refuse_families(
+    families: Sequence[FamilyPart], select: SelectPart, loss: LossPart, *, on_record: bool
+) -> None:
+    """Raise `ConfigError` for settings of families that contradict each other or the training."""
+    if families and on_record:
+        raise ConfigError(
+            "families does not go with --from: what is on record has been run and scored.",
+            "Leave families out.",
+        )
+    names = [each.name for each in families]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"families has {name!r} twice.", "Put its settings in one table.")
+    for family in families:
+        other = family.algorithm not in (None, select.algorithm)
+        if other and (loss.credit == "forks" or is_own(select.algorithm)):
+            what = "credit = forks" if loss.credit == "forks" else f"algorithm = {select.algorithm}"
+            raise ConfigError(
+                f"{what} does not go with algorithm = {family.algorithm} of family {family.name!r}.",
+                "Leave the algorithm of the family out.",
+            )
+
+
+def refuse_other_families(named: Iterable[str], families: Iterable[str]) -> None:
+    """Raise `ConfigError` if one of the families that are `named` has no tasks."""
+    known = sorted(set(families))
+    for family in named:
+        if family not in known:
+            near = nearest(family, known)
+            raise ConfigError(
+                f"families names {family!r}, but no task of this training is of it. {near}".strip(),
+                f"The tasks are of {', '.join(known)}.",
+            )
 
 
 def refuse_with_forks(

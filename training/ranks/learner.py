@@ -42,6 +42,7 @@ from hrm_agent.training.update.sharded import (
     take_whole,
     write_sharded,
 )
+from hrm_agent.training.update.teachers import LocalTeacher
 from hrm_agent.training.workers.process import opened_rollouts
 from hrm_agent.training.workers.wire import Message
 
@@ -60,8 +61,10 @@ class RankLearner(Learner):
         super().__init__(config, ranks.accelerator, folder)
         if self._sharded and self._reference is not None:
             self._reference = self._shard(self._reference).eval().requires_grad_(False)
-        if self._sharded and self._teacher is not None:
-            self._teacher = self._shard(self._teacher).eval().requires_grad_(False)
+        if self._sharded and self.teachers is not None:
+            for teacher in dict.fromkeys(self.teachers.all):
+                if isinstance(teacher, LocalTeacher):
+                    teacher.share(self._shard)
         loss = config.loss
         self._by_sequence = of_sequences(loss.objective) or loss.correction == "sequence"
 

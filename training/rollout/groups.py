@@ -186,6 +186,7 @@ class Collector:
         self, stage: str, config: GrpoConfig, place: int, task: Task, samples: int | None = None
     ) -> list[Episode]:
         """Episodes of one group."""
+        config = config.of_family(task.family)
         return group_episodes(
             [task],
             samples or config.samples,

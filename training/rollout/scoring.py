@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.rewards import Rollout, Rubric, Scorer, opened_scorer
 from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.store import RunStore
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.rollout import Attempts
 from hrm_agent.trajectory import DropReason, RunStatus, Scoring, Trajectory
 
-__all__ = ["OF_OWN_CALLS", "REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
+__all__ = [
+    "OF_OWN_CALLS",
+    "REWARD_FAULT",
+    "Score",
+    "rollouts_of",
+    "scored",
+    "scoring_by",
+    "scoring_by_family",
+]
 
 REWARD_FAULT = "the rubric failed: "
 """Prefix of the error of a rollout without a reward."""
@@ -93,6 +102,43 @@ async def scoring_by(
         async def score(attempts: Sequence[Attempts]) -> list[Attempts]:
             last = await scored(scorer, store, [each[-1] for each in attempts])
             return [(*each[:-1], end) for each, end in zip(attempts, last, strict=True)]
+
+        yield score
+
+
+@asynccontextmanager
+async def scoring_by_family(
+    config: GrpoConfig, store: RunStore, *, carry_over: bool, forks: bool, keeps_truncated: bool
+) -> AsyncGenerator[Score]:
+    """Yield the function that scores rollouts of a training, each by the rubric of its family of
+    tasks. Raises `ConfigError` as `scoring_by` does.
+    """
+    families = ("", *(each.name for each in config.families))
+    by_rubric: dict[str | None, Score] = {}
+    async with AsyncExitStack() as stack:
+        for own in (config.of_family(family) for family in families):
+            if own.rewards not in by_rubric:
+                by_rubric[own.rewards] = await stack.enter_async_context(
+                    scoring_by(
+                        own,
+                        store,
+                        carry_over=carry_over,
+                        forks=forks,
+                        keeps_truncated=keeps_truncated,
+                    )
+                )
+
+        async def score(attempts: Sequence[Attempts]) -> list[Attempts]:
+            places: dict[str | None, list[int]] = {}
+            for place, each in enumerate(attempts):
+                rubric = config.of_family(each[-1].task.family).rewards
+                places.setdefault(rubric, []).append(place)
+            found = list(attempts)
+            for rubric, mine in places.items():
+                of_rubric = await by_rubric[rubric]([attempts[place] for place in mine])
+                for place, each in zip(mine, of_rubric, strict=True):
+                    found[place] = each
+            return found
 
         yield score
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.fitted import decided, fit
 from hrm_agent.training.config.parts import TrainingStage
+from hrm_agent.training.config.rules import refuse_other_families
 from hrm_agent.training.tasks import Task, load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
@@ -144,10 +145,16 @@ class TaskSource:
         return step < self._config.steps and not self.progress.is_patience_spent(patience, every)
 
     def prepare(self) -> None:
-        """Raise `TaskError` if the tasks of a stage cannot be trained on."""
+        """Raise `TaskError` if the tasks of a stage cannot be trained on, and `ConfigError` if
+        `families` names one that no task is of.
+        """
         self._extend()
         for number in range(len(self._config.stages)):
             _tasks(at_stage(self._config, number), self._folder, 1)
+        if families := self._config.families:
+            tasks = tasks_of_run(self._config, self._folder)
+            named = (each.name for each in families)
+            refuse_other_families(named, (task.family for task in tasks))
 
     def ran_out(self, step: int) -> bool:
         """Report on stderr that no problem is left in the pool for `step`, and begin the next
@@ -468,6 +475,6 @@ def _tasks(config: GrpoConfig, folder: Path, count: int) -> list[Task]:
         problems=config.rollout.problems,
         folder=tasks_folder(folder),
     )
-    if config.rewards is None:
-        refuse_unscored(tasks, config.tasks)
+    unscored = [task for task in tasks if config.of_family(task.family).rewards is None]
+    refuse_unscored(unscored, config.tasks)
     return tasks

@@ -82,6 +82,7 @@ def judge_group(
     group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig
 ) -> list[Overlay]:
     """Return a verdict for every attempt of every rollout of one group, without advantages."""
+    config = config.of_family(group[0][-1].task.family)
     options = RocOptions(
         selection=config.select.selection,
         min_negatives=config.select.min_negatives,

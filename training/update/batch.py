@@ -39,10 +39,10 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -65,9 +65,11 @@ from hrm_agent.trajectory.forest import paths
 __all__ = [
     "ForwardName",
     "GrowingTree",
+    "Lesson",
     "MicroBatch",
     "NoGradient",
     "PlacedRows",
+    "Preamble",
     "Row",
     "build_batches",
     "kept_rows",
@@ -191,6 +193,21 @@ def no_gradient(call: Call, policy: str) -> NoGradient | None:
     return None if call.trainable else NoGradient.UNTRAINABLE
 
 
+class Preamble(NamedTuple):
+    """Prompt that a teacher reads in place of the policy's."""
+
+    token_ids: tuple[int, ...]
+    """Tokens of the prompt."""
+    replaces: int
+    """Number of tokens at the beginning of the row that it replaces. None of them is trained."""
+
+
+Lesson = Callable[[Trajectory, Call], tuple[int, Preamble | None]]
+"""Function of a trajectory and the first call of a row that returns the number of the row's teacher
+and what it reads in place of the prompt (None: the prompt).
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Path of a forest, as arrays with one entry per token."""
@@ -217,6 +234,10 @@ class Row:
     """Number of trained tokens of the trajectory, over all its rows."""
     role: str = ""
     """Role whose adapter sampled the trained tokens (empty for the shared adapter)."""
+    teacher: int = 0
+    """Number of the row's teacher, if there are teachers."""
+    preamble: Preamble | None = None
+    """Prompt that the teacher reads (None: the policy's)."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -258,6 +279,10 @@ class MicroBatch:
     """Role through whose adapter all tokens go (empty for the shared adapter)."""
     forward: ForwardName = "padded"
     """Forward pass of the batch. In a tree, several tokens may have one parent."""
+    teacher: int = 0
+    """Number of the teacher of all tokens, if there are teachers."""
+    preambles: Mapping[int, Preamble] = field(default_factory=dict[int, Preamble])
+    """Index in N of a trained token -> prompt that its teacher reads before it."""
 
     @property
     def trained_tokens(self) -> int:
@@ -265,11 +290,13 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Copy of the batch on `device`."""
-        moved = {
-            name: getattr(self, name) for name in self.__slots__ if name not in ("role", "forward")
+        tensors = {
+            name: value
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), Tensor)
         }
         return replace(
-            self, **{name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()}
+            self, **{name: each.to(device, non_blocking=True) for name, each in tensors.items()}
         )
 
 
@@ -282,15 +309,18 @@ def build_batches(
     whole_trajectories: bool = False,
     credit: Credit = as_recorded,
     roles: Collection[str] = (),
+    lesson: Lesson | None = None,
     may_be_empty: bool = False,
 ) -> list[MicroBatch]:
     """Build micro-batches of the kept trajectories (empty if nothing is kept). `roles`: roles that
-    have an adapter, besides the shared one.
+    have an adapter, besides the shared one. `lesson`: what teachers get (None without a teacher).
 
     Raises `ModelError` if trajectories were kept but none of them can be trained on, unless it
     `may_be_empty`.
     """
-    rows = kept_rows(trajectories, overlays, credit, roles, may_be_empty=may_be_empty)
+    rows = kept_rows(
+        trajectories, overlays, credit, roles, lesson=lesson, may_be_empty=may_be_empty
+    )
     return micro_batches(
         rows, token_budget=token_budget, forward=forward, whole_trajectories=whole_trajectories
     )
@@ -302,6 +332,7 @@ def kept_rows(
     credit: Credit = as_recorded,
     roles: Collection[str] = (),
     *,
+    lesson: Lesson | None = None,
     may_be_empty: bool = False,
 ) -> list[Row]:
     """Rows of all kept trajectories, in the order of the overlays (empty if nothing was kept).
@@ -319,7 +350,7 @@ def kept_rows(
     rows = [
         row
         for sequence, each in enumerate(whole)
-        for row in linearise(each, weights, sequence, roles)
+        for row in linearise(each, weights, sequence, roles, lesson)
     ]
     if kept and not rows and not may_be_empty:
         raise ModelError(
@@ -336,6 +367,7 @@ def linearise(
     weight_by_call: Mapping[str, float],
     sequence: int = 0,
     roles: Collection[str] = (),
+    lesson: Lesson | None = None,
 ) -> list[Row]:
     """Rows of a trajectory, one for each path that has tokens to train. `sequence`: the
     trajectory's number within the batch.
@@ -364,7 +396,8 @@ def linearise(
             last = max(place for place, call in enumerate(path) if call.id in mine)
             row = _row(path[: last + 1], {name: weight_by_call[name] for name in mine})
             if row.loss_mask.any():
-                rows.append(replace(row, role=role))
+                teacher, preamble = lesson(trajectory, path[0]) if lesson else (0, None)
+                rows.append(replace(row, role=role, teacher=teacher, preamble=preamble))
         trained.update(fresh)
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     return [replace(row, sequence=sequence, sequence_tokens=tokens) for row in rows]
@@ -445,19 +478,19 @@ def micro_batches(
     With the longest rows first, a budget that is too large for the memory fails at once and not
     late in the step. For a tree, rows are in lexicographic order instead. With `whole_trajectories`
     all rows of a trajectory are in one micro-batch, even beyond the budget. Rows that go through
-    different adapters are never batched together.
+    different adapters or have different teachers are never batched together.
     """
-    by_role: dict[str, list[Row]] = {}
+    alike: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        by_role.setdefault(row.role, []).append(row)
+        alike.setdefault((row.role, row.teacher), []).append(row)
     return [
         batch
-        for role in sorted(by_role)
-        for batch in _of_one_adapter(by_role[role], token_budget, forward, whole_trajectories)
+        for kind in sorted(alike)
+        for batch in _of_one_kind(alike[kind], token_budget, forward, whole_trajectories)
     ]
 
 
-def _of_one_adapter(
+def _of_one_kind(
     rows: Iterable[Row], token_budget: int, forward: ForwardName, whole_trajectories: bool
 ) -> list[MicroBatch]:
     units = _by_trajectory(rows) if whole_trajectories else [[row] for row in rows]
@@ -552,6 +585,13 @@ def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
         ),
         role=rows[0].role,
         forward=forward,
+        teacher=rows[0].teacher,
+        preambles={
+            int(index): row.preamble
+            for indices, row in zip(loss_indices, rows, strict=True)
+            if row.preamble is not None
+            for index in indices
+        },
     )
 
 

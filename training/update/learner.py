@@ -84,8 +84,12 @@ class Learner:
         """
         self._folder = folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
-        teacher = config.loss.teacher
-        self._teacher = None if teacher is None else self._policy.teacher(teacher)
+        self.teachers = self._policy.teachers(
+            config.loss,
+            {each.name: each.teacher for each in config.families if each.teacher is not None},
+            config.adapter.lora_roles,
+        )
+        """Models that teach the policy (None without a teacher)."""
 
     def _prepared(self, model: Any) -> tuple[Any, Any]:
         """Model and optimiser, prepared by the accelerator."""
@@ -194,7 +198,7 @@ class Learner:
                 ),
                 accelerator=self.accelerator,
                 reference=self._reference,
-                teacher=self._teacher,
+                teacher=self.teachers,
                 version=self.version,
             )
         _return_freed_memory()

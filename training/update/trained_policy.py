@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,10 +21,10 @@ from hrm_agent.models.loading.load_weights import load_for_answers
 from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.model_string import CodecOptions, LoadOptions, ModelString, parse_model
 from hrm_agent.training.checkpoints import save_policy
-from hrm_agent.training.config.parts import AdapterPart
+from hrm_agent.training.config.parts import AdapterPart, LossPart
 from hrm_agent.training.update.adapters import Adapter, AdaptersByRole
 from hrm_agent.training.update.gradients import weights_not_finite
-from hrm_agent.training.update.teachers import Teacher, open_teacher
+from hrm_agent.training.update.teachers import Teacher, Teachers, open_teacher
 
 __all__ = ["TrainedPolicy", "copy_of_trained"]
 
@@ -106,9 +107,23 @@ class TrainedPolicy:
         model, _ = load_for_answers(model_folder(self.name), self.options)
         return model.eval().requires_grad_(False)
 
-    def teacher(self, name: str) -> Teacher:
-        """Model that teaches this policy. Raises `ModelError` as `open_teacher` does."""
-        return open_teacher(name, self.name, self.tokenizer, self.options)
+    def teachers(
+        self, loss: LossPart, by_family: Mapping[str, str] | None = None, roles: Sequence[str] = ()
+    ) -> Teachers | None:
+        """Models that teach this policy, which has an adapter for each of `roles` (None without a
+        teacher). Some families of tasks have teachers of their own. Raises `ModelError` as
+        `open_teacher` does.
+        """
+        if loss.teacher is None:
+            return None
+
+        def opened(name: str) -> Teacher:
+            return open_teacher(name, self.name, self.tokenizer, self.options, roles)
+
+        own = by_family or {}
+        by_name = {name: opened(name) for name in dict.fromkeys((loss.teacher, *own.values()))}
+        teachers = {family: by_name[name] for family, name in own.items()}
+        return Teachers(by_name[loss.teacher], teachers, loss.teacher_prompt, self.codec)
 
     def recompute_activations(self) -> None:
         """Keep only each layer's inputs for the backward pass, which computes the layer again."""

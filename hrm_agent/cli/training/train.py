@@ -240,8 +240,8 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     require_trackers(config)
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     config, choice = fitted_rl(config, folder)
-    if config.rewards is not None:
-        load_rubric(config.rewards)
+    for rubric in config.rubrics:
+        load_rubric(rubric)
     try_own_parts(config)
     said: list[str] = []
     learn: Callable[..., Coroutine[Any, Any, Path]] = train
@@ -252,12 +252,13 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
         config, said = chosen_groups(config, folder, one_pass=one_pass)
     else:
         if not (folder / CONFIG_FILE).exists():
-            load_graph(config.graph, config.configurable)
+            for graph in config.graphs:
+                load_graph(graph, config.configurable)
             for key, roles in (
                 ("lora_roles", config.adapter.lora_roles),
                 ("frozen_roles", config.loss.frozen_roles),
             ):
-                refuse_other_roles(roles, key, config.graph, config.configurable)
+                refuse_other_roles(roles, key, config.graphs, config.configurable)
         tell_changed_sources(config.tasks, "train", folder, *config.tasks_of_stages)
     # a process that does not get the lock must not change the configuration
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):

@@ -158,21 +158,24 @@ def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Gra
 
 
 def refuse_other_roles(
-    roles: Sequence[str], key: str, graph: Any, configurable: Mapping[str, Any]
+    roles: Sequence[str], key: str, graphs: Sequence[Any], configurable: Mapping[str, Any]
 ) -> None:
-    """Raise `ConfigError` if one of `roles`, the value of the key `key`, is not a node of the
-    graph.
+    """Raise `ConfigError` if one of `roles`, the value of the key `key`, is not a node of one of
+    the graphs.
 
     A graph of another kind (a functional workflow) does not list its nodes, so that no role is
     refused.
     """
-    found = load_graph(graph, configurable) if roles else None
-    if not isinstance(found, CompiledStateGraph):
-        return
-    known = [name for name in found.nodes if name != START]
+    known: list[str] = []
+    for graph in graphs if roles else ():
+        found = load_graph(graph, configurable)
+        if not isinstance(found, CompiledStateGraph):
+            return
+        known += [name for name in found.nodes if name != START and name not in known]
     for role in (role for role in roles if role not in known):
+        named = " or ".join(_label(graph) for graph in graphs)
         raise ConfigError(
-            f"{key} names {role!r}, and the graph {_label(graph)} has no such node."
+            f"{key} names {role!r}, and the graph {named} has no such node."
             f" {nearest(role, known)}".strip(),
             f"It has {', '.join(known)}.",
         )

@@ -28,7 +28,7 @@ from hrm_agent.models.vllm.engine import VllmEngine
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.store import RunStore
 from hrm_agent.testing import block_until
-from hrm_agent.training.config.parts import AdapterPart
+from hrm_agent.training.config.parts import AdapterPart, LossPart
 from hrm_agent.training.rollout.rollout import group_episodes, rollout
 from hrm_agent.training.select.roc import select
 from hrm_agent.training.tasks import load_tasks
@@ -188,8 +188,9 @@ async def check_a_teacher_on_a_server_equals_one_in_this_process(
         each.model_copy(update={"verdict": Verdict.KEPT, "advantage": 1.0})
         for each in select(rollouts, len(rollouts), "grpo", seed=0)
     ]
-    on_server = student.teacher(f"vllm:{server.url}")
-    here = student.teacher(POLICY)
+    on_server = student.teachers(LossPart(teacher=f"vllm:{server.url}"))
+    here = student.teachers(LossPart(teacher=POLICY))
+    assert on_server is not None and here is not None
     for batch in build_batches(rollouts, overlays, token_budget=512, forward="tree"):
         raw = replace(batch, temperatures_K=torch.ones_like(batch.temperatures_K))
         theirs = await asyncio.to_thread(on_server, raw)

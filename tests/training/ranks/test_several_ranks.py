@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def command(folder: Path, sharding: str, **other: int) -> list[str]:
+def command(folder: Path, sharding: str, **other: int | str) -> list[str]:
     keys = {**KEYS, **other}
     flags = [
         word for name, value in keys.items() for word in (f"--{name.replace('_', '-')}", str(value))
@@ -59,7 +59,7 @@ def command(folder: Path, sharding: str, **other: int) -> list[str]:
     return ["-m", "hrm_agent", "train", "rl", *flags, "--sharding", sharding, "--out", str(folder)]
 
 
-def one_process(folder: Path, **other: int) -> None:
+def one_process(folder: Path, **other: int | str) -> None:
     assert main(command(folder, "none", **other)[2:]) == 0
 
 
@@ -175,6 +175,20 @@ def test_fsdp2_leads_to_the_weights_of_one_process_which_may_take_a_step_between
     assert not (folder / "checkpoints" / "step-000002" / "sharded").exists()
     finished(command(folder, "fsdp2"))
     assert_equal(folder, alone)
+
+
+@pytest.mark.whole
+@pytest.mark.slow
+def test_a_teacher_whose_weights_ranks_share_teaches_as_one_of_one_process(tmp_path: Path) -> None:
+    taught = {"steps": 1, "teacher": "builtin:trained", "outcome_coef": "0.5"}
+    told = "The answer is {answer}."
+    one_process(tmp_path / "alone", **taught, teacher_prompt=told)
+    finished(command(tmp_path / "shared", "fsdp2", **taught, teacher_prompt=told))
+    (row,), (expected,) = (
+        read_metrics(tmp_path / name / "metrics.jsonl") for name in ("shared", "alone")
+    )
+    assert row["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    assert row["kl_teacher"] == pytest.approx(expected["kl_teacher"], abs=1e-5) != 0
 
 
 def test_micro_batches_are_shared_out_and_trajectories_kept_together() -> None:

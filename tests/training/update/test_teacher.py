@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
 
 from hrm_agent.errors import ConfigError, ModelError
 from hrm_agent.models.loading.load_weights import load_pretrained
 from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.training.config.commands import GrpoConfig
-from hrm_agent.training.config.parts import AdapterPart
+from hrm_agent.training.config.parts import AdapterPart, LossPart
 from hrm_agent.training.select.roc import RocOptions, select
 from hrm_agent.training.update.advantages import by_group
 from hrm_agent.training.update.batch import ForwardName, build_batches
 from hrm_agent.training.update.logprobs import token_logprobs
 from hrm_agent.training.update.objectives import LossOptions
 from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
-from hrm_agent.training.update.teachers import ServerTeacher
+from hrm_agent.training.update.teachers import LocalTeacher, ServerTeacher, Teachers
 from hrm_agent.training.update.trained_policy import TrainedPolicy
-from hrm_agent.trajectory import Verdict
+from hrm_agent.trajectory import Call, TaskRef, Trajectory, Verdict
 from tests.support.training.builders import sampled_call, tiny_model, trajectory
 
 RUNS = [
@@ -93,13 +95,14 @@ def test_another_vocabulary_is_refused_with_a_token_that_differs(tmp_path: Path)
     policy = TrainedPolicy.load(
         "builtin:cold-start", AdapterPart(), dtype="float32", device="cpu", seed=0
     )
-    assert callable(policy.teacher("builtin:trained"))
+    assert policy.teachers(LossPart()) is None
+    assert policy.teachers(LossPart(teacher="builtin:trained")) is not None
     with pytest.raises(
         ModelError, match=r"vocabularies differ\. The text '<more>' is token \d+ of"
     ):
-        policy.teacher(str(tmp_path))
+        policy.teachers(LossPart(teacher=str(tmp_path)))
     with pytest.raises(ModelError, match="names a provider, whose weights are not here"):
-        policy.teacher("openai:gpt-5")
+        policy.teachers(LossPart(teacher="builtin:trained"), {"sums": "openai:gpt-5"})
 
 
 @pytest.mark.parametrize("forward", ["padded", "packed", "tree"])
@@ -131,9 +134,152 @@ def test_a_server_is_asked_for_whole_sequences_and_answers_as_a_model_here(
         teacher(warm)
 
 
+class Words:
+    """Codec with a token for each word."""
+
+    def encode(self, messages: Sequence[BaseMessage], tools: Sequence[Any] = ()) -> list[int]:
+        del tools
+        words = " ".join(str(message.content) for message in messages).split()
+        return [5 + sum(map(ord, word)) % 50 for word in words]
+
+
+QUESTION = ({"type": "system", "content": "count"}, {"type": "human", "content": "two and two"})
+HINT = "It is {answer} of course"
+
+
+def asked(index: int, family: str, answer: str | None, *sampled: list[int]) -> Trajectory:
+    """A rollout whose calls sampled these tokens, each call after the one before."""
+    prompt = [10, 11, 12, 13]
+    calls: list[Call] = []
+    for turn, tokens in enumerate(sampled):
+        inserted = prompt if not turn else [60]
+        added = sampled_call(
+            f"{index}-{turn}", [*inserted, *tokens], len(inserted), calls[-1].id if turn else None
+        )
+        calls.append(added.model_copy(update={"request": QUESTION, "tools": ()}))
+    task = TaskRef(id=str(index), family=family, prompt="two and two", answer=answer)
+    return trajectory(index, float(index % 2), calls=tuple(calls), task=task)
+
+
+LESSONS = [
+    asked(0, "sums", "4", [20, 21], [22]),
+    asked(1, "sums", "4", [20, 23, 24]),
+    asked(2, "words", "blue", [25], [26, 27]),
+    asked(3, "words", "blue", [25, 28]),
+]
+
+
+def read_by(model: Any, prompt: list[int], run: Trajectory) -> list[float]:
+    """Log-probs of the sampled tokens of a rollout after this prompt."""
+    first, *later = run.calls
+    tokens = [*prompt, *first.token_ids[4:], *(id_ for call in later for id_ in call.token_ids)]
+    mask = [*first.mask[4:], *(each for call in later for each in call.mask)]
+    given = log_probs(model, tokens).detach()
+    start = len(prompt)
+    return [float(given[start + i - 1, tokens[start + i]]) for i, m in enumerate(mask) if m]
+
+
+@pytest.mark.parametrize("hint", [HINT, None])
+@pytest.mark.parametrize("forward", ["padded", "packed", "tree"])
+def test_each_family_has_its_teacher_which_reads_the_answer_if_it_is_told(
+    forward: ForwardName, hint: str | None
+) -> None:
+    models = [tiny_model(1), tiny_model(2)]
+    words: Any = Words()
+    teachers = Teachers(LocalTeacher(models[0]), {"words": LocalTeacher(models[1])}, hint, words)
+    overlays = by_group(select(LESSONS, 4, "grpo", seed=0, options=RocOptions(taught=True)))
+    batches = build_batches(
+        LESSONS, overlays, token_budget=24, forward=forward, lesson=teachers.lesson
+    )
+    found: dict[int, list[float]] = {}
+    for batch in batches:
+        values = teachers(batch).tolist()
+        fewer = replace(  # as without tokens that are too stale
+            batch,
+            **{
+                each.name: getattr(batch, each.name)[:-1]
+                for each in fields(batch)
+                if each.name.endswith("_K")
+            },
+        )
+        if fewer.trained_tokens:
+            assert teachers(fewer).tolist() == pytest.approx(values[:-1], abs=1e-5)
+        for sequence, value in zip(batch.sequences_K.tolist(), values, strict=True):
+            found.setdefault(sequence, []).append(value)
+    for number, run in enumerate(LESSONS):
+        answer = run.task.answer or ""
+        told = [*QUESTION[:1], {"content": f"two and two\n\n{HINT.replace('{answer}', answer)}"}]
+        text = " ".join(each["content"] for each in told)
+        prompt = words.encode([HumanMessage(text)]) if hint else [10, 11, 12, 13]
+        expected = read_by(models[run.task.family == "words"], prompt, run)
+        assert found[number] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_server_reads_the_answer_as_a_model_here_does() -> None:
+    model = tiny_model(1)
+    words: Any = Words()
+
+    def logprobs(token_ids: list[int]) -> list[float]:
+        given = log_probs(model, token_ids).detach()
+        return [float(given[i - 1, token]) for i, token in enumerate(token_ids) if i]
+
+    here = Teachers(LocalTeacher(model), {}, HINT, words)
+    there = Teachers(ServerTeacher(logprobs, "vllm:there"), {}, HINT, words)
+    overlays = by_group(select(LESSONS, 4, "grpo", seed=0, options=RocOptions(taught=True)))
+    for batch in build_batches(
+        LESSONS, overlays, token_budget=64, forward="tree", lesson=here.lesson
+    ):
+        torch.testing.assert_close(there(batch), here(batch), rtol=0, atol=1e-5)
+
+
+def test_what_a_teacher_cannot_read_is_an_error() -> None:
+    words: Any = Words()
+    teachers = Teachers(LocalTeacher(tiny_model(1)), {}, HINT, words)
+    run = asked(0, "sums", None, [20])
+    with pytest.raises(ModelError, match=r"Task '0' of sums has no reference answer"):
+        teachers.lesson(run, run.calls[0])
+    run = asked(0, "sums", "4", [20])
+    with pytest.raises(ModelError, match="has no message of the user on record"):
+        teachers.lesson(run, run.calls[0].model_copy(update={"request": None}))
+    long = asked(0, "sums", "4", [20] * 300)
+    two = [long, asked(1, "sums", "4", [21])]
+    overlays = by_group(select(two, 2, "grpo", seed=0, options=RocOptions(taught=True)))
+    (batch,) = build_batches(two, overlays, token_budget=1000, lesson=teachers.lesson)
+    with pytest.raises(ModelError, match="takes at most 256 tokens, but it is to teach a sequence"):
+        teachers(batch)
+
+
+def test_the_prompt_with_the_answer_is_that_of_the_policys_own_template() -> None:
+    policy = TrainedPolicy.load(
+        "builtin:cold-start", AdapterPart(), dtype="float32", device="cpu", seed=0
+    )
+    loss = LossPart(teacher="builtin:trained", teacher_prompt="The answer is {answer}.")
+    teachers = policy.teachers(loss)
+    assert teachers is not None
+    messages = convert_to_messages(list(QUESTION))
+    prompt = policy.codec.encode(messages)
+    call = sampled_call("a", [*prompt, *prompt[:3]], len(prompt))
+    run = asked(0, "sums", "4", [20]).model_copy(
+        update={"calls": (call.model_copy(update={"request": QUESTION, "tools": ()}),)}
+    )
+    number, preamble = teachers.lesson(run, run.calls[0])
+    assert number == 0 and preamble is not None and preamble.replaces == len(prompt)
+    told = policy.codec.decode(preamble.token_ids)
+    assert told == policy.codec.decode(prompt).replace(
+        "two and two", "two and two\n\nThe answer is 4."
+    )
+
+
 def test_coefficients_need_a_teacher() -> None:
     with pytest.raises(ConfigError, match="teacher_coef has no effect here: teacher is not set"):
         GrpoConfig.of(teacher_coef=0.5)
+    sums = {"name": "sums", "teacher": "builtin:cold-start"}
+    with pytest.raises(ConfigError, match="is to teach one family, but teacher is not set"):
+        GrpoConfig.of(families=(sums,))
+    with pytest.raises(ConfigError, match=r"does not have \{answer\} in it"):
+        GrpoConfig.of(teacher="builtin:trained", teacher_prompt="Think.")
+    with pytest.raises(ConfigError, match="fsdp2 does not go with several teachers"):
+        GrpoConfig.of(teacher="builtin:trained", families=(sums,), sharding="fsdp2")
     assert GrpoConfig.of(teacher="builtin:trained", outcome_coef=0.0).loss.outcome_coef == 0
 
 

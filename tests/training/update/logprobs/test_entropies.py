@@ -5,6 +5,7 @@ logits is made.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,9 +59,7 @@ def test_entropies_are_those_of_a_bare_forward_pass(
     monkeypatch.setattr(vocabulary_chunks, "CHUNK_ELEMENTS", 500)
     policy = model()
     rows = rows_of([*tool_loops(0), *four_roles(1)], (0.6, 1.0, 1.3))
-    rows = [
-        Row(*(getattr(row, name) for name in Row.__slots__[:-3]), n) for n, row in enumerate(rows)
-    ]
+    rows = [replace(row, sequence=n) for n, row in enumerate(rows)]
     expected = by_hand(policy, rows)
     seen = 0
     for batch in micro_batches(rows, token_budget=150, forward=forward):

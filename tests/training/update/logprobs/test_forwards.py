@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,7 @@ def test_siblings_stand_in_one_micro_batch() -> None:
 def test_a_padded_forward_of_a_tree_is_refused() -> None:
     (tree,) = batches_of(rows_of(tool_loops(0)), "tree", 1)
     with pytest.raises(ValueError, match="share a prefix"):
-        token_logprobs(
-            tiny_model(), MicroBatch(*(getattr(tree, name) for name in tree.__slots__[:-1]))
-        )
+        token_logprobs(tiny_model(), replace(tree, forward="padded"))
 
 
 @pytest.mark.parametrize(
