@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from langgraph.pregel import Pregel
 
 __all__ = [
+    "AGENT_NAME",
     "CALL",
     "CHECKPOINTER",
     "END",
@@ -52,8 +53,11 @@ __all__ = [
     "SNAPSHOT_BUMPS",
     "START",
     "TASK",
+    "TOOL_NODE",
     "UPDATE_METADATA",
     "NamespacePart",
+    "agent_name",
+    "agent_of",
     "await_missing_checkpoints",
     "built_values",
     "checkpoint_of_root",
@@ -349,6 +353,24 @@ def continue_ids_after(checkpoint_id: str) -> None:
     last: Any = ids._last_v6_timestamp  # pyright: ignore[reportPrivateUsage]
     if ticks and (last is None or last < ticks):
         ids._last_v6_timestamp = ticks  # pyright: ignore[reportPrivateUsage]
+
+
+AGENT_NAME = "lc_agent_name"
+"""Key of a run's metadata with the name of the agent, as LangChain's agents set it."""
+TOOL_NODE = "tools"
+"""Name of the node in which LangGraph's and LangChain's agents run tools."""
+
+
+def agent_name(metadata: Mapping[str, Any]) -> str:
+    """Name of the agent in a run's metadata (empty without one)."""
+    name = metadata.get(AGENT_NAME)
+    return name if isinstance(name, str) else ""
+
+
+def agent_of(graph: Any) -> str:
+    """Name of the agent that a graph is (empty for other graphs)."""
+    config: RunnableConfig = getattr(graph, "config", None) or {}
+    return agent_name(config.get("metadata") or {})
 
 
 def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:

@@ -23,6 +23,7 @@ runs differ. A repeated step still trains on the rollouts on record.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -251,6 +252,8 @@ class TrainingRun(ABC):
             )
         with phases("update"):
             update = await self.updated(batches, plan.rate)
+        if plan.step == 0:
+            _tell_of_unseen_roles(config, rollouts)
         # forks would bias the accuracy, since their beginnings were chosen
         whole = [each for each in rollouts if each.forked_from is None]
         forked = {each.id for each in rollouts if each.forked_from is not None}
@@ -431,6 +434,22 @@ def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) ->
         "select/refilled": float(groups - len(plan.tasks)),
         "select/unfilled": float(max(0, plan.config.rollout.prompts_per_step - kept)),
     }
+
+
+def _tell_of_unseen_roles(config: GrpoConfig, rollouts: Sequence[Trajectory]) -> None:
+    """Report on stderr the roles in the configuration that no call of the rollouts has. Those of
+    sub-agents are known only by their calls.
+    """
+    seen = {call.identity.role for each in rollouts for call in each.calls}
+    for key, roles in (
+        ("lora_roles", config.adapter.lora_roles),
+        ("frozen_roles", config.loss.frozen_roles),
+    ):
+        for role in (role for role in roles if seen and role not in seen):
+            sys.stderr.write(
+                f"hrm-agent: {key} names {role!r}, but no call of the first step has that role."
+                f" Their roles are {', '.join(sorted(seen))}.\n"
+            )
 
 
 def mini_batches(

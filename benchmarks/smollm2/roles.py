@@ -6,9 +6,10 @@ then GRPO-RoC (`configs/smollm2-135m-roles.toml`).
 The training is made with one adapter for all roles, and with one adapter a role. The better one of
 both, by the rollouts of its last steps, is trained again with each role frozen in turn: its answers
 are then context, and no token of them is trained on. Each is evaluated on the same held-out problems
-of `basic_arithmetic` and of `gsm_symbolic`, half of each. Up to `--jobs` trainings run in parallel, of
-one thread each. What is in the folder is not repeated. `--quick` takes a step each, in the folder's
-`quick`.
+of `basic_arithmetic` and of `decimal_chain_sum`, half of each. (After the cold start none of 64
+problems of `gsm_symbolic` is right and all of `chain_sum` are, so that they teach nothing.) Up to
+`--jobs` trainings run in parallel, of one thread each. What is in the folder is not repeated.
+`--quick` takes a step each, in the folder's `quick`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROLES = ("plan", "solve", "critique", "synthesize")
 """Nodes of the graph that ask the model."""
 SOURCES = {
     "basic_arithmetic": "reasoning_gym:basic_arithmetic",
-    "gsm_symbolic": "benchmarks.smollm2.problems:symbolic",
+    "decimal_chain_sum": "reasoning_gym:decimal_chain_sum",
 }
 LESSONS, LESSON_STEPS, QUICK_LESSONS = 640, 40, 32
 QUICK = ("--steps", "1", "--prompts-per-step", "2", "--group-size", "2")

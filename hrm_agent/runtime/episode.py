@@ -35,6 +35,7 @@ from hrm_agent.errors import (
     TemplateRefusalError,
     UnstorableError,
 )
+from hrm_agent.langgraph_format import agent_of
 from hrm_agent.models import Backend, load_policy, using_policy
 from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.external.substitute import standing_in
@@ -411,6 +412,7 @@ class EpisodeRunner:
         while True:
             active = self.record(self.store.journal, episode.seed, inherited)
             active.run_id = episode.run_id or episode.thread_id
+            active.agent = agent_of(graph_run.graph)
             active.chance_anew = first is not None
             async with self._in_force(active, lease):
                 ended, error = await self._attempt(graph_run, callbacks)

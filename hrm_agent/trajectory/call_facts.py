@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
-from hrm_agent.langgraph_format import namespace_around, namespace_parts
+from hrm_agent.langgraph_format import TOOL_NODE, namespace_around, namespace_parts
 from hrm_agent.trajectory.record import Record
 
 __all__ = [
@@ -25,6 +25,10 @@ __all__ = [
     "reported_usage",
     "total_usage",
 ]
+
+
+def _is_empty(value: object) -> bool:
+    return value == ""
 
 
 class GraphIdentity(Record):
@@ -51,6 +55,10 @@ class GraphIdentity(Record):
     """
     attempt: int = 1
     """Node attempt, from 1; more than 1 under a retry policy."""
+    agent: str = Field(default="", exclude_if=_is_empty)
+    """Name of the sub-agent that made the call: that of an agent inside the graph, as LangChain's
+    agents have it (`lc_agent_name`); empty for all other calls.
+    """
 
     @property
     def step(self) -> str:
@@ -67,11 +75,10 @@ class GraphIdentity(Record):
     @property
     def role(self) -> str:
         """Node of the outermost graph that made the call: `solve` for `solve:ID|reason:ID` (`none`
-        outside a graph).
+        outside a graph). A sub-agent that is called by a tool has its name as role.
         """
-        return (
-            next((part.node for part in namespace_parts(self.checkpoint_ns)), self.node) or "none"
-        )
+        outermost = next((part.node for part in namespace_parts(self.checkpoint_ns)), self.node)
+        return (self.agent if outermost == TOOL_NODE and self.agent else outermost) or "none"
 
 
 class Sampling(Record):

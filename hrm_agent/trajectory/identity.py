@@ -15,6 +15,7 @@ from langgraph.config import get_config
 
 from hrm_agent.langgraph_format import (
     RUNTIME,
+    agent_name,
     checkpoint_of_root,
     namespace_parts,
     task_of_namespace,
@@ -38,6 +39,7 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
     # two runs with one seed.
     nodes = "|".join(part.node for part in namespace_parts(namespace))
     place = "/".join(str(part) for part in metadata.get("langgraph_path", ()))
+    agent = agent_name(metadata) if len(namespace_parts(namespace)) > 1 else ""
     return GraphIdentity(
         thread_id=thread_id,
         checkpoint_id=checkpoint_id,
@@ -47,6 +49,8 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
         node=str(metadata.get("langgraph_node", "")),
         path=(f"{metadata.get('langgraph_step', 0)}/{nodes}/{place}"),
         attempt=attempt,
+        # graphs inside an agent inherit its name
+        agent="" if active is not None and agent == active.agent else agent,
     )
 
 

@@ -102,6 +102,8 @@ class Recording:
         """Thread that all calls are recorded on; empty for the thread of the graph around a
         call.
         """
+        self.agent = ""
+        """Name of the agent that the run's graph is (empty for other graphs)."""
         self.chance_anew = False
         """True if a step is run again to find which of its results are chance. The recorded draws
         from `random` are ignored then.

@@ -38,7 +38,7 @@ from langgraph.pregel.protocol import PregelProtocol
 from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, GraphError, HrmError, nearest
 from hrm_agent.import_by_name import NoFileError, import_by_name, search_in
-from hrm_agent.langgraph_format import END, START, await_missing_checkpoints
+from hrm_agent.langgraph_format import END, START, TOOL_NODE, await_missing_checkpoints
 from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
 
@@ -163,13 +163,17 @@ def refuse_other_roles(
     """Raise `ConfigError` if one of `roles`, the value of the key `key`, is not a node of one of
     the graphs.
 
-    A graph of another kind (a functional workflow) does not list its nodes, so that no role is
-    refused.
+    A graph of another kind (a functional workflow) does not list its nodes, and an agent with tools
+    does not list the sub-agents behind them, so that no role is refused.
     """
+    from langgraph.prebuilt import ToolNode
+
     known: list[str] = []
     for graph in graphs if roles else ():
         found = load_graph(graph, configurable)
         if not isinstance(found, CompiledStateGraph):
+            return
+        if TOOL_NODE in found.nodes and isinstance(found.nodes[TOOL_NODE].bound, ToolNode):
             return
         known += [name for name in found.nodes if name != START and name not in known]
     for role in (role for role in roles if role not in known):

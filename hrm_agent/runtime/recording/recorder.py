@@ -30,7 +30,7 @@ from hrm_agent.basics.async_bridge import may_block
 from hrm_agent.basics.unicode import text_of
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import CHECKPOINTER as SAVER
-from hrm_agent.langgraph_format import TASK, checkpointer_of, config_in_force
+from hrm_agent.langgraph_format import TASK, agent_of, checkpointer_of, config_in_force
 from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.runtime.execution.conversation import (
     ABORTED,
@@ -98,6 +98,7 @@ class Invocation:
         self._losses = losses
         self._on_end = on_end
         self._calls = Observation(store.journal, record.thread_id, losses, self._answered_by)
+        self._calls.agent = agent_of(graph)
         self._lock = threading.Lock()
         self._over = False
 

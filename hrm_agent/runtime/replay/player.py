@@ -39,6 +39,7 @@ from hrm_agent.langgraph_format import (
     INTERRUPT,
     NULL_TASK,
     RESUME,
+    agent_of,
     stopping_at,
     subgraphs_of,
 )
@@ -471,6 +472,7 @@ class ReplayRun:
             replaying = ReplayRecording(
                 answers, draws, paths, self._inherited_steps, self._saver.serializer
             )
+            replaying.agent = agent_of(graph)
             error = await self._invoke(graph, given, segment, scratch, replaying)
             if isinstance(error, StopStepReached) and resumed is not None:
                 given = None
