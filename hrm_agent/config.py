@@ -237,9 +237,10 @@ def _config_error(
 
 
 def _model_at(model: type[BaseModel], place: list[str]) -> type[BaseModel]:
-    for name in place:
+    for name in (each for each in place if not each.isdecimal()):  # numbers of tables
         field = model.model_fields.get(name)
-        inner = nested_model(field.annotation) if field else None
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        inner = next((found for kind in kinds if (found := nested_model(kind))), None)
         if inner is None:
             break
         model = inner

@@ -115,6 +115,10 @@ def evaluated(
         given = [word for pair in as_pairs(context) for word in ("--context", pair)]
         run(cwd, "eval", *_flags(common | dict(flags)), *given)
     found = json.loads(results.read_text(encoding="utf-8"))
+    if not found["config"]["policy"].endswith(f"?dtype={dtype}"):
+        raise SystemExit(
+            f"{place} has an evaluation of {found['config']['policy']}, not in {dtype}."
+        )
     if found["problems"] != problems:
         raise SystemExit(
             f"{place} has an evaluation of {found['problems']} problems, not of {problems}."

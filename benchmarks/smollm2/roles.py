@@ -14,6 +14,7 @@ problems of `gsm_symbolic` is right and all of `chain_sum` are, so that they tea
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -142,6 +143,7 @@ def main() -> None:
     folder = folder / "quick" if options.quick else folder
     folder.mkdir(parents=True, exist_ok=True)
     run(folder, "models", "get", POLICY)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     record = compared(
         folder,
         options.seed,

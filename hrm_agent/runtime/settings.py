@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -25,6 +26,7 @@ from hrm_agent.trajectory import Sampling
 
 __all__ = [
     "Durability",
+    "GraphContext",
     "GraphOptions",
     "GraphSettings",
     "ModeName",
@@ -41,6 +43,20 @@ ModeName = Literal["single", "best-of-n", "majority", "search"]
 """Mode: number of runs of a task, and choice of an answer
 (`hrm_agent.runtime.selection.strategies`).
 """
+
+
+def _without_secret(context: dict[str, Any]) -> dict[str, Any]:
+    if (name := secret_in(context)) is not None:
+        raise ConfigError(
+            f"The option {name!r} of the graph is named like a secret, or holds an address with a"
+            " password: options are recorded.",
+            "Let the graph read it from an environment variable.",
+        )
+    return context
+
+
+GraphContext = Annotated[dict[str, Any], AfterValidator(_without_secret)]
+"""Options of a graph, none of them a secret."""
 
 
 class RunnerOptions(TypedDict, total=False):
@@ -84,9 +100,9 @@ class GraphOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    context: GraphContext = Field(default_factory=dict[str, Any])
     """Options of the graph, such as max_turns=6."""
-    configurable: dict[str, Any] = Field(default_factory=dict[str, Any])
+    configurable: GraphContext = Field(default_factory=dict[str, Any])
     """Values of config["configurable"] for the graph or its factory. --config KEY=VALUE does the
     same.
     """
@@ -119,17 +135,6 @@ class GraphOptions(BaseModel):
                 "Leave the key out: the graph then has its default.",
             )
         return configurable
-
-    @field_validator("context", "configurable")
-    @classmethod
-    def _holds_no_secret(cls, context: dict[str, Any]) -> dict[str, Any]:
-        if (name := secret_in(context)) is not None:
-            raise ConfigError(
-                f"The option {name!r} of the graph is named like a secret, or holds an address with"
-                " a password: options are recorded.",
-                "Let the graph read it from an environment variable.",
-            )
-        return context
 
 
 class GraphSettings(GraphOptions):

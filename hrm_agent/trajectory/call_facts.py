@@ -23,6 +23,7 @@ __all__ = [
     "Sampling",
     "SentSampling",
     "reported_usage",
+    "role_of_call",
     "total_usage",
 ]
 
@@ -77,8 +78,13 @@ class GraphIdentity(Record):
         """Node of the outermost graph that made the call: `solve` for `solve:ID|reason:ID` (`none`
         outside a graph). A sub-agent that is called by a tool has its name as role.
         """
-        outermost = next((part.node for part in namespace_parts(self.checkpoint_ns)), self.node)
-        return (self.agent if outermost == TOOL_NODE and self.agent else outermost) or "none"
+        return role_of_call(self.checkpoint_ns, self.node, self.agent)
+
+
+def role_of_call(checkpoint_ns: str, node: str, agent: str) -> str:
+    """Role of a call with these fields of its `GraphIdentity`."""
+    outermost = next((part.node for part in namespace_parts(checkpoint_ns)), node)
+    return (agent if outermost == TOOL_NODE and agent else outermost) or "none"
 
 
 class Sampling(Record):

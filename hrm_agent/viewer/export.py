@@ -122,14 +122,14 @@ def _runs_of(
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
     for place in places:
         try:
-            with place.moment():
-                for run in place_runs(place):
-                    if not wanted or run["run"] in wanted:
-                        yield place, run
-                if not wanted:
-                    copy.leave_out(
-                        "threads without a trajectory", count_bare_threads(place.store())
-                    )
+            found, bare = place.read(
+                lambda place=place: (place_runs(place), count_bare_threads(place.store()))
+            )
+            for run in found:
+                if not wanted or run["run"] in wanted:
+                    yield place, run
+            if not wanted:
+                copy.leave_out("threads without a trajectory", bare)
         except HrmError as error:
             copy.leave_out("places", 1)
             copy.problems.append({"place": place.id, "message": error.message, "hint": error.hint})

@@ -400,7 +400,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     @model_validator(mode="after")
     def _older_weights_sample(self) -> Self:
-        refuse_uncorrected(self.rollout, self.loss, self.samples)
+        least = min(self.of_family(name).samples for name in ("", *(f.name for f in self.families)))
+        refuse_uncorrected(self.rollout, self.loss, least)
         if not self.source:
             refuse_with_forks(self.rollout, self.select, self.loss, self.samples)
         refuse_teacher(
@@ -431,10 +432,16 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         if own is None:
             return self
         select = {"algorithm": own.algorithm or self.select.algorithm}
+        other = own.graph not in (None, self.graph)  # options of one graph mean nothing to another
         return self.model_copy(
             update={
                 "graph": own.graph or self.graph,
-                "context": {**self.context, **own.context},
+                "context": own.context if other else {**self.context, **own.context},
+                "answer_path": (
+                    self.answer_path
+                    if own.answer_path is None and not other
+                    else own.answer_path or ""
+                ),
                 "rewards": own.rewards or self.rewards,
                 "select": self.select.model_copy(update=select),
             }

@@ -23,7 +23,7 @@ from pydantic import (
 
 from hrm_agent.config import BY_MODEL, ONE_BY_ONE, Choice, ConfigPart, is_own
 from hrm_agent.errors import ConfigError
-from hrm_agent.runtime.settings import Durability
+from hrm_agent.runtime.settings import Durability, GraphContext
 
 __all__ = [
     "OWN",
@@ -605,8 +605,12 @@ class FamilyPart(BaseModel):
     """Family of the tasks, as it stands on record and in the metrics by family."""
     graph: str | None = None
     """Graph that runs the tasks."""
-    context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Further options of the graph, which override those of the whole training."""
+    context: GraphContext = Field(default_factory=dict[str, Any])
+    """Options of the graph. If it is the training's own graph, they override those of the whole
+    training and of its stages; another graph gets only these.
+    """
+    answer_path: str | None = None
+    """Path of the answer in the state of the graph."""
     rewards: str | None = None
     """Rubric that scores the rollouts."""
     algorithm: Literal["grpo", "grpo-random", "grpo-roc", "grpo-roc-random"] | None = None
@@ -633,7 +637,7 @@ class TrainingStage(BaseModel):
     """
     turns: int | None = Field(default=None, ge=1)
     """Maximum number of turns of a rollout: `max_turns` of the graph's context."""
-    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    context: GraphContext = Field(default_factory=dict[str, Any])
     """Further options of the graph, which override those of the whole training."""
     learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate between warm-up and cool-down. Each stage ends with a cool-down. Only the first

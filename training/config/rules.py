@@ -234,9 +234,11 @@ def with_acting_keys(config: Config, *, on_record: bool) -> Config:
         kind = keys[union.kind] if isinstance(union.kind, str) else union.kind(keys)
         if union.keys.keys() <= {True, False}:
             kind = bool(kind)
+        kinds = {kind, *_kinds_of_families(union.kind, keys)}
+        acting = set(chain.from_iterable(union.keys.get(each, ()) for each in kinds))
         if is_own(kind) and union.kind != "credit":  # a user's function is given all options
             continue
-        for key in sorted(listed - set(union.keys.get(kind, ()))):
+        for key in sorted(listed - acting):
             own = getattr(own_defaults(keys.get("objective", "")), key, None)
             if keys[key] in (defaults[key], own):
                 continue
@@ -252,6 +254,13 @@ def with_acting_keys(config: Config, *, on_record: bool) -> Config:
                 )
             keys[key] = idle[key] = defaults[key]
     return with_values(config, idle)
+
+
+def _kinds_of_families(key: str | Callable[[Keys], object], keys: Keys) -> list[object]:
+    """Values of a key that families of tasks have in place of the whole training's."""
+    families = keys.get("families", ()) if isinstance(key, str) else ()
+    own = [getattr(each, str(key), None) for each in families]
+    return [value for value in own if value is not None]
 
 
 def _default(field: FieldInfo) -> Any:
@@ -312,11 +321,12 @@ def refuse_teacher(
             "Write {answer} where the reference answer of the task is to stand.",
         )
     names = {loss.teacher or "", *named}
-    if sharding == "fsdp2" and len({each for each in names if not each.startswith("vllm:")}) > 1:
+    here = [each for each in names if not each.startswith("vllm:")]
+    if sharding == "fsdp2" and here and len(names) > 1:
         raise ConfigError(
-            "sharding = fsdp2 does not go with several teachers of this machine, since all ranks"
-            " have to ask the same one at a time.",
-            "Take one teacher, servers (vllm:URL), or sharding ddp.",
+            "sharding = fsdp2 does not go with several teachers, one of them of this machine, since"
+            " all ranks have to ask it together.",
+            "Take one teacher, servers alone (vllm:URL), or sharding ddp.",
         )
     for teacher in (each for each in sorted(names) if each.startswith("vllm:")):
         if temperature != 1:

@@ -69,8 +69,9 @@ def open_fleet(
     )
     limits: dict[str, int] = {}
     if engines.assign == "safe_maximum":
-        of_rollout = config.context.get("max_tokens", config.max_tokens)
-        limits["max_response_tokens"] = int(decided(of_rollout, "max_tokens"))
+        each = (config.of_family(name) for name in ("", *(own.name for own in config.families)))
+        of_rollout = [own.context.get("max_tokens", own.max_tokens) for own in each]
+        limits["max_response_tokens"] = max(int(decided(n, "max_tokens")) for n in of_rollout)
     scheduler = RolloutScheduler(scheduling_policy(engines.assign, **limits), seed=config.seed)
     return EngineFleet(config.policy, codec, options, scheduler, score)
 

@@ -127,7 +127,7 @@ class _RecordRun(TrainingRun):
     async def settled(self, plan: StepPlan) -> Settled:
         config = plan.config
         wanted = self.groups.of_step(plan.step, config.rollout.prompts_per_step, config.seed)
-        requests = config.rewards is not None
+        requests = config.rewards is not None or config.loss.teacher_prompt is not None
         read = [
             each
             for group in wanted

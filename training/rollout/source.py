@@ -39,6 +39,7 @@ __all__ = [
     "at_stage",
     "held_out",
     "key_of",
+    "refuse_unknown_families",
     "tasks_of_run",
 ]
 
@@ -151,10 +152,7 @@ class TaskSource:
         self._extend()
         for number in range(len(self._config.stages)):
             _tasks(at_stage(self._config, number), self._folder, 1)
-        if families := self._config.families:
-            tasks = tasks_of_run(self._config, self._folder)
-            named = (each.name for each in families)
-            refuse_other_families(named, (task.family for task in tasks))
+        refuse_unknown_families(self._config, self._folder)
 
     def ran_out(self, step: int) -> bool:
         """Report on stderr that no problem is left in the pool for `step`, and begin the next
@@ -446,6 +444,20 @@ def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
             tasks = [*tasks, *held_out(staged, folder)]
         found |= {(task.family, task.id): task for task in tasks}
     return list(found.values())
+
+
+def refuse_unknown_families(config: GrpoConfig, folder: Path) -> None:
+    """Raise `ConfigError` if `families` names one that no task is of: none that the run draws, and
+    none of the first ones that a longer run would draw.
+    """
+    if not config.families:
+        return
+    found: set[str] = set()
+    for number in range(max(1, len(config.stages))):
+        staged = at_stage(config, number)
+        count = max(_places(config, staged), staged.rollout.shuffle_block)
+        found |= {task.family for task in _tasks(staged, folder, count)}
+    refuse_other_families((each.name for each in config.families), found)
 
 
 def held_out(config: GrpoConfig, folder: Path) -> list[Task]:

@@ -204,7 +204,7 @@ class Preamble(NamedTuple):
 
 Lesson = Callable[[Trajectory, Call], tuple[int, Preamble | None]]
 """Function of a trajectory and the first call of a row that returns the number of the row's teacher
-and what it reads in place of the prompt (None: the prompt).
+(-1: none can read it), and what it reads in place of the prompt (None: the prompt).
 """
 
 
@@ -235,7 +235,7 @@ class Row:
     role: str = ""
     """Role whose adapter sampled the trained tokens (empty for the shared adapter)."""
     teacher: int = 0
-    """Number of the row's teacher, if there are teachers."""
+    """Number of the row's teacher, if there are teachers (-1: none can read it)."""
     preamble: Preamble | None = None
     """Prompt that the teacher reads (None: the policy's)."""
 
@@ -280,9 +280,13 @@ class MicroBatch:
     forward: ForwardName = "padded"
     """Forward pass of the batch. In a tree, several tokens may have one parent."""
     teacher: int = 0
-    """Number of the teacher of all tokens, if there are teachers."""
-    preambles: Mapping[int, Preamble] = field(default_factory=dict[int, Preamble])
-    """Index in N of a trained token -> prompt that its teacher reads before it."""
+    """Number of the teacher of all tokens, if there are teachers (-1: none can read them)."""
+    preambles: Mapping[tuple[int, int], Preamble] = field(
+        default_factory=dict[tuple[int, int], Preamble]
+    )
+    """Number of a trajectory and index in N of a trained token of it -> prompt that the token's
+    teacher reads.
+    """
 
     @property
     def trained_tokens(self) -> int:
@@ -587,7 +591,7 @@ def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
         forward=forward,
         teacher=rows[0].teacher,
         preambles={
-            int(index): row.preamble
+            (row.sequence, int(index)): row.preamble
             for indices, row in zip(loss_indices, rows, strict=True)
             if row.preamble is not None
             for index in indices

@@ -27,6 +27,7 @@ __all__ = [
     "AGGREGATIONS",
     "LARGEST",
     "OBJECTIVES",
+    "UNTAUGHT",
     "Aggregation",
     "Correction",
     "Counts",
@@ -446,6 +447,10 @@ def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
     """
     log_ratio_K = reference_logprobs_K - logprobs_K
     return log_ratio_K.exp() - 1 - log_ratio_K
+
+
+UNTAUGHT = math.inf
+"""Log-prob of a token that its teacher cannot read, so that the outcome alone teaches it."""
 
 
 def taught(

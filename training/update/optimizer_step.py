@@ -50,6 +50,7 @@ from hrm_agent.training.update.logprobs import sampled_and_recorded_logprobs, to
 from hrm_agent.training.update.model_mode import in_update
 from hrm_agent.training.update.objectives import (
     LARGEST,
+    UNTAUGHT,
     Correction,
     LossOptions,
     TrainedTokens,
@@ -443,8 +444,10 @@ def _loss(
     logprobs_K, comparable_K = sampled_and_recorded_logprobs(update.model, batch)
     old_K = fixed.complete(logprobs_K, update.loss)
     weights_K = batch.weights_K
-    if fixed.teacher_logprobs_K is not None:
-        weights_K = taught(weights_K, old_K, fixed.teacher_logprobs_K, update.loss)
+    teacher_K = fixed.teacher_logprobs_K
+    if teacher_K is not None:
+        teacher_K = torch.where(teacher_K == UNTAUGHT, old_K, teacher_K)
+        weights_K = taught(weights_K, old_K, teacher_K, update.loss)
     tokens = TrainedTokens(
         logprobs_K=logprobs_K,
         old_logprobs_K=old_K,
@@ -454,7 +457,7 @@ def _loss(
         sequence_log_ratios_K=log_ratios_K,
         corrections_K=None if fixed.correction is None else fixed.correction.weights_K,
         reference_logprobs_K=fixed.reference_logprobs_K,
-        teacher_logprobs_K=fixed.teacher_logprobs_K,
+        teacher_logprobs_K=teacher_K,
     )
     loss, metrics = policy_loss(tokens, counts, update.loss)
     before_K = comparable_K if first else fixed.recorded_at_K

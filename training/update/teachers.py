@@ -8,9 +8,11 @@ al., arXiv 2601.18734). Families of tasks may have teachers of their own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,8 @@ from hrm_agent.models.model_string import LoadOptions, parse_model
 from hrm_agent.training.update.batch import MicroBatch, Preamble, Row, micro_batches
 from hrm_agent.training.update.logprobs import token_logprobs
 from hrm_agent.training.update.logprobs.packed import usable_forward
+from hrm_agent.training.update.objectives import UNTAUGHT
+from hrm_agent.training.update.reductions import idle_batch
 from hrm_agent.trajectory import Call, Trajectory
 
 __all__ = ["LocalTeacher", "ServerTeacher", "Teacher", "Teachers", "open_teacher"]
@@ -57,36 +61,36 @@ class Teachers:
         self._codec = codec
 
     def __call__(self, batch: MicroBatch) -> Float[Tensor, " K"]:
-        return self.all[batch.teacher](batch)
+        """Log-probs of the trained tokens, `UNTAUGHT` for those that no teacher can read."""
+        if batch.teacher >= 0:
+            return self.all[batch.teacher](batch)
+        for teacher in self.all[:1]:  # ranks that share its weights have to call it together
+            if isinstance(teacher, LocalTeacher):
+                teacher.keep_step(batch)
+        return torch.full_like(batch.weights_K, UNTAUGHT)
 
     def lesson(self, trajectory: Trajectory, root: Call) -> tuple[int, Preamble | None]:
         """Number of the trajectory's teacher, and what it reads in place of the prompt of `root`
-        (None: the prompt).
-
-        Raises `ModelError` if the task has no reference answer, or the call no message of the user
-        on record.
+        (None: the prompt). The number is -1 if the reference answer or a message of the user is
+        missing, which is reported once on stderr.
         """
         number = self._numbers.get(trajectory.task.family, 0)
-        return number, None if self._prompt is None else self._preamble(trajectory, root)
-
-    def _preamble(self, trajectory: Trajectory, root: Call) -> Preamble:
+        if self._prompt is None:
+            return number, None
         task = trajectory.task
-        if task.answer is None:
-            raise ModelError(
-                f"Task {task.id!r} of {task.family} has no reference answer for teacher_prompt.",
-                "Train on tasks that have one, or leave teacher_prompt out.",
-            )
         messages = convert_to_messages([dict(each) for each in root.request or ()])
-        added = (self._prompt or "").replace("{answer}", task.answer)
-        asked = _with_addition(messages, added)
-        if asked is None:
-            raise ModelError(
-                f"Call {root.id} has no message of the user on record, to which teacher_prompt"
-                " could be added.",
-                "Leave teacher_prompt out.",
-            )
+        asked = _with_addition(messages, self._prompt.replace("{answer}", task.answer or ""))
+        if task.answer is None or asked is None:
+            lack = "no reference answer" if asked is not None else "a call without a user's message"
+            _tell(f"a task of {task.family} has {lack} for teacher_prompt")
+            return -1, None
         token_ids = self._codec.encode(asked, list(root.tools or ()))
-        return Preamble(tuple(token_ids), root.mask.index(True))
+        return number, Preamble(tuple(token_ids), root.mask.index(True))
+
+
+@cache
+def _tell(what: str) -> None:
+    sys.stderr.write(f"hrm-agent: {what}; the outcome alone teaches such rollouts.\n")
 
 
 def _with_addition(messages: Sequence[BaseMessage], added: str) -> list[BaseMessage] | None:
@@ -151,23 +155,31 @@ class LocalTeacher:
         self.model = shard(self.model).eval().requires_grad_(False)
         self._sharded = True
 
+    def keep_step(self, batch: MicroBatch) -> None:
+        """Run the model for the sake of other ranks, which share its weights and run it now."""
+        if self._sharded:
+            token_logprobs(self.model, idle_batch(batch.token_ids_N.device))
+
     def __call__(self, batch: MicroBatch) -> Float[Tensor, " K"]:
-        """Log-probs of the trained tokens, at the temperatures at which they were sampled. Raises
-        `ModelError` for a sequence that is longer than the model takes.
+        """Log-probs of the trained tokens, at the temperatures at which they were sampled.
+        `UNTAUGHT` for those of a sequence that is longer than the model takes, which is reported
+        once on stderr.
         """
         fits = batch.forward == "padded" or self._packs
-        if fits and not batch.preambles:
-            self._refuse_longer(int(batch.positions_N.max()) + 1)
+        if fits and not batch.preambles and int(batch.positions_N.max()) < self._longest:
             return token_logprobs(self.model, batch)
         readings = _readings(batch)
-        for reading in readings:
-            self._refuse_longer(len(reading.token_ids))
+        short = [each for each in readings if len(each.token_ids) <= self._longest]
+        if len(short) < len(readings):
+            _tell(f"a sequence is longer than the {self._longest:,} tokens of {self._name!r}")
+        if not short:
+            self.keep_step(batch)
         device = batch.token_ids_N.device
         # ranks that share weights have to call the model equally often
         budget = 1 << 40 if self._sharded else len(batch.token_ids_N)
-        known: dict[int, Tensor] = {}
+        known: dict[_Entry, Tensor] = {}
         for part in micro_batches(
-            [_row(reading, number, batch) for number, reading in enumerate(readings)],
+            [_row(reading, number, batch) for number, reading in enumerate(short)],
             token_budget=budget,
             forward=batch.forward if fits else "padded",
         ):
@@ -175,16 +187,9 @@ class LocalTeacher:
             entries = zip(part.sequences_K.tolist(), depths, strict=True)
             values = token_logprobs(self.model, part.to(device))
             for (number, depth), value in zip(entries, values, strict=True):
-                known[readings[number].index_at(depth)] = value
-        return torch.stack([known[at] for at in batch.loss_indices_K.tolist()])
-
-    def _refuse_longer(self, tokens: int) -> None:
-        if tokens > self._longest:
-            raise ModelError(
-                f"{self._name!r} takes at most {self._longest:,} tokens, but it is to teach a"
-                f" sequence of {tokens:,}.",
-                "Lower max_tokens or the turns of the graph, or take another teacher.",
-            )
+                known[short[number].entry(depth)] = value
+        untaught = batch.weights_K.new_tensor(UNTAUGHT)
+        return torch.stack([known.get(each, untaught) for each in _entries(batch)])
 
 
 class ServerTeacher:
@@ -211,12 +216,16 @@ class ServerTeacher:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = pool.map(self._logprobs, [list(each.token_ids) for each in readings])
         known = {
-            reading.index_at(depth): values[depth - 1]
+            reading.entry(depth): values[depth - 1]
             for reading, values in zip(readings, found, strict=True)
             for depth in reading.depths
         }
-        entries = [known[at] for at in batch.loss_indices_K.tolist()]
-        return torch.tensor(entries, device=batch.weights_K.device)
+        values = [known[each] for each in _entries(batch)]
+        return torch.tensor(values, device=batch.weights_K.device)
+
+
+_Entry = tuple[int, int]
+"""Preamble (its `id`, 0 for none) and index in N of a trained token."""
 
 
 class _Reading(NamedTuple):
@@ -230,43 +239,63 @@ class _Reading(NamedTuple):
     """Number of tokens that the teacher reads more than the policy."""
     depths: tuple[int, ...]
     """Places in `token_ids` of the trained tokens that no earlier sequence has."""
+    preamble: int
+    """`id` of the preamble (0 without one)."""
 
-    def index_at(self, depth: int) -> int:
-        """Index in N of a trained token."""
-        return self.path[depth - self.shift]
+    def entry(self, depth: int) -> _Entry:
+        """Key of a trained token."""
+        return self.preamble, self.path[depth - self.shift]
+
+
+def _entries(batch: MicroBatch) -> list[_Entry]:
+    """Keys of the entries of the loss, in their order."""
+    indices: list[int] = batch.loss_indices_K.tolist()
+    told = [
+        batch.preambles.get((sequence, index))
+        for sequence, index in zip(batch.sequences_K.tolist(), indices, strict=True)
+    ]
+    return [
+        (0 if preamble is None else id(preamble), index)
+        for preamble, index in zip(told, indices, strict=True)
+    ]
 
 
 def _readings(batch: MicroBatch) -> list[_Reading]:
-    """Sequences with all trained tokens of a micro-batch, each of them once."""
+    """Sequences with all trained tokens of a micro-batch, each of them once with each preamble."""
     tokens: list[int] = batch.token_ids_N.tolist()
-    trained: set[int] = set(batch.loss_indices_K.tolist())
-    covered = set[int]()
+    preambles = {id(each): each for each in batch.preambles.values()}
+    trained: dict[int, set[int]] = {}
+    for preamble, index in _entries(batch):
+        trained.setdefault(preamble, set()).add(index)
     found: list[_Reading] = []
-    for path in _paths(batch):
-        told = batch.preambles.get(path[-1])
-        head, replaces = (told.token_ids, told.replaces) if told is not None else ((), 0)
+    for preamble, indices in trained.items():
+        head, replaces = preambles[preamble] if preamble else ((), 0)
         shift = len(head) - replaces
-        fresh = [depth for depth, at in enumerate(path) if at in trained and at not in covered]
-        covered.update(path)
-        found.append(
-            _Reading(
-                (*head, *(tokens[at] for at in path[replaces:])),
-                tuple(path),
-                shift,
-                tuple(depth + shift for depth in fresh),
+        covered = set[int]()
+        for path in _paths(batch, indices):
+            left = indices - covered
+            fresh = [depth for depth, at in enumerate(path) if at in left]
+            covered.update(path)
+            found.append(
+                _Reading(
+                    (*head, *(tokens[at] for at in path[replaces:])),
+                    tuple(path),
+                    shift,
+                    tuple(depth + shift for depth in fresh),
+                    preamble,
+                )
             )
-        )
     return found
 
 
-def _paths(batch: MicroBatch) -> Iterator[list[int]]:
-    """Indices in N from the first token of a sequence to its last trained one. Each trained token is
-    on a path.
+def _paths(batch: MicroBatch, indices: Collection[int]) -> Iterator[list[int]]:
+    """Indices in N from the first token of a sequence to the last one of `indices` in it. Each of
+    them is on a path.
     """
-    parents = batch.parents_N.tolist()
-    depths = batch.positions_N.tolist()
+    parents: list[int] = batch.parents_N.tolist()
+    depths: list[int] = batch.positions_N.tolist()
     covered = set[int]()
-    for entry in sorted(set(batch.loss_indices_K.tolist()), key=lambda at: -depths[at]):
+    for entry in sorted(indices, key=lambda at: -depths[at]):
         if entry in covered:
             continue
         path = list[int]()
@@ -280,14 +309,13 @@ def _paths(batch: MicroBatch) -> Iterator[list[int]]:
 
 def _row(reading: _Reading, number: int, batch: MicroBatch) -> Row:
     """Row of a sequence, with the temperatures of its trained tokens."""
-    entries = batch.loss_indices_K.tolist()
-    temperatures = dict(zip(entries, batch.temperatures_K.tolist(), strict=True))
+    temperatures = dict(zip(_entries(batch), batch.temperatures_K.tolist(), strict=True))
     size = len(reading.token_ids)
     mask = np.zeros(size, np.bool_)
     mask[list(reading.depths)] = True
     warmth = np.ones(size, np.float32)
     for depth in reading.depths:
-        warmth[depth] = temperatures[reading.index_at(depth)]
+        warmth[depth] = temperatures[reading.entry(depth)]
     nothing = np.zeros(size, np.float32)
     return Row(
         token_ids=np.array(reading.token_ids, np.int64),

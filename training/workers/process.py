@@ -37,6 +37,7 @@ from hrm_agent.models.loading.policy_loader import load_elsewhere
 from hrm_agent.runtime.episode import Episode, EpisodeRunner, exporting
 from hrm_agent.runtime.selection.strategies import solve
 from hrm_agent.store import open_store
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.workers.engine_proxy import EngineProxy
 from hrm_agent.training.workers.wire import (
     Message,
@@ -185,7 +186,10 @@ class WorkerRollouts:
             del self._running[number]
 
     def _with_verifier(self, episode: Episode) -> Episode:
-        if self._tasks is None:
+        config = self._setup.config
+        if isinstance(config, GrpoConfig):
+            config = config.of_family(episode.task.family)
+        if self._tasks is None or config.rewards is not None:
             return episode
         task = self._tasks.get(_key(episode.task))
         if task is None:

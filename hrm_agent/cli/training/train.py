@@ -254,6 +254,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
         if not (folder / CONFIG_FILE).exists():
             for graph in config.graphs:
                 load_graph(graph, config.configurable)
+            _check_families(config, folder)
             for key, roles in (
                 ("lora_roles", config.adapter.lora_roles),
                 ("frozen_roles", config.loss.frozen_roles),
@@ -277,6 +278,22 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
             else:
                 output.say(_nothing_left(folder, config.steps))
     _report(config, folder, output)
+
+
+def _check_families(config: GrpoConfig, folder: Path) -> None:
+    """Raise `ConfigError` for a family without tasks, and for an option or an answer path that its
+    graph does not have.
+    """
+    from hrm_agent.runtime.execution.answer_path import check_answer_path
+    from hrm_agent.runtime.execution.loading import load_graph
+    from hrm_agent.runtime.execution.run_context import run_context
+    from hrm_agent.training.rollout.source import refuse_unknown_families
+
+    for own in (config.of_family(each.name) for each in config.families):
+        graph = load_graph(own.graph, own.configurable)
+        run_context(graph, own.context, own.graph)
+        check_answer_path(graph, own.answer_path)
+    refuse_unknown_families(config, folder)
 
 
 def _report(config: GrpoConfig, folder: Path, output: Output) -> None:
@@ -312,15 +329,24 @@ def _report(config: GrpoConfig, folder: Path, output: Output) -> None:
     )
     output.say(f"{told}; the policy is {model}.")
     rollouts = [] if config.source else [f"hrm-agent history --store {folder}"]
-    output.next(f"hrm-agent eval --policy {model}{_same(config)}", *rollouts)
+    families = list(rows[-1].get("families") or ()) if rows and config.families else []
+    evaluations = [f"hrm-agent eval --policy {model}{flags}" for flags in _same(config, families)]
+    output.next(*evaluations, *rollouts)
 
 
-def _same(config: GrpoConfig) -> str:
-    """Flags with which `eval` asks as the training did at its end, where this is not the default."""
+def _same(config: GrpoConfig, families: Sequence[str]) -> list[str]:
+    """Flags with which `eval` asks as the training did at its end, where this is not the default:
+    for all tasks, or for each of the families of tasks.
+    """
     from hrm_agent.training.rollout.source import at_stage
 
-    usual = type(config)()
     config = at_stage(config, -1)
+    own = [config.of_family(name).but(tasks=name, families=()) for name in families]
+    return [_flags_of(each) for each in own or [config]]
+
+
+def _flags_of(config: GrpoConfig) -> str:
+    usual = type(config)()
     names = ("graph", "answer_path", "tasks", "rewards", "max_tokens")
     other = {
         name: getattr(config, name)

@@ -19,6 +19,7 @@ import inspect
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -157,26 +158,34 @@ def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Gra
     )
 
 
+_NEARLY = 0.8
+"""Similarity of two names from which one counts as a misspelling of the other."""
+
+
 def refuse_other_roles(
     roles: Sequence[str], key: str, graphs: Sequence[Any], configurable: Mapping[str, Any]
 ) -> None:
     """Raise `ConfigError` if one of `roles`, the value of the key `key`, is not a node of one of
     the graphs.
 
-    A graph of another kind (a functional workflow) does not list its nodes, and an agent with tools
-    does not list the sub-agents behind them, so that no role is refused.
+    A graph of another kind (a functional workflow) does not list its nodes, so that no role is
+    refused. An agent with tools does not list the sub-agents behind them, so that only a role is
+    refused that is spelt nearly as a node.
     """
     from langgraph.prebuilt import ToolNode
 
     known: list[str] = []
+    may_be_agent = False
     for graph in graphs if roles else ():
         found = load_graph(graph, configurable)
         if not isinstance(found, CompiledStateGraph):
             return
-        if TOOL_NODE in found.nodes and isinstance(found.nodes[TOOL_NODE].bound, ToolNode):
-            return
+        tools = found.nodes.get(TOOL_NODE)
+        may_be_agent |= tools is not None and isinstance(tools.bound, ToolNode)
         known += [name for name in found.nodes if name != START and name not in known]
     for role in (role for role in roles if role not in known):
+        if may_be_agent and not get_close_matches(role, known, cutoff=_NEARLY):
+            continue
         named = " or ".join(_label(graph) for graph in graphs)
         raise ConfigError(
             f"{key} names {role!r}, and the graph {named} has no such node."

@@ -13,13 +13,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from hrm_agent.errors import StoreError
-from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.store.database.cursors import Cursor, placeholders
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.values.damage import DAMAGED, OnDamage, in_a_line, reading
 from hrm_agent.store.values.packed_records import plain_mask, plain_numbers, plain_record
 from hrm_agent.trajectory import CallUsage
-from hrm_agent.trajectory.call_facts import reported_usage
+from hrm_agent.trajectory.call_facts import reported_usage, role_of_call
 
 __all__ = ["CallMark", "CallTokens", "call_marks", "call_tokens", "path_of_call"]
 
@@ -169,8 +168,10 @@ def _tool_mark(plain: bytes) -> CallMark:
 
 def _role(identity: dict[str, Any]) -> str:
     """Role of a call, as in `GraphIdentity.role`."""
-    parts = namespace_parts(str(identity.get("checkpoint_ns") or ""))
-    return next((part.node for part in parts), str(identity.get("node") or "")) or "none"
+    namespace, node, agent = (
+        str(identity.get(name) or "") for name in ("checkpoint_ns", "node", "agent")
+    )
+    return role_of_call(namespace, node, agent)
 
 
 _kept_call = lru_cache(maxsize=_KEPT)(_call_mark)
