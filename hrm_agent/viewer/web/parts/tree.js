@@ -114,7 +114,7 @@
     const name = (node) => (node.kind === "inside" ? `${node.name} ${node.number}` : node.name);
     return html`
       <div class="tree" ref=${box} role="tree" aria-label="Steps" tabindex="0" onKeyDown=${keys} style=${{ "--rows": `${rows.length * ROW + (loading ? 34 : 2)}px` }}
-        aria-activedescendant=${at >= from && at < to ? `row-${at}` : null} data-loaded=${items.length}
+        aria-activedescendant=${at >= from && at < to ? `row-${at}` : null} data-loaded=${items.length} aria-busy=${loading ? "true" : null}
         onScroll=${(event) => setView({ top: event.target.scrollTop, height: event.target.clientHeight })}>
         <div class="tree-rows" role="none" style=${{ height: `${rows.length * ROW}px` }}>
           ${rows.slice(from, to).map(({ node, depth, at: place, of }, index) => html`
