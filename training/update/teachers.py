@@ -9,6 +9,7 @@ al., arXiv 2601.18734). Families of tasks may have teachers of their own.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -43,6 +44,9 @@ Teacher = Callable[[MicroBatch], Float[Tensor, " K"]]
 """Function that returns the natural log-prob of each trained token of a micro-batch."""
 _AT_ONCE = 32
 """Maximum number of sequences that a server is asked about at a time."""
+_PATIENCE_SECONDS = 600.0
+"""Longest wait for a server that is away."""
+_SECONDS_BETWEEN_TRIES = 1.0
 
 
 class Teachers:
@@ -137,7 +141,9 @@ def _on_server(name: str, student: str, tokenizer: Any) -> Teacher:
     address = parse_address(name)
     codec: Any = load_vllm_codec(name)
     _refuse_other_vocabulary(name, codec.tokenizer, student, tokenizer)
-    return ServerTeacher(WeightsClient(address, look_up(address).model).logprobs, name)
+    served = look_up(address)
+    client = WeightsClient(address, served.model)
+    return ServerTeacher(client.logprobs, name, served.max_length, client.is_healthy)
 
 
 class LocalTeacher:
@@ -168,10 +174,7 @@ class LocalTeacher:
         fits = batch.forward == "padded" or self._packs
         if fits and not batch.preambles and int(batch.positions_N.max()) < self._longest:
             return token_logprobs(self.model, batch)
-        readings = _readings(batch)
-        short = [each for each in readings if len(each.token_ids) <= self._longest]
-        if len(short) < len(readings):
-            _tell(f"a sequence is longer than the {self._longest:,} tokens of {self._name!r}")
+        short = _short(_readings(batch), self._longest, self._name)
         if not short:
             self.keep_step(batch)
         device = batch.token_ids_N.device
@@ -195,16 +198,28 @@ class LocalTeacher:
 class ServerTeacher:
     """Teacher whose server computes the log-probs of whole sequences of tokens."""
 
-    def __init__(self, logprobs: Callable[[list[int]], list[float]], name: str) -> None:
+    def __init__(
+        self,
+        logprobs: Callable[[list[int]], list[float]],
+        name: str,
+        longest: int | None = None,
+        is_healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`logprobs`: function that returns the natural log-prob of each token but the first, at
-        temperature 1.
+        temperature 1. `longest`: maximum tokens of a sequence with one sampled token (None: not
+        known). `is_healthy`: True if the server answers.
         """
         self._logprobs = logprobs
         self._name = name
+        self._longest = longest
+        self._is_healthy = is_healthy
 
     def __call__(self, batch: MicroBatch) -> Float[Tensor, " K"]:
-        """Log-probs of the trained tokens. Raises `ModelError` for tokens that were sampled at
-        another temperature than 1, whose distribution a server does not return.
+        """Log-probs of the trained tokens, `UNTAUGHT` for those of a sequence that is longer than
+        the server takes. Waits for a server that is away.
+
+        Raises `ModelError` if the server fails, and for tokens that were sampled at another
+        temperature than 1, whose distribution a server does not return.
         """
         if bool((batch.temperatures_K != 1).any()):
             raise ModelError(
@@ -212,16 +227,34 @@ class ServerTeacher:
                 f" {float(batch.temperatures_K[batch.temperatures_K != 1][0]):g}.",
                 "Sample at temperature 1, or take a teacher of this machine.",
             )
-        readings = _readings(batch)
+        readings = _short(_readings(batch), (self._longest or sys.maxsize) - 1, self._name)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = pool.map(self._logprobs, [list(each.token_ids) for each in readings])
+            found = pool.map(self._ask, [list(each.token_ids) for each in readings])
         known = {
             reading.entry(depth): values[depth - 1]
             for reading, values in zip(readings, found, strict=True)
             for depth in reading.depths
         }
-        values = [known[each] for each in _entries(batch)]
+        values = [known.get(each, UNTAUGHT) for each in _entries(batch)]
         return torch.tensor(values, device=batch.weights_K.device)
+
+    def _ask(self, token_ids: list[int]) -> list[float]:
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return self._logprobs(token_ids)
+            except ModelError:
+                if self._is_healthy() or time.monotonic() > until:
+                    raise
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _short(readings: Sequence[_Reading], longest: int, name: str) -> list[_Reading]:
+    """Sequences of at most `longest` tokens. Others are reported once on stderr."""
+    found = [each for each in readings if len(each.token_ids) <= longest]
+    if len(found) < len(readings):
+        _tell(f"a sequence is longer than the {longest:,} tokens of {name!r}")
+    return found
 
 
 _Entry = tuple[int, int]

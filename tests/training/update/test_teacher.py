@@ -20,6 +20,7 @@ from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.parts import AdapterPart, LossPart
 from hrm_agent.training.select.roc import RocOptions, select
+from hrm_agent.training.update import teachers as teachers_module
 from hrm_agent.training.update.advantages import by_group
 from hrm_agent.training.update.batch import ForwardName, build_batches
 from hrm_agent.training.update.logprobs import token_logprobs
@@ -231,6 +232,30 @@ def test_a_server_reads_the_answer_as_a_model_here_does() -> None:
         LESSONS, overlays, token_budget=64, forward="tree", lesson=here.lesson
     ):
         torch.testing.assert_close(there(batch), here(batch), rtol=0, atol=1e-5)
+
+
+def test_a_server_that_is_away_is_waited_for_and_one_that_refuses_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(teachers_module, "_SECONDS_BETWEEN_TRIES", 0.0)
+    overlays = by_group(select(RUNS, 2, "grpo", seed=0))
+    (batch,) = build_batches(RUNS, overlays, token_budget=64)
+    failures = iter([True, True])
+    healthy = False
+
+    def logprobs(token_ids: list[int]) -> list[float]:
+        if next(failures, healthy):
+            raise ModelError("The server is away.")
+        return [-1.0] * (len(token_ids) - 1)
+
+    teacher = ServerTeacher(logprobs, "vllm:there", 6, lambda: healthy)
+    values = teacher(batch).tolist()
+    assert sorted(set(values)) == [-1.0], "both have at most five tokens"
+    short = ServerTeacher(logprobs, "vllm:there", 5, lambda: healthy)
+    assert sorted(short(batch).tolist()) == [-1.0, -1.0, UNTAUGHT, UNTAUGHT, UNTAUGHT]
+    healthy = True
+    with pytest.raises(ModelError, match="is away"):
+        teacher(batch)
 
 
 def test_what_a_teacher_cannot_read_the_outcome_alone_teaches(
