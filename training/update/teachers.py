@@ -89,7 +89,8 @@ class Teachers:
             _tell(f"a task of {task.family} has {lack} for teacher_prompt")
             return -1, None
         token_ids = self._codec.encode(asked, list(root.tools or ()))
-        return number, Preamble(tuple(token_ids), root.mask.index(True))
+        prompt = root.mask.index(True) if True in root.mask else len(root.mask)
+        return number, Preamble(tuple(token_ids), prompt)
 
 
 @cache
@@ -180,19 +181,24 @@ class LocalTeacher:
         device = batch.token_ids_N.device
         # ranks that share weights have to call the model equally often
         budget = 1 << 40 if self._sharded else len(batch.token_ids_N)
+        entries = _entries(batch)
+        warmth = dict(zip(entries, batch.temperatures_K.tolist(), strict=True))
         known: dict[_Entry, Tensor] = {}
         for part in micro_batches(
-            [_row(reading, number, batch) for number, reading in enumerate(short)],
+            [_row(reading, number, warmth, batch.role) for number, reading in enumerate(short)],
             token_budget=budget,
             forward=batch.forward if fits else "padded",
         ):
             depths = part.positions_N[part.loss_indices_K].tolist()
-            entries = zip(part.sequences_K.tolist(), depths, strict=True)
+            places = zip(part.sequences_K.tolist(), depths, strict=True)
             values = token_logprobs(self.model, part.to(device))
-            for (number, depth), value in zip(entries, values, strict=True):
+            for (number, depth), value in zip(places, values, strict=True):
                 known[short[number].entry(depth)] = value
-        untaught = batch.weights_K.new_tensor(UNTAUGHT)
-        return torch.stack([known.get(each, untaught) for each in _entries(batch)])
+        found = torch.full_like(batch.weights_K, UNTAUGHT)
+        for place, entry in enumerate(entries):
+            if entry in known:
+                found[place] = known[entry]
+        return found
 
 
 class ServerTeacher:
@@ -340,26 +346,25 @@ def _paths(batch: MicroBatch, indices: Collection[int]) -> Iterator[list[int]]:
         yield path[::-1]
 
 
-def _row(reading: _Reading, number: int, batch: MicroBatch) -> Row:
-    """Row of a sequence, with the temperatures of its trained tokens."""
-    temperatures = dict(zip(_entries(batch), batch.temperatures_K.tolist(), strict=True))
+def _row(reading: _Reading, number: int, warmth: Mapping[_Entry, float], role: str) -> Row:
+    """Row of a sequence. `warmth`: temperatures of the trained tokens."""
     size = len(reading.token_ids)
     mask = np.zeros(size, np.bool_)
     mask[list(reading.depths)] = True
-    warmth = np.ones(size, np.float32)
+    temperatures = np.ones(size, np.float32)
     for depth in reading.depths:
-        warmth[depth] = temperatures[reading.entry(depth)]
+        temperatures[depth] = warmth[reading.entry(depth)]
     nothing = np.zeros(size, np.float32)
     return Row(
         token_ids=np.array(reading.token_ids, np.int64),
         loss_mask=mask,
         old_logprobs=nothing,
         weights=nothing,
-        temperatures=warmth,
-        old_temperatures=warmth,
+        temperatures=temperatures,
+        old_temperatures=temperatures,
         versions=np.zeros(size, np.int64),
         sequence=number,
-        role=batch.role,
+        role=role,
     )
 
 
