@@ -69,7 +69,7 @@ def pack(policy: str, folder: Path) -> None:
 
 def sampling(options: argparse.Namespace, rates: Row) -> list[Row]:
     folder = model_folder(options.policy)
-    model, _ = load_pretrained(folder, dtype=FORMAT, device=options.device)
+    model, _ = load_pretrained(folder, dtype=options.dtype, device=options.device)
     prompts = prompts_of(folder, options.requests)
     tokens = options.tokens
     first, further = prompts_and_steps(Network.of(model.config), prompts, tokens)
@@ -94,7 +94,7 @@ def training(options: argparse.Namespace, rates: Row) -> list[Row]:
             "policy": options.policy,
             "folder": model_folder(options.policy),
             "way": way,
-            "format": FORMAT,
+            "format": options.dtype,
             "device": options.device,
         }
         step, operations = step_of(work, trajectories, credited(trajectories))
@@ -131,7 +131,7 @@ def reinforcement(options: argparse.Namespace, ends: float) -> Row:
         words = [
             *(sys.executable, "-m", "hrm_agent", "train", "rl", "--out", str(run)),
             *("--policy", model_folder(options.policy), "--tasks", options.tasks),
-            *("--steps", str(options.steps), "--dtype", FORMAT),
+            *("--steps", str(options.steps), "--dtype", options.dtype),
             *("--prompts-per-step", str(options.prompts_per_step), "--max-tokens", "256"),
             *("--context", "max_turns=3", *options.tool_format),
         ]
@@ -215,6 +215,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts-per-step", type=int, default=32, help="of the training")
     parser.add_argument("--steps", type=int, default=1000, help="most steps of the training")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default=FORMAT, help="number format of the weights")
     parser.add_argument("--quick", action="store_true", help="the shipped small policy")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
@@ -240,7 +241,7 @@ def main() -> None:
     if options.device != "cpu" and not torch.cuda.is_available():
         Console().print("No GPU was found. Run the short form on a CPU: --quick --device cpu.")
         return
-    rates = measured_rates(FORMAT, options.device)
+    rates = measured_rates(options.dtype, options.device)
     rows = [*sampling(options, rates), *training(options, rates)]
     if options.device != "cpu":
         torch.cuda.empty_cache()  # for the training's process
