@@ -300,7 +300,7 @@ def test_a_missing_thing_is_looked_for_once(tmp_path: Path) -> None:
 
     def answer() -> None:
         looked.append("once")
-        raise NotThere("There is no call 'x'.")
+        raise NotThere("Call 'x' is missing.")
 
     with pytest.raises(NotThere):
         place.read(answer)

@@ -68,9 +68,9 @@ class Teachers:
         """Log-probs of the trained tokens, `UNTAUGHT` for those that no teacher can read."""
         if batch.teacher >= 0:
             return self.all[batch.teacher](batch)
-        for teacher in self.all[:1]:  # ranks that share its weights have to call it together
-            if isinstance(teacher, LocalTeacher):
-                teacher.keep_step(batch)
+        first = self.all[0]
+        if isinstance(first, LocalTeacher):
+            first.keep_step(batch)
         return torch.full_like(batch.weights_K, UNTAUGHT)
 
     def lesson(self, trajectory: Trajectory, root: Call) -> tuple[int, Preamble | None]:
@@ -99,7 +99,9 @@ def _tell(what: str) -> None:
 
 
 def _with_addition(messages: Sequence[BaseMessage], added: str) -> list[BaseMessage] | None:
-    """Messages with a text at the end of the user's first one (None if there is none)."""
+    """Copy of the messages in which the user's first message ends with `added` (None if the user has
+    no message).
+    """
     for place, message in enumerate(messages):
         if isinstance(message, HumanMessage):
             told = HumanMessage(f"{message_text(message)}\n\n{added}")

@@ -22,7 +22,7 @@ _LARGE = 50_000_000
 _ROWS, _WIDTH = 32, 512
 """Shape of the product that is timed: answers in parallel, and the model's width."""
 _REPEATS = 20
-"""Number of products, of which the fastest counts, since other processes delay some."""
+"""Number of timed products. The fastest one counts, since other processes delay some."""
 
 
 def tell_of_slow_format(model: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hrm_agent.models.loading import slow_formats
 from hrm_agent.models.loading.slow_formats import slowness, tell_of_slow_format
+from tests.support.training.builders import tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -19,15 +20,8 @@ def every_process_anew() -> Iterator[None]:
     slow_formats._tell.cache_clear()
 
 
-def model(dtype: torch.dtype) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    return LlamaForCausalLM(config).to(dtype)
+def model(dtype: torch.dtype) -> Any:
+    return tiny_model().to(dtype)
 
 
 def test_the_notice_names_the_ratio_and_the_way_out_once(
@@ -60,5 +54,8 @@ def test_nothing_is_said_otherwise(
     assert capsys.readouterr().err == ""
 
 
-def test_the_ratio_is_measured() -> None:
-    assert slowness(torch.bfloat16) > 0
+def test_the_ratio_is_of_the_times_of_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slow_formats._seconds(torch.bfloat16) > 0
+    seconds = {torch.bfloat16: 6.0, torch.float32: 2.0}
+    monkeypatch.setattr(slow_formats, "_seconds", seconds.__getitem__)
+    assert slowness.__wrapped__(torch.bfloat16) == 3.0
